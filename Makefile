@@ -1,0 +1,36 @@
+# Every target builds .venv first, so each works as the first command on a fresh clone.
+PYTHON ?= python3
+SEEDS ?= 1000
+BIN := .venv/bin
+
+.PHONY: run test check bench simulate clean
+
+run: .venv/ready
+	$(BIN)/python -m posthouse.demo
+
+test: .venv/ready
+	$(BIN)/coverage run -m pytest tests/core
+	$(BIN)/coverage report
+	$(BIN)/pytest --ignore tests/core
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/ready
+	$(BIN)/python -m bench.core
+
+simulate: .venv/ready
+	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
+
+clean:
+	rm -rf .venv .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Posthouse needs Python 3.11 or newer; name one: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable . --group dev
+	touch $@

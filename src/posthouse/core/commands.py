@@ -1,0 +1,479 @@
+"""Commands: what callers ask for, and the answers they get.
+
+The right a command needs is declared on its class. A queue is named exactly; the dead-letter queue
+of `orders` is `dead_letter_queue("orders")` and takes every command a queue takes, but for sends.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from posthouse.core.message import Message, NewMessage, Note, Properties
+from posthouse.core.model import QueueProperties
+
+Right = Literal["manage", "send", "listen"]
+
+# Limits on one command, so that none does unbounded work.
+BATCH_MAX = 10_000
+PAGE_MAX = 1_000
+STEPS_MAX = 1_000  # of a tick, a purge, a resubmit
+CREDIT_MAX = BATCH_MAX
+
+# Limits on what is written down.
+NAME_CHARS_MAX = 260
+GROUP_CHARS_MAX = 128
+KEY_CHARS_MAX = 256
+TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
+PROPERTIES_BYTES_MAX = 65_536
+SESSION_STATE_BYTES_MAX = 262_144
+TIME_MS_MAX = 1 << 53  # moments and durations
+RECEIVER_MAX = (1 << 63) - 1  # receiver ids
+
+
+class _Command(msgspec.Struct, frozen=True, gc=False):
+    right: ClassVar[Right]
+
+
+class Start(_Command, frozen=True):
+    """The first command of a start. What was bound to connections is given back."""
+
+    right = "manage"
+    epoch: int
+    salt: int
+
+
+class Tick(_Command, frozen=True):
+    """Do what is due: at most STEPS_MAX steps. The answer is `Ticked`."""
+
+    right = "manage"
+
+
+# Queues.
+
+
+class CreateQueue(_Command, frozen=True):
+    right = "manage"
+    queue: str
+    properties: QueueProperties = QueueProperties()
+
+
+class UpdateQueue(_Command, frozen=True):
+    """Order, grouping, requires_session and duplicate_detection cannot be changed."""
+
+    right = "manage"
+    queue: str
+    properties: QueueProperties
+
+
+class DeleteQueue(_Command, frozen=True):
+    right = "manage"
+    queue: str
+
+
+class GetQueue(_Command, frozen=True):
+    """The answer is a `QueueInfo`."""
+
+    right = "manage"
+    queue: str
+
+
+class ListQueues(_Command, frozen=True):
+    """The answer is a page of `QueueInfo`, by name; go on after the last name of a page."""
+
+    right = "manage"
+    after: str = ""
+    limit: int = 100
+
+
+class Pause(_Command, frozen=True):
+    """Refuse sends, or hold deliveries back, until `Resume`."""
+
+    right = "manage"
+    queue: str
+    sending: bool = False
+    receiving: bool = False
+
+
+class Resume(_Command, frozen=True):
+    right = "manage"
+    queue: str
+    sending: bool = False
+    receiving: bool = False
+
+
+class Purge(_Command, frozen=True):
+    """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
+
+    The answer is a `Progress`; go on from its `next` until that is None.
+    """
+
+    right = "manage"
+    queue: str
+    states: frozenset[int]
+    first: int = 0
+    before_ms: int = TIME_MS_MAX
+    limit: int = STEPS_MAX
+
+
+class Resubmit(_Command, frozen=True):
+    """Send dead letters again: these, or all from `first` on, to their origin or to `target`.
+
+    The answer is a `Progress`, as for `Purge`.
+    """
+
+    right = "manage"
+    queue: str
+    sequences: Sequence[int] | None = None
+    first: int = 0
+    target: str | None = None
+    keep_reason: bool = False
+
+
+# Sending.
+
+
+class Send(_Command, frozen=True):
+    """All of them or none. The answer is `Accepted`.
+
+    `keys` are duplicate-detection keys, None where the message's id is to serve.
+    """
+
+    right = "send"
+    queue: str
+    messages: Sequence[NewMessage]
+    keys: Sequence[str | None] | None = None
+    refuse_duplicates: bool = False
+
+
+class Cancel(_Command, frozen=True):
+    """Scheduled messages, all of them or none."""
+
+    right = "send"
+    queue: str
+    sequences: Sequence[int]
+
+
+# Receiving. A receiver's id is chosen by the caller and must be new.
+
+
+class Receive(_Command, frozen=True):
+    """Up to `limit` messages at once, or the first that come before the deadline.
+
+    The answer is `Received`, or `Waiting`: then deliveries or a notice will come for the receiver.
+    """
+
+    right = "listen"
+    queue: str
+    receiver: int
+    limit: int = 1
+    deadline_ms: int = 0
+    delete: bool = False
+    lock_ms: int = 0
+    bound: int = 0  # a receiver attached to the same queue and session, with which the locks end
+    by_id: bool = False
+    session: int = 0
+
+
+class Attach(_Command, frozen=True):
+    """A receiver that is given messages as long as it has credit."""
+
+    right = "listen"
+    queue: str
+    receiver: int
+    credit: int = 0
+    delete: bool = False
+    lock_ms: int = 0
+    bound: bool = False  # its locks end with it
+    by_id: bool = False
+    session: int = 0
+
+
+class Credit(_Command, frozen=True):
+    """From now on this much credit. `drain`: deliver what there is, drop the rest of the credit."""
+
+    right = "listen"
+    receiver: int
+    credit: int
+    drain: bool = False
+
+
+class Detach(_Command, frozen=True):
+    """The receiver is gone, with its wait; if bound, its locks and its session too."""
+
+    right = "listen"
+    receiver: int
+
+
+class ReceiveDeferred(_Command, frozen=True):
+    """All of them or none. The answer is `Received`."""
+
+    right = "listen"
+    receiver: ClassVar[int] = 0  # the answer is the caller's alone
+    queue: str
+    sequences: Sequence[int]
+    delete: bool = False
+    lock_ms: int = 0
+    bound: int = 0
+    by_id: bool = False
+    session: int = 0
+
+
+class Peek(_Command, frozen=True):
+    """Messages in any state from a sequence number on, with no effect. The answer is `Peeked`."""
+
+    right = "listen"
+    queue: str
+    first: int = 0
+    limit: int = 1
+    group: str | None = None
+
+
+# Settling. A lock is named by its token, or by message id where its receiver asked for that; then
+# the queue may be left out. All of them or none, unless `partial`. The answer is `Settled`.
+
+
+class _Settle(_Command, frozen=True):
+    right = "listen"
+    queue: str | None
+    locks: Sequence[int | str]
+    partial: bool = False
+    session: int = 0
+
+
+class Complete(_Settle, frozen=True):
+    pass
+
+
+class Abandon(_Settle, frozen=True):
+    properties: Properties = {}
+    delay_ms: int = 0
+
+
+class Release(_Settle, frozen=True):
+    """As if it had never been delivered."""
+
+
+class Defer(_Settle, frozen=True):
+    properties: Properties = {}
+
+
+class DeadLetter(_Settle, frozen=True):
+    reason: str | None = None
+    description: str | None = None
+    properties: Properties = {}
+
+
+class Renew(_Settle, frozen=True):
+    """For the queue's lock duration, or another."""
+
+    lock_ms: int = 0
+
+
+# Sessions.
+
+
+class AcceptSession(_Command, frozen=True):
+    """One by its id, or the next that has messages, waiting for it until the deadline.
+
+    The answer is `Granted`, or `Waiting`: then `Granted` or a notice comes for the receiver.
+    """
+
+    right = "listen"
+    queue: str
+    receiver: int
+    session: str | None = None
+    deadline_ms: int = 0
+    lock_ms: int = 0
+    bound: bool = False
+
+
+class RenewSession(_Command, frozen=True):
+    """The answer is the time until which it is held now."""
+
+    right = "listen"
+    queue: str
+    session: int
+    lock_ms: int = 0
+
+
+class ReleaseSession(_Command, frozen=True):
+    """Its messages in flight go back."""
+
+    right = "listen"
+    queue: str
+    session: int
+
+
+class GetSessionState(_Command, frozen=True):
+    """The answer is the state's bytes or None. `session` is the token of the lock."""
+
+    right = "listen"
+    queue: str
+    session: int
+
+
+class SetSessionState(_Command, frozen=True):
+    right = "listen"
+    queue: str
+    session: int
+    state: bytes | None
+
+
+class ListSessions(_Command, frozen=True):
+    """The ids of sessions with messages or state; or those whose state was set since a moment."""
+
+    right = "listen"
+    queue: str
+    since_ms: int | None = None
+    skip: int = 0
+    limit: int = 100
+
+
+Settle: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Renew
+Command: TypeAlias = (
+    Start
+    | Tick
+    | CreateQueue
+    | UpdateQueue
+    | DeleteQueue
+    | GetQueue
+    | ListQueues
+    | Pause
+    | Resume
+    | Purge
+    | Resubmit
+    | Send
+    | Cancel
+    | Receive
+    | Attach
+    | Credit
+    | Detach
+    | ReceiveDeferred
+    | Peek
+    | Settle
+    | AcceptSession
+    | RenewSession
+    | ReleaseSession
+    | GetSessionState
+    | SetSessionState
+    | ListSessions
+)
+
+
+# Answers.
+
+
+class Ticked(msgspec.Struct, frozen=True, gc=False):
+    more: bool  # there is more to do now
+
+
+class Counts(msgspec.Struct, frozen=True, gc=False):
+    active: int
+    locked: int
+    scheduled: int
+    delayed: int
+    deferred: int
+    dead: int  # in the dead-letter queue, in any state
+
+
+class QueueInfo(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    properties: QueueProperties
+    counts: Counts
+    size_bytes: int
+    dead_size_bytes: int
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    receivers: int
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    done: int
+    next: int | None  # the sequence number to go on from
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False):
+    """A sequence number for each message; a duplicate has that of the message it repeats."""
+
+    sequences: Sequence[int]
+    duplicates: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    receiver: int
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    deliveries: "list[Delivery]"
+
+
+class Peeked(msgspec.Struct, frozen=True, gc=False):
+    messages: "list[Seen]"
+    next: int | None  # the sequence number to go on from
+
+
+class Settled(msgspec.Struct, frozen=True, gc=False):
+    lost: Sequence[int | str] = ()  # locks that were lost, where `partial` was asked for
+    until_ms: int = 0  # of renewed locks
+
+
+SETTLED = Settled()
+
+
+# Deliveries: what receivers get because of a command, their own or another's.
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One message for one receiver; `token` is 0 where it was deleted."""
+
+    receiver: int
+    token: int
+    until_ms: int
+    count: int
+    message: Message
+    note: Note | None = None
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """A peeked message."""
+
+    message: Message
+    state: str
+    deferred: bool  # also while it is locked
+    note: Note | None
+
+
+class Granted(msgspec.Struct, frozen=True, gc=False):
+    """A session for one receiver."""
+
+    receiver: int
+    session: str
+    token: int
+    until_ms: int
+
+
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """Something a receiver has to know. All but `drained` and `paused` end it."""
+
+    receiver: int
+    kind: Literal["drained", "paused", "timed-out", "session-lost", "deleted"]
+
+
+Answer: TypeAlias = (
+    bytes
+    | int
+    | list[str]
+    | list[QueueInfo]
+    | Ticked
+    | QueueInfo
+    | Progress
+    | Accepted
+    | Waiting
+    | Received
+    | Peeked
+    | Settled
+    | Granted
+    | None
+)

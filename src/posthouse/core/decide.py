@@ -1,0 +1,917 @@
+"""`decide`: what a command should do. It changes nothing, and refuses what cannot be done.
+
+Most commands turn into one record at once. Those that make messages available while receivers wait,
+or end deliveries, are worked out on a `Plan`.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from posthouse.core.checks import (
+    check_count,
+    check_duration,
+    check_name,
+    check_properties,
+    check_queue_properties,
+    check_text,
+    check_update,
+)
+from posthouse.core.commands import (
+    BATCH_MAX,
+    CREDIT_MAX,
+    GROUP_CHARS_MAX,
+    KEY_CHARS_MAX,
+    PAGE_MAX,
+    RECEIVER_MAX,
+    SESSION_STATE_BYTES_MAX,
+    SETTLED,
+    STEPS_MAX,
+    TEXT_CHARS_MAX,
+    Abandon,
+    Accepted,
+    AcceptSession,
+    Attach,
+    Cancel,
+    Command,
+    Complete,
+    Counts,
+    CreateQueue,
+    Credit,
+    DeadLetter,
+    Defer,
+    DeleteQueue,
+    Detach,
+    GetQueue,
+    GetSessionState,
+    ListQueues,
+    ListSessions,
+    Notice,
+    Pause,
+    Peek,
+    Peeked,
+    Progress,
+    Purge,
+    QueueInfo,
+    Receive,
+    Received,
+    ReceiveDeferred,
+    Release,
+    ReleaseSession,
+    Renew,
+    RenewSession,
+    Resubmit,
+    Resume,
+    Seen,
+    Send,
+    SetSessionState,
+    Settle,
+    Settled,
+    Start,
+    Tick,
+    UpdateQueue,
+    Waiting,
+)
+from posthouse.core.errors import (
+    AlreadyExists,
+    Disabled,
+    Duplicate,
+    InvalidArgument,
+    LockLost,
+    MessageNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    SessionLocked,
+    SessionLockLost,
+)
+from posthouse.core.message import (
+    ACTIVE,
+    DEFERRED,
+    LOCKED,
+    NO_NOTE,
+    SCHEDULED,
+    STATES,
+    Message,
+    NewMessage,
+    Note,
+    decode_envelope,
+    size_bytes,
+)
+from posthouse.core.model import (
+    PRIORITIES,
+    Group,
+    Lock,
+    Queue,
+    QueueProperties,
+    Receiver,
+    State,
+    Status,
+    page,
+)
+from posthouse.core.plan import (
+    Delivered,
+    Outcome,
+    Plan,
+    as_active,
+    bury,
+    by_queue,
+    can_receive,
+    can_send,
+    deliver,
+    end,
+    free_sessions,
+    grant,
+    is_expired,
+    leave_groups,
+    numbers_of,
+    pick_in_session,
+    pick_ready,
+    release,
+)
+from posthouse.core.records import (
+    Cancelled,
+    Completed,
+    CreditSet,
+    Deferred,
+    Hungry,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    QueueUpdated,
+    ReceiverAttached,
+    ReceiverDetached,
+    Record,
+    Renewed,
+    Resubmitted,
+    Sent,
+    SessionRenewed,
+    SessionStateSet,
+    Touched,
+)
+from posthouse.core.tick import start, tick
+
+
+def decide(state: State, command: Command, now_ms: int) -> Outcome:
+    """What should happen; changes nothing. Raises Refused."""
+    return _DECIDE[type(command)](state, command, now_ms)
+
+
+# What several commands need.
+
+
+def _queue(state: State, name: str) -> Queue:
+    queue = state.queues.get(name)
+    if queue is None:
+        raise NotFound("queue", name)
+    return queue
+
+
+def _own_queue(state: State, name: str) -> Queue:
+    """One that is not a dead-letter queue."""
+    queue = _queue(state, name)
+    if queue.origin is not None:
+        raise NotAllowed(name, f"it belongs to {queue.origin!r}; use that")
+    return queue
+
+
+def _session(state: State, queue: Queue, token: int, now_ms: int) -> Group:
+    of, group = state.sessions.get(token, (None, None))
+    if of is not queue or group is None or group.until_ms <= now_ms:
+        raise SessionLockLost(queue.name, token)
+    return group
+
+
+def _reads(state: State, queue: Queue, session: int, now_ms: int) -> Group | None:
+    """The session a receiver reads from, where the queue has sessions. Refuses a mismatch."""
+    if queue.properties.grouping != "session":
+        if session:
+            raise NotAllowed(queue.name, "it has no sessions")
+        return None
+    if not session:
+        raise NotAllowed(queue.name, "its messages are received through sessions; accept one")
+    return _session(state, queue, session, now_ms)
+
+
+def _receivable(state: State, name: str) -> Queue:
+    queue = _queue(state, name)
+    if not can_receive(queue):
+        raise Disabled(name, queue.properties.status)
+    return queue
+
+
+def _check_receiver(state: State, number: int) -> None:
+    if not 0 < number <= RECEIVER_MAX or number in state.receivers:
+        raise InvalidArgument("receiver", "must be a positive number of 63 bits, not in use")
+
+
+def _check_bound(state: State, command: Receive | ReceiveDeferred) -> None:
+    if command.bound:
+        holder = state.receivers.get(command.bound)
+        if (
+            holder is None
+            or holder.once
+            or (holder.queue, holder.session) != (command.queue, command.session)
+        ):
+            raise InvalidArgument("bound", "must be a receiver attached to this queue and session")
+
+
+# Queues.
+
+
+def _create_queue(state: State, command: CreateQueue, now_ms: int) -> Outcome:
+    check_name("queue", command.queue)
+    taken = state.folded.get(command.queue.casefold())
+    if taken is not None:
+        raise AlreadyExists("queue", taken)
+    properties = check_queue_properties(command.properties)
+    return Outcome([QueueCreated(command.queue, now_ms, properties)])
+
+
+def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
+    queue = _own_queue(state, command.queue)
+    properties = check_queue_properties(command.properties)
+    check_update(queue.properties, properties)
+    return _change(state, queue, properties, now_ms)
+
+
+def _change(state: State, queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
+    records: list[Record] = [QueueUpdated(queue.name, now_ms, properties)]
+    notices: list[Delivered] = []
+    was, now = can_receive(queue), properties.status in ("active", "send-disabled")
+    if was and not now:
+        notices = [Notice(receiver, "paused") for receiver in queue.attached]
+    elif now and not was and (queue.waiting or queue.accepting):
+        records.append(Hungry(queue.name, more=True))
+    return Outcome(records, None, notices)
+
+
+_STATUS: dict[tuple[bool, bool], Status] = {
+    (True, True): "active",
+    (True, False): "receive-disabled",
+    (False, True): "send-disabled",
+    (False, False): "disabled",
+}
+
+
+def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
+    queue = _own_queue(state, command.queue)
+    on = isinstance(command, Resume)
+    sending = on if command.sending else can_send(queue)
+    receiving = on if command.receiving else can_receive(queue)
+    properties = msgspec.structs.replace(queue.properties, status=_STATUS[sending, receiving])
+    return _change(state, queue, properties, now_ms)
+
+
+def _delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
+    queue = _own_queue(state, command.queue)
+    assert queue.dead is not None
+    gone = (*queue.attached, *queue.dead.attached)
+    notices = [Notice(receiver, "deleted") for receiver in gone]
+    return Outcome([QueueDeleted(queue.name, now_ms)], None, notices)
+
+
+def _info(queue: Queue) -> QueueInfo:
+    dead = queue.dead
+    dead_count = sum(dead.counts) if dead is not None else 0
+    active, locked, scheduled, delayed, deferred = queue.counts
+    return QueueInfo(
+        queue.name,
+        queue.properties,
+        Counts(active, locked, scheduled, delayed, deferred, dead_count),
+        queue.size_bytes,
+        dead.size_bytes if dead is not None else 0,
+        queue.created_ms,
+        queue.updated_ms,
+        max(queue.accessed_ms, queue.touched_ms),
+        len(queue.attached),
+    )
+
+
+def _get_queue(state: State, command: GetQueue, _: int) -> Outcome:
+    return Outcome([], _info(_queue(state, command.queue)))
+
+
+def _list_queues(state: State, command: ListQueues, _: int) -> Outcome:
+    check_count("limit", command.limit, 1, PAGE_MAX)
+    names = page(state.names, command.after, command.limit)
+    return Outcome([], [_info(state.queues[name]) for name in names])
+
+
+def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    check_count("limit", command.limit, 1, BATCH_MAX)
+    looked = list(islice(queue.messages.walk(command.first), command.limit))
+    chosen = [m for m in looked if m.state in command.states and m.enqueued_ms < command.before_ms]
+    plan = Plan(state, now_ms)
+    if chosen:
+        plan.records.append(Purged(queue.name, numbers_of(chosen)))
+        side = plan.side(queue)
+        side.removed.update(numbers_of(chosen))
+        leave_groups(side, chosen)
+    return plan.outcome(_progress(len(chosen), looked, command.limit))
+
+
+def _progress(done: int, looked: Sequence[Message], limit: int) -> Progress:
+    return Progress(done, looked[-1].sequence + 1 if len(looked) == limit else None)
+
+
+def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    if queue.origin is None:
+        raise NotAllowed(queue.name, "only dead letters can be resubmitted")
+    target = _own_queue(state, command.target or queue.origin)
+    if not can_send(target):
+        raise Disabled(target.name, target.properties.status)
+    if command.sequences is None:
+        looked = list(islice(queue.messages.walk(command.first), STEPS_MAX))
+        chosen = [m for m in looked if m.state == ACTIVE]
+        progress = _progress(len(chosen), looked, STEPS_MAX)
+    else:
+        check_count("sequences", len(command.sequences), 1, BATCH_MAX)
+        chosen = _messages(queue, command.sequences, ACTIVE, now_ms)
+        progress = Progress(len(chosen), None)
+    if not chosen:
+        return Outcome([], progress)
+    for message in chosen:
+        _check_fit(target, size_bytes(message), message.group)
+    _check_room(target, len(chosen), sum(map(size_bytes, chosen)))
+    plan = Plan(state, now_ms)
+    side = plan.side(target)
+    first = side.numbers(len(chosen))
+    lives = [_life_ms(target, decode_envelope(m.envelope).ttl_ms) for m in chosen]
+    expires_ms = [0 if life_ms is None else now_ms + life_ms for life_ms in lives]
+    plan.records.append(
+        Resubmitted(
+            queue.name, now_ms, numbers_of(chosen), target.name, first, expires_ms,
+            command.keep_reason,
+        )
+    )  # fmt: skip
+    for sequence, message in enumerate(chosen, first):
+        note = queue.notes[message.sequence]
+        kept = note if command.keep_reason else Note(note.properties)
+        if kept != NO_NOTE:
+            side.notes[sequence] = kept
+        expiry = expires_ms[sequence - first]
+        side.ready.append(
+            as_active(message, sequence=sequence, count=0, enqueued_ms=now_ms, expires_ms=expiry)
+        )
+    return plan.outcome(progress)
+
+
+def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -> list[Message]:
+    """These messages, all of them in this state and none named twice."""
+    found: dict[int, Message] = {}
+    for sequence in sequences:
+        message = queue.messages.get(sequence)
+        if message is None or message.state != state or sequence in found:
+            raise MessageNotFound(queue.name, sequence, STATES[state])
+        if state != SCHEDULED and is_expired(message, now_ms):
+            raise MessageNotFound(queue.name, sequence, STATES[state])
+        found[sequence] = message
+    return list(found.values())
+
+
+# Sending.
+
+
+def _send(state: State, command: Send, now_ms: int) -> Outcome:
+    queue = state.queues.get(command.queue)
+    if queue is None or queue.origin is not None:
+        queue = _own_queue(state, command.queue)
+    properties = queue.properties
+    if properties.status != "active" and not can_send(queue):
+        raise Disabled(queue.name, properties.status)
+    messages = list(command.messages)
+    if len(messages) > BATCH_MAX:
+        raise InvalidArgument("messages", f"must be at most {BATCH_MAX} at a time")
+    plain = properties.ttl_ms is None and not properties.requires_session
+    most_bytes = properties.max_message_bytes
+    total = 0
+    for at, message in enumerate(messages):
+        size = len(message.envelope) + len(message.body)
+        if message.native is not None:
+            size += len(message.native)
+        if most_bytes is not None and size > most_bytes:
+            raise MessageTooLarge(queue.name, size, most_bytes)
+        total += size
+        if not plain or message.group is not None or message.ttl_ms is not None or message.due_ms:
+            messages[at] = _as_sent(queue, message, size, now_ms)
+        if not 0 <= message.priority < PRIORITIES:
+            raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
+    if properties.duplicate_detection:
+        return _send_unseen(state, queue, command, messages, now_ms)
+    if not messages:
+        return Outcome([], Accepted(()))
+    if properties.max_messages is not None or properties.max_bytes is not None:
+        _check_room(queue, len(messages), total)
+    first = queue.next_sequence
+    record = Sent(queue.name, now_ms, first, total, messages)
+    answer = Accepted(range(first, first + len(messages)))
+    if queue.waiting or queue.accepting:
+        return _sent(state, queue, record, answer)
+    return Outcome([record], answer)
+
+
+def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
+    """With the life it will have in this queue, and no schedule that has passed."""
+    _check_fit(queue, size, message.group)
+    check_duration("ttl_ms", message.ttl_ms or 0)
+    check_duration("due_ms", message.due_ms)
+    ttl_ms = _life_ms(queue, message.ttl_ms)
+    due_ms = message.due_ms if message.due_ms > now_ms else 0
+    if ttl_ms == message.ttl_ms and due_ms == message.due_ms:
+        return message
+    return msgspec.structs.replace(message, ttl_ms=ttl_ms, due_ms=due_ms)
+
+
+def _life_ms(queue: Queue, ttl_ms: int | None) -> int | None:
+    """The smaller of a message's and its queue's time to live."""
+    lives = [each for each in (ttl_ms, queue.properties.ttl_ms) if each is not None]
+    return min(lives, default=None)
+
+
+def _check_fit(queue: Queue, size: int, group: str | None) -> None:
+    most = queue.properties.max_message_bytes
+    if most is not None and size > most:
+        raise MessageTooLarge(queue.name, size, most)
+    if group is None:
+        if queue.properties.requires_session:
+            raise InvalidArgument("group", f"is needed: {queue.name!r} takes messages in sessions")
+    else:
+        check_text("group", group, GROUP_CHARS_MAX)
+
+
+def _check_room(queue: Queue, messages: int, size: int) -> None:
+    properties, current = queue.properties, sum(queue.counts)
+    if properties.max_messages is not None and current + messages > properties.max_messages:
+        raise QuotaExceeded(queue.name, "max_messages", properties.max_messages, current)
+    if properties.max_bytes is not None and queue.size_bytes + size > properties.max_bytes:
+        raise QuotaExceeded(queue.name, "max_bytes", properties.max_bytes, queue.size_bytes)
+
+
+def _send_unseen(
+    state: State, queue: Queue, command: Send, messages: list[NewMessage], now_ms: int
+) -> Outcome:
+    """Where duplicates are detected: those are left out, or the whole is refused."""
+    given = command.keys if command.keys is not None else [None] * len(messages)
+    if len(given) != len(messages):
+        raise InvalidArgument("keys", "must be one for each message")
+    sequence = queue.next_sequence
+    fresh: dict[str, int] = {}
+    keys: list[str | None] = []
+    kept: list[NewMessage] = []
+    sequences: list[int] = []
+    for key, message in zip(given, messages, strict=True):
+        name = key if key is not None else decode_envelope(message.envelope).id
+        if name:
+            check_text("key", name, KEY_CHARS_MAX)
+            until_ms, before = queue.seen.get(name, (0, 0))
+            before = fresh.get(name, before if until_ms > now_ms else 0)
+            if before:
+                if command.refuse_duplicates:
+                    raise Duplicate(queue.name, name, before)
+                sequences.append(before)
+                continue
+            fresh[name] = sequence
+        sequences.append(sequence)
+        keys.append(name or None)
+        kept.append(message)
+        sequence += 1
+    answer = Accepted(sequences, len(messages) - len(kept))
+    if not kept:
+        return Outcome([], answer)
+    size = sum(map(size_bytes, kept))
+    _check_room(queue, len(kept), size)
+    until_ms = now_ms + queue.properties.duplicate_window_ms
+    first = queue.next_sequence
+    return _sent(state, queue, Sent(queue.name, now_ms, first, size, kept, keys, until_ms), answer)
+
+
+def _sent(state: State, queue: Queue, record: Sent, answer: Accepted) -> Outcome:
+    """With what those get who wait for it."""
+    if not (queue.waiting or queue.accepting) or queue.name in state.hungry:
+        return Outcome([record], answer)
+    time_ms = record.time_ms
+    messages = []
+    for sequence, new in enumerate(record.messages, record.first_sequence):
+        if not new.due_ms:
+            expires_ms = 0 if new.ttl_ms is None else time_ms + new.ttl_ms
+            message = Message(
+                sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
+                time_ms, expires_ms, 0, ACTIVE, 0,
+            )  # fmt: skip
+            messages.append(message)
+    receiver = _sole_taker(queue, messages, time_ms)
+    if receiver is not None:
+        hand = messages[: receiver.credit]
+        locked, deliveries = deliver(state, queue, receiver, hand, None, state.next_lock, time_ms)
+        return Outcome([record, locked], answer, deliveries)
+    plan = Plan(state, time_ms)
+    plan.records.append(record)
+    plan.side(queue).ready = messages
+    return plan.outcome(answer)
+
+
+def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver | None:
+    """Who gets new messages, in the common case that there is no choice and no order to keep."""
+    if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
+        return None
+    if len(queue.lanes) > 1 or queue.properties.grouping != "none" or not can_receive(queue):
+        return None
+    if any(is_expired(message, now_ms) for message in messages):
+        return None
+    return next(iter(queue.waiting.values()))
+
+
+def _cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    check_count("sequences", len(command.sequences), 1, BATCH_MAX)
+    messages = _messages(queue, command.sequences, SCHEDULED, now_ms)
+    return Outcome([Cancelled(queue.name, numbers_of(messages))])
+
+
+# Receiving.
+
+
+def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
+    queue = state.queues.get(command.queue)
+    if queue is None or queue.properties.status != "active":
+        queue = _receivable(state, command.queue)
+    limit, number = command.limit, command.receiver
+    if not 1 <= limit <= BATCH_MAX:
+        raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
+    if not 0 < number <= RECEIVER_MAX or number in state.receivers:
+        _check_receiver(state, number)
+    if command.lock_ms or command.bound or command.deadline_ms:
+        check_duration("lock_ms", command.lock_ms)
+        check_duration("deadline_ms", command.deadline_ms)
+        _check_bound(state, command)
+    group = None
+    if command.session or queue.properties.grouping == "session":
+        group = _reads(state, queue, command.session, now_ms)
+    if group is None:
+        messages = pick_ready(queue, limit, now_ms, delete=command.delete)
+    else:
+        messages = pick_in_session(queue, group, limit, now_ms)
+    if messages:
+        note_of = queue.notes.get if queue.notes else None
+        record, deliveries = deliver(
+            state, queue, command, messages, note_of, state.next_lock, now_ms
+        )
+        return Outcome([record], Received(deliveries))
+    if command.deadline_ms <= now_ms:
+        return Outcome([Touched(queue.name, now_ms)], Received([]))
+    receiver = Receiver(
+        number, queue.name, limit, command.delete, command.lock_ms, command.bound,
+        command.by_id, command.session, once=True, deadline_ms=command.deadline_ms,
+    )  # fmt: skip
+    return Outcome([ReceiverAttached(receiver)], Waiting(number))
+
+
+def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
+    queue = _receivable(state, command.queue)
+    _check_receiver(state, command.receiver)
+    check_duration("lock_ms", command.lock_ms)
+    check_count("credit", command.credit, 0, CREDIT_MAX)
+    _reads(state, queue, command.session, now_ms)
+    receiver = Receiver(
+        command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
+        command.receiver if command.bound else 0, command.by_id, command.session,
+    )  # fmt: skip
+    plan = Plan(state, now_ms)
+    plan.records.append(ReceiverAttached(receiver))
+    _fill(plan, queue, receiver, command.credit)
+    return plan.outcome()
+
+
+def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
+    """Hands what is ready to a receiver that has just got credit."""
+    if not credit or not can_receive(queue):
+        return
+    if receiver.session:
+        _, group = plan.state.sessions[receiver.session]
+        messages = pick_in_session(queue, group, credit, plan.now_ms)
+    else:
+        messages = pick_ready(queue, credit, plan.now_ms, delete=receiver.delete)
+    if messages:
+        plan.deliver(queue, receiver, messages)
+
+
+def _credit(state: State, command: Credit, now_ms: int) -> Outcome:
+    receiver = _receiver(state, command.receiver)
+    if receiver.once:
+        raise NotAllowed(receiver.queue, "a receiver that asks once has no credit to set")
+    check_count("credit", command.credit, 0, CREDIT_MAX)
+    queue = state.queues[receiver.queue]
+    if receiver.session:
+        _session(state, queue, receiver.session, now_ms)
+    plan = Plan(state, now_ms)
+    plan.records.append(CreditSet(receiver.receiver, command.credit))
+    _fill(plan, queue, receiver, command.credit)
+    if command.drain:
+        plan.records.append(CreditSet(receiver.receiver, 0))
+        plan.deliveries.append(Notice(receiver.receiver, "drained"))
+    return plan.outcome()
+
+
+def _receiver(state: State, number: int) -> Receiver:
+    receiver = state.receivers.get(number)
+    if receiver is None:
+        raise NotFound("receiver", str(number))
+    return receiver
+
+
+def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
+    receiver = _receiver(state, command.receiver)
+    plan = Plan(state, now_ms)
+    plan.leaving.add(receiver.receiver)
+    plan.records.append(ReceiverDetached(receiver.receiver))
+    plan.records.append(Touched(receiver.queue, now_ms))
+    locks = [state.locks[token] for token in receiver.locks]
+    plan.leaving.update(receiver.waits)
+    if receiver.session and not receiver.once:
+        queue, group = state.sessions[receiver.session]
+        if group.bound:
+            release(plan, queue, group)
+            locks = [lock for lock in locks if lock.session is not group]
+    for queue, messages in by_queue(state, locks):
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    return plan.outcome()
+
+
+def _receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Outcome:
+    queue = _receivable(state, command.queue)
+    check_duration("lock_ms", command.lock_ms)
+    _check_bound(state, command)
+    check_count("sequences", len(command.sequences), 1, BATCH_MAX)
+    group = _reads(state, queue, command.session, now_ms)
+    messages = _messages(queue, command.sequences, DEFERRED, now_ms)
+    for message in messages:
+        if group is not None and message.group != group.key:
+            raise MessageNotFound(queue.name, message.sequence, STATES[DEFERRED])
+    record, deliveries = deliver(
+        state, queue, command, messages, queue.notes.get, state.next_lock, now_ms
+    )
+    return Outcome([record], Received(deliveries))
+
+
+def _peek(state: State, command: Peek, _: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    check_count("limit", command.limit, 1, PAGE_MAX)
+    seen: list[Seen] = []
+    for looked, message in enumerate(queue.messages.walk(command.first)):
+        if len(seen) == command.limit or looked == BATCH_MAX:
+            return Outcome([], Peeked(seen, message.sequence))
+        if command.group is None or message.group == command.group:
+            deferred = message.state == DEFERRED
+            if message.state == LOCKED:
+                deferred = state.locks[message.lock].deferred
+            note = queue.notes.get(message.sequence)
+            seen.append(Seen(copy(message), STATES[message.state], deferred, note))
+    return Outcome([], Peeked(seen, None))
+
+
+# Settling.
+
+
+def _held(state: State, command: Settle, now_ms: int) -> tuple[list[Lock], list[int | str]]:
+    """The locks that a command names, and those among them that are lost."""
+    queue = None if command.queue is None else _queue(state, command.queue)
+    if not command.locks or len(command.locks) > BATCH_MAX:
+        raise InvalidArgument("locks", f"must be from 1 to {BATCH_MAX}")
+    session = None
+    if command.session:
+        if queue is None:
+            raise InvalidArgument("queue", "is needed where a session is named")
+        session = _session(state, queue, command.session, now_ms)
+    found: dict[int, Lock] = {}
+    lost: list[int | str] = []
+    for name in command.locks:
+        for token in state.ids.get(name, ()) if isinstance(name, str) else (name,):
+            lock = state.locks.get(token)
+            if lock is None or token in found or not _holds(state, lock, queue, now_ms):
+                continue
+            if session is None or lock.session is session:
+                found[token] = lock
+                break
+        else:
+            if not command.partial:
+                raise LockLost(command.queue, name)
+            lost.append(name)
+    return list(found.values()), lost
+
+
+def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
+    """Whether a lock is still held, in this queue or in any that is not deleted."""
+    if queue is None:
+        queue = state.queues.get(lock.queue.name)
+    until_ms = lock.until_ms if lock.session is None else lock.session.until_ms
+    return lock.queue is queue and until_ms > now_ms
+
+
+def _complete(state: State, command: Complete, now_ms: int) -> Outcome:
+    queue = None if command.queue is None else state.queues.get(command.queue)
+    if (
+        queue is not None
+        and not queue.groups
+        and not command.session
+        and len(command.locks) <= BATCH_MAX
+    ):
+        # The way of most: named by tokens that all hold, so none of what follows is needed.
+        locks, tokens = state.locks, command.locks
+        sequences = []
+        for token in tokens:
+            lock = locks.get(token)  # type: ignore[arg-type]  # a message id is not found
+            if lock is None or lock.queue is not queue or lock.until_ms <= now_ms:
+                break
+            sequences.append(lock.message.sequence)
+        else:
+            if sequences and len(set(tokens)) == len(tokens):
+                return Outcome([Completed(queue.name, sequences)], SETTLED)
+    held, lost = _held(state, command, now_ms)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        plan.records.append(Completed(queue.name, numbers_of(messages)))
+        if queue.groups:
+            leave_groups(plan.side(queue), messages)
+    return plan.outcome(Settled(lost))
+
+
+def _abandon(state: State, command: Abandon, now_ms: int) -> Outcome:
+    held, lost = _held(state, command, now_ms)
+    check_properties(command.properties)
+    check_duration("delay_ms", command.delay_ms)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        end(
+            plan,
+            queue,
+            messages,
+            counted=True,
+            properties=command.properties,
+            delay_ms=command.delay_ms,
+        )
+    return plan.outcome(Settled(lost))
+
+
+def _release_messages(state: State, command: Release, now_ms: int) -> Outcome:
+    held, lost = _held(state, command, now_ms)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        end(plan, queue, messages, counted=False)
+    return plan.outcome(Settled(lost))
+
+
+def _defer(state: State, command: Defer, now_ms: int) -> Outcome:
+    held, lost = _held(state, command, now_ms)
+    check_properties(command.properties)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        plan.records.append(Deferred(queue.name, numbers_of(messages), command.properties))
+        leave_groups(plan.side(queue), messages)
+    return plan.outcome(Settled(lost))
+
+
+def _dead_letter(state: State, command: DeadLetter, now_ms: int) -> Outcome:
+    held, lost = _held(state, command, now_ms)
+    check_properties(command.properties)
+    for name in ("reason", "description"):
+        text = getattr(command, name)
+        if text is not None:
+            check_text(name, text, TEXT_CHARS_MAX)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        if queue.origin is not None:
+            raise NotAllowed(queue.name, "its messages are dead letters already")
+        leave_groups(plan.side(queue), messages)
+        bury(plan, queue, messages, command.reason, command.description, command.properties)
+    return plan.outcome(Settled(lost))
+
+
+def _renew(state: State, command: Renew, now_ms: int) -> Outcome:
+    held, lost = _held(state, command, now_ms)
+    check_duration("lock_ms", command.lock_ms)
+    records: list[Record] = []
+    until_ms = 0
+    for queue, messages in by_queue(state, held):
+        if queue.properties.grouping == "session":
+            raise NotAllowed(queue.name, "its locks last as long as the session's; renew that")
+        until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
+        records.append(Renewed(queue.name, numbers_of(messages), until_ms))
+    return Outcome(records, Settled(lost, until_ms))
+
+
+# Sessions.
+
+
+def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcome:
+    queue = _receivable(state, command.queue)
+    _check_receiver(state, command.receiver)
+    check_duration("lock_ms", command.lock_ms)
+    check_duration("deadline_ms", command.deadline_ms)
+    if queue.properties.grouping != "session":
+        raise NotAllowed(queue.name, "it has no sessions")
+    session = command.session
+    if session is not None:
+        check_text("session", session, GROUP_CHARS_MAX)
+        group = queue.groups.get(session)
+        if group is not None and group.token:
+            raise SessionLocked(queue.name, session)
+    else:
+        session = next(free_sessions(queue, now_ms), None)
+    receiver = Receiver(
+        command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound=int(command.bound),
+        once=True, deadline_ms=command.deadline_ms,
+    )  # fmt: skip
+    if session is not None:
+        plan = Plan(state, now_ms)
+        granted = grant(plan, queue, session, receiver)
+        return Outcome(plan.records, granted)
+    if command.deadline_ms > now_ms:
+        return Outcome([ReceiverAttached(receiver, accepting=True)], Waiting(receiver.receiver))
+    return Outcome([Touched(queue.name, now_ms)], None)
+
+
+def _renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    group = _session(state, queue, command.session, now_ms)
+    check_duration("lock_ms", command.lock_ms)
+    until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
+    return Outcome([SessionRenewed(queue.name, group.key, until_ms)], until_ms)
+
+
+def _release_session(state: State, command: ReleaseSession, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    group = _session(state, queue, command.session, now_ms)
+    plan = Plan(state, now_ms)
+    release(plan, queue, group)
+    return plan.outcome()
+
+
+def _get_session_state(state: State, command: GetSessionState, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    return Outcome([], _session(state, queue, command.session, now_ms).state)
+
+
+def _set_session_state(state: State, command: SetSessionState, now_ms: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    group = _session(state, queue, command.session, now_ms)
+    if command.state is not None and len(command.state) > SESSION_STATE_BYTES_MAX:
+        raise InvalidArgument("state", f"must be at most {SESSION_STATE_BYTES_MAX} bytes")
+    return Outcome([SessionStateSet(queue.name, group.key, now_ms, command.state)])
+
+
+def _list_sessions(state: State, command: ListSessions, _: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    if queue.properties.grouping != "session":
+        raise NotAllowed(queue.name, "it has no sessions")
+    check_count("limit", command.limit, 1, PAGE_MAX)
+    check_count("skip", command.skip, 0, 1 << 31)
+    since_ms = command.since_ms
+    keys = (
+        group.key
+        for group in queue.groups.values()
+        if (group.messages or group.state is not None)
+        and (since_ms is None or (group.state is not None and group.state_ms > since_ms))
+    )
+    return Outcome([], list(islice(keys, command.skip, command.skip + command.limit)))
+
+
+_DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
+    Start: start,
+    Tick: tick,
+    CreateQueue: _create_queue,
+    UpdateQueue: _update_queue,
+    DeleteQueue: _delete_queue,
+    GetQueue: _get_queue,
+    ListQueues: _list_queues,
+    Pause: _pause,
+    Resume: _pause,
+    Purge: _purge,
+    Resubmit: _resubmit,
+    Send: _send,
+    Cancel: _cancel,
+    Receive: _receive,
+    Attach: _attach,
+    Credit: _credit,
+    Detach: _detach,
+    ReceiveDeferred: _receive_deferred,
+    Peek: _peek,
+    Complete: _complete,
+    Abandon: _abandon,
+    Release: _release_messages,
+    Defer: _defer,
+    DeadLetter: _dead_letter,
+    Renew: _renew,
+    AcceptSession: _accept_session,
+    RenewSession: _renew_session,
+    ReleaseSession: _release_session,
+    GetSessionState: _get_session_state,
+    SetSessionState: _set_session_state,
+    ListSessions: _list_sessions,
+}

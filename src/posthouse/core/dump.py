@@ -1,0 +1,139 @@
+"""The whole of a state as plain values, in one fixed form: equal states give equal dumps."""
+
+from typing import Any
+
+import msgspec
+
+from posthouse.core.model import Group, Lock, Queue, State, message_key
+from posthouse.core.plan import free_heads
+
+Dump = dict[str, Any]  # plain values only; for comparing and for reading, not for passing around
+
+
+def dump(state: State, *, passing: bool = False) -> Dump:
+    """What the journal keeps of a namespace; with `passing`, also what only this start knows."""
+    live = list(state.queues.values())
+    plain: Dump = {
+        "name": state.name,
+        "era": f"{state.era >> 64:016x}",
+        "started_ms": state.started_ms,
+        "next_lock": state.next_lock,
+        "names": state.names,
+        "folded": state.folded,
+        "queues": {queue.name: _queue(queue) for queue in live},
+        "locks": {f"{t:032x}": _lock(lock) for t, lock in _locks(state)},
+        "ids": {
+            name: tokens
+            for name, all_tokens in state.ids.items()
+            if (tokens := [f"{t:032x}" for t in all_tokens if _is_live(state, t)])
+        },
+        "sessions": {
+            f"{token:032x}": [queue.name, group.key]
+            for token, (queue, group) in state.sessions.items()
+            if state.queues.get(queue.name) is queue
+        },
+        "timers": _timers(state),
+    }
+    if passing:
+        plain["passing"] = {
+            "receivers": [msgspec.to_builtins(r) for r in state.receivers.values()],
+            "waits": state.wait_timers.items(),
+            "idle": state.idle_timers.items(),
+            "hungry": list(state.hungry),
+            "doomed": [[q.name, sum(q.counts)] for q in state.doomed],
+            "queues": {
+                queue.name: [
+                    queue.touched_ms,
+                    queue.idle_due_ms,
+                    list(queue.attached),
+                    list(queue.waiting),
+                    list(queue.accepting),
+                    [[group.key, list(group.readers)] for group in queue.groups.values()],
+                    queue.heads,
+                ]
+                for queue in live
+            },
+        }
+    return plain
+
+
+def _is_live(state: State, token: int) -> bool:
+    lock = state.locks[token]
+    return state.queues.get(lock.queue.name) is lock.queue
+
+
+def _locks(state: State) -> list[tuple[int, Lock]]:
+    return [(token, lock) for token, lock in state.locks.items() if _is_live(state, token)]
+
+
+def _lock(lock: Lock) -> list[Any]:
+    session = None if lock.session is None else lock.session.key
+    return [
+        lock.queue.name,
+        lock.message.sequence,
+        lock.until_ms,
+        lock.bound,
+        lock.deferred,
+        session,
+        lock.id,
+    ]
+
+
+def _timers(state: State) -> Dump:
+    """Without those of deleted queues, which only wait to be swept."""
+    numbers = {queue.number for queue in state.queues.values()}
+    messages = {
+        message_key(queue, message.sequence)
+        for queue in state.queues.values()
+        for message in queue.messages.walk(0)
+    }
+    return {
+        "locks": [[d, f"{t:032x}"] for d, t in state.lock_timers.items() if _is_live(state, t)],
+        "sessions": [
+            [due, f"{token:032x}"]
+            for due, token in state.session_timers.items()
+            if state.sessions[token][0].number in numbers
+        ],
+        "expiry": [[d, str(k)] for d, k in state.expiry_timers.items() if k in messages],
+        "due": [[d, str(k)] for d, k in state.due_timers.items() if k in messages],
+        "forget": state.forget_timers.items(),
+    }
+
+
+def _queue(queue: Queue) -> Dump:
+    return {
+        "number": queue.number,
+        "origin": queue.origin,
+        "properties": msgspec.to_builtins(queue.properties),
+        "times": [queue.created_ms, queue.updated_ms, queue.accessed_ms],
+        "next_sequence": queue.next_sequence,
+        "counts": queue.counts,
+        "size_bytes": queue.size_bytes,
+        "messages": [
+            {**msgspec.to_builtins(message, builtin_types=(bytes,)), "lock": f"{message.lock:032x}"}
+            for message in queue.messages.walk(0)
+        ],
+        "notes": [
+            [at, msgspec.to_builtins(note, builtin_types=(bytes,))]
+            for at, note in sorted(queue.notes.items())
+        ],
+        "lanes": [list(lane.walk()) for lane in queue.lanes],
+        "groups": [_group(group) for group in queue.groups.values()],
+        "heads": list(free_heads(queue)),
+        "seen": [[key, *queue.seen[key]] for key in queue.seen_order if key in queue.seen],
+    }
+
+
+def _group(group: Group) -> list[Any]:
+    return [
+        group.key,
+        list(group.ready.walk()),
+        group.messages,
+        group.delayed,
+        [f"{token:032x}" for token in group.locks],
+        f"{group.token:032x}",
+        group.until_ms,
+        group.bound,
+        group.state,
+        group.state_ms,
+    ]

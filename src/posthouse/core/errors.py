@@ -1,0 +1,166 @@
+"""Refusals: the command was understood and turned down.
+
+The family is closed. Each refusal carries the facts a dialect needs to say it in its own words; its
+text says what happened and what to do. A refused command has changed nothing.
+"""
+
+from dataclasses import dataclass
+
+
+class Refused(Exception):
+    """The command was turned down and nothing has changed."""
+
+
+@dataclass(eq=False)
+class NotFound(Refused):
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"There is no {self.kind} {self.name!r}; create it first, or check its name."
+
+
+@dataclass(eq=False)
+class AlreadyExists(Refused):
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"A {self.kind} {self.name!r} exists already; names that differ only in case clash."
+
+
+@dataclass(eq=False)
+class MessageNotFound(Refused):
+    """No message with this sequence number is in the state the command needs."""
+
+    queue: str
+    sequence: int
+    state: str
+
+    def __str__(self) -> str:
+        return f"Queue {self.queue!r} has no {self.state} message with sequence {self.sequence}."
+
+
+@dataclass(eq=False)
+class LockLost(Refused):
+    """The lock has expired, was settled before, or never was. `lock` is a token or message id."""
+
+    queue: str | None
+    lock: int | str
+
+    def __str__(self) -> str:
+        return "The lock has expired or was settled already; receive the message again."
+
+
+@dataclass(eq=False)
+class SessionLocked(Refused):
+    queue: str
+    session: str
+
+    def __str__(self) -> str:
+        return f"Session {self.session!r} of {self.queue!r} is held by another receiver; try later."
+
+
+@dataclass(eq=False)
+class SessionLockLost(Refused):
+    queue: str
+    session: int
+
+    def __str__(self) -> str:
+        return f"The session lock on {self.queue!r} has expired or was released; accept it again."
+
+
+@dataclass(eq=False)
+class QuotaExceeded(Refused):
+    """`limit` names the queue property that is full."""
+
+    queue: str
+    limit: str
+    maximum: int
+    current: int
+
+    def __str__(self) -> str:
+        return (
+            f"Queue {self.queue!r} is full: {self.limit} is {self.maximum}, and {self.current} are"
+            " used; receive messages or raise the limit."
+        )
+
+
+@dataclass(eq=False)
+class MessageTooLarge(Refused):
+    queue: str
+    size_bytes: int
+    maximum: int
+
+    def __str__(self) -> str:
+        return (
+            f"The message has {self.size_bytes} bytes; {self.queue!r} takes at most {self.maximum}."
+        )
+
+
+@dataclass(eq=False)
+class Duplicate(Refused):
+    """A message with this key was accepted inside the window, under `sequence`."""
+
+    queue: str
+    key: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.queue!r} has accepted a message with key {self.key!r} already."
+
+
+@dataclass(eq=False)
+class Disabled(Refused):
+    queue: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"Queue {self.queue!r} is {self.status}; resume it or set its status to active."
+
+
+@dataclass(eq=False)
+class InvalidArgument(Refused):
+    argument: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.rule}."
+
+
+@dataclass(eq=False)
+class NotAllowed(Refused):
+    """The command does not fit this kind of queue or message."""
+
+    queue: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"Not allowed on {self.queue!r}: {self.reason}."
+
+
+@dataclass(eq=False)
+class TimedOut(Refused):
+    """Nothing came before the deadline. The core tells it as a notice; a dialect may raise it."""
+
+    queue: str
+
+    def __str__(self) -> str:
+        return f"Nothing came from {self.queue!r} before the deadline."
+
+
+REFUSALS: tuple[type[Refused], ...] = (
+    NotFound,
+    AlreadyExists,
+    MessageNotFound,
+    LockLost,
+    SessionLocked,
+    SessionLockLost,
+    QuotaExceeded,
+    MessageTooLarge,
+    Duplicate,
+    Disabled,
+    InvalidArgument,
+    NotAllowed,
+    TimedOut,
+)

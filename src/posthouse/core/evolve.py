@@ -1,0 +1,790 @@
+"""`evolve`: the only function that changes a state. Recovery is this function in a loop.
+
+It cannot fail on what `decide` gave: everything that could be refused was refused there. It has no
+clock; the times it needs are in the records.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any
+
+from posthouse.core.index import CHUNK
+from posthouse.core.lane import Lane
+from posthouse.core.message import (
+    ACTIVE,
+    DEFERRED,
+    DELAYED,
+    LOCKED,
+    NO_NOTE,
+    SCHEDULED,
+    Message,
+    Note,
+    Properties,
+    size_bytes,
+)
+from posthouse.core.model import (
+    PRIORITIES,
+    Group,
+    Lock,
+    Queue,
+    QueueProperties,
+    Receiver,
+    State,
+    dead_letter_queue,
+    era,
+    message_key,
+)
+from posthouse.core.records import (
+    Activated,
+    Cancelled,
+    Completed,
+    CreditSet,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Forgotten,
+    Hungry,
+    IdleChecked,
+    Locked,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    QueueUpdated,
+    ReceiverAttached,
+    ReceiverDetached,
+    Record,
+    Renewed,
+    Resubmitted,
+    Returned,
+    Sent,
+    SessionAccepted,
+    SessionReleased,
+    SessionRenewed,
+    SessionStateSet,
+    Started,
+    Swept,
+    Taken,
+    Touched,
+    Woken,
+)
+
+
+def evolve(state: State, record: Record, position: int) -> None:
+    """Makes it so. `position` is the record's first; it means nothing for a passing one."""
+    _EVOLVE[type(record)](state, record, position)
+
+
+def _started(state: State, record: Started, _: int) -> None:
+    state.era = era(record.epoch, record.salt)
+    state.started_ms = record.time_ms
+
+
+# Queues.
+
+
+def _queue_created(state: State, record: QueueCreated, position: int) -> None:
+    properties, time_ms = record.properties, record.time_ms
+    lanes = [Lane() for _ in range(PRIORITIES if properties.order == "priority" else 1)]
+    queue = Queue(record.queue, 2 * position, None, properties, time_ms, time_ms, time_ms, lanes)
+    name = dead_letter_queue(record.queue)
+    queue.dead = Queue(
+        name, 2 * position + 1, record.queue, _of_the_dead(properties), time_ms, time_ms, time_ms,
+        [Lane()],
+    )  # fmt: skip
+    for each in (queue, queue.dead):
+        state.queues[each.name] = each
+        state.numbered[each.number] = each
+    insort(state.names, queue.name)
+    state.folded[queue.name.casefold()] = queue.name
+    _watch_idleness(state, queue)
+
+
+def _of_the_dead(properties: QueueProperties) -> QueueProperties:
+    """A dead-letter queue locks as its owner does, and has no limits of its own."""
+    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
+
+
+def _watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
+    if queue.idle_due_ms:
+        state.idle_timers.remove(queue.idle_due_ms, queue.number)
+        queue.idle_due_ms = 0
+    if queue.properties.idle_delete_ms is not None:
+        queue.idle_due_ms = due_ms or queue.updated_ms + queue.properties.idle_delete_ms
+        state.idle_timers.add(queue.idle_due_ms, queue.number)
+
+
+def _queue_updated(state: State, record: QueueUpdated, _: int) -> None:
+    queue = state.queues[record.queue]
+    queue.properties = record.properties
+    queue.updated_ms = queue.accessed_ms = record.time_ms
+    assert queue.dead is not None
+    queue.dead.properties = _of_the_dead(record.properties)
+    _watch_idleness(state, queue)
+
+
+def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
+    """The name is free at once; the messages are freed by the ticks that follow."""
+    queue = state.queues[record.queue]
+    state.names.remove(queue.name)
+    del state.folded[queue.name.casefold()]
+    for each in (queue, queue.dead):
+        assert each is not None
+        _detach_all(state, list(each.attached))
+        del state.queues[each.name]
+        state.hungry.pop(each.name, None)
+        if each.idle_due_ms:
+            state.idle_timers.remove(each.idle_due_ms, each.number)
+        if each.seen_order:
+            state.forget_timers.remove(each.seen[each.seen_order[0]][0], each.number)
+        state.doomed.append(each)
+
+
+def _swept(state: State, record: Swept, _: int) -> None:
+    """Locks and timers of a deleted queue may not act meanwhile; `decide` passes over them."""
+    left = record.count
+    while left > 0 and state.doomed:
+        queue = state.doomed[-1]
+        for message in list(islice(queue.messages.walk(0), left)):
+            _remove(state, queue, message)
+            left -= 1
+        for group in list(islice(queue.groups.values(), left)):
+            if group.token:
+                _end_session(state, group)
+            queue.groups.pop(group.key, None)
+            left -= 1
+        if not queue.messages.chunks and not queue.groups:
+            del state.numbered[queue.number]
+            state.doomed.pop()
+            left -= 1
+
+
+# Sending.
+
+
+def _sent(state: State, record: Sent, position: int) -> None:
+    queue = state.queues[record.queue]
+    time_ms, messages = record.time_ms, record.messages
+    first = sequence = record.first_sequence
+    grouped = queue.properties.grouping != "none"
+    chunks = queue.messages.chunks
+    scheduled = 0
+    for new in messages:
+        due_ms, ttl_ms = new.due_ms, new.ttl_ms
+        expires_ms = 0 if ttl_ms is None else (due_ms or time_ms) + ttl_ms
+        message = Message(
+            sequence, position, new.envelope, new.native, new.body, new.priority, new.group,
+            due_ms or time_ms, expires_ms, 0, SCHEDULED if due_ms else ACTIVE, 0,
+        )  # fmt: skip
+        chunk = chunks.get(sequence // CHUNK)
+        if chunk is None:
+            chunk = chunks[sequence // CHUNK] = {}
+        chunk[sequence] = message
+        if grouped:
+            _join_group(queue, message)
+        if due_ms:
+            scheduled += 1
+            state.due_timers.add(due_ms, message_key(queue, sequence))
+        elif expires_ms:
+            state.expiry_timers.add(expires_ms, message_key(queue, sequence))
+        sequence += 1
+        position += 1
+    if scheduled or grouped or len(queue.lanes) > 1:
+        for each in range(first, sequence):
+            message = queue.messages[each]
+            if message.state == ACTIVE:
+                _make_ready(queue, message)
+        queue.counts[SCHEDULED] += scheduled
+    elif sequence - first == 1:
+        queue.lanes[0].append(first)
+    else:
+        queue.lanes[0].extend(range(first, sequence))
+    queue.counts[ACTIVE] += len(messages) - scheduled
+    queue.size_bytes += record.size_bytes
+    queue.next_sequence = sequence
+    queue.accessed_ms = time_ms
+    if record.keys is not None:
+        _remember(state, queue, record)
+
+
+def _join_group(queue: Queue, message: Message) -> None:
+    if message.group is not None:
+        group = queue.groups.get(message.group)
+        if group is None:
+            group = queue.groups[message.group] = Group(message.group, Lane())
+        message.group = group.key  # one string for all
+        group.messages += 1
+
+
+def _make_ready(queue: Queue, message: Message) -> None:
+    """A message that has just got its sequence number can be delivered."""
+    group = queue.group(message)
+    if group is None:
+        queue.lanes[queue.level(message)].append(message.sequence)
+    else:
+        group.ready.append(message.sequence)
+        _offer(queue, group)
+
+
+def _make_ready_again(queue: Queue, message: Message) -> None:
+    group = queue.group(message)
+    if group is None:
+        queue.lanes[queue.level(message)].give_back(message.sequence)
+    else:
+        group.ready.give_back(message.sequence)
+        _offer(queue, group)
+
+
+def _offer(queue: Queue, group: Group) -> None:
+    """Keeps the heads true after a change to a group: each free group has its head among them."""
+    heads, first = queue.heads, group.ready.first()
+    if first is not None and group.offered != first and not queue.busy(group):
+        group.offered = first
+        heappush(heads, (queue.level(queue.messages[first]), first, group.key))
+    while heads and not _is_free_head(queue, heads[0]):
+        _, first, key = heappop(heads)
+        stale = queue.groups.get(key)
+        if stale is not None and stale.offered == first:
+            stale.offered = 0
+    if len(heads) > 2 * len(queue.groups) + 64:
+        _rebuild_heads(queue)
+
+
+def _is_free_head(queue: Queue, head: tuple[int, int, str]) -> bool:
+    group = queue.groups.get(head[2])
+    return group is not None and group.ready.first() == head[1] and not queue.busy(group)
+
+
+def _rebuild_heads(queue: Queue) -> None:
+    """Drops the heads that no longer are; rare enough to cost nothing per message."""
+    heads = []
+    for group in queue.groups.values():
+        first = group.ready.first()
+        group.offered = 0
+        if first is not None and not queue.busy(group):
+            group.offered = first
+            heads.append((queue.level(queue.messages[first]), first, group.key))
+    heapify(heads)
+    queue.heads = heads
+
+
+def _remember(state: State, queue: Queue, record: Sent) -> None:
+    assert record.keys is not None
+    for sequence, key in enumerate(record.keys, record.first_sequence):
+        if key is None:
+            continue
+        oldest = queue.seen_order[0] if queue.seen_order else None
+        if oldest == key:  # it has left the window, but was not forgotten yet
+            state.forget_timers.remove(queue.seen[key][0], queue.number)
+        queue.seen[key] = (record.keys_until_ms, sequence)
+        queue.seen_order.append(key)
+        if oldest is None or oldest == key:
+            state.forget_timers.add(record.keys_until_ms, queue.number)
+
+
+def _forgotten(state: State, record: Forgotten, _: int) -> None:
+    queue = state.queues[record.queue]
+    seen, order = queue.seen, queue.seen_order
+    state.forget_timers.remove(seen[order[0]][0], queue.number)
+    for _ in range(record.count):
+        key = order.popleft()
+        if key in seen and seen[key][0] <= record.time_ms:  # else it was sent again since
+            del seen[key]
+    while order and order[0] not in seen:
+        order.popleft()
+    if order:
+        state.forget_timers.add(seen[order[0]][0], queue.number)
+
+
+def _activated(state: State, record: Activated, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence, old in enumerate(record.sequences, record.first_sequence):
+        message = queue.messages.pop(old)
+        state.due_timers.remove(message.enqueued_ms, message_key(queue, old))
+        message.sequence, message.state, message.enqueued_ms = sequence, ACTIVE, record.time_ms
+        queue.messages.put(message)
+        _watch_expiry(state, queue, message)
+        _make_ready(queue, message)
+    queue.next_sequence += len(record.sequences)
+    queue.accessed_ms = record.time_ms
+    _count(queue, SCHEDULED, ACTIVE, len(record.sequences))
+
+
+def _count(queue: Queue, old: int, new: int, messages: int) -> None:
+    queue.counts[old] -= messages
+    queue.counts[new] += messages
+
+
+def _watch_expiry(state: State, queue: Queue, message: Message) -> None:
+    if message.expires_ms:
+        state.expiry_timers.add(message.expires_ms, message_key(queue, message.sequence))
+
+
+def _unwatch_expiry(state: State, queue: Queue, message: Message) -> None:
+    if message.expires_ms:
+        state.expiry_timers.remove(message.expires_ms, message_key(queue, message.sequence))
+
+
+def _woken(state: State, record: Woken, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        message = queue.messages[sequence]
+        _end_delay(state, queue, message)
+        message.state = ACTIVE
+        _make_ready_again(queue, message)
+    _count(queue, DELAYED, ACTIVE, len(record.sequences))
+
+
+def _end_delay(state: State, queue: Queue, message: Message) -> None:
+    state.due_timers.remove(message.lock, message_key(queue, message.sequence))
+    message.lock = 0
+    group = queue.group(message)
+    if group is not None:
+        group.delayed -= 1
+
+
+# Removing.
+
+
+def _removed(state: State, record: Cancelled | Completed | Expired | Purged, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        _remove(state, queue, queue.messages[sequence])
+
+
+def _completed(state: State, record: Completed, position: int) -> None:
+    """The way most messages go, so in one loop without calls; `_removed` does the same."""
+    queue = state.queues[record.queue]
+    if queue.groups or queue.notes:
+        _removed(state, record, position)
+        return
+    locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
+    size = 0
+    for sequence in record.sequences:
+        chunk = chunks[sequence // CHUNK]
+        message = chunk.pop(sequence)
+        if not chunk:
+            del chunks[sequence // CHUNK]
+        token = message.lock
+        lock = locks.pop(token)
+        timers.remove(lock.until_ms, token)
+        if lock.bound or lock.id is not None:
+            _unbind(state, lock, token)
+        body, native = message.body, message.native
+        size += len(message.envelope) + (len(body) if isinstance(body, bytes) else body)
+        if native is not None:
+            size += len(native)
+    queue.counts[LOCKED] -= len(record.sequences)
+    queue.size_bytes -= size
+
+
+def _remove(state: State, queue: Queue, message: Message) -> None:
+    """Out of the queue, whatever its state."""
+    _displace(state, queue, message)
+    queue.counts[message.state] -= 1
+    queue.messages.pop(message.sequence)
+    queue.size_bytes -= size_bytes(message)
+    queue.notes.pop(message.sequence, None)
+    group = queue.group(message)
+    if group is not None:
+        group.messages -= 1
+        _offer(queue, group)
+        _drop_if_empty(queue, group)
+
+
+def _drop_if_empty(queue: Queue, group: Group) -> None:
+    if not (group.messages or group.token or group.state is not None):
+        del queue.groups[group.key]
+
+
+def _displace(state: State, queue: Queue, message: Message) -> None:
+    """Undoes what a message's present state had set up around it."""
+    if message.state == ACTIVE:
+        _unwatch_expiry(state, queue, message)
+        _take(queue, [message])
+    elif message.state == LOCKED:
+        _unlock(state, queue, message)
+    elif message.state == SCHEDULED:
+        state.due_timers.remove(message.enqueued_ms, message_key(queue, message.sequence))
+    elif message.state == DELAYED:
+        _unwatch_expiry(state, queue, message)
+        _end_delay(state, queue, message)
+    else:
+        _unwatch_expiry(state, queue, message)
+
+
+def _take(queue: Queue, messages: Sequence[Message]) -> None:
+    """Ready messages leave their lanes."""
+    for message in messages:
+        group = queue.group(message)
+        if group is None:
+            queue.lanes[queue.level(message)].take([message.sequence])
+        else:
+            group.ready.take([message.sequence])
+
+
+# Locks.
+
+
+def _locked(state: State, record: Locked, _: int) -> None:
+    queue, sequences = state.queues[record.queue], record.sequences
+    grouped = len(queue.groups) > 0
+    until_ms, bound = record.until_ms, record.bound
+    token = state.era + record.first_lock
+    locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
+    from_deferred = 0
+    for sequence in sequences:
+        message = chunks[sequence // CHUNK][sequence]
+        if message.expires_ms:  # it does not expire under its holder
+            _unwatch_expiry(state, queue, message)
+        deferred = message.state == DEFERRED
+        from_deferred += deferred
+        message.state = LOCKED
+        message.lock = token
+        message.count += 1
+        lock = locks[token] = Lock(message, queue, until_ms, bound, deferred, None, None)
+        if grouped:
+            _lock_in_group(queue, lock, token)
+        if lock.session is None:
+            timers.add(until_ms, token)
+        token += 1
+    state.next_lock = record.first_lock + len(sequences)
+    counts = queue.counts
+    counts[ACTIVE] -= len(sequences) - from_deferred
+    counts[LOCKED] += len(sequences)
+    if from_deferred:
+        counts[DEFERRED] -= from_deferred
+    queue.accessed_ms = record.time_ms
+    if grouped or from_deferred or len(queue.lanes) > 1:
+        messages = [queue.messages[sequence] for sequence in sequences]
+        _take(queue, [message for message in messages if not locks[message.lock].deferred])
+        _offer_groups(queue, sequences)
+    else:
+        queue.lanes[0].take(sequences)
+    if bound and bound in state.receivers:
+        first = state.era + record.first_lock
+        state.receivers[bound].locks.update(dict.fromkeys(range(first, token)))
+    if record.ids is not None:
+        for number, message_id in enumerate(record.ids, record.first_lock):
+            if message_id:
+                locks[state.era + number].id = message_id
+                state.ids.setdefault(message_id, {})[state.era + number] = None
+    if record.receiver in state.receivers:
+        _served(state, record, queue)
+
+
+def _lock_in_group(queue: Queue, lock: Lock, token: int) -> None:
+    group = queue.group(lock.message)
+    if group is not None:
+        group.locks[token] = None
+        if queue.properties.grouping == "session":
+            lock.session = group
+
+
+def _offer_groups(queue: Queue, sequences: list[int]) -> None:
+    for key in dict.fromkeys(queue.messages[sequence].group for sequence in sequences):
+        if key is not None and key in queue.groups:
+            _offer(queue, queue.groups[key])
+
+
+def _served(state: State, record: Locked | Taken, queue: Queue) -> None:
+    """Takes the credit that a delivery used, and passes the turn on."""
+    receiver = state.receivers[record.receiver]
+    if receiver.once:
+        _detach(state, receiver)
+        return
+    receiver.credit -= len(record.sequences)
+    if receiver.credit:
+        queue.waiting.move_to_end(receiver.receiver)
+    else:
+        del queue.waiting[receiver.receiver]
+
+
+def _unlock(state: State, queue: Queue, message: Message) -> Lock:
+    token = message.lock
+    lock = state.locks.pop(token)
+    message.lock = 0
+    if lock.session is None:
+        state.lock_timers.remove(lock.until_ms, token)
+    group = queue.group(message)
+    if group is not None:
+        del group.locks[token]
+    if lock.bound or lock.id is not None:
+        _unbind(state, lock, token)
+    return lock
+
+
+def _unbind(state: State, lock: Lock, token: int) -> None:
+    if lock.id is not None:
+        tokens = state.ids[lock.id]
+        del tokens[token]
+        if not tokens:
+            del state.ids[lock.id]
+    receiver = state.receivers.get(lock.bound)
+    if receiver is not None:
+        receiver.locks.pop(token, None)
+
+
+def _taken(state: State, record: Taken, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        _remove(state, queue, queue.messages[sequence])
+    queue.accessed_ms = record.time_ms
+    if record.receiver in state.receivers:
+        _served(state, record, queue)
+
+
+def _returned(state: State, record: Returned, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        message = queue.messages[sequence]
+        lock = _unlock(state, queue, message)
+        message.count -= record.uncounted
+        _watch_expiry(state, queue, message)
+        _amend(queue, message, record.properties)
+        if lock.deferred:
+            message.state = DEFERRED
+        elif record.until_ms:
+            message.state = DELAYED
+            message.lock = record.until_ms  # a delayed message has no lock, but a time to wake
+            state.due_timers.add(record.until_ms, message_key(queue, sequence))
+            group = queue.group(message)
+            if group is not None:
+                group.delayed += 1
+        else:
+            message.state = ACTIVE
+            _make_ready_again(queue, message)
+        _count(queue, LOCKED, message.state, 1)
+    _offer_groups(queue, record.sequences)
+
+
+def _amend(queue: Queue, message: Message, properties: Properties) -> None:
+    if properties:
+        note = queue.notes.get(message.sequence, NO_NOTE)
+        queue.notes[message.sequence] = Note(
+            note.properties | properties, note.reason, note.description, note.source,
+            note.source_sequence,
+        )  # fmt: skip
+
+
+def _deferred(state: State, record: Deferred, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        message = queue.messages[sequence]
+        _unlock(state, queue, message)
+        message.state = DEFERRED
+        _watch_expiry(state, queue, message)
+        _amend(queue, message, record.properties)
+    _count(queue, LOCKED, DEFERRED, len(record.sequences))
+    _offer_groups(queue, record.sequences)
+
+
+def _renewed(state: State, record: Renewed, _: int) -> None:
+    queue = state.queues[record.queue]
+    for sequence in record.sequences:
+        token = queue.messages[sequence].lock
+        lock = state.locks[token]
+        state.lock_timers.remove(lock.until_ms, token)
+        lock.until_ms = record.until_ms
+        state.lock_timers.add(record.until_ms, token)
+
+
+# Dead letters.
+
+
+def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
+    queue = state.queues[record.queue]
+    assert queue.dead is not None
+    for sequence, old in enumerate(record.sequences, record.first_sequence):
+        note = queue.notes.get(old, NO_NOTE)
+        _move(state, queue, queue.messages[old], queue.dead, sequence)
+        queue.dead.notes[sequence] = Note(
+            note.properties | record.properties, record.reason, record.description, queue.name, old
+        )
+
+
+def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
+    """To another queue's end, as a new message there: others may still be reading the old one."""
+    _remove(state, queue, message)
+    moved = Message(
+        sequence, message.position, message.envelope, message.native, message.body,
+        message.priority, message.group, message.enqueued_ms, 0, message.count, ACTIVE, 0,
+    )  # fmt: skip
+    target.messages.put(moved)
+    target.next_sequence = sequence + 1
+    target.size_bytes += size_bytes(moved)
+    target.counts[ACTIVE] += 1
+    if target.properties.grouping != "none":
+        _join_group(target, moved)
+    _make_ready(target, moved)
+    return moved
+
+
+def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
+    queue, target = state.queues[record.queue], state.queues[record.target]
+    moves = zip(record.sequences, record.expires_ms, strict=True)
+    for sequence, (old, expires_ms) in enumerate(moves, record.first_sequence):
+        note = queue.notes[old]
+        moved = _move(state, queue, queue.messages[old], target, sequence)
+        moved.count, moved.enqueued_ms, moved.expires_ms = 0, record.time_ms, expires_ms
+        _watch_expiry(state, target, moved)
+        kept = note if record.noted else Note(note.properties)
+        if kept != NO_NOTE:
+            target.notes[sequence] = kept
+    target.accessed_ms = record.time_ms
+
+
+# Sessions.
+
+
+def _session_accepted(state: State, record: SessionAccepted, _: int) -> None:
+    queue = state.queues[record.queue]
+    group = queue.groups.get(record.session)
+    if group is None:
+        group = queue.groups[record.session] = Group(record.session, Lane())
+    group.token = state.era + record.lock
+    group.until_ms, group.bound = record.until_ms, record.bound
+    state.next_lock = record.lock + 1
+    state.sessions[group.token] = (queue, group)
+    state.session_timers.add(group.until_ms, group.token)
+    queue.accessed_ms = record.time_ms
+    _offer(queue, group)
+    if record.receiver in state.receivers:
+        _detach(state, state.receivers[record.receiver])  # its wait is over
+
+
+def _session_renewed(state: State, record: SessionRenewed, _: int) -> None:
+    group = state.queues[record.queue].groups[record.session]
+    state.session_timers.remove(group.until_ms, group.token)
+    group.until_ms = record.until_ms
+    state.session_timers.add(group.until_ms, group.token)
+
+
+def _session_released(state: State, record: SessionReleased, _: int) -> None:
+    queue = state.queues[record.queue]
+    group = queue.groups[record.session]
+    _end_session(state, group)
+    _offer(queue, group)
+    _drop_if_empty(queue, group)
+
+
+def _end_session(state: State, group: Group) -> None:
+    state.session_timers.remove(group.until_ms, group.token)
+    _detach_all(state, list(group.readers))
+    del state.sessions[group.token]
+    group.token = group.until_ms = 0
+    group.bound = False
+
+
+def _session_state_set(state: State, record: SessionStateSet, _: int) -> None:
+    group = state.queues[record.queue].groups[record.session]
+    group.state, group.state_ms = record.state, record.time_ms
+
+
+# Passing.
+
+
+def _receiver_attached(state: State, record: ReceiverAttached, _: int) -> None:
+    given = record.receiver
+    receiver = Receiver(
+        given.receiver, given.queue, given.credit, given.delete, given.lock_ms, given.bound,
+        given.by_id, given.session, given.once, given.deadline_ms,
+    )  # fmt: skip
+    if receiver.once and receiver.bound in state.receivers:
+        state.receivers[receiver.bound].waits[receiver.receiver] = None
+    queue = state.queues[receiver.queue]
+    state.receivers[receiver.receiver] = receiver
+    queue.attached[receiver.receiver] = None
+    if record.accepting:
+        queue.accepting[receiver.receiver] = receiver
+    elif receiver.credit:
+        queue.waiting[receiver.receiver] = receiver
+    if receiver.session:
+        state.sessions[receiver.session][1].readers[receiver.receiver] = None
+    if receiver.deadline_ms:
+        state.wait_timers.add(receiver.deadline_ms, receiver.receiver)
+
+
+def _credit_set(state: State, record: CreditSet, _: int) -> None:
+    receiver = state.receivers[record.receiver]
+    waiting = state.queues[receiver.queue].waiting
+    receiver.credit = record.credit
+    if not receiver.credit:
+        waiting.pop(receiver.receiver, None)
+    elif receiver.receiver not in waiting:
+        waiting[receiver.receiver] = receiver
+
+
+def _receiver_detached(state: State, record: ReceiverDetached, _: int) -> None:
+    _detach(state, state.receivers[record.receiver])
+
+
+def _detach_all(state: State, receivers: list[int]) -> None:
+    for number in receivers:
+        if number in state.receivers:  # one may have gone with another
+            _detach(state, state.receivers[number])
+
+
+def _detach(state: State, receiver: Receiver) -> None:
+    queue = state.queues[receiver.queue]
+    del state.receivers[receiver.receiver]
+    _detach_all(state, list(receiver.waits))
+    if receiver.bound in state.receivers:
+        state.receivers[receiver.bound].waits.pop(receiver.receiver, None)
+    del queue.attached[receiver.receiver]
+    queue.waiting.pop(receiver.receiver, None)
+    queue.accepting.pop(receiver.receiver, None)
+    if receiver.session:
+        del state.sessions[receiver.session][1].readers[receiver.receiver]
+    if receiver.deadline_ms:
+        state.wait_timers.remove(receiver.deadline_ms, receiver.receiver)
+
+
+def _touched(state: State, record: Touched, _: int) -> None:
+    state.queues[record.queue].touched_ms = record.time_ms
+
+
+def _idle_checked(state: State, record: IdleChecked, _: int) -> None:
+    _watch_idleness(state, state.queues[record.queue], record.due_ms)
+
+
+def _hungry(state: State, record: Hungry, _: int) -> None:
+    if record.more:
+        state.hungry[record.queue] = None
+    else:
+        state.hungry.pop(record.queue, None)
+
+
+_EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
+    Started: _started,
+    QueueCreated: _queue_created,
+    QueueUpdated: _queue_updated,
+    QueueDeleted: _queue_deleted,
+    Sent: _sent,
+    Activated: _activated,
+    Woken: _woken,
+    Cancelled: _removed,
+    Locked: _locked,
+    Taken: _taken,
+    Completed: _completed,
+    Returned: _returned,
+    Deferred: _deferred,
+    DeadLettered: _dead_lettered,
+    Expired: _removed,
+    Renewed: _renewed,
+    SessionAccepted: _session_accepted,
+    SessionRenewed: _session_renewed,
+    SessionReleased: _session_released,
+    SessionStateSet: _session_state_set,
+    Resubmitted: _resubmitted,
+    Purged: _removed,
+    Forgotten: _forgotten,
+    ReceiverAttached: _receiver_attached,
+    CreditSet: _credit_set,
+    ReceiverDetached: _receiver_detached,
+    Touched: _touched,
+    IdleChecked: _idle_checked,
+    Hungry: _hungry,
+    Swept: _swept,
+}

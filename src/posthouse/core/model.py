@@ -1,0 +1,216 @@
+"""The state of one namespace: queues, the locks on their messages, and who waits for what.
+
+Everything here is changed by `evolve` alone. Fields marked *passing* are not journaled: they
+concern connections, and a restart begins without them.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from typing import Literal
+
+import msgspec
+
+from posthouse.core.index import Index
+from posthouse.core.lane import Lane
+from posthouse.core.message import Message, Note
+from posthouse.core.timers import Timers
+
+Order = Literal["arrival", "priority"]
+Grouping = Literal["none", "session", "group"]
+Counting = Literal["all", "abandon"]
+Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
+
+PRIORITIES = 10
+DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
+
+
+def dead_letter_queue(queue: str) -> str:
+    """The name of the dead-letter queue that belongs to `queue`."""
+    return queue + DEAD
+
+
+# Written to the journal as a map with every field: a default that changes later must not change
+# what an old journal says.
+class QueueProperties(msgspec.Struct, frozen=True, gc=False):
+    """What a queue is like. None means: no limit."""
+
+    lock_ms: int = 60_000
+    max_delivery: int = 10
+    ttl_ms: int | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
+    max_message_bytes: int | None = None
+    requires_session: bool = False  # every message needs a group
+    duplicate_detection: bool = False
+    duplicate_window_ms: int = 600_000
+    dead_letter_expired: bool = False
+    idle_delete_ms: int | None = None
+    status: Status = "active"
+    metadata: str = ""
+    order: Order = "arrival"
+    grouping: Grouping = "none"
+    counting: Counting = "all"  # which endings of a delivery keep its count
+
+
+class Group(msgspec.Struct):
+    """The messages of one session or group, and the session's lock and state."""
+
+    key: str
+    ready: Lane
+    messages: int = 0  # in any state
+    delayed: int = 0  # those that will come back to their places, and hold the rest back until then
+    locks: dict[int, None] = {}  # tokens of its messages in flight
+    token: int = 0  # of the session lock; 0: nobody holds it
+    until_ms: int = 0
+    bound: bool = False  # it ends with the receiver that reads it
+    state: bytes | None = None
+    state_ms: int = 0  # when the state was last set
+    offered: int = 0  # the head under which it was last put among the queue's heads
+    readers: dict[int, None] = {}  # passing: receivers that read this session
+
+
+class Receiver(msgspec.Struct):
+    """Passing. One that holds credit (push), or asks once until a deadline (pull)."""
+
+    receiver: int  # its id
+    queue: str
+    credit: int = 0
+    delete: bool = False  # receive-and-delete
+    lock_ms: int = 0  # 0: as the queue says
+    bound: int = 0  # the receiver with which its locks end, most often itself; 0: they live on
+    by_id: bool = False  # its locks can be settled by message id
+    session: int = 0  # the token of the session it reads
+    once: bool = False
+    deadline_ms: int = 0
+    locks: dict[int, None] = {}  # those that end with it
+    waits: dict[int, None] = {}  # receivers that ask once on its behalf
+
+
+class Queue(msgspec.Struct):
+    name: str
+    number: int  # never used again, even if the name is
+    origin: str | None  # a dead-letter queue's owner
+    properties: QueueProperties
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    lanes: list[Lane]  # ready messages outside groups; one lane, or one a priority, highest first
+    messages: Index = msgspec.field(default_factory=Index)
+    next_sequence: int = 1
+    counts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0, 0])  # by state
+    size_bytes: int = 0
+    notes: dict[int, Note] = {}
+    groups: dict[str, Group] = {}
+    heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
+    seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
+    seen_order: deque[str] = msgspec.field(default_factory=deque)
+    dead: "Queue | None" = None
+    # Passing:
+    touched_ms: int = 0  # when a receiver last left or found nothing
+    idle_due_ms: int = 0  # when its idleness is next looked at; 0: never
+    attached: dict[int, None] = {}
+    waiting: OrderedDict[int, Receiver] = msgspec.field(default_factory=OrderedDict)  # in turn
+    accepting: OrderedDict[int, Receiver] = msgspec.field(default_factory=OrderedDict)
+
+    def level(self, message: Message) -> int:
+        """Which lane: 0 comes first."""
+        return PRIORITIES - 1 - message.priority if len(self.lanes) > 1 else 0
+
+    def group(self, message: Message) -> Group | None:
+        """The group a message stands in, if this queue groups it."""
+        return None if message.group is None else self.groups.get(message.group)
+
+    def busy(self, group: Group) -> bool:
+        """Whether nobody new may take from this group."""
+        if group.delayed:
+            return True
+        if self.properties.grouping == "session":
+            return group.token != 0
+        return len(group.locks) > 0
+
+
+class Lock(msgspec.Struct, gc=False):
+    """A delivery held by a receiver, known by its token.
+
+    A token is a number of 128 bits: epoch (32), salt (32), lock number (64). The first two come
+    from the start under which it was given, so no later lock can have the same one.
+    """
+
+    message: Message
+    queue: Queue
+    until_ms: int  # unused where `session` is set: such a lock lasts as long as the session's
+    bound: int  # the receiver with which it ends, or 0
+    deferred: bool  # it returns to deferred
+    session: Group | None
+    id: str | None  # by which it may be settled
+
+
+class State(msgspec.Struct):
+    """One namespace's world."""
+
+    name: str
+    era: int = 0  # the upper 64 bits of tokens: epoch and salt of this start
+    started_ms: int = 0
+    next_lock: int = 1
+    queues: dict[str, Queue] = {}  # dead-letter queues too
+    names: list[str] = []  # sorted, without dead-letter queues
+    folded: dict[str, str] = {}  # case-folded name: name
+    numbered: dict[int, Queue] = {}
+    locks: dict[int, Lock] = {}
+    ids: dict[str, dict[int, None]] = {}  # message id: tokens that can be settled by it
+    sessions: dict[int, tuple[Queue, Group]] = {}  # by the session lock's token
+    lock_timers: Timers = msgspec.field(default_factory=Timers)  # tokens
+    session_timers: Timers = msgspec.field(default_factory=Timers)  # tokens
+    expiry_timers: Timers = msgspec.field(default_factory=Timers)  # message keys
+    due_timers: Timers = msgspec.field(default_factory=Timers)  # message keys
+    forget_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
+    # Passing:
+    idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
+    wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
+    receivers: dict[int, Receiver] = {}
+    hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
+    doomed: list[Queue] = []  # deleted, and freed bit by bit
+
+
+def era(epoch: int, salt: int) -> int:
+    """The upper half of the tokens of one start: what a lock number is added to."""
+    return (epoch << 32 | salt) << 64
+
+
+def page(names: list[str], after: str, limit: int) -> list[str]:
+    """At most `limit` of these sorted names that come after one."""
+    at = bisect_right(names, after)
+    return names[at : at + limit]
+
+
+def find(state: State, name: str) -> str | None:
+    """The exact name of the queue whose name is this one but for the case of its letters."""
+    if name in state.queues:
+        return name
+    base = name.removesuffix(DEAD)
+    exact = state.folded.get(base.casefold())
+    return None if exact is None else exact + name[len(base) :]
+
+
+SEQUENCE_BITS = 64
+
+
+def message_key(queue: Queue, sequence: int) -> int:
+    """What a message is called among the timers."""
+    return queue.number << SEQUENCE_BITS | sequence
+
+
+def next_deadline_ms(state: State) -> int | None:
+    """When a tick is next due; a moment in the past means now, None means never."""
+    if state.hungry or state.doomed:
+        return 0
+    firsts = (
+        state.lock_timers.first,
+        state.session_timers.first,
+        state.expiry_timers.first,
+        state.due_timers.first,
+        state.forget_timers.first,
+        state.idle_timers.first,
+        state.wait_timers.first,
+    )
+    return min((first for first in firsts if first is not None), default=None)

@@ -1,0 +1,546 @@
+"""Planning what a command does to messages and to those who wait for them.
+
+A `Plan` holds the records so far and, for each queue touched, the few things that will be different
+once they have been made so. The state itself is neither changed nor copied.
+
+Two facts carry the planning. Unless a queue is in `state.hungry`, no message is ready while a
+receiver that could have it waits; so what a command makes available is all there is to hand out.
+And a message is in one state only, so that nothing falls due twice in one tick, but for a delayed
+message that expires as it wakes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from heapq import heappop, heappush, merge
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from posthouse.core.commands import (
+    Answer,
+    Delivery,
+    Granted,
+    Notice,
+)
+from posthouse.core.heaps import walk
+from posthouse.core.index import CHUNK
+from posthouse.core.message import (
+    ACTIVE,
+    DELAYED,
+    LOCKED,
+    NO_NOTE,
+    NO_PROPERTIES,
+    Message,
+    Note,
+    Properties,
+    decode_envelope,
+)
+from posthouse.core.model import (
+    Group,
+    Lock,
+    Queue,
+    Receiver,
+    State,
+)
+from posthouse.core.records import (
+    DeadLettered,
+    Expired,
+    Locked,
+    Record,
+    Returned,
+    SessionAccepted,
+    SessionReleased,
+    Taken,
+    Touched,
+)
+
+Delivered: TypeAlias = Delivery | Granted | Notice
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What a command does: records to evolve, the caller's answer, and what receivers get."""
+
+    records: list[Record]
+    answer: Answer = None
+    deliveries: Sequence[Delivered] = ()
+
+
+# The plan.
+
+
+class Side:
+    """One queue as it will be, as far as this command changes it."""
+
+    __slots__ = (
+        "next_sequence",
+        "notes",
+        "queue",
+        "ready",
+        "released",
+        "removed",
+        "undelayed",
+        "unlocked",
+    )
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.next_sequence = queue.next_sequence
+        self.ready: list[Message] = []  # as they will be, with their final numbers and counts
+        self.removed: set[int] = set()  # sequences that will be gone
+        self.unlocked: dict[str, int] = {}  # groups to look at again: how many of their locks end
+        self.undelayed: dict[str, int] = {}  # and how many of their delays
+        self.released: set[str] = set()  # sessions whose lock ends
+        self.notes: dict[int, Note] = {}
+
+    def numbers(self, count: int) -> int:
+        """The first of `count` new sequence numbers."""
+        first = self.next_sequence
+        self.next_sequence += count
+        return first
+
+    def delayed(self, group: Group) -> bool:
+        """Whether the group will still be held back by a delayed message."""
+        return group.delayed > self.undelayed.get(group.key, 0)
+
+    def note(self, sequence: int) -> Note | None:
+        return self.notes.get(sequence) or self.queue.notes.get(sequence)
+
+
+class Plan:
+    """What one command will do."""
+
+    __slots__ = ("deliveries", "leaving", "next_lock", "now_ms", "records", "sides", "state")
+
+    def __init__(self, state: State, now_ms: int) -> None:
+        self.state = state
+        self.now_ms = now_ms
+        self.records: list[Record] = []
+        self.deliveries: list[Delivered] = []
+        self.next_lock = state.next_lock
+        self.leaving: set[int] = set()  # receivers that are not there any more
+        self.sides: dict[str, Side] = {}
+
+    def side(self, queue: Queue) -> Side:
+        side = self.sides.get(queue.name)
+        if side is None:
+            side = self.sides[queue.name] = Side(queue)
+        return side
+
+    def outcome(self, answer: Answer = None) -> Outcome:
+        """Hands out what has become available, and closes the plan."""
+        for side in list(self.sides.values()):
+            queue = side.queue
+            if (queue.waiting or queue.accepting) and queue.name not in self.state.hungry:
+                _hand_out(self, side)
+        return Outcome(self.records, answer, self.deliveries)
+
+    def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
+        """Hands these messages to a receiver that waits or has got credit."""
+        note = self.side(queue).note
+        record, deliveries = deliver(
+            self.state, queue, to, messages, note, self.next_lock, self.now_ms
+        )
+        self.records.append(record)
+        self.deliveries += deliveries
+        self.next_lock += len(messages)
+
+
+class Taker(Protocol):
+    """What a delivery has to know of who gets it: a receiver, or a command that asks once."""
+
+    @property
+    def receiver(self) -> int: ...
+    @property
+    def delete(self) -> bool: ...
+    @property
+    def lock_ms(self) -> int: ...
+    @property
+    def bound(self) -> int: ...
+    @property
+    def by_id(self) -> bool: ...
+    @property
+    def session(self) -> int: ...
+
+
+def deliver(
+    state: State,
+    queue: Queue,
+    to: Taker,
+    messages: list[Message],
+    note_of: Callable[[int], Note | None] | None,
+    first_lock: int,
+    now_ms: int,
+) -> tuple[Locked | Taken, list[Delivery]]:
+    """Locks these messages, or takes them out where that was asked for."""
+    receiver = to.receiver
+    sequences = []
+    deliveries = []
+    token = until_ms = step = 0
+    if not to.delete:
+        token, step = state.era + first_lock, 1
+        if to.session:
+            until_ms = state.sessions[to.session][1].until_ms
+        else:
+            until_ms = now_ms + (to.lock_ms or queue.properties.lock_ms)
+    for message in messages:
+        sequence = message.sequence
+        sequences.append(sequence)
+        note = None if note_of is None else note_of(sequence)
+        deliveries.append(Delivery(receiver, token, until_ms, message.count + 1, message, note))
+        token += step
+    if to.delete:
+        return Taken(queue.name, now_ms, sequences, receiver), deliveries
+    ids = [decode_envelope(message.envelope).id for message in messages] if to.by_id else None
+    record = Locked(queue.name, now_ms, sequences, first_lock, until_ms, receiver, to.bound, ids)
+    return record, deliveries
+
+
+def _hand_out(plan: Plan, side: Side) -> None:
+    """Gives what this plan makes available in a queue to those who wait there."""
+    queue = side.queue
+    if not can_receive(queue):
+        return
+    grouping = queue.properties.grouping
+    if grouping == "session":
+        _hand_out_sessions(plan, side)
+        return
+    runs = [iter((m,)) for m in side.ready if m.group is None or grouping == "none"]
+    if grouping == "group":
+        in_groups = _by_group(m for m in side.ready if m.group is not None)
+        for key in side.unlocked | dict.fromkeys(in_groups, 0):
+            group, added = queue.groups.get(key), in_groups.get(key, [])
+            if group is None:
+                runs.append(_run(side, None, added))
+            elif len(group.locks) == side.unlocked.get(key, 0) and not side.delayed(group):
+                runs.append(_run(side, group, added))
+    deal(plan, queue, runs)
+
+
+def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
+    """One message each to the waiting receivers in turn, while they have credit.
+
+    A run is what a group has, in order: its next message is free once one is taken out for good.
+    """
+    heap: list[tuple[int, int, Message, Iterator[Message]]] = []
+
+    def offer(run: Iterator[Message]) -> None:
+        message = next(run, None)
+        if message is not None and not is_expired(message, plan.now_ms):
+            heappush(heap, (queue.level(message), message.sequence, message, run))
+
+    for run in runs:
+        offer(run)
+    waiting = (r for r in queue.waiting.values() if r.receiver not in plan.leaving)
+    again: deque[tuple[Receiver, int]] = deque()  # those served in this round, with credit left
+    given: dict[int, tuple[Receiver, list[Message]]] = {}
+    while heap:
+        receiver = next(waiting, None)
+        if receiver is not None:
+            credit = receiver.credit
+        elif again:
+            receiver, credit = again.popleft()
+        else:
+            break
+        _, _, message, run = heappop(heap)
+        _, hand = given.pop(receiver.receiver, (receiver, []))
+        hand.append(message)
+        given[receiver.receiver] = (receiver, hand)  # last served, last in the next turn
+        if credit > 1:
+            again.append((receiver, credit - 1))
+        if receiver.delete:
+            offer(run)
+    for receiver, hand in given.values():
+        plan.deliver(queue, receiver, hand)
+
+
+def _run(side: Side, group: Group | None, added: list[Message]) -> Iterator[Message]:
+    """What is ready in a group as this plan leaves it, in order."""
+    left = () if group is None else (s for s in group.ready.walk() if s not in side.removed)
+    there = (side.queue.messages[sequence] for sequence in left)
+    return merge(sorted(added, key=_sequence), there, key=_sequence)
+
+
+def _hand_out_sessions(plan: Plan, side: Side) -> None:
+    """To the holders of sessions what is new in them; to waiting accepts the sessions set free."""
+    queue = side.queue
+    by_group = _by_group(side.ready)
+    free = []
+    for key in side.unlocked | dict.fromkeys(by_group, 0):
+        group = queue.groups.get(key)
+        run = _run(side, group, by_group.get(key, []))
+        if group is not None and side.delayed(group):
+            continue
+        if group is not None and group.token and key not in side.released:
+            if group.until_ms > plan.now_ms:
+                deal_in_session(plan, queue, group, run)
+            continue
+        head = next(run, None)
+        if head is not None and not is_expired(head, plan.now_ms):
+            free.append((queue.level(head), head.sequence, key))
+    accepting = [r for r in queue.accepting.values() if r.receiver not in plan.leaving]
+    for (_, _, key), receiver in zip(sorted(free), accepting, strict=False):
+        plan.deliveries.append(grant(plan, queue, key, receiver))
+
+
+def deal_in_session(plan: Plan, queue: Queue, group: Group, run: Iterator[Message]) -> None:
+    """What is ready in a session to those who read it."""
+    fresh = (message for message in run if not is_expired(message, plan.now_ms))
+    for reader in group.readers:
+        receiver = queue.waiting.get(reader)
+        if receiver is not None and reader not in plan.leaving:
+            hand = list(islice(fresh, receiver.credit))
+            if hand:
+                plan.deliver(queue, receiver, hand)
+
+
+def grant(plan: Plan, queue: Queue, session: str, to: Receiver) -> Granted:
+    until_ms = plan.now_ms + (to.lock_ms or queue.properties.lock_ms)
+    lock = plan.next_lock
+    plan.next_lock += 1
+    plan.records.append(
+        SessionAccepted(
+            queue.name, plan.now_ms, session, lock, until_ms, to.receiver, to.bound != 0
+        )
+    )
+    return Granted(to.receiver, session, plan.state.era + lock, until_ms)
+
+
+def _by_group(messages: Iterable[Message]) -> dict[str, list[Message]]:
+    groups: dict[str, list[Message]] = {}
+    for message in messages:
+        assert message.group is not None
+        groups.setdefault(message.group, []).append(message)
+    return groups
+
+
+def _sequence(message: Message) -> int:
+    return message.sequence
+
+
+# Picking.
+
+
+def can_receive(queue: Queue) -> bool:
+    return queue.properties.status in ("active", "send-disabled")
+
+
+def can_send(queue: Queue) -> bool:
+    return queue.properties.status in ("active", "receive-disabled")
+
+
+def is_expired(message: Message, now_ms: int) -> bool:
+    return message.expires_ms != 0 and message.expires_ms <= now_ms
+
+
+def pick(queue: Queue, sequences: Iterable[int], limit: int, now_ms: int) -> list[Message]:
+    """The first `limit` of these messages that are not expired; those wait for the next tick."""
+    messages, picked = queue.messages, []
+    for sequence in sequences:
+        message = messages[sequence]
+        if message.expires_ms == 0 or message.expires_ms > now_ms:
+            picked.append(message)
+            if len(picked) == limit:
+                break
+    return picked
+
+
+def pick_ready(queue: Queue, limit: int, now_ms: int, *, delete: bool = False) -> list[Message]:
+    """The next `limit` messages for a receiver of any kind."""
+    if len(queue.lanes) == 1 and not queue.groups:
+        lane, chunks, picked = queue.lanes[0], queue.messages.chunks, []
+        for sequence in lane.head(limit):
+            message = chunks[sequence // CHUNK][sequence]
+            if message.expires_ms and message.expires_ms <= now_ms:
+                return pick(queue, lane.walk(), limit, now_ms)
+            picked.append(message)
+        return picked
+    in_lanes = ((level, s) for level, lane in enumerate(queue.lanes) for s in lane.walk())
+    in_order = merge(in_lanes, ((level, s) for level, s, _ in free_heads(queue)))
+    if delete and queue.groups:
+        return pick(queue, _whole_groups(queue, in_order, now_ms), limit, now_ms)
+    return pick(queue, (sequence for _, sequence in in_order), limit, now_ms)
+
+
+def _whole_groups(queue: Queue, in_order: Iterator[tuple[int, int]], now_ms: int) -> Iterator[int]:
+    """What can be taken out for good: behind the head of a group comes the rest of it."""
+    runs: list[tuple[int, int, Iterator[int]]] = []  # a heap: what follows in groups begun
+
+    def follow(run: Iterator[int]) -> None:
+        sequence = next(run, None)
+        if sequence is not None and not is_expired(queue.messages[sequence], now_ms):
+            heappush(runs, (queue.level(queue.messages[sequence]), sequence, run))
+
+    head = next(in_order, None)
+    while head is not None or runs:
+        if head is not None and (not runs or head < runs[0][:2]):
+            message = queue.messages[head[1]]
+            head = next(in_order, None)
+            group = queue.group(message)
+            if group is None:
+                yield message.sequence
+            else:
+                follow(group.ready.walk())
+        else:
+            _, sequence, run = heappop(runs)
+            yield sequence
+            follow(run)
+
+
+def pick_in_session(queue: Queue, group: Group, limit: int, now_ms: int) -> list[Message]:
+    """The next `limit` messages for who holds a session."""
+    return [] if group.delayed else pick(queue, group.ready.walk(), limit, now_ms)
+
+
+def free_heads(queue: Queue) -> Iterator[tuple[int, int, str]]:
+    """The heads of groups that may be taken, in order."""
+    last = None
+    for head in walk(queue.heads):
+        group = queue.groups.get(head[2])
+        if head == last or group is None or queue.busy(group):
+            continue
+        if group.ready.first() == head[1]:
+            yield head
+        last = head
+
+
+def free_sessions(queue: Queue, now_ms: int) -> Iterator[str]:
+    """The sessions that can be accepted, in order."""
+    for _, sequence, key in free_heads(queue):
+        if not is_expired(queue.messages[sequence], now_ms):
+            yield key
+
+
+# How a delivery ends.
+
+
+def numbers_of(messages: Iterable[Message]) -> list[int]:
+    return [message.sequence for message in messages]
+
+
+def as_active(message: Message, **changes: Any) -> Message:
+    """A message as it will be: active, and otherwise changed."""
+    changed = copy(message)
+    changed.state, changed.lock = ACTIVE, 0
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def by_queue(state: State, locks: Iterable[Lock]) -> list[tuple[Queue, list[Message]]]:
+    """The locked messages of each queue, those of deleted queues left out."""
+    found: dict[str, tuple[Queue, list[Message]]] = {}
+    for lock in locks:
+        if state.queues.get(lock.queue.name) is lock.queue:
+            _, messages = found.setdefault(lock.queue.name, (lock.queue, []))
+            messages.append(lock.message)
+    return list(found.values())
+
+
+def leave_groups(side: Side, messages: Iterable[Message]) -> None:
+    """These leave the states in which they may hold the rest of their groups back."""
+    if side.queue.groups:
+        for message in messages:
+            key = message.group
+            if key is not None:
+                locked, delayed = message.state == LOCKED, message.state == DELAYED
+                side.unlocked[key] = side.unlocked.get(key, 0) + locked
+                side.undelayed[key] = side.undelayed.get(key, 0) + delayed
+
+
+def end(
+    plan: Plan,
+    queue: Queue,
+    messages: list[Message],
+    *,
+    counted: bool,
+    properties: Properties = NO_PROPERTIES,
+    delay_ms: int = 0,
+) -> None:
+    """Deliveries end unsettled: back to their places, or out where they may not come back."""
+    side, now_ms = plan.side(queue), plan.now_ms
+    leave_groups(side, messages)
+    most = queue.properties.max_delivery if counted and queue.origin is None else 0
+    worn = [m for m in messages if most and m.count >= most]
+    rest = [m for m in messages if not most or m.count < most]
+    back = [m for m in rest if not is_expired(m, now_ms)]
+    stale = [m for m in rest if is_expired(m, now_ms)]
+    if back:
+        until_ms = now_ms + delay_ms if delay_ms else 0
+        record = Returned(queue.name, numbers_of(back), not counted, until_ms, properties)
+        plan.records.append(record)
+        for message in back:
+            _give_back(plan, side, message, record)
+    if worn:
+        text = f"Message could not be consumed after {most} delivery attempts."
+        bury(plan, queue, worn, "MaxDeliveryCountExceeded", text, properties)
+    if stale:
+        _drop(plan, queue, stale)
+
+
+def _give_back(plan: Plan, side: Side, message: Message, record: Returned) -> None:
+    if record.properties:
+        note = side.note(message.sequence) or NO_NOTE
+        properties = note.properties | record.properties
+        side.notes[message.sequence] = msgspec.structs.replace(note, properties=properties)
+    if plan.state.locks[message.lock].deferred:
+        return
+    if not record.until_ms:
+        side.ready.append(as_active(message, count=message.count - record.uncounted))
+    elif message.group is not None:
+        side.undelayed[message.group] = side.undelayed.get(message.group, 0) - 1
+
+
+def expire(plan: Plan, queue: Queue, messages: list[Message]) -> None:
+    """Messages whose time to live is over."""
+    leave_groups(plan.side(queue), messages)
+    _drop(plan, queue, messages)
+
+
+def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
+    if queue.properties.dead_letter_expired:
+        text = "The message expired and was dead lettered."
+        bury(plan, queue, messages, "TTLExpiredException", text, NO_PROPERTIES)
+    else:
+        plan.side(queue).removed.update(numbers_of(messages))
+        plan.records.append(Expired(queue.name, numbers_of(messages)))
+
+
+def bury(
+    plan: Plan,
+    queue: Queue,
+    messages: list[Message],
+    reason: str | None,
+    description: str | None,
+    properties: Properties,
+) -> None:
+    """Into the dead-letter queue. The caller has seen to the groups they leave."""
+    assert queue.dead is not None
+    side, dead = plan.side(queue), plan.side(queue.dead)
+    first = dead.numbers(len(messages))
+    sequences = numbers_of(messages)
+    side.removed.update(sequences)
+    plan.records.append(DeadLettered(queue.name, sequences, first, reason, description, properties))
+    if queue.dead.waiting:
+        for sequence, message in enumerate(messages, first):
+            changes = (side.note(message.sequence) or NO_NOTE).properties | properties
+            note = Note(changes, reason, description, queue.name, message.sequence)
+            dead.notes[sequence] = note
+            dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
+
+
+def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:
+    """A session lock ends, and with it the locks on the session's messages and its readers."""
+    side = plan.side(queue)
+    messages = [plan.state.locks[token].message for token in group.locks]
+    side.released.add(group.key)
+    side.unlocked.setdefault(group.key, 0)
+    if messages:
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    plan.records.append(SessionReleased(queue.name, group.key, expired))
+    readers = [number for number in group.readers if number not in plan.leaving]
+    plan.leaving.update(readers)
+    plan.deliveries += [Notice(number, "session-lost") for number in readers]
+    if group.readers:
+        plan.records.append(Touched(queue.name, plan.now_ms))

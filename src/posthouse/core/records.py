@@ -1,0 +1,341 @@
+"""Records: what has happened.
+
+Kept records are what goes to disk, so their encoding is a promise. Each is a MessagePack array: its
+kind, then its fields in order. To change one later: add fields at the end, with a default that
+means what their absence meant; anything else is a new kind with a new number, and the old one stays
+readable. A kind's number is never used again. docs/records.md lists them.
+
+Records carry results, not questions: `evolve` looks nothing up but the state, and has no clock.
+
+A position numbers one change to one message or entity. A record about several messages of a queue
+covers a run of positions, one for each, in order; `span` tells how many.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeGuard, get_args
+
+import msgspec
+
+from posthouse.core.message import NewMessage, Properties
+from posthouse.core.model import QueueProperties, Receiver
+
+VERSION = 1  # of the encoding as a whole
+
+
+class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    pass
+
+
+class Started(_Kept, frozen=True, tag=1):
+    """The broker has started: tokens from here on carry this epoch and salt."""
+
+    epoch: int
+    salt: int
+    time_ms: int
+
+
+class QueueCreated(_Kept, frozen=True, tag=2):
+    queue: str
+    time_ms: int
+    properties: QueueProperties
+
+
+class QueueUpdated(_Kept, frozen=True, tag=3):
+    queue: str
+    time_ms: int
+    properties: QueueProperties
+
+
+class QueueDeleted(_Kept, frozen=True, tag=4):
+    """With its dead-letter queue and all their messages."""
+
+    queue: str
+    time_ms: int
+    idle: bool = False
+
+
+class Sent(_Kept, frozen=True, tag=5):
+    """Messages with rising sequence numbers. `keys` are there where duplicates are detected."""
+
+    queue: str
+    time_ms: int
+    first_sequence: int
+    size_bytes: int
+    messages: list[NewMessage]
+    keys: list[str | None] | None = None
+    keys_until_ms: int = 0
+
+
+class Activated(_Kept, frozen=True, tag=6):
+    """Scheduled messages have become active, with new sequence numbers."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    first_sequence: int
+
+
+class Woken(_Kept, frozen=True, tag=7):
+    """Delayed messages are active again, in their old places."""
+
+    queue: str
+    sequences: list[int]
+
+
+class Cancelled(_Kept, frozen=True, tag=8):
+    """Scheduled messages will not be sent."""
+
+    queue: str
+    sequences: list[int]
+
+
+class Locked(_Kept, frozen=True, tag=9):
+    """Messages were delivered and are held, with rising lock numbers."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    first_lock: int
+    until_ms: int
+    receiver: int = 0
+    bound: int = 0  # the receiver with which the locks end
+    ids: list[str] | None = None
+
+
+class Taken(_Kept, frozen=True, tag=10):
+    """Messages were delivered and are gone (receive-and-delete)."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    receiver: int = 0
+
+
+class Completed(_Kept, frozen=True, tag=11):
+    queue: str
+    sequences: list[int]
+
+
+class Returned(_Kept, frozen=True, tag=12):
+    """Deliveries ended unsettled. `until_ms`: ready only then; `uncounted`: as if never made."""
+
+    queue: str
+    sequences: list[int]
+    uncounted: bool = False
+    until_ms: int = 0
+    properties: Properties = {}
+
+
+class Deferred(_Kept, frozen=True, tag=13):
+    queue: str
+    sequences: list[int]
+    properties: Properties = {}
+
+
+class DeadLettered(_Kept, frozen=True, tag=14):
+    """Moved to the queue's dead-letter queue, contents by reference."""
+
+    queue: str
+    sequences: list[int]
+    first_sequence: int
+    reason: str | None = None
+    description: str | None = None
+    properties: Properties = {}
+
+
+class Expired(_Kept, frozen=True, tag=15):
+    """Dropped, because their time to live had passed."""
+
+    queue: str
+    sequences: list[int]
+
+
+class Renewed(_Kept, frozen=True, tag=16):
+    queue: str
+    sequences: list[int]
+    until_ms: int
+
+
+class SessionAccepted(_Kept, frozen=True, tag=17):
+    queue: str
+    time_ms: int
+    session: str
+    lock: int
+    until_ms: int
+    receiver: int = 0
+    bound: bool = False
+
+
+class SessionRenewed(_Kept, frozen=True, tag=18):
+    queue: str
+    session: str
+    until_ms: int
+
+
+class SessionReleased(_Kept, frozen=True, tag=19):
+    """Given up or expired. Its messages in flight have been returned before."""
+
+    queue: str
+    session: str
+    expired: bool = False
+
+
+class SessionStateSet(_Kept, frozen=True, tag=20):
+    queue: str
+    session: str
+    time_ms: int
+    state: bytes | None
+
+
+class Resubmitted(_Kept, frozen=True, tag=21):
+    """Moved out of a dead-letter queue into `target`, contents by reference."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    target: str
+    first_sequence: int
+    expires_ms: list[int]
+    noted: bool = False  # the reason stays with them
+
+
+class Purged(_Kept, frozen=True, tag=22):
+    queue: str
+    sequences: list[int]
+
+
+class Forgotten(_Kept, frozen=True, tag=23):
+    """The oldest duplicate-detection keys have left the window."""
+
+    queue: str
+    time_ms: int
+    count: int
+
+
+class NamespaceCreated(_Kept, frozen=True, tag=24):
+    name: str
+    time_ms: int
+    epoch: int
+    salt: int
+
+
+class NamespaceDeleted(_Kept, frozen=True, tag=25):
+    name: str
+
+
+Kept: TypeAlias = (
+    Started
+    | QueueCreated
+    | QueueUpdated
+    | QueueDeleted
+    | Sent
+    | Activated
+    | Woken
+    | Cancelled
+    | Locked
+    | Taken
+    | Completed
+    | Returned
+    | Deferred
+    | DeadLettered
+    | Expired
+    | Renewed
+    | SessionAccepted
+    | SessionRenewed
+    | SessionReleased
+    | SessionStateSet
+    | Resubmitted
+    | Purged
+    | Forgotten
+)
+
+
+OfNamespaces: TypeAlias = NamespaceCreated | NamespaceDeleted  # not of one of them
+
+
+class _Passing(msgspec.Struct, frozen=True):
+    pass
+
+
+class ReceiverAttached(_Passing, frozen=True):
+    """It waits from now on, if it has credit. `accepting`: for a session."""
+
+    receiver: Receiver
+    accepting: bool = False
+
+
+class CreditSet(_Passing, frozen=True):
+    receiver: int
+    credit: int
+
+
+class ReceiverDetached(_Passing, frozen=True):
+    receiver: int
+
+
+class Touched(_Passing, frozen=True):
+    """A receiver left, or found nothing: use of a queue that no kept record tells of."""
+
+    queue: str
+    time_ms: int
+
+
+class IdleChecked(_Passing, frozen=True):
+    """The queue was not idle; look again then."""
+
+    queue: str
+    due_ms: int
+
+
+class Hungry(_Passing, frozen=True):
+    """Whether ticks go on feeding the queue's waiting receivers."""
+
+    queue: str
+    more: bool
+
+
+class Swept(_Passing, frozen=True):
+    """This many messages of a deleted queue were freed; no more than that to it."""
+
+    count: int
+
+
+Passing: TypeAlias = (
+    ReceiverAttached | CreditSet | ReceiverDetached | Touched | IdleChecked | Hungry | Swept
+)
+Record: TypeAlias = Kept | Passing
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Kept | OfNamespaces] = msgspec.msgpack.Decoder(
+    Kept | OfNamespaces
+)
+
+
+def is_kept(record: Record) -> TypeGuard[Kept]:
+    """Whether a record goes into the journal."""
+    return isinstance(record, _Kept)
+
+
+encode: Callable[[Kept | OfNamespaces], bytes] = _encoder.encode
+
+
+def decode(data: bytes) -> Kept | OfNamespaces:
+    """Raises msgspec.DecodeError for bytes that are not a record this version knows."""
+    return _decoder.decode(data)
+
+
+def span(record: Kept | OfNamespaces) -> int:
+    """How many positions a record covers."""
+    return _SPANS[type(record)](record)
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+_SPANS: dict[type, Callable[[Any], int]] = {
+    each: (lambda record: len(record.sequences)) if "sequences" in each.__struct_fields__ else _one
+    for each in get_args(Kept | OfNamespaces)
+}
+_SPANS[Sent] = lambda record: len(record.messages)
+_SPANS[Forgotten] = lambda record: record.count

@@ -1,0 +1,253 @@
+"""What is due: the start of the broker, and the tick."""
+
+from collections.abc import Callable
+from itertools import islice
+
+from posthouse.core.checks import (
+    check_start,
+)
+from posthouse.core.commands import (
+    STEPS_MAX,
+    Notice,
+    Start,
+    Tick,
+    Ticked,
+)
+from posthouse.core.message import (
+    SCHEDULED,
+    Message,
+)
+from posthouse.core.model import (
+    SEQUENCE_BITS,
+    Queue,
+    State,
+)
+from posthouse.core.plan import (
+    Outcome,
+    Plan,
+    as_active,
+    by_queue,
+    can_receive,
+    deal,
+    deal_in_session,
+    end,
+    expire,
+    free_sessions,
+    grant,
+    leave_groups,
+    numbers_of,
+    pick_in_session,
+    pick_ready,
+    release,
+)
+from posthouse.core.records import (
+    Activated,
+    Forgotten,
+    Hungry,
+    IdleChecked,
+    QueueDeleted,
+    ReceiverDetached,
+    Started,
+    Swept,
+    Touched,
+    Woken,
+)
+
+_SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+
+
+def start(state: State, command: Start, now_ms: int) -> Outcome:
+    plan = Plan(state, now_ms)
+    check_start(command.epoch, command.salt)
+    plan.records.append(Started(command.epoch, command.salt, now_ms))
+    for queue, group in list(state.sessions.values()):
+        if group.bound and state.queues.get(queue.name) is queue:
+            release(plan, queue, group)
+    bound = [
+        lock
+        for lock in state.locks.values()
+        if lock.bound and (lock.session is None or not lock.session.bound)
+    ]
+    for queue, messages in by_queue(state, bound):
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    return plan.outcome()
+
+
+def tick(state: State, _: Tick, now_ms: int) -> Outcome:
+    plan = Plan(state, now_ms)
+    left = STEPS_MAX
+    for step in _STEPS:
+        left -= step(plan, left)
+        if left <= 0:
+            break
+    return plan.outcome(Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
+
+
+def _to_sweep(state: State) -> int:
+    """What is left of deleted queues."""
+    return sum(1 + sum(queue.counts) + len(queue.groups) for queue in state.doomed)
+
+
+def _sweep(plan: Plan, left: int) -> int:
+    """Frees part of them, leaving half of the steps for what is due elsewhere."""
+    count = min(left // 2, _to_sweep(plan.state))
+    if count:
+        plan.records.append(Swept(count))
+    return count
+
+
+def _end_waits(plan: Plan, left: int) -> int:
+    receivers = plan.state.wait_timers.due(plan.now_ms, left)
+    for receiver in receivers:
+        plan.records.append(Touched(plan.state.receivers[receiver].queue, plan.now_ms))
+        plan.records.append(ReceiverDetached(receiver))
+        plan.deliveries.append(Notice(receiver, "timed-out"))
+        plan.leaving.add(receiver)
+    return len(receivers)
+
+
+def _end_sessions(plan: Plan, left: int) -> int:
+    done = 0
+    for token in plan.state.session_timers.due(plan.now_ms, left):
+        queue, group = plan.state.sessions[token]
+        done += 1 + len(group.locks)
+        if plan.state.queues.get(queue.name) is not queue:
+            continue
+        if done > left:  # part of its messages now, the session itself in the next tick
+            tokens = islice(group.locks, left - done + 1 + len(group.locks))
+            messages = [plan.state.locks[token].message for token in tokens]
+            end(plan, queue, messages, counted=queue.properties.counting == "all")
+            return left
+        release(plan, queue, group, expired=True)
+    return done
+
+
+def _end_locks(plan: Plan, left: int) -> int:
+    tokens = plan.state.lock_timers.due(plan.now_ms, left)
+    locks = [plan.state.locks[token] for token in tokens]
+    for queue, messages in by_queue(plan.state, locks):
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    return len(tokens)
+
+
+def _due_messages(state: State, keys: list[int]) -> list[tuple[Queue, list[Message]]]:
+    """Messages by their keys, those of deleted queues left out."""
+    found: dict[str, tuple[Queue, list[Message]]] = {}
+    for key in keys:
+        queue = state.numbered[key >> SEQUENCE_BITS]
+        if state.queues.get(queue.name) is queue:
+            _, messages = found.setdefault(queue.name, (queue, []))
+            messages.append(queue.messages[key & _SEQUENCE_MASK])
+    return list(found.values())
+
+
+def _end_lives(plan: Plan, left: int) -> int:
+    keys = plan.state.expiry_timers.due(plan.now_ms, left)
+    for queue, messages in _due_messages(plan.state, keys):
+        expire(plan, queue, messages)
+    return len(keys)
+
+
+def _wake(plan: Plan, left: int) -> int:
+    """Scheduled messages go to the end of their queue, delayed ones to their old places."""
+    now_ms = plan.now_ms
+    keys = plan.state.due_timers.due(now_ms, left)
+    for queue, messages in _due_messages(plan.state, keys):
+        side = plan.side(queue)
+        left_alive = [m for m in messages if m.sequence not in side.removed]
+        scheduled = [m for m in left_alive if m.state == SCHEDULED]
+        delayed = [m for m in left_alive if m.state != SCHEDULED]
+        if scheduled:
+            first = side.numbers(len(scheduled))
+            plan.records.append(Activated(queue.name, now_ms, numbers_of(scheduled), first))
+            for sequence, message in enumerate(scheduled, first):
+                side.ready.append(as_active(message, sequence=sequence, enqueued_ms=now_ms))
+        if delayed:
+            plan.records.append(Woken(queue.name, numbers_of(delayed)))
+            leave_groups(side, delayed)
+            side.ready += map(as_active, delayed)
+    return len(keys)
+
+
+def _forget(plan: Plan, left: int) -> int:
+    done = 0
+    for number in plan.state.forget_timers.due(plan.now_ms, left):
+        queue = plan.state.numbered[number]
+        count = 0
+        for key in islice(queue.seen_order, left - done):
+            if key in queue.seen and queue.seen[key][0] > plan.now_ms:
+                break
+            count += 1
+        plan.records.append(Forgotten(queue.name, plan.now_ms, count))
+        done += count
+        if done >= left:
+            break
+    return done
+
+
+def _delete_idle(plan: Plan, left: int) -> int:
+    numbers = plan.state.idle_timers.due(plan.now_ms, left)
+    for number in numbers:
+        queue = plan.state.numbered[number]
+        idle_ms = queue.properties.idle_delete_ms
+        assert idle_ms is not None
+        assert queue.dead is not None
+        uses = (queue.accessed_ms, queue.touched_ms, queue.dead.accessed_ms, queue.dead.touched_ms)
+        idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
+        if queue.attached or queue.dead.attached:
+            idle_at_ms = plan.now_ms + idle_ms
+        if idle_at_ms > plan.now_ms:
+            plan.records.append(IdleChecked(queue.name, idle_at_ms))
+        else:
+            plan.records.append(QueueDeleted(queue.name, plan.now_ms, idle=True))
+    return len(numbers)
+
+
+def _feed_hungry(plan: Plan, left: int) -> int:
+    """Goes on with a queue whose receivers wait though messages are ready, as after a pause."""
+    done = 0
+    for name in plan.state.hungry:
+        queue = plan.state.queues[name]
+        before = len(plan.deliveries)
+        if can_receive(queue):
+            if queue.properties.grouping == "session":
+                _feed_sessions(plan, queue, left - done)
+            else:
+                ready = pick_ready(queue, left - done, plan.now_ms)
+                deal(plan, queue, [iter((message,)) for message in ready])
+        fed = len(plan.deliveries) - before
+        done += fed
+        if not fed and name not in plan.sides:
+            plan.records.append(Hungry(name, more=False))
+        if done >= left:
+            break
+    return done
+
+
+def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
+    sessions = dict.fromkeys(receiver.session for receiver in queue.waiting.values())
+    most = len(plan.deliveries) + left
+    for session in sessions:
+        _, group = plan.state.sessions[session]
+        left = most - len(plan.deliveries)
+        if left and group.until_ms > plan.now_ms:
+            ready = pick_in_session(queue, group, left, plan.now_ms)
+            deal_in_session(plan, queue, group, iter(ready))
+    accepting = [r for r in queue.accepting.values() if r.receiver not in plan.leaving]
+    for receiver, key in zip(
+        accepting[: most - len(plan.deliveries)], free_sessions(queue, plan.now_ms), strict=False
+    ):
+        plan.deliveries.append(grant(plan, queue, key, receiver))
+
+
+_STEPS: tuple[Callable[[Plan, int], int], ...] = (
+    _sweep,
+    _end_waits,
+    _end_sessions,
+    _end_locks,
+    _end_lives,
+    _wake,
+    _forget,
+    _feed_hungry,
+    _delete_idle,
+)

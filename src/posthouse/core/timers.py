@@ -1,0 +1,74 @@
+"""What is due when.
+
+Keys are filed by the exact millisecond they are due; the distinct milliseconds form a heap.
+Removing a key is one dictionary operation, so a message that is settled long before its time leaves
+nothing behind. Most milliseconds hold one key, so a bucket is the key itself until a second one
+joins it.
+"""
+
+from heapq import heapify, heappop, heappush
+
+from posthouse.core.heaps import walk
+
+
+class Timers:
+    """Integer keys by due time. `first` is always the earliest time that has a key, or None."""
+
+    __slots__ = ("_buckets", "_order")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int | dict[int, None]] = {}
+        self._order: list[
+            int
+        ] = []  # a heap; the top has a bucket, deeper entries may have lost theirs
+
+    @property
+    def first(self) -> int | None:
+        return self._order[0] if self._order else None
+
+    def add(self, due_ms: int, key: int) -> None:
+        bucket = self._buckets.get(due_ms)
+        if bucket is None:
+            self._buckets[due_ms] = key
+            heappush(self._order, due_ms)
+        elif isinstance(bucket, int):
+            self._buckets[due_ms] = {bucket: None, key: None}
+        else:
+            bucket[key] = None
+
+    def remove(self, due_ms: int, key: int) -> None:
+        buckets, order = self._buckets, self._order
+        bucket = buckets[due_ms]
+        if type(bucket) is dict:
+            del bucket[key]
+            if bucket:
+                return
+        del buckets[due_ms]
+        if order[0] == due_ms:
+            while order and order[0] not in buckets:
+                heappop(order)
+        elif len(order) > 2 * len(buckets) + 64:
+            self._order = list(buckets)
+            heapify(self._order)
+
+    def due(self, now_ms: int, limit: int) -> list[int]:
+        """At most `limit` keys that are due by `now_ms`, the earliest first."""
+        keys: list[int] = []
+        last = -1
+        for due_ms in walk(self._order):
+            if due_ms > now_ms or len(keys) >= limit:
+                break
+            bucket = self._buckets.get(due_ms)
+            if due_ms == last or bucket is None:
+                continue
+            last = due_ms
+            keys.extend((bucket,) if isinstance(bucket, int) else bucket)
+        return keys[:limit]
+
+    def items(self) -> list[tuple[int, int]]:
+        """Every (due, key), sorted."""
+        return sorted(
+            (due_ms, key)
+            for due_ms, bucket in self._buckets.items()
+            for key in ((bucket,) if isinstance(bucket, int) else bucket)
+        )

@@ -1,0 +1,90 @@
+"""Refusals: the family, and what each of them says."""
+
+import pytest
+
+from posthouse.core.errors import (
+    REFUSALS,
+    AlreadyExists,
+    Disabled,
+    Duplicate,
+    InvalidArgument,
+    LockLost,
+    MessageNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    SessionLocked,
+    SessionLockLost,
+    TimedOut,
+)
+
+TOKEN = 0xABCDEF << 64 | 5
+
+EVERY: list[tuple[Refused, str]] = [
+    (
+        NotFound("queue", "orders"),
+        "There is no queue 'orders'; create it first, or check its name.",
+    ),
+    (
+        AlreadyExists("queue", "orders"),
+        "A queue 'orders' exists already; names that differ only in case clash.",
+    ),
+    (
+        MessageNotFound("orders", 7, "deferred"),
+        "Queue 'orders' has no deferred message with sequence 7.",
+    ),
+    (
+        LockLost("orders", TOKEN),
+        "The lock has expired or was settled already; receive the message again.",
+    ),
+    (
+        SessionLocked("orders", "ann"),
+        "Session 'ann' of 'orders' is held by another receiver; try later.",
+    ),
+    (
+        SessionLockLost("orders", TOKEN),
+        "The session lock on 'orders' has expired or was released; accept it again.",
+    ),
+    (
+        QuotaExceeded("orders", "max_messages", 10, 9),
+        "Queue 'orders' is full: max_messages is 10, and 9 are used;"
+        " receive messages or raise the limit.",
+    ),
+    (
+        MessageTooLarge("orders", 300, 256),
+        "The message has 300 bytes; 'orders' takes at most 256.",
+    ),
+    (
+        Duplicate("orders", "k", 3),
+        "'orders' has accepted a message with key 'k' already.",
+    ),
+    (
+        Disabled("orders", "send-disabled"),
+        "Queue 'orders' is send-disabled; resume it or set its status to active.",
+    ),
+    (InvalidArgument("limit", "must be from 1 to 10"), "limit must be from 1 to 10."),
+    (
+        NotAllowed("orders", "it has no sessions"),
+        "Not allowed on 'orders': it has no sessions.",
+    ),
+    (TimedOut("orders"), "Nothing came from 'orders' before the deadline."),
+]
+
+
+@pytest.mark.parametrize(("refusal", "says"), EVERY, ids=lambda each: type(each).__name__)
+def test_a_refusal_says_what_happened_and_what_to_do(refusal: Refused, says: str) -> None:
+    assert str(refusal) == says
+
+
+def test_no_text_gives_a_token_away() -> None:
+    for refusal, _ in EVERY:
+        assert str(TOKEN) not in str(refusal)
+        assert f"{TOKEN:x}" not in str(refusal)
+
+
+def test_the_family_is_closed() -> None:
+    assert set(REFUSALS) == set(Refused.__subclasses__())
+    assert {type(refusal) for refusal, _ in EVERY} == set(REFUSALS)
+    assert all(not each.__subclasses__() for each in REFUSALS)

@@ -1,0 +1,309 @@
+"""What must hold after any history. Hypothesis writes the histories, and shortens what fails."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from posthouse.core import Outcome, decide
+from posthouse.core.commands import (
+    Abandon,
+    AcceptSession,
+    Attach,
+    Cancel,
+    Command,
+    Complete,
+    Credit,
+    DeadLetter,
+    Defer,
+    Delivery,
+    Detach,
+    Granted,
+    Pause,
+    Purge,
+    Receive,
+    Received,
+    ReceiveDeferred,
+    Release,
+    ReleaseSession,
+    Renew,
+    RenewSession,
+    Resubmit,
+    Resume,
+    Send,
+    Start,
+    Tick,
+)
+from posthouse.core.dump import dump
+from posthouse.core.errors import Refused
+from posthouse.core.message import ACTIVE, DEFERRED, SCHEDULED
+from posthouse.core.model import dead_letter_queue
+from posthouse.core.records import decode, encode
+from tests.core.world import World, a_message
+from tests.invariants import check
+
+QUEUES = ("plain", "urgent", "sessions", "groups")
+queues = st.sampled_from(QUEUES)
+everywhere = st.sampled_from([*QUEUES, *map(dead_letter_queue, QUEUES)])
+groups = st.sampled_from(["a", "b", "c"])
+
+
+@dataclass
+class Held:
+    """A delivery that has not ended, as its receiver sees it."""
+
+    queue: str
+    token: int
+    until_ms: int
+    bound: int
+    session: int
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.held: dict[int, Held] = {}  # by the message's number, which is its body
+        self.sessions: dict[int, str] = {}
+        self.numbers = 0
+        self.epoch = 1
+
+    @initialize(
+        counting=st.sampled_from(["all", "abandon"]),
+        max_delivery=st.integers(1, 4),
+        dead_letter_expired=st.booleans(),
+        detect=st.booleans(),
+    )
+    def create(self, **options: object) -> None:
+        options["duplicate_detection"] = options.pop("detect")
+        options["lock_ms"] = 1_000
+        self.world.queue("plain", **options)
+        self.world.queue("urgent", order="priority", **options)
+        self.world.queue("sessions", grouping="session", **options)
+        self.world.queue("groups", grouping="group", **options)
+
+    # Every command goes through here.
+
+    def do(self, command: Command) -> Outcome | None:
+        world = self.world
+        before = dump(world.state, passing=True)
+        try:
+            decide(world.state, command, world.now_ms)
+        except Refused:
+            assert dump(world.state, passing=True) == before
+            return None
+        assert dump(world.state, passing=True) == before, "decide has changed the state"
+        journal = len(world.journal)
+        outcome = world.do(command)
+        for _, record in world.journal[journal:]:
+            assert decode(encode(record)) == record
+        self.note_endings(command)
+        if isinstance(outcome.answer, Received):
+            self.note_deliveries(outcome.answer.deliveries)
+        if isinstance(outcome.answer, Granted):
+            self.sessions[outcome.answer.token] = outcome.answer.session
+        self.note_deliveries([d for d in outcome.deliveries if isinstance(d, Delivery)])
+        self.sessions |= {d.token: d.session for d in outcome.deliveries if isinstance(d, Granted)}
+        return outcome
+
+    def note_deliveries(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            body = delivery.message.body
+            assert isinstance(body, bytes)
+            number = int(body)
+            if number in self.held:
+                held = self.held[number]
+                assert held.until_ms <= self.world.now_ms, "delivered twice without a cause"
+            assert not 0 < delivery.message.expires_ms <= self.world.now_ms, "delivered expired"
+            self.held.pop(number, None)
+            lock = self.world.state.locks.get(delivery.token)
+            if lock is not None:
+                session = 0 if lock.session is None else lock.session.token
+                self.held[number] = Held(
+                    lock.queue.name, delivery.token, delivery.until_ms, lock.bound, session
+                )
+                self.check_order(delivery)
+
+    def check_order(self, delivery: Delivery) -> None:
+        """Nothing of the same group that could have come first is left behind."""
+        lock = self.world.state.locks[delivery.token]
+        message, queue = lock.message, lock.queue
+        if queue.properties.grouping == "none" or lock.deferred or message.group is None:
+            return
+        for other in queue.messages.walk(0):
+            if other.group == message.group and other.state == ACTIVE:
+                expired = 0 < other.expires_ms <= self.world.now_ms
+                assert expired or other.sequence > message.sequence
+
+    def note_endings(self, command: Command) -> None:
+        """What the command itself gives back."""
+        match command:
+            case Complete() | Abandon() | Release() | Defer() | DeadLetter():
+                self.end(lambda held: held.token in command.locks)
+            case Renew():
+                for held in self.held.values():
+                    if held.token in command.locks:
+                        held.until_ms = self.world.now_ms + 1_000
+            case RenewSession():
+                for held in self.held.values():
+                    if held.session == command.session:
+                        held.until_ms = self.world.now_ms + 1_000
+            case Detach():
+                gone = self.world.state.sessions
+                self.end(lambda held: held.bound == command.receiver)
+                self.end(lambda held: held.session != 0 and held.session not in gone)
+            case ReleaseSession():
+                self.end(lambda held: held.session == command.session)
+            case Purge():
+                live = self.world.state.locks
+                self.end(lambda held: held.token not in live)
+            case Start():
+                self.end(lambda held: held.token not in self.world.state.locks)
+            case _:
+                pass
+
+    def end(self, ends: Callable[[Held], bool]) -> None:
+        self.held = {number: held for number, held in self.held.items() if not ends(held)}
+
+    # Histories.
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 3),
+        group=groups,
+        priority=st.integers(0, 9),
+        ttl_ms=st.sampled_from([None, None, 0, 500, 3_000]),
+        wait_ms=st.sampled_from([0, 0, 0, 700]),
+        name=st.sampled_from(["", "same", "other"]),
+    )
+    def send(
+        self,
+        queue: str,
+        count: int,
+        group: str,
+        priority: int,
+        ttl_ms: int | None,
+        wait_ms: int,
+        name: str,
+    ) -> None:
+        messages = []
+        for _ in range(count):
+            self.numbers += 1
+            due_ms = self.world.now_ms + wait_ms if wait_ms else 0
+            messages.append(
+                a_message(
+                    str(self.numbers), id=name, group=group, priority=priority, ttl_ms=ttl_ms,
+                    due_ms=due_ms,
+                )
+            )  # fmt: skip
+        self.do(Send(queue, messages))
+
+    @rule(queue=everywhere, limit=st.integers(1, 3), wait=st.booleans(), delete=st.booleans())
+    def receive(self, queue: str, limit: int, wait: bool, delete: bool) -> None:
+        deadline_ms = self.world.now_ms + 400 if wait else 0
+        number = self.world.new_receiver()
+        session = self.a_session() if queue == "sessions" else 0
+        self.do(Receive(queue, number, limit, deadline_ms, delete, session=session))
+
+    def a_session(self) -> int:
+        return next(reversed(self.sessions), 0)
+
+    @rule(queue=everywhere, credit=st.integers(0, 3), bound=st.booleans(), delete=st.booleans())
+    def attach(self, queue: str, credit: int, bound: bool, delete: bool) -> None:
+        session = self.a_session() if queue == "sessions" else 0
+        number = self.world.new_receiver()
+        self.do(Attach(queue, number, credit, delete, bound=bound, session=session))
+
+    @precondition(lambda self: self.world.state.receivers)
+    @rule(data=st.data(), credit=st.integers(0, 3), drain=st.booleans())
+    def credit(self, data: st.DataObject, credit: int, drain: bool) -> None:
+        number = data.draw(st.sampled_from(list(self.world.state.receivers)))
+        self.do(Credit(number, credit, drain))
+
+    @precondition(lambda self: self.world.state.receivers)
+    @rule(data=st.data())
+    def detach(self, data: st.DataObject) -> None:
+        self.do(Detach(data.draw(st.sampled_from(list(self.world.state.receivers)))))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), partial=st.booleans(), delay_ms=st.sampled_from([0, 0, 600]))
+    def settle(self, data: st.DataObject, partial: bool, delay_ms: int) -> None:
+        held = data.draw(st.sampled_from(list(self.held.values())))
+        queue, tokens = held.queue, [held.token]
+        commands: list[Command] = [
+            Complete(queue, tokens, partial),
+            Abandon(queue, tokens, partial, delay_ms=delay_ms, properties={"seen": delay_ms}),
+            Release(queue, tokens, partial),
+            Defer(queue, tokens, partial),
+            DeadLetter(queue, tokens, partial, reason="bad"),
+            Renew(queue, tokens, partial),
+        ]
+        self.do(data.draw(st.sampled_from(commands)))
+
+    @rule(name=st.one_of(st.none(), groups), wait=st.booleans(), bound=st.booleans())
+    def accept(self, name: str | None, wait: bool, bound: bool) -> None:
+        deadline_ms = self.world.now_ms + 400 if wait else 0
+        number = self.world.new_receiver()
+        self.do(AcceptSession("sessions", number, name, deadline_ms, bound=bound))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), renew=st.booleans())
+    def leave(self, data: st.DataObject, renew: bool) -> None:
+        token = data.draw(st.sampled_from(list(self.sessions)))
+        command = RenewSession("sessions", token) if renew else ReleaseSession("sessions", token)
+        self.do(command)
+
+    @rule(queue=everywhere, state=st.sampled_from([SCHEDULED, DEFERRED]))
+    def by_number(self, queue: str, state: int) -> None:
+        messages = self.world.state.queues[queue].messages.walk(0)
+        numbers = [m.sequence for m in messages if m.state == state]
+        if numbers and state == SCHEDULED:
+            self.do(Cancel(queue, numbers[:1]))
+        elif numbers:
+            session = self.a_session() if queue == "sessions" else 0
+            self.do(ReceiveDeferred(queue, numbers[:2], session=session))
+
+    @rule(queue=queues, to=st.one_of(st.none(), queues), keep=st.booleans())
+    def resubmit(self, queue: str, to: str | None, keep: bool) -> None:
+        self.do(Resubmit(dead_letter_queue(queue), target=to, keep_reason=keep))
+
+    @rule(queue=everywhere, state=st.integers(0, 4))
+    def purge(self, queue: str, state: int) -> None:
+        self.do(Purge(queue, frozenset({state})))
+
+    @rule(queue=queues, pause=st.booleans())
+    def pause(self, queue: str, pause: bool) -> None:
+        kind = Pause if pause else Resume
+        self.do(kind(queue, receiving=True))
+        self.tick()
+
+    @rule(ms=st.sampled_from([1, 100, 600, 1_500]))
+    def pass_time(self, ms: int) -> None:
+        self.world.now_ms += ms
+        self.tick()
+
+    def tick(self) -> None:
+        self.do(Tick())
+        while self.world.state.hungry:
+            self.do(Tick())
+
+    @rule()
+    def restart(self) -> None:
+        self.world.state = self.world.replayed()
+        self.epoch += 1
+        self.sessions.clear()
+        self.do(Start(self.epoch, 7))
+
+    # What holds after each.
+
+    @invariant()
+    def the_state_is_sound(self) -> None:
+        check(self.world.state, self.world.now_ms)
+
+    @invariant()
+    def a_replay_gives_the_same_state(self) -> None:
+        assert dump(self.world.replayed()) == dump(self.world.state)
+
+
+TestHistories = Histories.TestCase

@@ -1,0 +1,198 @@
+"""Records: their bytes are a promise.
+
+`golden_records.txt` holds one line a kind: its name and its bytes in hex. The test fails when the
+encoding of a record changes, on purpose or not; then old journals could not be read.
+"""
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from posthouse.core.message import NewMessage, Properties, timestamp, uuid
+from posthouse.core.model import QueueProperties, Receiver
+from posthouse.core.records import (
+    Activated,
+    Cancelled,
+    Completed,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Forgotten,
+    Kept,
+    Locked,
+    NamespaceCreated,
+    NamespaceDeleted,
+    OfNamespaces,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    QueueUpdated,
+    ReceiverAttached,
+    ReceiverDetached,
+    Renewed,
+    Resubmitted,
+    Returned,
+    Sent,
+    SessionAccepted,
+    SessionReleased,
+    SessionRenewed,
+    SessionStateSet,
+    Started,
+    Taken,
+    Woken,
+    decode,
+    encode,
+    is_kept,
+    span,
+)
+
+GOLDEN = Path(__file__).with_name("golden_records.txt")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "records.md"
+
+PROPERTIES = QueueProperties(
+    lock_ms=30_000,
+    max_delivery=5,
+    ttl_ms=86_400_000,
+    max_bytes=1 << 30,
+    max_messages=1_000,
+    max_message_bytes=262_144,
+    requires_session=True,
+    duplicate_detection=True,
+    duplicate_window_ms=60_000,
+    dead_letter_expired=True,
+    idle_delete_ms=3_600_000,
+    status="receive-disabled",
+    metadata="owner: ann",
+    order="priority",
+    grouping="session",
+    counting="abandon",
+)
+MESSAGES = [
+    NewMessage(b"\x81\xa2id\xa1m", b"body", b"native", "x", 9, 60_000, 2_000),
+    NewMessage(b"\x80", b""),
+]
+CHANGES: Properties = {
+    "nothing": None,
+    "yes": True,
+    "number": -5,
+    "fraction": 0.5,
+    "text": "größe",
+    "bytes": b"\x00\xff",
+    "time": timestamp(1_700_000_000_000),
+    "uuid": uuid(bytes(range(16))),
+}
+
+EVERY: list[Kept | OfNamespaces] = [
+    Started(3, 0xDEADBEEF, 1_700_000_000_000),
+    QueueCreated("orders", 1_000, PROPERTIES),
+    QueueUpdated("orders", 1_001, QueueProperties()),
+    QueueDeleted("orders", 1_002, idle=True),
+    Sent("orders", 1_003, 7, 42, MESSAGES, ["k", None], 601_003),
+    Activated("orders", 2_000, [7, 9], 12),
+    Woken("orders", [3, 1]),
+    Cancelled("orders", [7]),
+    Locked("orders", 1_004, [1, 2], 5, 61_004, 8, 8, ["m", ""]),
+    Taken("orders", 1_005, [3], 8),
+    Completed("orders", [1, 2]),
+    Returned("orders", [4], uncounted=True, until_ms=5_000, properties=CHANGES),
+    Deferred("orders", [5], CHANGES),
+    DeadLettered("orders", [6], 1, "bad", "no colour", CHANGES),
+    Expired("orders", [8]),
+    Renewed("orders", [2], 99_000),
+    SessionAccepted("orders", 1_006, "x", 9, 61_006, 8, bound=True),
+    SessionRenewed("orders", "x", 70_000),
+    SessionReleased("orders", "x", expired=True),
+    SessionStateSet("orders", "x", 1_007, b"half way"),
+    Resubmitted("orders/$dead", 1_008, [1, 2], "orders", 20, [0, 61_008], noted=True),
+    Purged("orders", [20]),
+    Forgotten("orders", 601_003, 2),
+    NamespaceCreated("shop", 1_009, 3, 5),
+    NamespaceDeleted("shop"),
+]
+by_kind = pytest.mark.parametrize("record", EVERY, ids=lambda each: type(each).__name__)
+
+
+def fields(record: Kept | OfNamespaces) -> list[object]:
+    """A record's encoding as a list: its kind's number, then its fields."""
+    decoded = msgspec.msgpack.decode(encode(record))
+    assert isinstance(decoded, list)
+    return decoded
+
+
+def test_every_kind_is_here() -> None:
+    assert [type(each) for each in EVERY] == list(get_args(Kept) + get_args(OfNamespaces))
+
+
+@by_kind
+def test_a_record_is_encoded_and_decoded_to_itself(record: Kept | OfNamespaces) -> None:
+    assert decode(encode(record)) == record
+
+
+@by_kind
+def test_the_bytes_of_a_record_do_not_change(record: Kept | OfNamespaces) -> None:
+    golden = dict(line.split() for line in GOLDEN.read_text().splitlines())
+    data = bytes.fromhex(golden[type(record).__name__])
+    assert decode(data) == record
+    assert encode(record) == data
+
+
+def test_every_golden_record_is_of_a_kind() -> None:
+    names = [line.split()[0] for line in GOLDEN.read_text().splitlines()]
+    assert names == [type(each).__name__ for each in EVERY]
+
+
+@by_kind
+def test_an_old_record_without_its_optional_fields_is_read(record: Kept | OfNamespaces) -> None:
+    required = len(record.__struct_fields__) - len(record.__struct_defaults__)
+    short = msgspec.msgpack.encode(fields(record)[: 1 + required])
+    assert decode(short) == type(record)(*msgspec.structs.astuple(record)[:required])
+
+
+@by_kind
+def test_a_new_record_with_fields_unknown_yet_is_read(record: Kept | OfNamespaces) -> None:
+    assert decode(msgspec.msgpack.encode([*fields(record), "new", 5])) == record
+
+
+def test_an_old_message_without_its_optional_fields_is_read() -> None:
+    data = msgspec.msgpack.encode([5, "orders", 1_003, 7, 42, [[b"\x80", b"body"]]])
+    assert decode(data) == Sent("orders", 1_003, 7, 42, [NewMessage(b"\x80", b"body")])
+
+
+def test_a_new_message_with_fields_unknown_yet_is_read() -> None:
+    message = [b"\x80", b"body", None, None, 4, None, 0, "new"]
+    data = msgspec.msgpack.encode([5, "orders", 1_003, 7, 42, [message]])
+    assert decode(data) == Sent("orders", 1_003, 7, 42, [NewMessage(b"\x80", b"body")])
+
+
+def test_queue_properties_may_lack_fields_or_have_new_ones() -> None:
+    data = msgspec.msgpack.encode([2, "orders", 1_000, {"lock_ms": 5, "colour": "red"}])
+    assert decode(data) == QueueCreated("orders", 1_000, QueueProperties(lock_ms=5))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x92\x63\x01", b"\x91\x01", b"\xff" * 9])
+def test_other_bytes_are_no_record(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(data)
+
+
+@by_kind
+def test_a_record_covers_a_position_for_each_of_its_messages(record: Kept | OfNamespaces) -> None:
+    expected = {
+        Sent: 2, Activated: 2, Woken: 2, Locked: 2, Completed: 2, Resubmitted: 2, Forgotten: 2
+    }  # fmt: skip
+    assert span(record) == expected.get(type(record), 1)
+
+
+def test_what_concerns_connections_is_not_kept() -> None:
+    assert not is_kept(ReceiverAttached(Receiver(1, "orders")))
+    assert not is_kept(ReceiverDetached(1))
+    assert is_kept(Started(1, 2, 3))
+
+
+@by_kind
+def test_the_document_lists_every_kind_with_its_fields(record: Kept | OfNamespaces) -> None:
+    kind = type(record)
+    fields = ", ".join(kind.__struct_fields__)
+    assert f"| {kind.__struct_config__.tag} | {kind.__name__} | {fields} |" in DOCUMENT.read_text()

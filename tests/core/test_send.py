@@ -1,0 +1,330 @@
+"""Sending: batches, limits, duplicates and schedules."""
+
+import pytest
+
+from posthouse.core import next_deadline_ms
+from posthouse.core.commands import (
+    BATCH_MAX,
+    GROUP_CHARS_MAX,
+    KEY_CHARS_MAX,
+    STEPS_MAX,
+    TIME_MS_MAX,
+    Accepted,
+    Cancel,
+    Complete,
+    Counts,
+    DeleteQueue,
+    Send,
+    UpdateQueue,
+)
+from posthouse.core.errors import (
+    Duplicate,
+    InvalidArgument,
+    MessageNotFound,
+    MessageTooLarge,
+    QuotaExceeded,
+)
+from posthouse.core.message import (
+    Envelope,
+    NewMessage,
+    decode_envelope,
+    encode_envelope,
+    timestamp,
+    uuid,
+)
+from posthouse.core.model import QueueProperties
+from tests.core.world import World, a_message, bodies, text
+
+
+def test_each_queue_numbers_its_messages() -> None:
+    world = World()
+    one, two = world.queue("one"), world.queue("two")
+    assert list(world.send(one, "a", "b")) == [1, 2]
+    assert list(world.send(two, "c")) == [1]
+    assert list(world.send(one, "d")) == [3]
+
+
+def test_a_message_arrives_as_it_was_sent() -> None:
+    world = World()
+    queue = world.queue()
+    envelope = Envelope(
+        id="m", subject="s", properties={"n": 1, "at": timestamp(5), "u": uuid(b"u" * 16)}
+    )
+    world.send(queue, NewMessage(encode_envelope(envelope), b"body", b"native", "g", 7))
+    [delivery] = world.receive(queue)
+    message = delivery.message
+    assert decode_envelope(message.envelope) == envelope
+    assert (message.body, message.native) == (b"body", b"native")
+    assert (message.group, message.priority, message.enqueued_ms) == ("g", 7, 1_000)
+
+
+def test_nothing_can_be_sent_too() -> None:
+    world = World()
+    queue = world.queue()
+    outcome = world.do(Send(queue, []))
+    assert (outcome.answer, outcome.records) == (Accepted(()), [])
+
+
+def test_a_batch_is_sent_whole_or_not_at_all() -> None:
+    world = World()
+    queue = world.queue(max_message_bytes=100)
+    with pytest.raises(MessageTooLarge) as refusal:
+        world.send(queue, "a", "b" * 200)
+    assert refusal.value.maximum == 100
+    assert world.peek(queue) == []
+
+
+def test_the_native_form_counts_for_the_size() -> None:
+    world = World()
+    queue = world.queue(max_message_bytes=100)
+    with pytest.raises(MessageTooLarge):
+        world.send(queue, a_message(native=b"n" * 100))
+
+
+def test_a_batch_has_a_limit() -> None:
+    world = World()
+    queue = world.queue()
+    with pytest.raises(InvalidArgument):
+        world.do(Send(queue, [a_message()] * (BATCH_MAX + 1)))
+
+
+def test_a_queue_that_is_full_says_which_limit_was_reached() -> None:
+    world = World()
+    queue = world.queue(max_messages=2)
+    world.send(queue, "a")
+    with pytest.raises(QuotaExceeded) as refusal:
+        world.send(queue, "b", "c")
+    assert (refusal.value.limit, refusal.value.maximum) == ("max_messages", 2)
+    assert refusal.value.current == 1
+    world.send(queue, "b")
+
+
+def test_a_queue_can_be_full_of_bytes() -> None:
+    world = World()
+    queue = world.queue(max_bytes=100)
+    world.send(queue, "a" * 60)
+    with pytest.raises(QuotaExceeded) as refusal:
+        world.send(queue, "b" * 60)
+    assert (refusal.value.limit, refusal.value.maximum) == ("max_bytes", 100)
+    [delivery] = world.receive(queue)
+    world.do(Complete(queue, [delivery.token]))
+    world.send(queue, "b" * 60)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        a_message(priority=10),
+        a_message(priority=-1),
+        a_message(group="g" * (GROUP_CHARS_MAX + 1)),
+        a_message(group="\ud800"),
+        a_message(ttl_ms=-1),
+        a_message(ttl_ms=TIME_MS_MAX + 1),
+        a_message(due_ms=-1),
+        a_message(due_ms=TIME_MS_MAX + 1),
+    ],
+)
+def test_a_message_that_makes_no_sense_is_refused(message: NewMessage) -> None:
+    world = World()
+    queue = world.queue()
+    with pytest.raises(InvalidArgument):
+        world.send(queue, message)
+
+
+# Duplicates.
+
+
+def test_a_duplicate_is_accepted_silently_and_dropped() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    world.send(queue, a_message("a", id="1"))
+    answer = world.do(Send(queue, [a_message("b", id="2"), a_message("again", id="1")])).answer
+    assert answer == Accepted([2, 1], duplicates=1)
+    assert bodies(world.receive(queue, 5)) == ["a", "b"]
+
+
+def test_a_batch_of_duplicates_does_nothing() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    world.send(queue, a_message(id="1"))
+    assert world.do(Send(queue, [a_message(id="1")])).records == []
+
+
+def test_a_duplicate_is_refused_where_the_sender_asks_for_that() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    world.send(queue, a_message(id="1"))
+    command = Send(queue, [a_message(id="2"), a_message(id="1")], refuse_duplicates=True)
+    with pytest.raises(Duplicate) as refusal:
+        world.do(command)
+    assert (refusal.value.key, refusal.value.sequence) == ("1", 1)
+    assert world.peek(queue) == [(1, "active")]
+
+
+def test_duplicates_inside_one_batch_are_found() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    answer = world.do(Send(queue, [a_message(id="1"), a_message(id="1")])).answer
+    assert answer == Accepted([1, 1], duplicates=1)
+
+
+def test_an_explicit_key_goes_before_the_id() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    messages = [a_message(id="1"), a_message(id="1"), a_message(id="2")]
+    answer = world.do(Send(queue, messages, keys=["x", "y", "x"])).answer
+    assert answer == Accepted([1, 2, 1], duplicates=1)
+    assert world.do(Send(queue, messages[:1], keys=[None])).answer == Accepted([3])
+
+
+def test_messages_without_id_and_key_are_never_duplicates() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    assert list(world.send(queue, "a", "a")) == [1, 2]
+
+
+def test_a_queue_without_detection_takes_duplicates() -> None:
+    world = World()
+    queue = world.queue()
+    assert list(world.send(queue, a_message(id="1"), a_message(id="1"))) == [1, 2]
+
+
+def test_a_key_is_forgotten_when_it_leaves_the_window() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    world.send(queue, a_message(id="1"))
+    world.advance(99)
+    assert list(world.send(queue, a_message(id="1"))) == [1]
+    world.advance(1)
+    assert list(world.send(queue, a_message(id="1"))) == [2]
+
+
+def test_a_key_can_be_used_again_before_the_tick_that_forgets_it() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    world.send(queue, a_message(id="1"), a_message(id="2"))
+    world.now_ms += 100
+    assert list(world.send(queue, a_message(id="2"), a_message(id="1"))) == [3, 4]
+    world.advance(99)
+    assert list(world.send(queue, a_message(id="1"), a_message(id="2"))) == [4, 3]
+    world.advance(1)
+    assert list(world.send(queue, a_message(id="1"))) == [5]
+
+
+def test_keys_are_forgotten_each_in_its_time() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    world.send(queue, a_message(id="1"))
+    world.advance(50)
+    world.send(queue, a_message(id="2"))
+    world.advance(50)
+    assert list(world.send(queue, a_message(id="1"), a_message(id="2"))) == [3, 2]
+    world.advance(50)
+    assert list(world.send(queue, a_message(id="1"), a_message(id="2"))) == [3, 4]
+
+
+def test_a_key_used_again_late_is_forgotten_though_a_tick_ends_before_it() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    world.send(queue, *[a_message(id=str(number)) for number in range(STEPS_MAX)])
+    world.now_ms += 100
+    world.send(queue, a_message(id="0"))
+    world.now_ms += 100
+    world.tick()
+    assert next_deadline_ms(world.state) is None
+    assert list(world.send(queue, a_message(id="0"))) == [STEPS_MAX + 2]
+
+
+def test_each_key_has_the_window_it_was_sent_under() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=1_000)
+    world.send(queue, a_message(id="1"))
+    properties = QueueProperties(duplicate_detection=True, duplicate_window_ms=100)
+    world.do(UpdateQueue(queue, properties))
+    world.send(queue, a_message(id="2"))
+    world.advance(100)
+    assert list(world.send(queue, a_message(id="1"), a_message(id="2"))) == [1, 3]
+    world.advance(10_000)
+    assert list(world.send(queue, a_message(id="1"), a_message(id="2"))) == [4, 5]
+
+
+def test_keys_are_one_for_each_message_and_of_a_certain_length() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    for keys in ([], ["a", "b"], ["k" * (KEY_CHARS_MAX + 1)]):
+        with pytest.raises(InvalidArgument):
+            world.do(Send(queue, [a_message()], keys=keys))
+
+
+def test_a_duplicate_needs_no_room() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, max_messages=1)
+    world.send(queue, a_message(id="1"))
+    assert list(world.send(queue, a_message(id="1"))) == [1]
+    with pytest.raises(QuotaExceeded):
+        world.send(queue, a_message(id="2"))
+
+
+def test_a_new_queue_of_an_old_name_knows_no_duplicates() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    world.send(queue, a_message(id="1"))
+    world.do(DeleteQueue(queue))
+    world.queue(queue, duplicate_detection=True)
+    assert world.do(Send(queue, [a_message(id="1")])).answer == Accepted([1])
+
+
+# Schedules.
+
+
+def test_a_scheduled_message_comes_when_it_is_due() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, a_message("later", due_ms=2_000), "now")
+    assert world.peek(queue) == [(1, "scheduled"), (2, "active")]
+    assert bodies(world.receive(queue, 2)) == ["now"]
+    world.advance(999)
+    assert world.receive(queue) == []
+    world.advance(1)
+    [delivery] = world.receive(queue)
+    assert text(delivery) == "later"
+    assert delivery.message.enqueued_ms == 2_000
+
+
+def test_a_scheduled_message_goes_to_the_end_of_its_queue() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, a_message("later", due_ms=2_000), "now")
+    world.advance(1_000)
+    assert bodies(world.receive(queue, 2)) == ["now", "later"]
+
+
+def test_a_schedule_that_has_passed_is_none() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, a_message("a", due_ms=1_000))
+    assert bodies(world.receive(queue)) == ["a"]
+
+
+def test_a_scheduled_message_can_be_cancelled() -> None:
+    world = World()
+    queue = world.queue()
+    first, second = world.send(queue, a_message("a", due_ms=2_000), a_message("b", due_ms=2_000))
+    world.do(Cancel(queue, [first]))
+    assert world.counts(queue) == Counts(0, 0, 1, 0, 0, 0)
+    world.advance(1_000)
+    assert bodies(world.receive(queue, 2)) == ["b"]
+    with pytest.raises(MessageNotFound):
+        world.do(Cancel(queue, [second]))
+
+
+def test_all_schedules_are_cancelled_or_none() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, a_message(due_ms=2_000), "active")
+    for sequences in ([1, 2], [1, 9], [1, 1]):
+        with pytest.raises(MessageNotFound):
+            world.do(Cancel(queue, sequences))
+    assert world.peek(queue) == [(1, "scheduled"), (2, "active")]
+    with pytest.raises(InvalidArgument):
+        world.do(Cancel(queue, []))

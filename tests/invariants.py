@@ -1,0 +1,112 @@
+"""What must hold of a state after any history. Slow and obvious on purpose."""
+
+from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
+from posthouse.core.model import Queue, State, message_key
+from posthouse.core.plan import can_receive, free_heads, pick_ready
+
+
+def check(state: State, now_ms: int) -> None:
+    """Raises AssertionError where a state contradicts itself."""
+    live = list(state.queues.values())
+    assert sorted(q.name for q in live if q.origin is None) == state.names
+    assert state.folded == {name.casefold(): name for name in state.names}
+    for queue in live:
+        _check_messages(state, queue)
+        _check_groups(state, queue)
+        _check_waiting(state, queue, now_ms)
+    locked = sum(queue.counts[LOCKED] for queue in (*live, *state.doomed))
+    assert len(state.locks) == locked
+    assert {token for token, lock in state.locks.items() if lock.id} == {
+        token for tokens in state.ids.values() for token in tokens
+    }
+    for number, receiver in state.receivers.items():
+        assert number in state.queues[receiver.queue].attached
+        assert all(state.locks[token].bound == number for token in receiver.locks)
+        assert all(state.receivers[wait].bound == number for wait in receiver.waits)
+
+
+def _check_messages(state: State, queue: Queue) -> None:
+    """Each message is in exactly one place, and the counts equal reality."""
+    messages = list(queue.messages.walk(0))
+    sequences = [message.sequence for message in messages]
+    assert sequences == sorted(set(sequences))
+    assert not sequences or sequences[-1] < queue.next_sequence
+    counts = [0] * 5
+    for message in messages:
+        counts[message.state] += 1
+    assert counts == queue.counts
+    assert sum(map(size_bytes, messages)) == queue.size_bytes
+    assert set(queue.notes) <= set(sequences)
+
+    ready = [sequence for lane in queue.lanes for sequence in lane.walk()]
+    ready += [sequence for group in queue.groups.values() for sequence in group.ready.walk()]
+    assert sorted(ready) == [m.sequence for m in messages if m.state == ACTIVE]
+    for level, lane in enumerate(queue.lanes):
+        order = list(lane.walk())
+        assert order == sorted(order)
+        assert lane.first() == (order[0] if order else None)
+        assert all(queue.level(queue.messages[sequence]) == level for sequence in order)
+
+    expiring, due = dict(_keys(state.expiry_timers.items())), dict(_keys(state.due_timers.items()))
+    for message in messages:
+        key = message_key(queue, message.sequence)
+        lives = message.state in (ACTIVE, DELAYED, DEFERRED) and message.expires_ms != 0
+        assert expiring.get(key) == (message.expires_ms if lives else None)
+        assert due.get(key) == {
+            SCHEDULED: message.enqueued_ms,
+            DELAYED: message.lock,
+        }.get(message.state)
+        if message.state == LOCKED:
+            lock = state.locks[message.lock]
+            assert lock.message is message
+            assert lock.queue is queue
+        elif message.state != DELAYED:
+            assert message.lock == 0
+
+
+def _keys(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(key, due_ms) for due_ms, key in items]
+
+
+def _check_groups(state: State, queue: Queue) -> None:
+    grouping = queue.properties.grouping
+    if grouping == "none":
+        assert not queue.groups
+    for key, group in queue.groups.items():
+        mine = [m for m in queue.messages.walk(0) if m.group == key]
+        assert group.messages == len(mine)
+        assert group.delayed == sum(m.state == DELAYED for m in mine)
+        assert set(group.locks) == {m.lock for m in mine if m.state == LOCKED}
+        assert mine or group.token or group.state is not None
+        assert (group.token != 0) == (state.sessions.get(group.token) == (queue, group))
+        if grouping == "group":
+            in_flight = [t for t in group.locks if not state.locks[t].deferred]
+            assert len(in_flight) <= 1
+        else:
+            assert not group.locks or group.token
+    free = {
+        key: group.ready.first()
+        for key, group in queue.groups.items()
+        if group.ready.first() is not None and not queue.busy(group)
+    }
+    assert {key: sequence for _, sequence, key in free_heads(queue)} == free
+
+
+def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
+    """Nobody waits for what could be given."""
+    for number, receiver in queue.waiting.items():
+        assert receiver is state.receivers[number]
+        assert receiver.credit > 0
+    if queue.name in state.hungry or not can_receive(queue):
+        return
+    if queue.properties.grouping == "session":
+        for receiver in queue.waiting.values():
+            _, group = state.sessions[receiver.session]
+            if group.until_ms > now_ms and not group.delayed:
+                ready = [queue.messages[sequence] for sequence in group.ready.walk()]
+                assert all(0 < message.expires_ms <= now_ms for message in ready)
+        if queue.accepting:
+            heads = [queue.messages[sequence] for _, sequence, _ in free_heads(queue)]
+            assert all(0 < m.expires_ms <= now_ms for m in heads)
+    elif queue.waiting:
+        assert pick_ready(queue, 1, now_ms) == []
