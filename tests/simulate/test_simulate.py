@@ -1,0 +1,28 @@
+"""The simulator, in the short form that every run of the tests includes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulate.simulator import Simulator
+
+
+@pytest.mark.parametrize("first", range(0, 240, 20))
+def test_the_core_agrees_with_the_reference(first: int) -> None:
+    for seed in range(first, first + 20):
+        Simulator(seed).run(300)
+
+
+def test_a_seed_gives_the_same_history_under_any_hash_seed() -> None:
+    histories = [_digests(hash_seed) for hash_seed in ("1", "4711")]
+    assert histories[0].count("\n") > 10
+    assert histories[0] == histories[1]
+
+
+def _digests(hash_seed: str) -> str:
+    command = [sys.executable, "-m", "tests.simulate", "--seeds", "12", "--digest"]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if "seeds" not in line)
