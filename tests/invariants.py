@@ -97,7 +97,7 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
     for number, receiver in queue.waiting.items():
         assert receiver is state.receivers[number]
         assert receiver.credit > 0
-    if queue.name in state.hungry or not can_receive(queue):
+    if queue.name in state.hungry or not can_receive(queue.properties):
         return
     if queue.properties.grouping == "session":
         for receiver in queue.waiting.values():

@@ -235,9 +235,9 @@ def test_resubmitting_keeps_to_the_limits_of_the_target() -> None:
     ):
         world.do(UpdateQueue(queue, properties))
         with pytest.raises(refusal):
-            world.do(Resubmit(dead))
+            world.do(Resubmit(dead, [1, 2]))
     with pytest.raises(InvalidArgument):
-        world.do(Resubmit(dead, target=world.queue("sessions", grouping="session")))
+        world.do(Resubmit(dead, [1], target=world.queue("sessions", grouping="session")))
     with pytest.raises(NotFound):
         world.do(Resubmit(dead, target="none"))
     with pytest.raises(NotAllowed):
@@ -246,6 +246,41 @@ def test_resubmitting_keeps_to_the_limits_of_the_target() -> None:
     with pytest.raises(Disabled):
         world.do(Resubmit(dead))
     assert world.counts(queue).dead == 2
+
+
+def test_resubmitting_all_goes_as_far_as_there_is_room() -> None:
+    world = World()
+    queue = world.queue("a")
+    dead = buried(world, queue, "1", "2", "3")
+    world.do(UpdateQueue(queue, QueueProperties(max_messages=2)))
+    assert world.do(Resubmit(dead)).answer == Progress(2, 3)
+    with pytest.raises(QuotaExceeded):
+        world.do(Resubmit(dead, first=3))
+    assert bodies(world.receive(queue, 5, delete=True)) == ["1", "2"]
+    assert world.do(Resubmit(dead, first=3)).answer == Progress(1, None)
+
+
+def test_resubmitting_all_leaves_what_the_target_would_never_take() -> None:
+    world = World()
+    queue = world.queue("a")
+    dead = buried(world, queue, "x" * 50, "y")
+    world.do(UpdateQueue(queue, QueueProperties(max_message_bytes=40)))
+    assert world.do(Resubmit(dead)).answer == Progress(1, None)
+    assert world.peek(dead) == [(1, "active")]
+
+
+def test_a_resubmitted_message_lives_as_long_as_its_sender_said() -> None:
+    world = World()
+    queue = world.queue("a", ttl_ms=100)
+    world.send(queue, a_message("m", ttl_ms=5_000))
+    [delivery] = world.receive(queue)
+    world.do(DeadLetter(queue, [delivery.token]))
+    other = world.queue("b")
+    world.do(Resubmit(dead_letter_queue(queue), target=other))
+    world.advance(4_999)
+    assert world.peek(other) == [(1, "active")]
+    world.advance(1)
+    assert world.peek(other) == []
 
 
 def test_only_dead_letters_are_resubmitted() -> None:

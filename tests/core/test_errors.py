@@ -25,7 +25,7 @@ TOKEN = 0xABCDEF << 64 | 5
 EVERY: list[tuple[Refused, str]] = [
     (
         NotFound("queue", "orders"),
-        "There is no queue 'orders'; create it first, or check its name.",
+        "There is no queue 'orders'; check the name, or create it first.",
     ),
     (
         AlreadyExists("queue", "orders"),

@@ -1,10 +1,12 @@
 """The index: messages by sequence number, against a dictionary."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posthouse.core.index import Index
+from posthouse.core.index import CHUNK, Index
 from posthouse.core.message import ACTIVE, Message
 
 
@@ -69,3 +71,14 @@ def test_an_index_is_a_dictionary_in_order(gaps: list[int], gone: list[int], fir
             index.pop(inside.pop(at))
     assert walked(index, first) == [each for each in inside if each >= first]
     assert all(index.get(each) is not None for each in inside)
+
+
+def test_a_chunk_with_few_messages_left_takes_little_room() -> None:
+    index = Index()
+    for sequence in range(2 * CHUNK):
+        index.put(a_stored(sequence))
+    for sequence in range(CHUNK):
+        if sequence != 7:
+            index.pop(sequence)
+    assert [message.sequence for message in index.walk(0)][:2] == [7, CHUNK]
+    assert sys.getsizeof(index.chunks[0]) < sys.getsizeof(index.chunks[1]) / 4

@@ -106,3 +106,16 @@ def test_walking_a_heap_sorts_it_and_leaves_it_as_it_was(items: list[int]) -> No
     before = list(items)
     assert list(walk(items)) == sorted(items)
     assert items == before
+
+
+def test_what_left_from_behind_a_head_that_stays_is_dropped_in_the_end() -> None:
+    lane = Lane()
+    lane.extend(range(1, 1_001))
+    lane.take([1])
+    lane.give_back(1)
+    for sequence in range(3, 1_001):
+        lane.take([sequence])
+    assert list(lane.walk()) == [1, 2]
+    assert len(lane._fresh) < 300
+    lane.take([1])
+    assert lane.first() == 2

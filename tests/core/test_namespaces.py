@@ -25,6 +25,7 @@ from posthouse.core.namespaces import (
     SpaceCommand,
     SpaceOutcome,
 )
+from posthouse.core.records import NamespaceCreated, NamespaceDeleted
 from tests.core.world import a_message
 
 
@@ -118,7 +119,11 @@ def test_nothing_crosses() -> None:
     assert [seen.message.body for seen in peeked.messages] == [b"b"]
 
 
-def test_two_namespaces_of_one_start_cannot_have_the_same_salt() -> None:
-    broker = Broker("a")
-    with pytest.raises(InvalidArgument):
-        broker.do(CreateNamespace("b", 1, 0))
+def test_tokens_differ_though_namespaces_have_one_salt() -> None:
+    spaces_ = Namespaces()
+    eras = []
+    for position in (1, 2, 3):
+        spaces.evolve(spaces_, NamespaceCreated("a", 0, 1, 7), position)
+        eras.append(spaces_.states["a"].era)
+        spaces.evolve(spaces_, NamespaceDeleted("a"), 9)
+    assert len(set(eras)) == 3

@@ -89,3 +89,10 @@ def test_a_purge_that_makes_no_sense_is_refused() -> None:
             world.do(Purge(queue, ALL, limit=limit))
     with pytest.raises(NotFound):
         world.do(Purge("none", ALL))
+
+
+def test_only_states_that_there_are_can_be_purged() -> None:
+    world = World()
+    queue = world.queue()
+    with pytest.raises(InvalidArgument):
+        world.do(Purge(queue, frozenset({5})))

@@ -8,6 +8,7 @@ from posthouse.core.commands import (
     Abandon,
     Attach,
     Command,
+    Complete,
     Counts,
     CreateQueue,
     Defer,
@@ -17,6 +18,7 @@ from posthouse.core.commands import (
     Pause,
     Peek,
     Receive,
+    Renew,
     Resume,
     Send,
     UpdateQueue,
@@ -407,7 +409,7 @@ def test_an_idle_queue_is_deleted() -> None:
 
 def test_use_keeps_a_queue() -> None:
     world = World()
-    queue = world.queue(idle_delete_ms=1_000)
+    queue = world.queue(idle_delete_ms=1_000, lock_ms=500)
     for use in (
         lambda: world.send(queue, "a"),
         lambda: world.receive(queue),
@@ -421,6 +423,38 @@ def test_use_keeps_a_queue() -> None:
     world.advance(1)
     with pytest.raises(NotFound):
         world.info(queue)
+
+
+def test_a_queue_with_a_lock_that_is_renewed_is_not_idle() -> None:
+    world = World()
+    queue = world.queue(idle_delete_ms=1_000, lock_ms=800)
+    world.send(queue, "a")
+    [delivery] = world.receive(queue)
+    for _ in range(5):
+        world.advance(700)
+        world.do(Renew(queue, [delivery.token]))
+    world.do(Complete(queue, [delivery.token]))
+    world.advance(999)
+    world.info(queue)
+    world.advance(1)
+    with pytest.raises(NotFound):
+        world.info(queue)
+
+
+def test_a_queue_is_not_idle_when_its_scheduled_message_comes_due() -> None:
+    world = World()
+    queue = world.queue(idle_delete_ms=1_000)
+    world.send(queue, a_message("a", due_ms=world.now_ms + 1_000))
+    world.advance(1_000)
+    assert world.peek(queue) == [(2, "active")]
+
+
+def test_something_must_be_named_to_pause_or_resume() -> None:
+    world = World()
+    queue = world.queue()
+    for command in (Pause(queue), Resume(queue)):
+        with pytest.raises(InvalidArgument):
+            world.do(command)
 
 
 def test_a_queue_with_a_receiver_is_not_idle() -> None:

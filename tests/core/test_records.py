@@ -70,7 +70,7 @@ PROPERTIES = QueueProperties(
     counting="abandon",
 )
 MESSAGES = [
-    NewMessage(b"\x81\xa2id\xa1m", b"body", b"native", "x", 9, 60_000, 2_000),
+    NewMessage(b"\x81\xa2id\xa1m", b"body", b"native", "x", 9, 60_000, 2_000, 62_000),
     NewMessage(b"\x80", b""),
 ]
 CHANGES: Properties = {
@@ -98,7 +98,7 @@ EVERY: list[Kept | OfNamespaces] = [
     Completed("orders", [1, 2]),
     Returned("orders", [4], uncounted=True, until_ms=5_000, properties=CHANGES),
     Deferred("orders", [5], CHANGES),
-    DeadLettered("orders", [6], 1, "bad", "no colour", CHANGES),
+    DeadLettered("orders", 1_006, [6], 1, "bad", "no colour", CHANGES),
     Expired("orders", [8]),
     Renewed("orders", [2], 99_000),
     SessionAccepted("orders", 1_006, "x", 9, 61_006, 8, bound=True),
@@ -161,7 +161,7 @@ def test_an_old_message_without_its_optional_fields_is_read() -> None:
 
 
 def test_a_new_message_with_fields_unknown_yet_is_read() -> None:
-    message = [b"\x80", b"body", None, None, 4, None, 0, "new"]
+    message = [b"\x80", b"body", None, None, 4, None, 0, 0, "new"]
     data = msgspec.msgpack.encode([5, "orders", 1_003, 7, 42, [message]])
     assert decode(data) == Sent("orders", 1_003, 7, 42, [NewMessage(b"\x80", b"body")])
 

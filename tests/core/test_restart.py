@@ -210,3 +210,19 @@ def test_a_restart_counts_as_use_of_a_queue_that_is_deleted_when_idle() -> None:
     assert queue in world.state.queues
     world.advance(1)
     assert queue not in world.state.queues
+
+
+def test_an_epoch_must_be_higher_than_the_last() -> None:
+    world = World(epoch=3)
+    for epoch in (2, 3):
+        with pytest.raises(InvalidArgument):
+            world.do(Start(epoch, 9))
+
+
+def test_what_was_deleted_is_freed_while_a_journal_is_replayed() -> None:
+    world = World()
+    for _ in range(20):
+        queue = world.queue()
+        world.send(queue, *["a"] * 50)
+        world.do(DeleteQueue(queue))
+    assert sum(sum(each.counts) for each in world.replayed().doomed) <= 50

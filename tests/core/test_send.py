@@ -9,11 +9,11 @@ from posthouse.core.commands import (
     KEY_CHARS_MAX,
     STEPS_MAX,
     TIME_MS_MAX,
-    Accepted,
     Cancel,
     Complete,
     Counts,
     DeleteQueue,
+    Enqueued,
     Send,
     UpdateQueue,
 )
@@ -62,7 +62,7 @@ def test_nothing_can_be_sent_too() -> None:
     world = World()
     queue = world.queue()
     outcome = world.do(Send(queue, []))
-    assert (outcome.answer, outcome.records) == (Accepted(()), [])
+    assert (outcome.answer, outcome.records) == (Enqueued(()), [])
 
 
 def test_a_batch_is_sent_whole_or_not_at_all() -> None:
@@ -139,7 +139,7 @@ def test_a_duplicate_is_accepted_silently_and_dropped() -> None:
     queue = world.queue(duplicate_detection=True)
     world.send(queue, a_message("a", id="1"))
     answer = world.do(Send(queue, [a_message("b", id="2"), a_message("again", id="1")])).answer
-    assert answer == Accepted([2, 1], duplicates=1)
+    assert answer == Enqueued([2, 1], duplicates=1)
     assert bodies(world.receive(queue, 5)) == ["a", "b"]
 
 
@@ -165,7 +165,7 @@ def test_duplicates_inside_one_batch_are_found() -> None:
     world = World()
     queue = world.queue(duplicate_detection=True)
     answer = world.do(Send(queue, [a_message(id="1"), a_message(id="1")])).answer
-    assert answer == Accepted([1, 1], duplicates=1)
+    assert answer == Enqueued([1, 1], duplicates=1)
 
 
 def test_an_explicit_key_goes_before_the_id() -> None:
@@ -173,8 +173,8 @@ def test_an_explicit_key_goes_before_the_id() -> None:
     queue = world.queue(duplicate_detection=True)
     messages = [a_message(id="1"), a_message(id="1"), a_message(id="2")]
     answer = world.do(Send(queue, messages, keys=["x", "y", "x"])).answer
-    assert answer == Accepted([1, 2, 1], duplicates=1)
-    assert world.do(Send(queue, messages[:1], keys=[None])).answer == Accepted([3])
+    assert answer == Enqueued([1, 2, 1], duplicates=1)
+    assert world.do(Send(queue, messages[:1], keys=[None])).answer == Enqueued([3])
 
 
 def test_messages_without_id_and_key_are_never_duplicates() -> None:
@@ -271,7 +271,7 @@ def test_a_new_queue_of_an_old_name_knows_no_duplicates() -> None:
     world.send(queue, a_message(id="1"))
     world.do(DeleteQueue(queue))
     world.queue(queue, duplicate_detection=True)
-    assert world.do(Send(queue, [a_message(id="1")])).answer == Accepted([1])
+    assert world.do(Send(queue, [a_message(id="1")])).answer == Enqueued([1])
 
 
 # Schedules.

@@ -34,6 +34,7 @@ from posthouse.core.errors import (
     SessionLocked,
     SessionLockLost,
 )
+from posthouse.core.model import dead_letter_queue
 from tests.core.world import World, a_message, bodies, given
 
 
@@ -602,3 +603,13 @@ def test_a_list_of_sessions_has_a_size(options: dict[str, int]) -> None:
     queue = a_session_queue(world)
     with pytest.raises(InvalidArgument):
         world.do(ListSessions(queue, **options))
+
+
+def test_a_session_accepted_for_a_connection_has_nothing_to_do_with_receiver_number_one() -> None:
+    world = World()
+    queue = a_session_queue(world)
+    world.do(Attach(dead_letter_queue(queue), 1))
+    waiting = world.wait_for_session(queue, bound=True)
+    world.do(Detach(1))
+    send(world, queue, "x:1")
+    assert given(world.deliveries) == [(waiting, "x")]

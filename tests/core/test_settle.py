@@ -411,9 +411,9 @@ def test_a_renewed_lock_lives_longer() -> None:
     world.send(queue, "a")
     [delivery] = world.receive(queue)
     world.advance(60)
-    assert world.do(Renew(queue, [delivery.token])).answer == Settled([], 1_160)
+    assert world.do(Renew(queue, [delivery.token])).answer == Settled([], [1_160])
     world.advance(99)
-    assert world.do(Renew(queue, [delivery.token], lock_ms=7)).answer == Settled([], 1_166)
+    assert world.do(Renew(queue, [delivery.token], lock_ms=7)).answer == Settled([], [1_166])
     world.advance(6)
     assert world.peek(queue) == [(1, "locked")]
     world.advance(1)
@@ -458,3 +458,35 @@ def test_a_message_with_a_note_can_be_completed() -> None:
     world.do(Complete(queue, [delivery.token]))
     assert world.peek(queue) == []
     assert world.info(queue).size_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"list": (1, 2)},
+        {"large": 1 << 64},
+        {"half": "\ud800"},
+        {"n" * 300: 1},
+        {"long": "x" * 70_000},
+    ],
+)
+def test_properties_are_values_that_a_message_can_carry(properties: Properties) -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a")
+    [delivery] = world.receive(queue)
+    with pytest.raises(InvalidArgument):
+        world.do(Abandon(queue, [delivery.token], properties=properties))
+
+
+def test_changes_to_a_message_cannot_pile_up_without_end() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a", "b")
+    for name in "ab":
+        first, second = world.receive(queue, 2)
+        world.do(Abandon(queue, [second.token]))
+        world.do(Abandon(queue, [first.token], properties={name: "x" * 30_000}))
+    first, second = world.receive(queue, 2)
+    with pytest.raises(InvalidArgument):
+        world.do(Defer(queue, [second.token, first.token], properties={"c": "x" * 30_000}))

@@ -8,14 +8,17 @@ from posthouse.core.commands import (
     Abandon,
     Complete,
     DeleteQueue,
+    Detach,
     Pause,
     Receive,
     ReleaseSession,
+    RenewSession,
     Resume,
     Send,
     SetSessionState,
     Tick,
 )
+from posthouse.core.errors import SessionLockLost
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import is_kept, span
 from tests.core.world import World, a_message, bodies, given
@@ -290,3 +293,32 @@ def test_sessions_with_state_alone_are_freed_with_their_queue() -> None:
     world.do(DeleteQueue(queue))
     world.advance(0)
     assert next_deadline_ms(world.state) is None
+
+
+def test_a_receiver_with_very_many_locks_ends_in_several_ticks() -> None:
+    world = World()
+    queue = world.queue()
+    receiver = world.attach(queue, 2_500, bound=True)
+    world.do(Send(queue, [a_message()] * 2_500))
+    world.do(Detach(receiver))
+    assert world.counts(queue).active == STEPS_MAX
+    assert next_deadline_ms(world.state) == 0
+    assert world.tick()
+    assert world.counts(queue).active == 2 * STEPS_MAX
+    assert not world.tick()
+    assert world.counts(queue).active == 2_500
+    assert not world.state.orphans
+
+
+def test_a_released_session_with_very_many_locks_ends_in_several_ticks() -> None:
+    world = World()
+    queue = world.queue(grouping="session")
+    world.do(Send(queue, [a_message(group="x")] * 2_500))
+    held = world.hold(queue, "x")
+    world.receive(queue, 2_500, session=held.token)
+    world.do(ReleaseSession(queue, held.token))
+    with pytest.raises(SessionLockLost):
+        world.do(RenewSession(queue, held.token))
+    world.advance(0)
+    assert world.counts(queue).active == 2_500
+    world.hold(queue, "x")

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from posthouse.core import Outcome, State, decide, evolve, next_deadline_ms
 from posthouse.core.commands import (
-    Accepted,
     AcceptSession,
     Attach,
     Command,
     Counts,
     CreateQueue,
     Delivery,
+    Enqueued,
     GetQueue,
     Granted,
     Notice,
@@ -41,7 +41,7 @@ def a_message(
     native: bytes | None = None,
     **properties: Value,
 ) -> NewMessage:
-    envelope = Envelope(id=id, ttl_ms=ttl_ms, properties=properties)
+    envelope = Envelope(id=id, properties=properties)
     return NewMessage(
         encode_envelope(envelope), body.encode(), native, group, priority, ttl_ms, due_ms
     )
@@ -93,7 +93,7 @@ class World:
     def send(self, queue: str, *messages: NewMessage | str) -> Sequence[int]:
         new = [a_message(each) if isinstance(each, str) else each for each in messages]
         answer = self.do(Send(queue, new)).answer
-        assert isinstance(answer, Accepted)
+        assert isinstance(answer, Enqueued)
         return answer.sequences
 
     def new_receiver(self) -> int:

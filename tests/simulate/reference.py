@@ -90,6 +90,7 @@ class Rcv:
     once: bool = False
     deadline: int = 0
     accepting: bool = False
+    bound_session: bool = False
 
 
 Given = tuple[int, str, int, int]  # receiver, queue, sequence, delivery count
@@ -312,7 +313,7 @@ class Reference:
 
     def _grant(self, queue: Q, to: Rcv, key: str) -> None:
         session = queue.sessions.setdefault(key, Session())
-        session.token, session.bound = -1, bool(to.bound)
+        session.token, session.bound = -1, to.bound_session
         session.until = self.now + (to.lock_ms or queue.props.lock_ms)
         session.stamp = self._tick_stamp()
         queue.used = self.now
@@ -335,6 +336,8 @@ class Reference:
         properties: dict[str, object] | None = None,
         delay: int = 0,
     ) -> None:
+        if messages and (queue.props.idle_delete_ms is not None or queue.is_dead):
+            queue.touched = self.now
         worn = [
             m
             for m in messages
@@ -448,7 +451,9 @@ class Reference:
             queue, dead = self.queues[name], self.queues[name + DEAD]
             idle = queue.props.idle_delete_ms
             used = max(queue.used, queue.touched, dead.used, dead.touched, self.started)
-            in_use = any(r.queue in (name, dead.name) for r in self.receivers)
+            in_use = any(r.queue in (name, dead.name) for r in self.receivers) or any(
+                m.state == "locked" for m in queue.messages + dead.messages
+            )
             if idle is not None and not in_use and used + idle <= now:
                 del self.queues[name], self.queues[dead.name]
 
@@ -484,6 +489,8 @@ class Reference:
 
     def _pause(self, command: c.Pause | c.Resume) -> None:
         queue = self._own(command.queue)
+        if not (command.sending or command.receiving):
+            raise errors.InvalidArgument("", "")
         on = isinstance(command, c.Resume)
         sends = on if command.sending else queue.sends
         receives = on if command.receiving else queue.receives
@@ -523,12 +530,14 @@ class Reference:
                 if sequence not in by_number or sequence in command.sequences[:at]:
                     raise errors.MessageNotFound(queue.name, sequence, "active")
             chosen = [by_number[sequence] for sequence in command.sequences]
+        if command.sequences is None:
+            chosen = self._that_fit(target, chosen)
         for message in chosen:
             self._check_fit(target, message.size, message.group)
         self._check_room(target, chosen)
         for message in chosen:
             queue.messages.remove(message)
-            ttl = self._life(target, decode_envelope(message.new.envelope).ttl_ms)
+            ttl = self._life(target, message.new.ttl_ms)
             message.expires = None if ttl is None else self.now + ttl
             message.expiry_stamp = self._tick_stamp()
             message.sequence, message.count, message.enqueued = target.next, 0, self.now
@@ -537,6 +546,22 @@ class Reference:
             target.next += 1
             target.messages.append(message)
             target.used = self.now
+
+    def _that_fit(self, target: Q, messages: list[Msg]) -> list[Msg]:
+        chosen: list[Msg] = []
+        for message in messages:
+            try:
+                self._check_fit(target, message.size, message.group)
+            except errors.Refused:
+                continue
+            try:
+                self._check_room(target, [*chosen, message])
+            except errors.QuotaExceeded:
+                if not chosen:
+                    raise
+                break
+            chosen.append(message)
+        return chosen
 
     def _check_fit(self, queue: Q, size: int, group: str | None) -> None:
         most = queue.props.max_message_bytes
@@ -658,7 +683,9 @@ class Reference:
         to = self._find(command.receiver)
         if to is None:
             raise errors.NotFound("receiver", "")
-        self.receivers = [r for r in self.receivers if r is not to and r.bound != to.number]
+        waits = [r for r in self.receivers if r is not to and r.bound == to.number]
+        self.notices += [(r.number, "timed-out") for r in waits]
+        self.receivers = [r for r in self.receivers if r is not to and r not in waits]
         queue = self.queues[to.queue]
         if to.session and not to.once:
             key = next(k for k, s in queue.sessions.items() if s.token == to.session)
@@ -721,6 +748,9 @@ class Reference:
             else:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
+        for settled_in, _ in held:
+            if settled_in.props.idle_delete_ms is not None or settled_in.is_dead:
+                settled_in.touched = self.now
         return held
 
     def _until(self, queue: Q, message: Msg) -> int:
@@ -780,7 +810,7 @@ class Reference:
         elif free := self._free_sessions(queue):
             key = free[0]
         to = Rcv(
-            command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound=int(command.bound),
+            command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound_session=command.bound,
             once=True, deadline=command.deadline_ms, accepting=True,
         )  # fmt: skip
         if key is not None:
@@ -795,6 +825,7 @@ class Reference:
         session = queue.sessions[self._session_of(queue, command.session)]
         session.until = self.now + (command.lock_ms or queue.props.lock_ms)
         session.stamp = self._tick_stamp()
+        queue.touched = self.now
 
     def _releasesession(self, command: c.ReleaseSession) -> None:
         queue = self._queue(command.queue)

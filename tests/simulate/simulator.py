@@ -167,7 +167,7 @@ class Simulator:
         reference.learn([d.token for d in answered + given], [d.token for d in granted])
         self._old_tokens += [d.token for d in answered + given] + [d.token for d in granted]
         del self._old_tokens[:-40]
-        if isinstance(answer, c.Accepted):
+        if isinstance(answer, c.Enqueued):
             self._same(command, "sequences", list(answer.sequences), reference.answer)
         if isinstance(answer, c.Settled):
             self._same(command, "lost", list(answer.lost), reference.answer)
@@ -287,7 +287,7 @@ class Simulator:
             ttl_ms = random.choice([None, None, None, 0, 50, 5_000])
             name = random.choice(["", f"id{random.randrange(20)}", f"unique{self._body}"])
             properties: Properties = {"n": self._body} if random.random() < 0.3 else {}
-            envelope = Envelope(id=name, ttl_ms=ttl_ms, properties=properties)
+            envelope = Envelope(id=name, properties=properties)
             due_ms = self.now_ms + random.choice([-5, 20, 3_000]) if random.random() < 0.15 else 0
             messages.append(
                 NewMessage(

@@ -1,10 +1,12 @@
 """Checks of what callers give, before it is believed. What passes can be written to the journal."""
 
 import msgspec
+from msgspec.msgpack import Ext
 
 from posthouse.core.commands import (
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
+    PROPERTY_CHARS_MAX,
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
 )
@@ -46,13 +48,19 @@ def check_name(argument: str, name: str) -> None:
 
 
 def check_properties(properties: Properties) -> None:
-    try:
-        size = len(msgspec.msgpack.encode(properties))
-    except (OverflowError, TypeError, UnicodeEncodeError):
-        raise InvalidArgument("properties", "must be values that a message can carry") from None
-    if size > PROPERTIES_BYTES_MAX:
+    for name, value in properties.items():
+        check_text("properties", name, PROPERTY_CHARS_MAX)
+        if not isinstance(value, _VALUES):
+            raise InvalidArgument("properties", f"cannot have a {type(value).__name__} as a value")
+        if isinstance(value, str):
+            check_text("properties", value, PROPERTIES_BYTES_MAX)
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidArgument("properties", "can have integers of 64 bits only")
+    if properties and len(msgspec.msgpack.encode(properties)) > PROPERTIES_BYTES_MAX:
         raise InvalidArgument("properties", f"must be at most {PROPERTIES_BYTES_MAX} bytes")
 
+
+_VALUES = (type(None), bool, int, float, str, bytes, Ext)
 
 _LEAST = {
     "lock_ms": 1,

@@ -17,7 +17,8 @@ Right = Literal["manage", "send", "listen"]
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
 PAGE_MAX = 1_000
-STEPS_MAX = 1_000  # of a tick, a purge, a resubmit
+STEPS_MAX = 1_000  # of a tick, a purge, a resubmit, the end of a receiver
+LOOK_MAX = 20_000  # messages passed over to find those that have not expired
 CREDIT_MAX = BATCH_MAX
 
 # Limits on what is written down.
@@ -25,7 +26,8 @@ NAME_CHARS_MAX = 260
 GROUP_CHARS_MAX = 128
 KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
-PROPERTIES_BYTES_MAX = 65_536
+PROPERTY_CHARS_MAX = 260  # the name of a property
+PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 262_144
 TIME_MS_MAX = 1 << 53  # moments and durations
 RECEIVER_MAX = (1 << 63) - 1  # receiver ids
@@ -87,7 +89,7 @@ class ListQueues(_Command, frozen=True):
 
 
 class Pause(_Command, frozen=True):
-    """Refuse sends, or hold deliveries back, until `Resume`."""
+    """Refuse sends, or hold deliveries back, or both, until `Resume`."""
 
     right = "manage"
     queue: str
@@ -134,7 +136,7 @@ class Resubmit(_Command, frozen=True):
 
 
 class Send(_Command, frozen=True):
-    """All of them or none. The answer is `Accepted`.
+    """All of them or none. The answer is `Enqueued`.
 
     `keys` are duplicate-detection keys, None where the message's id is to serve.
     """
@@ -276,7 +278,8 @@ class Renew(_Settle, frozen=True):
 class AcceptSession(_Command, frozen=True):
     """One by its id, or the next that has messages, waiting for it until the deadline.
 
-    The answer is `Granted`, or `Waiting`: then `Granted` or a notice comes for the receiver.
+    The answer is `Granted`; or `Waiting`, and then `Granted` or a notice comes for the receiver; or
+    None where there is no session and no time to wait.
     """
 
     right = "listen"
@@ -394,7 +397,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     next: int | None  # the sequence number to go on from
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False):
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """A sequence number for each message; a duplicate has that of the message it repeats."""
 
     sequences: Sequence[int]
@@ -416,7 +419,7 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
     lost: Sequence[int | str] = ()  # locks that were lost, where `partial` was asked for
-    until_ms: int = 0  # of renewed locks
+    until_ms: Sequence[int] = ()  # of renewed locks, in the order in which they were named
 
 
 SETTLED = Settled()
@@ -426,7 +429,11 @@ SETTLED = Settled()
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One message for one receiver; `token` is 0 where it was deleted."""
+    """One message for one receiver; `token` is 0 where it was deleted.
+
+    `message` may be the queue's own: only what never changes is to be read from it, its sequence
+    number, times and content.
+    """
 
     receiver: int
     token: int
@@ -469,7 +476,7 @@ Answer: TypeAlias = (
     | Ticked
     | QueueInfo
     | Progress
-    | Accepted
+    | Enqueued
     | Waiting
     | Received
     | Peeked

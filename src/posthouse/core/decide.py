@@ -4,7 +4,7 @@ Most commands turn into one record at once. Those that make messages available w
 or end deliveries, are worked out on a `Plan`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -32,7 +32,6 @@ from posthouse.core.commands import (
     STEPS_MAX,
     TEXT_CHARS_MAX,
     Abandon,
-    Accepted,
     AcceptSession,
     Attach,
     Cancel,
@@ -45,6 +44,7 @@ from posthouse.core.commands import (
     Defer,
     DeleteQueue,
     Detach,
+    Enqueued,
     GetQueue,
     GetSessionState,
     ListQueues,
@@ -86,6 +86,7 @@ from posthouse.core.errors import (
     NotAllowed,
     NotFound,
     QuotaExceeded,
+    Refused,
     SessionLocked,
     SessionLockLost,
 )
@@ -98,7 +99,7 @@ from posthouse.core.message import (
     STATES,
     Message,
     NewMessage,
-    Note,
+    Properties,
     decode_envelope,
     size_bytes,
 )
@@ -128,10 +129,10 @@ from posthouse.core.plan import (
     grant,
     is_expired,
     leave_groups,
-    numbers_of,
     pick_in_session,
     pick_ready,
     release,
+    sequences_of,
 )
 from posthouse.core.records import (
     Cancelled,
@@ -199,7 +200,7 @@ def _reads(state: State, queue: Queue, session: int, now_ms: int) -> Group | Non
 
 def _receivable(state: State, name: str) -> Queue:
     queue = _queue(state, name)
-    if not can_receive(queue):
+    if not can_receive(queue.properties):
         raise Disabled(name, queue.properties.status)
     return queue
 
@@ -242,7 +243,7 @@ def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
 def _change(state: State, queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     records: list[Record] = [QueueUpdated(queue.name, now_ms, properties)]
     notices: list[Delivered] = []
-    was, now = can_receive(queue), properties.status in ("active", "send-disabled")
+    was, now = can_receive(queue.properties), can_receive(properties)
     if was and not now:
         notices = [Notice(receiver, "paused") for receiver in queue.attached]
     elif now and not was and (queue.waiting or queue.accepting):
@@ -260,9 +261,11 @@ _STATUS: dict[tuple[bool, bool], Status] = {
 
 def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
     queue = _own_queue(state, command.queue)
+    if not (command.sending or command.receiving):
+        raise InvalidArgument("sending or receiving", "must be named")
     on = isinstance(command, Resume)
-    sending = on if command.sending else can_send(queue)
-    receiving = on if command.receiving else can_receive(queue)
+    sending = on if command.sending else can_send(queue.properties)
+    receiving = on if command.receiving else can_receive(queue.properties)
     properties = msgspec.structs.replace(queue.properties, status=_STATUS[sending, receiving])
     return _change(state, queue, properties, now_ms)
 
@@ -305,13 +308,15 @@ def _list_queues(state: State, command: ListQueues, _: int) -> Outcome:
 def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
     queue = _queue(state, command.queue)
     check_count("limit", command.limit, 1, BATCH_MAX)
+    if not command.states <= set(range(len(STATES))):
+        raise InvalidArgument("states", f"must be from 0 to {len(STATES) - 1}")
     looked = list(islice(queue.messages.walk(command.first), command.limit))
     chosen = [m for m in looked if m.state in command.states and m.enqueued_ms < command.before_ms]
     plan = Plan(state, now_ms)
     if chosen:
-        plan.records.append(Purged(queue.name, numbers_of(chosen)))
+        plan.records.append(Purged(queue.name, sequences_of(chosen)))
         side = plan.side(queue)
-        side.removed.update(numbers_of(chosen))
+        side.removed.update(sequences_of(chosen))
         leave_groups(side, chosen)
     return plan.outcome(_progress(len(chosen), looked, command.limit))
 
@@ -325,35 +330,33 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     if queue.origin is None:
         raise NotAllowed(queue.name, "only dead letters can be resubmitted")
     target = _own_queue(state, command.target or queue.origin)
-    if not can_send(target):
+    if not can_send(target.properties):
         raise Disabled(target.name, target.properties.status)
     if command.sequences is None:
-        looked = list(islice(queue.messages.walk(command.first), STEPS_MAX))
-        chosen = [m for m in looked if m.state == ACTIVE]
-        progress = _progress(len(chosen), looked, STEPS_MAX)
+        chosen, progress = _all_that_fit(queue, target, command.first)
     else:
         check_count("sequences", len(command.sequences), 1, BATCH_MAX)
         chosen = _messages(queue, command.sequences, ACTIVE, now_ms)
         progress = Progress(len(chosen), None)
+        for message in chosen:
+            _check_fit(target, size_bytes(message), message.group)
+        _check_room(target, len(chosen), sum(map(size_bytes, chosen)))
     if not chosen:
         return Outcome([], progress)
-    for message in chosen:
-        _check_fit(target, size_bytes(message), message.group)
-    _check_room(target, len(chosen), sum(map(size_bytes, chosen)))
     plan = Plan(state, now_ms)
     side = plan.side(target)
     first = side.numbers(len(chosen))
-    lives = [_life_ms(target, decode_envelope(m.envelope).ttl_ms) for m in chosen]
-    expires_ms = [0 if life_ms is None else now_ms + life_ms for life_ms in lives]
+    lives = [queue.notes[m.sequence].ttl_ms for m in chosen]
+    expires_ms = [_expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(
-            queue.name, now_ms, numbers_of(chosen), target.name, first, expires_ms,
+            queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms,
             command.keep_reason,
         )
     )  # fmt: skip
     for sequence, message in enumerate(chosen, first):
         note = queue.notes[message.sequence]
-        kept = note if command.keep_reason else Note(note.properties)
+        kept = note.resubmitted(keep_reason=command.keep_reason)
         if kept != NO_NOTE:
             side.notes[sequence] = kept
         expiry = expires_ms[sequence - first]
@@ -361,6 +364,28 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
             as_active(message, sequence=sequence, count=0, enqueued_ms=now_ms, expires_ms=expiry)
         )
     return plan.outcome(progress)
+
+
+def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message], Progress]:
+    """The next dead letters that the target takes; those it never would take stay where they are.
+
+    Raises QuotaExceeded where there is no room for any.
+    """
+    looked = list(islice(queue.messages.walk(first), STEPS_MAX))
+    chosen: list[Message] = []
+    size = 0
+    for message in looked:
+        if message.state != ACTIVE or _misfit(target, size_bytes(message), message.group):
+            continue
+        size += size_bytes(message)
+        try:
+            _check_room(target, len(chosen) + 1, size)
+        except QuotaExceeded:
+            if not chosen:
+                raise
+            return chosen, Progress(len(chosen), message.sequence)
+        chosen.append(message)
+    return chosen, _progress(len(chosen), looked, STEPS_MAX)
 
 
 def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -> list[Message]:
@@ -384,7 +409,7 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
     if queue is None or queue.origin is not None:
         queue = _own_queue(state, command.queue)
     properties = queue.properties
-    if properties.status != "active" and not can_send(queue):
+    if properties.status != "active" and not can_send(queue.properties):
         raise Disabled(queue.name, properties.status)
     messages = list(command.messages)
     if len(messages) > BATCH_MAX:
@@ -399,19 +424,27 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
         if most_bytes is not None and size > most_bytes:
             raise MessageTooLarge(queue.name, size, most_bytes)
         total += size
-        if not plain or message.group is not None or message.ttl_ms is not None or message.due_ms:
+        if (
+            not plain
+            or message.group is not None
+            or message.ttl_ms is not None
+            or message.due_ms
+            or message.expires_ms
+        ):
             messages[at] = _as_sent(queue, message, size, now_ms)
         if not 0 <= message.priority < PRIORITIES:
             raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
+    if command.keys is not None and len(command.keys) != len(messages):
+        raise InvalidArgument("keys", "must be one for each message")
     if properties.duplicate_detection:
         return _send_unseen(state, queue, command, messages, now_ms)
     if not messages:
-        return Outcome([], Accepted(()))
+        return Outcome([], Enqueued(()))
     if properties.max_messages is not None or properties.max_bytes is not None:
         _check_room(queue, len(messages), total)
     first = queue.next_sequence
     record = Sent(queue.name, now_ms, first, total, messages)
-    answer = Accepted(range(first, first + len(messages)))
+    answer = Enqueued(range(first, first + len(messages)))
     if queue.waiting or queue.accepting:
         return _sent(state, queue, record, answer)
     return Outcome([record], answer)
@@ -420,30 +453,37 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
 def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
     """With the life it will have in this queue, and no schedule that has passed."""
     _check_fit(queue, size, message.group)
+    if message.group is not None:
+        check_text("group", message.group, GROUP_CHARS_MAX)
     check_duration("ttl_ms", message.ttl_ms or 0)
     check_duration("due_ms", message.due_ms)
-    ttl_ms = _life_ms(queue, message.ttl_ms)
     due_ms = message.due_ms if message.due_ms > now_ms else 0
-    if ttl_ms == message.ttl_ms and due_ms == message.due_ms:
+    expires_ms = _expiry_ms(queue, due_ms or now_ms, message.ttl_ms)
+    if due_ms == message.due_ms and expires_ms == message.expires_ms:
         return message
-    return msgspec.structs.replace(message, ttl_ms=ttl_ms, due_ms=due_ms)
+    return msgspec.structs.replace(message, due_ms=due_ms, expires_ms=expires_ms)
 
 
-def _life_ms(queue: Queue, ttl_ms: int | None) -> int | None:
-    """The smaller of a message's and its queue's time to live."""
+def _expiry_ms(queue: Queue, from_ms: int, ttl_ms: int | None) -> int:
+    """When a message expires: the smaller of its own and its queue's time to live wins."""
     lives = [each for each in (ttl_ms, queue.properties.ttl_ms) if each is not None]
-    return min(lives, default=None)
+    return max(1, from_ms + min(lives)) if lives else 0
 
 
 def _check_fit(queue: Queue, size: int, group: str | None) -> None:
+    misfit = _misfit(queue, size, group)
+    if misfit is not None:
+        raise misfit
+
+
+def _misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
+    """Why a queue would not take such a message, however empty it is."""
     most = queue.properties.max_message_bytes
     if most is not None and size > most:
-        raise MessageTooLarge(queue.name, size, most)
-    if group is None:
-        if queue.properties.requires_session:
-            raise InvalidArgument("group", f"is needed: {queue.name!r} takes messages in sessions")
-    else:
-        check_text("group", group, GROUP_CHARS_MAX)
+        return MessageTooLarge(queue.name, size, most)
+    if group is None and queue.properties.requires_session:
+        return InvalidArgument("group", f"is needed: {queue.name!r} takes messages in sessions")
+    return None
 
 
 def _check_room(queue: Queue, messages: int, size: int) -> None:
@@ -459,8 +499,6 @@ def _send_unseen(
 ) -> Outcome:
     """Where duplicates are detected: those are left out, or the whole is refused."""
     given = command.keys if command.keys is not None else [None] * len(messages)
-    if len(given) != len(messages):
-        raise InvalidArgument("keys", "must be one for each message")
     sequence = queue.next_sequence
     fresh: dict[str, int] = {}
     keys: list[str | None] = []
@@ -482,7 +520,7 @@ def _send_unseen(
         keys.append(name or None)
         kept.append(message)
         sequence += 1
-    answer = Accepted(sequences, len(messages) - len(kept))
+    answer = Enqueued(sequences, len(messages) - len(kept))
     if not kept:
         return Outcome([], answer)
     size = sum(map(size_bytes, kept))
@@ -492,7 +530,7 @@ def _send_unseen(
     return _sent(state, queue, Sent(queue.name, now_ms, first, size, kept, keys, until_ms), answer)
 
 
-def _sent(state: State, queue: Queue, record: Sent, answer: Accepted) -> Outcome:
+def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
     """With what those get who wait for it."""
     if not (queue.waiting or queue.accepting) or queue.name in state.hungry:
         return Outcome([record], answer)
@@ -500,10 +538,9 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Accepted) -> Outcome
     messages = []
     for sequence, new in enumerate(record.messages, record.first_sequence):
         if not new.due_ms:
-            expires_ms = 0 if new.ttl_ms is None else time_ms + new.ttl_ms
             message = Message(
                 sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
-                time_ms, expires_ms, 0, ACTIVE, 0,
+                time_ms, new.expires_ms, 0, ACTIVE, 0,
             )  # fmt: skip
             messages.append(message)
     receiver = _sole_taker(queue, messages, time_ms)
@@ -521,7 +558,11 @@ def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver 
     """Who gets new messages, in the common case that there is no choice and no order to keep."""
     if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
         return None
-    if len(queue.lanes) > 1 or queue.properties.grouping != "none" or not can_receive(queue):
+    if (
+        len(queue.lanes) > 1
+        or queue.properties.grouping != "none"
+        or not can_receive(queue.properties)
+    ):
         return None
     if any(is_expired(message, now_ms) for message in messages):
         return None
@@ -532,7 +573,7 @@ def _cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
     queue = _queue(state, command.queue)
     check_count("sequences", len(command.sequences), 1, BATCH_MAX)
     messages = _messages(queue, command.sequences, SCHEDULED, now_ms)
-    return Outcome([Cancelled(queue.name, numbers_of(messages))])
+    return Outcome([Cancelled(queue.name, sequences_of(messages))])
 
 
 # Receiving.
@@ -568,7 +609,7 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
         return Outcome([Touched(queue.name, now_ms)], Received([]))
     receiver = Receiver(
         number, queue.name, limit, command.delete, command.lock_ms, command.bound,
-        command.by_id, command.session, once=True, deadline_ms=command.deadline_ms,
+        by_id=command.by_id, session=command.session, once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
     return Outcome([ReceiverAttached(receiver)], Waiting(number))
 
@@ -581,7 +622,7 @@ def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
     _reads(state, queue, command.session, now_ms)
     receiver = Receiver(
         command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
-        command.receiver if command.bound else 0, command.by_id, command.session,
+        command.receiver if command.bound else 0, by_id=command.by_id, session=command.session,
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
@@ -591,7 +632,7 @@ def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
 
 def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
     """Hands what is ready to a receiver that has just got credit."""
-    if not credit or not can_receive(queue):
+    if not credit or not can_receive(queue.properties):
         return
     if receiver.session:
         _, group = plan.state.sessions[receiver.session]
@@ -632,8 +673,9 @@ def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
     plan.leaving.add(receiver.receiver)
     plan.records.append(ReceiverDetached(receiver.receiver))
     plan.records.append(Touched(receiver.queue, now_ms))
-    locks = [state.locks[token] for token in receiver.locks]
+    locks = [state.locks[token] for token in islice(receiver.locks, STEPS_MAX)]
     plan.leaving.update(receiver.waits)
+    plan.deliveries += [Notice(number, "timed-out") for number in receiver.waits]
     if receiver.session and not receiver.once:
         queue, group = state.sessions[receiver.session]
         if group.bound:
@@ -691,8 +733,12 @@ def _held(state: State, command: Settle, now_ms: int) -> tuple[list[Lock], list[
         session = _session(state, queue, command.session, now_ms)
     found: dict[int, Lock] = {}
     lost: list[int | str] = []
+    by_id: dict[str, Iterator[int]] = {}
     for name in command.locks:
-        for token in state.ids.get(name, ()) if isinstance(name, str) else (name,):
+        tokens: Iterable[int] = (name,) if isinstance(name, int) else ()
+        if isinstance(name, str):  # one after the other, where several have the same id
+            tokens = by_id.setdefault(name, iter(state.ids.get(name, ())))
+        for token in tokens:
             lock = state.locks.get(token)
             if lock is None or token in found or not _holds(state, lock, queue, now_ms):
                 continue
@@ -706,6 +752,10 @@ def _held(state: State, command: Settle, now_ms: int) -> tuple[list[Lock], list[
     return list(found.values()), lost
 
 
+def _settled(lost: list[int | str]) -> Settled:
+    return Settled(lost) if lost else SETTLED
+
+
 def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
     """Whether a lock is still held, in this queue or in any that is not deleted."""
     if queue is None:
@@ -714,12 +764,22 @@ def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
     return lock.queue is queue and until_ms > now_ms
 
 
+def _check_amended(queue: Queue, messages: list[Message], properties: Properties) -> None:
+    if properties and queue.notes:
+        for message in messages:
+            note = queue.notes.get(message.sequence)
+            if note is not None:
+                check_properties(note.properties | properties)
+
+
 def _complete(state: State, command: Complete, now_ms: int) -> Outcome:
     queue = None if command.queue is None else state.queues.get(command.queue)
     if (
         queue is not None
         and not queue.groups
         and not command.session
+        and queue.properties.idle_delete_ms is None
+        and queue.origin is None
         and len(command.locks) <= BATCH_MAX
     ):
         # The way of most: named by tokens that all hold, so none of what follows is needed.
@@ -736,10 +796,11 @@ def _complete(state: State, command: Complete, now_ms: int) -> Outcome:
     held, lost = _held(state, command, now_ms)
     plan = Plan(state, now_ms)
     for queue, messages in by_queue(state, held):
-        plan.records.append(Completed(queue.name, numbers_of(messages)))
+        plan.touch(queue)
+        plan.records.append(Completed(queue.name, sequences_of(messages)))
         if queue.groups:
             leave_groups(plan.side(queue), messages)
-    return plan.outcome(Settled(lost))
+    return plan.outcome(_settled(lost))
 
 
 def _abandon(state: State, command: Abandon, now_ms: int) -> Outcome:
@@ -748,6 +809,7 @@ def _abandon(state: State, command: Abandon, now_ms: int) -> Outcome:
     check_duration("delay_ms", command.delay_ms)
     plan = Plan(state, now_ms)
     for queue, messages in by_queue(state, held):
+        _check_amended(queue, messages, command.properties)
         end(
             plan,
             queue,
@@ -756,7 +818,7 @@ def _abandon(state: State, command: Abandon, now_ms: int) -> Outcome:
             properties=command.properties,
             delay_ms=command.delay_ms,
         )
-    return plan.outcome(Settled(lost))
+    return plan.outcome(_settled(lost))
 
 
 def _release_messages(state: State, command: Release, now_ms: int) -> Outcome:
@@ -764,7 +826,7 @@ def _release_messages(state: State, command: Release, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     for queue, messages in by_queue(state, held):
         end(plan, queue, messages, counted=False)
-    return plan.outcome(Settled(lost))
+    return plan.outcome(_settled(lost))
 
 
 def _defer(state: State, command: Defer, now_ms: int) -> Outcome:
@@ -772,9 +834,11 @@ def _defer(state: State, command: Defer, now_ms: int) -> Outcome:
     check_properties(command.properties)
     plan = Plan(state, now_ms)
     for queue, messages in by_queue(state, held):
-        plan.records.append(Deferred(queue.name, numbers_of(messages), command.properties))
+        plan.touch(queue)
+        _check_amended(queue, messages, command.properties)
+        plan.records.append(Deferred(queue.name, sequences_of(messages), command.properties))
         leave_groups(plan.side(queue), messages)
-    return plan.outcome(Settled(lost))
+    return plan.outcome(_settled(lost))
 
 
 def _dead_letter(state: State, command: DeadLetter, now_ms: int) -> Outcome:
@@ -788,22 +852,25 @@ def _dead_letter(state: State, command: DeadLetter, now_ms: int) -> Outcome:
     for queue, messages in by_queue(state, held):
         if queue.origin is not None:
             raise NotAllowed(queue.name, "its messages are dead letters already")
+        plan.touch(queue)
+        _check_amended(queue, messages, command.properties)
         leave_groups(plan.side(queue), messages)
         bury(plan, queue, messages, command.reason, command.description, command.properties)
-    return plan.outcome(Settled(lost))
+    return plan.outcome(_settled(lost))
 
 
 def _renew(state: State, command: Renew, now_ms: int) -> Outcome:
     held, lost = _held(state, command, now_ms)
     check_duration("lock_ms", command.lock_ms)
-    records: list[Record] = []
-    until_ms = 0
+    plan = Plan(state, now_ms)
     for queue, messages in by_queue(state, held):
         if queue.properties.grouping == "session":
             raise NotAllowed(queue.name, "its locks last as long as the session's; renew that")
         until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
-        records.append(Renewed(queue.name, numbers_of(messages), until_ms))
-    return Outcome(records, Settled(lost, until_ms))
+        plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms))
+        plan.touch(queue)
+    lives = [command.lock_ms or lock.queue.properties.lock_ms for lock in held]
+    return plan.outcome(Settled(lost, [now_ms + life_ms for life_ms in lives]))
 
 
 # Sessions.
@@ -825,7 +892,7 @@ def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcom
     else:
         session = next(free_sessions(queue, now_ms), None)
     receiver = Receiver(
-        command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound=int(command.bound),
+        command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound_session=command.bound,
         once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
     if session is not None:
@@ -842,7 +909,10 @@ def _renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
     group = _session(state, queue, command.session, now_ms)
     check_duration("lock_ms", command.lock_ms)
     until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
-    return Outcome([SessionRenewed(queue.name, group.key, until_ms)], until_ms)
+    plan = Plan(state, now_ms)
+    plan.records.append(SessionRenewed(queue.name, group.key, until_ms))
+    plan.touch(queue)
+    return plan.outcome(until_ms)
 
 
 def _release_session(state: State, command: ReleaseSession, now_ms: int) -> Outcome:

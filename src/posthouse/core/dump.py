@@ -15,6 +15,7 @@ def dump(state: State, *, passing: bool = False) -> Dump:
     live = list(state.queues.values())
     plain: Dump = {
         "name": state.name,
+        "number": state.number,
         "era": f"{state.era >> 64:016x}",
         "started_ms": state.started_ms,
         "next_lock": state.next_lock,
@@ -40,6 +41,7 @@ def dump(state: State, *, passing: bool = False) -> Dump:
             "waits": state.wait_timers.items(),
             "idle": state.idle_timers.items(),
             "hungry": list(state.hungry),
+            "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],
             "queues": {
                 queue.name: [
@@ -113,6 +115,7 @@ def _queue(queue: Queue) -> Dump:
             {**msgspec.to_builtins(message, builtin_types=(bytes,)), "lock": f"{message.lock:032x}"}
             for message in queue.messages.walk(0)
         ],
+        "lives": sorted(queue.lives.items()),
         "notes": [
             [at, msgspec.to_builtins(note, builtin_types=(bytes,))]
             for at, note in sorted(queue.notes.items())

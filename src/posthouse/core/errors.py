@@ -17,7 +17,7 @@ class NotFound(Refused):
     name: str
 
     def __str__(self) -> str:
-        return f"There is no {self.kind} {self.name!r}; create it first, or check its name."
+        return f"There is no {self.kind} {self.name!r}; check the name, or create it first."
 
 
 @dataclass(eq=False)

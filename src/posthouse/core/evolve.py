@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
-from posthouse.core.index import CHUNK
+from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.lane import Lane
 from posthouse.core.message import (
     ACTIVE,
@@ -20,7 +20,6 @@ from posthouse.core.message import (
     NO_NOTE,
     SCHEDULED,
     Message,
-    Note,
     Properties,
     size_bytes,
 )
@@ -68,16 +67,20 @@ from posthouse.core.records import (
     Taken,
     Touched,
     Woken,
+    epitaph,
 )
 
 
 def evolve(state: State, record: Record, position: int) -> None:
     """Makes it so. `position` is the record's first; it means nothing for a passing one."""
     _EVOLVE[type(record)](state, record, position)
+    if state.doomed:  # so that recovery, which has no ticks, frees what was deleted too
+        _sweep(state, 100)
 
 
 def _started(state: State, record: Started, _: int) -> None:
-    state.era = era(record.epoch, record.salt)
+    # Lock numbers are counted in each namespace, so the salt of a start is made its own.
+    state.era = era(record.epoch, record.salt + state.number)
     state.started_ms = record.time_ms
 
 
@@ -142,8 +145,11 @@ def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
 
 
 def _swept(state: State, record: Swept, _: int) -> None:
+    _sweep(state, record.count)
+
+
+def _sweep(state: State, left: int) -> None:
     """Locks and timers of a deleted queue may not act meanwhile; `decide` passes over them."""
-    left = record.count
     while left > 0 and state.doomed:
         queue = state.doomed[-1]
         for message in list(islice(queue.messages.walk(0), left)):
@@ -171,8 +177,9 @@ def _sent(state: State, record: Sent, position: int) -> None:
     chunks = queue.messages.chunks
     scheduled = 0
     for new in messages:
-        due_ms, ttl_ms = new.due_ms, new.ttl_ms
-        expires_ms = 0 if ttl_ms is None else (due_ms or time_ms) + ttl_ms
+        due_ms, expires_ms = new.due_ms, new.expires_ms
+        if new.ttl_ms is not None:
+            queue.lives[sequence] = new.ttl_ms
         message = Message(
             sequence, position, new.envelope, new.native, new.body, new.priority, new.group,
             due_ms or time_ms, expires_ms, 0, SCHEDULED if due_ms else ACTIVE, 0,
@@ -301,6 +308,8 @@ def _activated(state: State, record: Activated, _: int) -> None:
     queue = state.queues[record.queue]
     for sequence, old in enumerate(record.sequences, record.first_sequence):
         message = queue.messages.pop(old)
+        if old in queue.lives:
+            queue.lives[sequence] = queue.lives.pop(old)
         state.due_timers.remove(message.enqueued_ms, message_key(queue, old))
         message.sequence, message.state, message.enqueued_ms = sequence, ACTIVE, record.time_ms
         queue.messages.put(message)
@@ -356,7 +365,7 @@ def _removed(state: State, record: Cancelled | Completed | Expired | Purged, _: 
 def _completed(state: State, record: Completed, position: int) -> None:
     """The way most messages go, so in one loop without calls; `_removed` does the same."""
     queue = state.queues[record.queue]
-    if queue.groups or queue.notes:
+    if queue.groups or queue.notes or queue.lives:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
@@ -364,8 +373,8 @@ def _completed(state: State, record: Completed, position: int) -> None:
     for sequence in record.sequences:
         chunk = chunks[sequence // CHUNK]
         message = chunk.pop(sequence)
-        if not chunk:
-            del chunks[sequence // CHUNK]
+        if len(chunk) in SHRINK_AT:
+            queue.messages.shrink(sequence // CHUNK)
         token = message.lock
         lock = locks.pop(token)
         timers.remove(lock.until_ms, token)
@@ -386,6 +395,7 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     queue.messages.pop(message.sequence)
     queue.size_bytes -= size_bytes(message)
     queue.notes.pop(message.sequence, None)
+    queue.lives.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:
         group.messages -= 1
@@ -522,8 +532,11 @@ def _unbind(state: State, lock: Lock, token: int) -> None:
         if not tokens:
             del state.ids[lock.id]
     receiver = state.receivers.get(lock.bound)
-    if receiver is not None:
-        receiver.locks.pop(token, None)
+    locks = state.orphans.get(lock.bound) if receiver is None else receiver.locks
+    if locks is not None:
+        locks.pop(token, None)
+        if not locks and receiver is None:
+            del state.orphans[lock.bound]
 
 
 def _taken(state: State, record: Taken, _: int) -> None:
@@ -561,11 +574,9 @@ def _returned(state: State, record: Returned, _: int) -> None:
 
 def _amend(queue: Queue, message: Message, properties: Properties) -> None:
     if properties:
-        note = queue.notes.get(message.sequence, NO_NOTE)
-        queue.notes[message.sequence] = Note(
-            note.properties | properties, note.reason, note.description, note.source,
-            note.source_sequence,
-        )  # fmt: skip
+        queue.notes[message.sequence] = queue.notes.get(message.sequence, NO_NOTE).amended(
+            properties
+        )
 
 
 def _deferred(state: State, record: Deferred, _: int) -> None:
@@ -597,11 +608,9 @@ def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
     queue = state.queues[record.queue]
     assert queue.dead is not None
     for sequence, old in enumerate(record.sequences, record.first_sequence):
-        note = queue.notes.get(old, NO_NOTE)
+        note = epitaph(queue.name, old, queue.notes.get(old), queue.lives.get(old), record)
         _move(state, queue, queue.messages[old], queue.dead, sequence)
-        queue.dead.notes[sequence] = Note(
-            note.properties | record.properties, record.reason, record.description, queue.name, old
-        )
+        queue.dead.notes[sequence] = note
 
 
 def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
@@ -629,7 +638,9 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
         moved = _move(state, queue, queue.messages[old], target, sequence)
         moved.count, moved.enqueued_ms, moved.expires_ms = 0, record.time_ms, expires_ms
         _watch_expiry(state, target, moved)
-        kept = note if record.noted else Note(note.properties)
+        if note.ttl_ms is not None:
+            target.lives[sequence] = note.ttl_ms
+        kept = note.resubmitted(keep_reason=record.noted)
         if kept != NO_NOTE:
             target.notes[sequence] = kept
     target.accessed_ms = record.time_ms
@@ -689,7 +700,7 @@ def _receiver_attached(state: State, record: ReceiverAttached, _: int) -> None:
     given = record.receiver
     receiver = Receiver(
         given.receiver, given.queue, given.credit, given.delete, given.lock_ms, given.bound,
-        given.by_id, given.session, given.once, given.deadline_ms,
+        given.bound_session, given.by_id, given.session, given.once, given.deadline_ms,
     )  # fmt: skip
     if receiver.once and receiver.bound in state.receivers:
         state.receivers[receiver.bound].waits[receiver.receiver] = None
@@ -729,6 +740,8 @@ def _detach_all(state: State, receivers: list[int]) -> None:
 def _detach(state: State, receiver: Receiver) -> None:
     queue = state.queues[receiver.queue]
     del state.receivers[receiver.receiver]
+    if receiver.locks:
+        state.orphans[receiver.receiver] = receiver.locks
     _detach_all(state, list(receiver.waits))
     if receiver.bound in state.receivers:
         state.receivers[receiver.bound].waits.pop(receiver.receiver, None)

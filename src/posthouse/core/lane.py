@@ -64,8 +64,10 @@ class Lane:
                     self._gone.add(sequence)
         if self._gone:
             self._skip_gone()
-        if self._head >= _TRIM_AT and 2 * self._head >= len(fresh):
-            del fresh[: self._head]
+            if len(self._gone) > len(fresh) // 2 + 64:
+                self._drop_gone()
+        if self._head >= _TRIM_AT and 2 * self._head >= len(self._fresh):
+            del self._fresh[: self._head]
             self._head = 0
 
     def _skip_gone(self) -> None:
@@ -75,6 +77,13 @@ class Lane:
             self._head += 1
         while self._returned and self._returned[0] in gone:
             gone.remove(heappop(self._returned))
+
+    def _drop_gone(self) -> None:
+        """Rare: where much has left from behind a head that stays."""
+        self._fresh = array("q", (s for s in self._fresh[self._head :] if s not in self._gone))
+        self._head = 0
+        self._returned = sorted(s for s in self._returned if s not in self._gone)
+        self._gone.clear()
 
     def head(self, count: int) -> Sequence[int]:
         """The first `count` numbers."""

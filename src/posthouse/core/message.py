@@ -47,7 +47,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     to: str = ""
     reply_to: str = msgspec.field(name="reply", default="")
     reply_to_session_id: str = msgspec.field(name="replys", default="")
-    ttl_ms: int | None = msgspec.field(name="ttl", default=None)
     trace: str = ""
     properties: Properties = msgspec.field(name="props", default_factory=dict)
 
@@ -68,8 +67,9 @@ class NewMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A message as it is sent, and as the journal holds it.
 
     `native` holds the bytes of the dialect's own form. `group` is the session id or partition key
-    by which the queue may group. `ttl_ms` is what the envelope says too, or less where the queue
-    limits it. `due_ms` schedules it. Fields are only ever added at the end.
+    by which the queue may group. `ttl_ms` is the sender's, `due_ms` schedules it; `expires_ms` is
+    what comes of both in the queue, 0 for never, and not for senders to give. Fields are only ever
+    added at the end.
     """
 
     envelope: bytes
@@ -79,6 +79,7 @@ class NewMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int = 4
     ttl_ms: int | None = None
     due_ms: int = 0
+    expires_ms: int = 0
 
 
 # The states of a message in a queue.
@@ -111,6 +112,14 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     description: str | None = None
     source: str | None = None
     source_sequence: int = 0
+    dead_ms: int = 0
+    ttl_ms: int | None = None  # the sender's, for when it is sent again
+
+    def amended(self, properties: Properties) -> "Note":
+        return msgspec.structs.replace(self, properties=self.properties | properties)
+
+    def resubmitted(self, *, keep_reason: bool) -> "Note":
+        return self if keep_reason else Note(self.properties)
 
 
 NO_NOTE = Note()

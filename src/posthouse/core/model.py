@@ -78,6 +78,7 @@ class Receiver(msgspec.Struct):
     delete: bool = False  # receive-and-delete
     lock_ms: int = 0  # 0: as the queue says
     bound: int = 0  # the receiver with which its locks end, most often itself; 0: they live on
+    bound_session: bool = False  # the session it waits for is to end with who reads it
     by_id: bool = False  # its locks can be settled by message id
     session: int = 0  # the token of the session it reads
     once: bool = False
@@ -100,6 +101,7 @@ class Queue(msgspec.Struct):
     counts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0, 0])  # by state
     size_bytes: int = 0
     notes: dict[int, Note] = {}
+    lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
@@ -149,6 +151,7 @@ class State(msgspec.Struct):
     """One namespace's world."""
 
     name: str
+    number: int = 0  # the position at which the namespace was created
     era: int = 0  # the upper 64 bits of tokens: epoch and salt of this start
     started_ms: int = 0
     next_lock: int = 1
@@ -169,12 +172,13 @@ class State(msgspec.Struct):
     wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
     receivers: dict[int, Receiver] = {}
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
+    orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
 
 
 def era(epoch: int, salt: int) -> int:
     """The upper half of the tokens of one start: what a lock number is added to."""
-    return (epoch << 32 | salt) << 64
+    return (epoch << 32 | salt & 0xFFFFFFFF) << 64
 
 
 def page(names: list[str], after: str, limit: int) -> list[str]:
@@ -202,7 +206,7 @@ def message_key(queue: Queue, sequence: int) -> int:
 
 def next_deadline_ms(state: State) -> int | None:
     """When a tick is next due; a moment in the past means now, None means never."""
-    if state.hungry or state.doomed:
+    if state.hungry or state.doomed or state.orphans:
         return 0
     firsts = (
         state.lock_timers.first,

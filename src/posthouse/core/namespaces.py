@@ -1,7 +1,7 @@
 """Namespaces: isolated worlds in one broker.
 
-Each is a `State` of its own; no command sees more than one, and their lock tokens differ, since
-each has its own salt. This module is to namespaces what `decide` and `evolve` are to one of them.
+Each is a `State` of its own; no command sees more than one, and their lock tokens differ. This
+module is to namespaces what `decide` and `evolve` are to one of them.
 """
 
 from bisect import insort
@@ -12,9 +12,9 @@ import msgspec
 
 from posthouse.core.checks import check_count, check_name, check_start
 from posthouse.core.commands import PAGE_MAX, Notice, Right
-from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound
+from posthouse.core.errors import AlreadyExists, NotFound
 from posthouse.core.evolve import evolve as evolve_state
-from posthouse.core.model import State, era, page
+from posthouse.core.model import State, page
 from posthouse.core.plan import Delivered
 from posthouse.core.records import NamespaceCreated, NamespaceDeleted, OfNamespaces, Started
 
@@ -64,11 +64,9 @@ def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutco
     if isinstance(command, CreateNamespace):
         check_name("namespace", command.name)
         check_start(command.epoch, command.salt)
-        for other, state in spaces.states.items():
+        for other in spaces.names:
             if other.casefold() == command.name.casefold():
                 raise AlreadyExists("namespace", other)
-            if state.era == era(command.epoch, command.salt):
-                raise InvalidArgument("salt", f"must differ from that of namespace {other!r}")
         record = NamespaceCreated(command.name, now_ms, command.epoch, command.salt)
         return SpaceOutcome([record])
     if isinstance(command, DeleteNamespace):
@@ -84,7 +82,7 @@ def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutco
 def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
     """Makes it so; cannot fail."""
     if isinstance(record, NamespaceCreated):
-        state = spaces.states[record.name] = State(record.name)
+        state = spaces.states[record.name] = State(record.name, position)
         insort(spaces.names, record.name)
         evolve_state(state, Started(record.epoch, record.salt, record.time_ms), position)
     else:

@@ -18,12 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from posthouse.core.commands import (
-    Answer,
-    Delivery,
-    Granted,
-    Notice,
-)
+from posthouse.core.commands import LOOK_MAX, STEPS_MAX, Answer, Delivery, Granted, Notice
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
 from posthouse.core.message import (
@@ -37,13 +32,7 @@ from posthouse.core.message import (
     Properties,
     decode_envelope,
 )
-from posthouse.core.model import (
-    Group,
-    Lock,
-    Queue,
-    Receiver,
-    State,
-)
+from posthouse.core.model import Group, Lock, Queue, QueueProperties, Receiver, State
 from posthouse.core.records import (
     DeadLettered,
     Expired,
@@ -52,8 +41,10 @@ from posthouse.core.records import (
     Returned,
     SessionAccepted,
     SessionReleased,
+    SessionRenewed,
     Taken,
     Touched,
+    epitaph,
 )
 
 Delivered: TypeAlias = Delivery | Granted | Notice
@@ -82,6 +73,7 @@ class Side:
         "removed",
         "undelayed",
         "unlocked",
+        "used",
     )
 
     def __init__(self, queue: Queue) -> None:
@@ -92,6 +84,7 @@ class Side:
         self.unlocked: dict[str, int] = {}  # groups to look at again: how many of their locks end
         self.undelayed: dict[str, int] = {}  # and how many of their delays
         self.released: set[str] = set()  # sessions whose lock ends
+        self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
 
     def numbers(self, count: int) -> int:
@@ -135,6 +128,12 @@ class Plan:
             if (queue.waiting or queue.accepting) and queue.name not in self.state.hungry:
                 _hand_out(self, side)
         return Outcome(self.records, answer, self.deliveries)
+
+    def touch(self, queue: Queue) -> None:
+        """Settling and renewing is use of a queue, where that matters."""
+        if queue.properties.idle_delete_ms is not None or queue.origin is not None:
+            self.side(queue).used = True
+            self.records.append(Touched(queue.name, self.now_ms))
 
     def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
         """Hands these messages to a receiver that waits or has got credit."""
@@ -200,7 +199,7 @@ def deliver(
 def _hand_out(plan: Plan, side: Side) -> None:
     """Gives what this plan makes available in a queue to those who wait there."""
     queue = side.queue
-    if not can_receive(queue):
+    if not can_receive(queue.properties):
         return
     grouping = queue.properties.grouping
     if grouping == "session":
@@ -279,7 +278,7 @@ def _hand_out_sessions(plan: Plan, side: Side) -> None:
         head = next(run, None)
         if head is not None and not is_expired(head, plan.now_ms):
             free.append((queue.level(head), head.sequence, key))
-    accepting = [r for r in queue.accepting.values() if r.receiver not in plan.leaving]
+    accepting = (r for r in queue.accepting.values() if r.receiver not in plan.leaving)
     for (_, _, key), receiver in zip(sorted(free), accepting, strict=False):
         plan.deliveries.append(grant(plan, queue, key, receiver))
 
@@ -301,7 +300,7 @@ def grant(plan: Plan, queue: Queue, session: str, to: Receiver) -> Granted:
     plan.next_lock += 1
     plan.records.append(
         SessionAccepted(
-            queue.name, plan.now_ms, session, lock, until_ms, to.receiver, to.bound != 0
+            queue.name, plan.now_ms, session, lock, until_ms, to.receiver, to.bound_session
         )
     )
     return Granted(to.receiver, session, plan.state.era + lock, until_ms)
@@ -322,12 +321,12 @@ def _sequence(message: Message) -> int:
 # Picking.
 
 
-def can_receive(queue: Queue) -> bool:
-    return queue.properties.status in ("active", "send-disabled")
+def can_receive(properties: QueueProperties) -> bool:
+    return properties.status in ("active", "send-disabled")
 
 
-def can_send(queue: Queue) -> bool:
-    return queue.properties.status in ("active", "receive-disabled")
+def can_send(properties: QueueProperties) -> bool:
+    return properties.status in ("active", "receive-disabled")
 
 
 def is_expired(message: Message, now_ms: int) -> bool:
@@ -337,7 +336,7 @@ def is_expired(message: Message, now_ms: int) -> bool:
 def pick(queue: Queue, sequences: Iterable[int], limit: int, now_ms: int) -> list[Message]:
     """The first `limit` of these messages that are not expired; those wait for the next tick."""
     messages, picked = queue.messages, []
-    for sequence in sequences:
+    for sequence in islice(sequences, LOOK_MAX):
         message = messages[sequence]
         if message.expires_ms == 0 or message.expires_ms > now_ms:
             picked.append(message)
@@ -415,7 +414,7 @@ def free_sessions(queue: Queue, now_ms: int) -> Iterator[str]:
 # How a delivery ends.
 
 
-def numbers_of(messages: Iterable[Message]) -> list[int]:
+def sequences_of(messages: Iterable[Message]) -> list[int]:
     return [message.sequence for message in messages]
 
 
@@ -460,6 +459,7 @@ def end(
 ) -> None:
     """Deliveries end unsettled: back to their places, or out where they may not come back."""
     side, now_ms = plan.side(queue), plan.now_ms
+    plan.touch(queue)
     leave_groups(side, messages)
     most = queue.properties.max_delivery if counted and queue.origin is None else 0
     worn = [m for m in messages if most and m.count >= most]
@@ -468,7 +468,7 @@ def end(
     stale = [m for m in rest if is_expired(m, now_ms)]
     if back:
         until_ms = now_ms + delay_ms if delay_ms else 0
-        record = Returned(queue.name, numbers_of(back), not counted, until_ms, properties)
+        record = Returned(queue.name, sequences_of(back), not counted, until_ms, properties)
         plan.records.append(record)
         for message in back:
             _give_back(plan, side, message, record)
@@ -482,8 +482,7 @@ def end(
 def _give_back(plan: Plan, side: Side, message: Message, record: Returned) -> None:
     if record.properties:
         note = side.note(message.sequence) or NO_NOTE
-        properties = note.properties | record.properties
-        side.notes[message.sequence] = msgspec.structs.replace(note, properties=properties)
+        side.notes[message.sequence] = note.amended(record.properties)
     if plan.state.locks[message.lock].deferred:
         return
     if not record.until_ms:
@@ -503,8 +502,8 @@ def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
         text = "The message expired and was dead lettered."
         bury(plan, queue, messages, "TTLExpiredException", text, NO_PROPERTIES)
     else:
-        plan.side(queue).removed.update(numbers_of(messages))
-        plan.records.append(Expired(queue.name, numbers_of(messages)))
+        plan.side(queue).removed.update(sequences_of(messages))
+        plan.records.append(Expired(queue.name, sequences_of(messages)))
 
 
 def bury(
@@ -519,20 +518,27 @@ def bury(
     assert queue.dead is not None
     side, dead = plan.side(queue), plan.side(queue.dead)
     first = dead.numbers(len(messages))
-    sequences = numbers_of(messages)
+    sequences = sequences_of(messages)
     side.removed.update(sequences)
-    plan.records.append(DeadLettered(queue.name, sequences, first, reason, description, properties))
+    record = DeadLettered(
+        queue.name, plan.now_ms, sequences, first, reason, description, properties
+    )
+    plan.records.append(record)
     if queue.dead.waiting:
         for sequence, message in enumerate(messages, first):
-            changes = (side.note(message.sequence) or NO_NOTE).properties | properties
-            note = Note(changes, reason, description, queue.name, message.sequence)
-            dead.notes[sequence] = note
+            old = message.sequence
+            dead.notes[sequence] = epitaph(
+                queue.name, old, side.note(old), queue.lives.get(old), record
+            )
             dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
 
 
 def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:
     """A session lock ends, and with it the locks on the session's messages and its readers."""
     side = plan.side(queue)
+    if len(group.locks) > STEPS_MAX:  # too much for one command: it expires now, and ticks end it
+        plan.records.append(SessionRenewed(queue.name, group.key, plan.now_ms))
+        return
     messages = [plan.state.locks[token].message for token in group.locks]
     side.released.add(group.key)
     side.unlocked.setdefault(group.key, 0)

@@ -16,10 +16,8 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 
 import msgspec
 
-from posthouse.core.message import NewMessage, Properties
+from posthouse.core.message import NewMessage, Note, Properties
 from posthouse.core.model import QueueProperties, Receiver
-
-VERSION = 1  # of the encoding as a whole
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -136,11 +134,22 @@ class DeadLettered(_Kept, frozen=True, tag=14):
     """Moved to the queue's dead-letter queue, contents by reference."""
 
     queue: str
+    time_ms: int
     sequences: list[int]
     first_sequence: int
     reason: str | None = None
     description: str | None = None
     properties: Properties = {}
+
+
+def epitaph(
+    queue: str, sequence: int, note: Note | None, ttl_ms: int | None, record: DeadLettered
+) -> Note:
+    """What is noted of a message that is dead-lettered."""
+    properties = record.properties if note is None else note.properties | record.properties
+    return Note(
+        properties, record.reason, record.description, queue, sequence, record.time_ms, ttl_ms
+    )
 
 
 class Expired(_Kept, frozen=True, tag=15):
@@ -295,7 +304,7 @@ class Hungry(_Passing, frozen=True):
 
 
 class Swept(_Passing, frozen=True):
-    """This many messages of a deleted queue were freed; no more than that to it."""
+    """This much of deleted queues was freed; no more than that to it."""
 
     count: int
 

@@ -13,10 +13,8 @@ from posthouse.core.commands import (
     Tick,
     Ticked,
 )
-from posthouse.core.message import (
-    SCHEDULED,
-    Message,
-)
+from posthouse.core.errors import InvalidArgument
+from posthouse.core.message import LOCKED, SCHEDULED, Message
 from posthouse.core.model import (
     SEQUENCE_BITS,
     Queue,
@@ -35,10 +33,10 @@ from posthouse.core.plan import (
     free_sessions,
     grant,
     leave_groups,
-    numbers_of,
     pick_in_session,
     pick_ready,
     release,
+    sequences_of,
 )
 from posthouse.core.records import (
     Activated,
@@ -59,6 +57,8 @@ _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 def start(state: State, command: Start, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     check_start(command.epoch, command.salt)
+    if command.epoch <= state.era >> 96:
+        raise InvalidArgument("epoch", "must be higher than that of the start before")
     plan.records.append(Started(command.epoch, command.salt, now_ms))
     for queue, group in list(state.sessions.values()):
         if group.bound and state.queues.get(queue.name) is queue:
@@ -122,9 +122,21 @@ def _end_sessions(plan: Plan, left: int) -> int:
     return done
 
 
+def _end_orphans(plan: Plan, left: int) -> int:
+    """Locks of receivers that held too many to end with them."""
+    tokens = list(islice((t for held in plan.state.orphans.values() for t in held), left))
+    locks = [plan.state.locks[token] for token in tokens]
+    # Those in a session that has just expired end with it.
+    locks = [k for k in locks if k.session is None or k.session.until_ms > plan.now_ms]
+    for queue, messages in by_queue(plan.state, locks):
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    return len(tokens)
+
+
 def _end_locks(plan: Plan, left: int) -> int:
     tokens = plan.state.lock_timers.due(plan.now_ms, left)
     locks = [plan.state.locks[token] for token in tokens]
+    locks = [lock for lock in locks if lock.bound not in plan.state.orphans]  # ended already
     for queue, messages in by_queue(plan.state, locks):
         end(plan, queue, messages, counted=queue.properties.counting == "all")
     return len(tokens)
@@ -158,12 +170,13 @@ def _wake(plan: Plan, left: int) -> int:
         scheduled = [m for m in left_alive if m.state == SCHEDULED]
         delayed = [m for m in left_alive if m.state != SCHEDULED]
         if scheduled:
+            side.used = True
             first = side.numbers(len(scheduled))
-            plan.records.append(Activated(queue.name, now_ms, numbers_of(scheduled), first))
+            plan.records.append(Activated(queue.name, now_ms, sequences_of(scheduled), first))
             for sequence, message in enumerate(scheduled, first):
                 side.ready.append(as_active(message, sequence=sequence, enqueued_ms=now_ms))
         if delayed:
-            plan.records.append(Woken(queue.name, numbers_of(delayed)))
+            plan.records.append(Woken(queue.name, sequences_of(delayed)))
             leave_groups(side, delayed)
             side.ready += map(as_active, delayed)
     return len(keys)
@@ -194,8 +207,9 @@ def _delete_idle(plan: Plan, left: int) -> int:
         assert queue.dead is not None
         uses = (queue.accessed_ms, queue.touched_ms, queue.dead.accessed_ms, queue.dead.touched_ms)
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
-        if queue.attached or queue.dead.attached:
-            idle_at_ms = plan.now_ms + idle_ms
+        for each in (queue, queue.dead):
+            if each.attached or each.counts[LOCKED] or plan.side(each).used:
+                idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
         else:
@@ -209,7 +223,7 @@ def _feed_hungry(plan: Plan, left: int) -> int:
     for name in plan.state.hungry:
         queue = plan.state.queues[name]
         before = len(plan.deliveries)
-        if can_receive(queue):
+        if can_receive(queue.properties):
             if queue.properties.grouping == "session":
                 _feed_sessions(plan, queue, left - done)
             else:
@@ -244,6 +258,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _sweep,
     _end_waits,
     _end_sessions,
+    _end_orphans,
     _end_locks,
     _end_lives,
     _wake,

@@ -7,6 +7,7 @@ joins it.
 """
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from posthouse.core.heaps import walk
 
@@ -62,8 +63,9 @@ class Timers:
             if due_ms == last or bucket is None:
                 continue
             last = due_ms
-            keys.extend((bucket,) if isinstance(bucket, int) else bucket)
-        return keys[:limit]
+            some = (bucket,) if isinstance(bucket, int) else bucket
+            keys.extend(islice(some, limit - len(keys)))
+        return keys
 
     def items(self) -> list[tuple[int, int]]:
         """Every (due, key), sorted."""
