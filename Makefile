@@ -9,9 +9,9 @@ run: .venv/ready
 	$(BIN)/python -m posthouse.demo
 
 test: .venv/ready
-	$(BIN)/coverage run -m pytest tests/core
+	$(BIN)/coverage run -m pytest tests/core tests/store
 	$(BIN)/coverage report
-	$(BIN)/pytest --ignore tests/core
+	$(BIN)/pytest --ignore tests/core --ignore tests/store
 
 check: .venv/ready
 	$(BIN)/ruff check .

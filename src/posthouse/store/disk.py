@@ -1,0 +1,93 @@
+"""The few things the file store asks of a disk; tests put a failing one in its place."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from posthouse.store.errors import InUse
+
+_VECTOR_MAX = 1024  # buffers that one call may take (IOV_MAX)
+
+
+class Disk:
+    """A real one. Errors are OSError, as they come."""
+
+    def make_folder(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def lock(self, path: Path) -> int:
+        """For one process at a time; it goes with the process, however that ends. Raises InUse."""
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise InUse(path.parent) from None
+        return file
+
+    def names(self, folder: Path) -> list[str]:
+        return sorted(entry.name for entry in folder.iterdir())
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def read(self, path: Path, offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def claim(self, path: Path, size: int) -> None:
+        """A new file of zeros that has its space for sure, durable but for its name."""
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+            os.fsync(file)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(file)
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_WRONLY)
+
+    def write(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
+        """All of it. In claimed space a short write is a failure like any other."""
+        for at in range(0, len(chunks), _VECTOR_MAX):
+            some = chunks[at : at + _VECTOR_MAX]
+            written = os.pwritev(file, some, offset)
+            if written < sum(map(len, some)):
+                raise OSError(errno.EIO, "a write was cut short")
+            offset += written
+
+    def sync(self, file: int) -> None:
+        os.fdatasync(file)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def cut(self, path: Path, offset: int, size: int) -> None:
+        """Zeros from an offset to the end, durably."""
+        file = os.open(path, os.O_WRONLY)
+        try:
+            os.ftruncate(file, offset)
+            os.posix_fallocate(file, 0, size)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_folder(self, folder: Path) -> None:
+        """Makes names durable: files made, renamed or removed."""
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -1,0 +1,45 @@
+"""What can go wrong with a journal. None of it is an answer to a client."""
+
+from pathlib import Path
+
+
+class StoreError(Exception):
+    """The journal cannot be used as it is."""
+
+
+class Lost(StoreError):
+    """A write or sync failed: nobody knows what is durable. Stop, and recover from the journal."""
+
+
+class Deposed(StoreError):
+    """Another writer with a higher epoch has taken over. What was appended here is void."""
+
+
+class NotThere(StoreError):
+    """A position was asked for that the journal does not hold, or does not hold any more."""
+
+
+class InUse(StoreError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} is in use by another process; stop that, or use another folder."
+        )
+
+
+class TooNew(StoreError):
+    def __init__(self, path: Path, version: int, known: int) -> None:
+        super().__init__(
+            f"{path} was written by a newer version (format {version}; this one knows up to"
+            f" {known}); use that version."
+        )
+
+
+class Damaged(StoreError):
+    """Bytes that were durable have changed. Nothing was skipped or deleted."""
+
+    def __init__(self, path: Path, offset: int, what: str) -> None:
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {what}. Restore the folder from a copy."
+        )
+        self.path = path
+        self.offset = offset

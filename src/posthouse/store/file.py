@@ -1,0 +1,304 @@
+"""The journal in files: the default store.
+
+The folder holds segments, and two files of zeros: `next`, which becomes the next segment, and
+`reserve`, which does so when the disk is full. A frame is only ever written into space that was
+claimed before, so a full disk is noticed while there still is room to go on: `full` says so, and is
+false again by itself when a claim succeeds. A write or sync that fails inside claimed space means
+that nobody knows what is durable: the store is Lost, and stays so.
+
+Opening looks at every frame. At the first place that is not the next good frame it looks on: if a
+later frame was written when this place was durable already, it is damage, and the store does not
+open. Otherwise it is the tail that no sync had covered, which is cut. A clean stop leaves the end
+of the journal in `closed`; then there is no tail, and all that is missing is damage.
+"""
+
+import asyncio
+import errno
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from posthouse.store.disk import Disk
+from posthouse.store.errors import Damaged, Lost, NotThere
+from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode
+from posthouse.store.segments import (
+    SEGMENT_HEADER_BYTES,
+    SUFFIX,
+    Segment,
+    decode_header,
+    encode_header,
+    frames_from,
+    frames_within,
+    name,
+)
+
+NEXT, RESERVE, CLOSED, LOCK = "next", "reserve", "closed", "lock"
+SEGMENT_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
+
+
+class FileStore:
+    """Opens a folder, or makes one. Raises InUse, Damaged, TooNew, or OSError."""
+
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk | None = None
+    ) -> None:
+        self._folder = folder
+        self._disk = disk or Disk()
+        self._segment_bytes = segment_bytes
+        self.last: Frame | None = None
+        self.cut_at: int | None = None  # the position from which an unsynced tail was cut
+        self.full = False
+        self._disk.make_folder(folder)
+        self._lock = self._disk.lock(folder / LOCK)
+        try:
+            self._segments = self._recover()
+            self._claim()
+        except BaseException:
+            self._disk.close(self._lock)
+            raise
+        self._file: int | None = None  # of the last segment, once it is written to
+        self._pending: list[Frame] = []
+        self._lost: str | None = None
+        self._writer = ThreadPoolExecutor(1, "posthouse-journal")
+        self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
+
+    # Writing.
+
+    def append(self, frame: Frame) -> None:
+        assert frame.size_bytes <= self._segment_bytes - SEGMENT_HEADER_BYTES
+        self._pending.append(frame)
+
+    async def sync(self) -> None:
+        frames, self._pending = self._pending, []
+        if self._lost is not None:
+            raise Lost(self._lost)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._write, frames)
+        except OSError as error:
+            self._lost = f"the journal could not be written: {error}"
+            raise Lost(self._lost) from error
+
+    def _write(self, frames: list[Frame]) -> None:
+        """Everything in one write and one sync, unless a segment ends on the way."""
+        chunks: list[bytes] = []
+        size = 0
+        for frame in frames:
+            data = encode(frame)
+            segment = self._segments[-1] if self._segments else None
+            if segment is None or segment.offset + len(data) > segment.size:
+                self._flush(chunks, size)
+                chunks, size = [], 0
+                segment = self._roll(frame)
+            segment.note(frame, len(data))
+            chunks.append(data)
+            size += len(data)
+        self._flush(chunks, size)
+        if frames and frames[-1].kind == CLOSING:
+            self._mark_closed(frames[-1])
+        self._claim()
+
+    def _flush(self, chunks: list[bytes], size: int) -> None:
+        if chunks:
+            segment = self._segments[-1]
+            if self._file is None:
+                self._file = self._disk.open(segment.path)
+            self._disk.write(self._file, segment.offset - size, chunks)
+            self._disk.sync(self._file)
+
+    def _roll(self, frame: Frame) -> Segment:
+        """The next segment, from the space that was claimed for it."""
+        disk, folder = self._disk, self._folder
+        if self._file is not None:
+            disk.close(self._file)
+            self._file = None
+        self._claim()  # one sync may fill several segments
+        claims = [each for each in (NEXT, RESERVE) if each in disk.names(folder)]
+        if not claims:
+            raise OSError(errno.ENOSPC, "the disk is full, and the reserve is used up")
+        claimed = folder / claims[0]
+        path = folder / name(frame.number)
+        file = disk.open(claimed)
+        disk.write(file, 0, [encode_header(frame.first, frame.number)])
+        disk.sync(file)
+        disk.rename(claimed, path)
+        disk.sync_folder(folder)
+        self._file = file
+        segment = Segment(path, frame.first, disk.size(path))
+        self._segments.append(segment)
+        return segment
+
+    def _claim(self) -> None:
+        """Space ahead. Where there is none, the store is full until a later try succeeds."""
+        there = self._disk.names(self._folder)
+        try:
+            for each in (NEXT, RESERVE):
+                if each not in there:
+                    self._disk.claim(self._folder / each, self._segment_bytes)
+                    self._disk.sync_folder(self._folder)
+        except OSError:
+            self.full = True
+        else:
+            self.full = False
+
+    def _mark_closed(self, frame: Frame) -> None:
+        disk, path = self._disk, self._folder / CLOSED
+        data = f"{frame.end} {frame.number}\n".encode()
+        disk.claim(path, len(data))
+        file = disk.open(path)
+        disk.write(file, 0, [data])
+        disk.sync(file)
+        disk.close(file)
+        disk.sync_folder(self._folder)
+
+    # Reading.
+
+    async def read(self, first: int, end: int) -> AsyncIterator[Frame]:
+        loop = asyncio.get_running_loop()
+        for segment in list(self._segments):
+            if segment.end <= first or segment.first >= end:
+                continue
+            at = segment.offset_before(first)
+            while at < segment.offset:
+                found = await loop.run_in_executor(self._reader, self._frames_at, segment, at)
+                for frame in found:
+                    at += frame.size_bytes
+                    if frame.end > first and frame.first < end:
+                        yield frame
+                if not found or found[-1].end >= end:
+                    break
+
+    def _frames_at(self, segment: Segment, at: int) -> list[Frame]:
+        """The frames from an offset on, about a megabyte of them, at least one."""
+        length = _READ_BYTES
+        while True:
+            data = self._disk.read(segment.path, at, min(length, segment.offset - at))
+            frames = [frame for _, frame in frames_from(data, 0)]
+            if frames or length >= HEADER_BYTES + PAYLOAD_BYTES_MAX:
+                return frames
+            length *= 8
+
+    async def get(self, positions: Sequence[int]) -> list[Frame]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self._get, positions)
+
+    def _get(self, positions: Sequence[int]) -> list[Frame]:
+        found: dict[int, Frame] = {}
+        near: list[Frame] = []
+        for position in sorted(set(positions)):
+            frame = _holding(near, position)
+            if frame is None:
+                near = self._frames_near(position)
+                frame = _holding(near, position)
+            if frame is None:
+                raise NotThere(f"position {position} is not in the journal")
+            found[position] = frame
+        return [found[position] for position in positions]
+
+    def _frames_near(self, position: int) -> list[Frame]:
+        """Some frames, among them the one that holds a position, if there is one."""
+        at = bisect_right(self._segments, position, key=lambda segment: segment.first) - 1
+        if at < 0:
+            return []
+        segment = self._segments[at]
+        offset = segment.offset_before(position)
+        while offset < segment.offset and (frames := self._frames_at(segment, offset)):
+            if _holding(frames, position) is not None:
+                return frames
+            offset += sum(frame.size_bytes for frame in frames)
+        return []
+
+    async def trim(self, before: int) -> None:
+        """Whole segments go, never the last."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._trim, before)
+
+    def _trim(self, before: int) -> None:
+        while len(self._segments) > 1 and self._segments[0].end <= before:
+            self._disk.remove(self._segments[0].path)
+            del self._segments[0]
+        self._disk.sync_folder(self._folder)
+
+    async def close(self) -> None:
+        self._writer.shutdown()
+        self._reader.shutdown()
+        if self._file is not None:
+            self._disk.close(self._file)
+            self._file = None
+        self._disk.close(self._lock)
+
+    # Opening.
+
+    def _recover(self) -> list[Segment]:
+        """Looks at every frame, cuts an unsynced tail, and takes `closed` away. Raises Damaged."""
+        disk, folder = self._disk, self._folder
+        names = disk.names(folder)
+        paths = [folder / each for each in names if each.endswith(SUFFIX)]
+        segments: list[Segment] = []
+        last: Frame | None = None
+        for number, path in enumerate(paths):
+            data = disk.read(path, 0, disk.size(path))
+            header = decode_header(path, data)
+            segment = Segment(path, header.first, len(data))
+            for at, frame in frames_from(data, SEGMENT_HEADER_BYTES):
+                begins = at == SEGMENT_HEADER_BYTES and header == (frame.first, frame.number)
+                if not (frame.follows(last) if last is not None else begins):
+                    break
+                segment.note(frame, frame.size_bytes)
+                last = frame.without_payload()
+            segments.append(segment)
+            if number + 1 == len(paths):
+                self._cut_tail(segment, data, last)
+            else:
+                self._check_next(segment, last, paths[number + 1])
+        self.last = last
+        self._check_closed(CLOSED in names, paths)
+        if CLOSED in names:
+            disk.remove(folder / CLOSED)
+            disk.sync_folder(folder)
+        return segments
+
+    def _check_next(self, segment: Segment, last: Frame | None, path: Path) -> None:
+        """A segment is only begun when all before it is durable."""
+        header = decode_header(path, self._disk.read(path, 0, SEGMENT_HEADER_BYTES))
+        if last is None or header != (last.end, last.number + 1):
+            raise Damaged(
+                segment.path,
+                segment.offset,
+                f"{path.name} was begun when all up to frame {header.number} was durable",
+            )
+
+    def _cut_tail(self, segment: Segment, data: bytes, last: Frame | None) -> None:
+        """The frames end here. Behind them may be nothing, a tail to cut, or proof of damage."""
+        end = last.end if last is not None else segment.first
+        number = last.number if last is not None else 0
+        rest = data[segment.offset :]
+        for frame in frames_within(rest, 0):
+            if frame.number > number and frame.durable > end:
+                raise Damaged(
+                    segment.path,
+                    segment.offset,
+                    f"frame {frame.number} was written when this place was durable",
+                )
+        if rest.count(0) < len(rest):
+            self.cut_at = end
+            self._disk.cut(segment.path, segment.offset, segment.size)
+
+    def _check_closed(self, closed: bool, paths: list[Path]) -> None:
+        if not closed:
+            return
+        path = self._folder / CLOSED
+        words = self._disk.read(path, 0, 64).split()
+        here = (self.last.end, self.last.number) if self.last is not None else (0, 0)
+        if [b"%d" % each for each in here] != words:
+            raise Damaged(
+                paths[-1] if paths else path,
+                0,
+                f"the last stop was clean at position {words[:1]}, but frames end at {here[0]}",
+            )
+
+
+def _holding(frames: Sequence[Frame], position: int) -> Frame | None:
+    return next((f for f in frames if f.first <= position < f.end), None)

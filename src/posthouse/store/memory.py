@@ -1,0 +1,48 @@
+"""The journal in memory: for tests, and for brokers that may forget."""
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+
+from posthouse.store.errors import NotThere
+from posthouse.store.frames import Frame
+
+
+class MemoryStore:
+    """Durable for as long as the object lives. Opening it again is passing its `frames` on."""
+
+    def __init__(self, frames: Sequence[Frame] = ()) -> None:
+        self.frames = list(frames)  # the durable ones
+        self.last = self.frames[-1].without_payload() if self.frames else None
+        self.full = False
+        self._pending: list[Frame] = []
+
+    def append(self, frame: Frame) -> None:
+        self._pending.append(frame)
+
+    async def sync(self) -> None:
+        self.frames += self._pending
+        self._pending = []
+
+    async def read(self, first: int, end: int) -> AsyncIterator[Frame]:
+        for frame in list(self.frames):
+            if frame.end > first and frame.first < end:
+                yield frame
+
+    async def get(self, positions: Sequence[int]) -> list[Frame]:
+        return [self._holding(position) for position in positions]
+
+    def _holding(self, position: int) -> Frame:
+        at = bisect_right(self.frames, position, key=lambda frame: frame.first) - 1
+        # A closing frame has no positions of its own, so it begins where the next frame does.
+        while at >= 0 and self.frames[at].count == 0:
+            at -= 1
+        if at < 0 or self.frames[at].end <= position:
+            raise NotThere(f"position {position} is not in the journal")
+        return self.frames[at]
+
+    async def trim(self, before: int) -> None:
+        keep = [frame for frame in self.frames if frame.end > before]
+        self.frames = keep or self.frames[-1:]
+
+    async def close(self) -> None:
+        self._pending = []

@@ -1,0 +1,106 @@
+"""Segments: the files of the journal. Each begins with a header, then come frames, then zeros.
+
+     0   8  magic, "PHJOURNL"
+     8   4  checksum: CRC-32 of bytes 12 to 63
+    12   4  version of the format
+    16   8  position of the first frame
+    24   8  number of the first frame
+    32  32  zero
+
+Numbers are unsigned and big-endian. A segment is called `<number of its first frame, 20
+digits>.journal`, and has that name only once its header is durable.
+"""
+
+import struct
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from posthouse.store.errors import Damaged, TooNew
+from posthouse.store.frames import HEADER_BYTES, MAGIC, Frame, decode
+
+SEGMENT_MAGIC = b"PHJOURNL"
+VERSION = 1
+SEGMENT_HEADER_BYTES = 64
+SUFFIX = ".journal"
+_INDEX_EVERY = 64 << 10
+
+_HEADER = struct.Struct(">IQQ32x")
+
+
+def encode_header(first: int, number: int) -> bytes:
+    rest = _HEADER.pack(VERSION, first, number)
+    return SEGMENT_MAGIC + zlib.crc32(rest).to_bytes(4, "big") + rest
+
+
+class Header(NamedTuple):
+    first: int
+    number: int
+
+
+def decode_header(path: Path, data: bytes) -> Header:
+    """Raises Damaged or TooNew."""
+    rest = data[12:SEGMENT_HEADER_BYTES]
+    checksum = int.from_bytes(data[8:12], "big")
+    if (
+        len(data) < SEGMENT_HEADER_BYTES
+        or data[:8] != SEGMENT_MAGIC
+        or zlib.crc32(rest) != checksum
+    ):
+        raise Damaged(path, 0, "its header is not that of a segment")
+    version, first, number = _HEADER.unpack(rest)
+    if version > VERSION:
+        raise TooNew(path, version, VERSION)
+    if name(number) != path.name:
+        raise Damaged(path, 0, f"its name does not fit its first frame, {number}")
+    return Header(first, number)
+
+
+def name(number: int) -> str:
+    """Of the segment that begins with a frame."""
+    return f"{number:020}{SUFFIX}"
+
+
+class Segment:
+    """One segment as the store knows it: where it is, how far it goes, and where to look."""
+
+    def __init__(self, path: Path, first: int, size: int) -> None:
+        self.path = path
+        self.first = first
+        self.size = size
+        self.end = first  # the position after its last
+        self.offset = SEGMENT_HEADER_BYTES  # where the next frame goes
+        self._positions = array("Q")
+        self._offsets = array("Q")
+
+    def note(self, frame: Frame, size_bytes: int) -> None:
+        """A frame has been written or found at `offset`."""
+        if not self._offsets or self.offset - self._offsets[-1] >= _INDEX_EVERY:
+            self._positions.append(frame.first)
+            self._offsets.append(self.offset)
+        self.offset += size_bytes
+        self.end = frame.end
+
+    def offset_before(self, position: int) -> int:
+        """An offset at which a frame begins, at or before the one that holds a position."""
+        at = bisect_right(self._positions, position) - 1
+        return self._offsets[max(at, 0)] if self._offsets else SEGMENT_HEADER_BYTES
+
+
+def frames_from(data: bytes, at: int) -> Iterator[tuple[int, Frame]]:
+    """Good frames one behind the other, with their offsets, up to the first place that is none."""
+    while (frame := decode(data, at)) is not None:
+        yield at, frame
+        at += frame.size_bytes
+
+
+def frames_within(data: bytes, at: int) -> Iterator[Frame]:
+    """Every good frame anywhere behind an offset, also behind damage."""
+    while (at := data.find(MAGIC, at)) >= 0:
+        frame = decode(data, at)
+        if frame is not None:
+            yield frame
+        at += 1 if frame is None else HEADER_BYTES + len(frame.payload)

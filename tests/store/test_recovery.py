@@ -1,0 +1,313 @@
+"""What a file store makes of a folder after anything that can happen to it."""
+
+import asyncio
+import contextlib
+import errno
+import zlib
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from posthouse.store.errors import Damaged, Lost, TooNew
+from posthouse.store.file import CLOSED, NEXT, RESERVE, FileStore
+from posthouse.store.frames import Frame, encode
+from posthouse.store.segments import SUFFIX, encode_header, name
+from tests.store.faulty_disk import FaultyDisk, File, PowerCut
+from tests.store.test_conformance import closing, frames, read_all
+
+FOLDER = Path("journal")
+SEGMENT_BYTES = 2048
+
+
+def opened(disk: FaultyDisk) -> FileStore:
+    return FileStore(FOLDER, segment_bytes=SEGMENT_BYTES, disk=disk)
+
+
+def batches(count: int, size: int = 4) -> list[list[Frame]]:
+    """What is synced together. Each frame says what was durable when it was made."""
+    made: list[list[Frame]] = []
+    first = number = 1
+    for batch in range(count):
+        new = frames(size, first=first, number=number)
+        made.append([msgspec.structs.replace(f, durable=first, time_ms=batch) for f in new])
+        first, number = new[-1].end, new[-1].number + 1
+    return made
+
+
+async def write(disk: FaultyDisk, work: list[list[Frame]], acknowledged: list[Frame]) -> FileStore:
+    """Writes batch by batch; what was synced is in `acknowledged`, whatever happens."""
+    store = opened(disk)
+    for batch in work:
+        for frame in batch:
+            store.append(frame)
+        await store.sync()
+        acknowledged += batch
+    return store
+
+
+def recovered(disk: FaultyDisk) -> list[Frame]:
+    """Every frame that an opened store gives. Raises what opening raises."""
+
+    async def main() -> list[Frame]:
+        store = opened(disk)
+        found = await read_all(store)
+        await store.close()
+        return found
+
+    return asyncio.run(main())
+
+
+def written(count: int, *, clean: bool = False) -> tuple[FaultyDisk, list[Frame]]:
+    """A disk with a journal of `count` batches on it."""
+    disk, made = FaultyDisk(), batches(count)
+    if clean:
+        made[-1].append(closing(made[-1][-1]))
+
+    async def main() -> None:
+        await (await write(disk, made, [])).close()
+
+    asyncio.run(main())
+    return disk, [frame for batch in made for frame in batch]
+
+
+def segments(disk: FaultyDisk) -> list[str]:
+    return [each for each in disk.names(FOLDER) if each.endswith(SUFFIX)]
+
+
+def test_a_power_cut_at_any_operation_loses_nothing_acknowledged() -> None:
+    work = batches(60)
+    every = [frame for batch in work for frame in batch]
+    counting = FaultyDisk()
+    asyncio.run(_until_cut(counting, work, []))
+    random = Random(1)
+    for cut_at in range(1, counting.operations + 1):
+        disk, acknowledged = FaultyDisk(cut_at=cut_at), list[Frame]()
+        asyncio.run(_until_cut(disk, work, acknowledged))
+        for _ in range(3):
+            found = recovered(disk.after_power_cut(random))
+            assert found == every[: len(found)], "what is found is what was written, in order"
+            assert len(found) >= len(acknowledged), f"lost by a power cut at operation {cut_at}"
+
+
+async def _until_cut(disk: FaultyDisk, work: list[list[Frame]], done: list[Frame]) -> None:
+    with contextlib.suppress(PowerCut):
+        await write(disk, work, done)
+
+
+def test_a_recovery_that_is_cut_short_loses_nothing_either() -> None:
+    work = batches(20)
+    random = Random(2)
+    for cut_at in range(5, 60):
+        disk, acknowledged = FaultyDisk(cut_at=cut_at), list[Frame]()
+        asyncio.run(_until_cut(disk, work, acknowledged))
+        disk = disk.after_power_cut(random)
+        for again_at in (1, 2, 3, 4):
+            second = disk.copy()
+            second._cut_at = again_at
+            try:
+                recovered(second)
+            except PowerCut:
+                found = recovered(second.after_power_cut(random))
+                assert len(found) >= len(acknowledged)
+
+
+@pytest.mark.parametrize("failure", [errno.EIO, errno.ENOSPC])
+def test_a_failed_operation_is_told_and_nothing_acknowledged_is_lost(failure: int) -> None:
+    work = batches(30)
+    every = [frame for batch in work for frame in batch]
+    counting = FaultyDisk()
+    asyncio.run(_until_cut(counting, work, []))
+    for fail_at in range(1, counting.operations + 1):
+        disk = FaultyDisk(fail_at=fail_at, failure=failure)
+        acknowledged: list[Frame] = []
+
+        async def main(disk: FaultyDisk = disk, done: list[Frame] = acknowledged) -> None:
+            try:
+                store = await write(disk, work, done)
+            except (Lost, OSError):
+                return
+            await store.close()
+
+        asyncio.run(main())
+        found = recovered(disk.copy())
+        assert found == every[: len(found)]
+        assert len(found) >= len(acknowledged)
+
+
+def test_after_a_failed_sync_the_store_stays_lost() -> None:
+    disk = FaultyDisk()
+
+    async def main() -> None:
+        store = opened(disk)
+        first, second = batches(2, 1)
+        disk._fail_at = disk.operations + 3
+        store.append(first[0])
+        with pytest.raises(Lost):
+            await store.sync()
+        store.append(second[0])
+        with pytest.raises(Lost):
+            await store.sync()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_journal_cut_at_any_byte_gives_a_prefix_or_a_named_error() -> None:
+    disk, every = written(12)
+    for victim in segments(disk):
+        content = disk.names_now[victim].now()
+        for length in range(0, len(content), 7):
+            cut = disk.copy()
+            cut.names_now[victim] = File(content[:length].ljust(len(content), b"\0"))
+            _check_prefix_or_named(cut, every)
+
+
+def test_any_changed_byte_is_found_or_lies_behind_what_was_durable() -> None:
+    disk, every = written(12)
+    durable = every[-1].durable
+    for victim in segments(disk):
+        content = disk.names_now[victim].now()
+        end = len(content.rstrip(b"\0"))
+        for at in range(end):
+            changed = bytearray(content)
+            changed[at] ^= 0x40
+            flipped = disk.copy()
+            flipped.names_now[victim] = File(bytes(changed))
+            found = _check_prefix_or_named(flipped, every)
+            if found is not None:
+                assert found == every or found[-1].end >= durable, f"{victim} at {at}"
+
+
+def _check_prefix_or_named(disk: FaultyDisk, every: list[Frame]) -> list[Frame] | None:
+    try:
+        found = recovered(disk)
+    except Damaged:
+        return None
+    assert found == every[: len(found)]
+    return found
+
+
+def test_after_a_clean_stop_every_damage_is_named() -> None:
+    disk, every = written(12, clean=True)
+    assert recovered(disk.copy()) == every
+    for victim in segments(disk):
+        content = disk.names_now[victim].now()
+        for at in range(len(content.rstrip(b"\0"))):
+            changed = bytearray(content)
+            changed[at] ^= 0x40
+            flipped = disk.copy()
+            flipped.names_now[victim] = File(bytes(changed))
+            with pytest.raises(Damaged):
+                recovered(flipped)
+
+
+def test_a_missing_segment_is_damage() -> None:
+    disk, _ = written(30)
+    first, second, *_ = segments(disk)
+    del disk.names_now[second]
+    with pytest.raises(Damaged) as damaged:
+        recovered(disk)
+    assert damaged.value.path.name == first
+
+
+def test_a_missing_last_segment_is_damage_after_a_clean_stop() -> None:
+    disk, _ = written(30, clean=True)
+    del disk.names_now[segments(disk)[-1]]
+    with pytest.raises(Damaged):
+        recovered(disk)
+
+
+def test_a_tail_that_was_cut_is_told() -> None:
+    disk, every = written(3)
+    last = segments(disk)[-1]
+    content = disk.names_now[last].now()
+    torn = encode(frames(1, first=every[-1].end, number=every[-1].number + 1)[0])[:-3]
+    end = len(content.rstrip(b"\0"))
+    disk.names_now[last] = File((content[:end] + torn).ljust(len(content), b"\0"))
+    store = opened(disk)
+    assert store.cut_at == every[-1].end
+    assert disk.names_now[last].now() == content
+    asyncio.run(store.close())
+
+
+def test_frames_of_a_lower_epoch_do_not_count() -> None:
+    disk, every = written(2)
+    last = segments(disk)[-1]
+    content = disk.names_now[last].now()
+    end = len(content.rstrip(b"\0"))
+    stale = Frame(0, every[-1].number + 1, every[-1].end, 1, 1, 0, b"of one who was deposed")
+    disk.names_now[last] = File((content[:end] + encode(stale)).ljust(len(content), b"\0"))
+    assert recovered(disk) == every
+
+
+def test_a_newer_format_is_refused() -> None:
+    disk = FaultyDisk()
+    header = bytearray(encode_header(1, 1))
+    header[12:16] = (9).to_bytes(4, "big")
+    header[8:12] = zlib.crc32(bytes(header[12:])).to_bytes(4, "big")
+    disk.names_now[name(1)] = File(bytes(header))
+    with pytest.raises(TooNew, match="newer version"):
+        recovered(disk)
+
+
+def test_a_segment_must_be_what_its_name_says() -> None:
+    disk, _ = written(1)
+    disk.names_now[name(7)] = disk.names_now.pop(name(1))
+    with pytest.raises(Damaged):
+        recovered(disk)
+
+
+def test_when_the_disk_is_full_the_reserve_is_left_and_space_that_returns_is_used() -> None:
+    disk = FaultyDisk()
+    disk.room = 3 * SEGMENT_BYTES
+    work = [frame for batch in batches(100, 1) for frame in batch]
+    assert asyncio.run(_fill(disk, work)) > 5
+    assert recovered(disk)[-1].number > 5
+
+
+async def _fill(disk: FaultyDisk, work: list[Frame]) -> int:
+    store, todo = opened(disk), iter(work)
+    done = 0
+
+    async def one() -> None:
+        nonlocal done
+        store.append(next(todo))
+        await store.sync()
+        done += 1
+
+    def is_full() -> bool:
+        return store.full
+
+    while not is_full():
+        await one()
+    assert RESERVE in disk.names_now
+    while RESERVE in disk.names_now:  # what must go on does
+        await one()
+    assert is_full()
+    disk.room = 10 * SEGMENT_BYTES
+    await store.sync()
+    assert not is_full()
+    assert {NEXT, RESERVE} <= set(disk.names_now)
+    await store.close()
+    return done
+
+
+def test_the_mark_of_a_clean_stop_is_taken_away_at_the_next_start() -> None:
+    disk, _ = written(2, clean=True)
+    assert CLOSED in disk.names_now
+    recovered(disk)
+    assert CLOSED not in disk.names_now
+
+
+def test_a_power_cut_while_the_disk_is_full_loses_nothing_acknowledged() -> None:
+    work = batches(60)
+    for seed in range(20):
+        disk, acknowledged = FaultyDisk(), list[Frame]()
+        disk.room = 2 * SEGMENT_BYTES
+        with pytest.raises(Lost):  # in the end the reserve is used up too
+            asyncio.run(write(disk, work, acknowledged))
+        assert len(acknowledged) > 8
+        found = recovered(disk.after_power_cut(Random(seed)))
+        assert found[: len(acknowledged)] == acknowledged
