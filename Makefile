@@ -1,9 +1,10 @@
 # Every target builds .venv first, so each works as the first command on a fresh clone.
 PYTHON ?= python3
 SEEDS ?= 1000
+KILLS ?= 200
 BIN := .venv/bin
 
-.PHONY: run test check bench simulate clean
+.PHONY: run test check bench simulate torture clean
 
 run: .venv/ready
 	$(BIN)/python -m posthouse.demo
@@ -24,6 +25,9 @@ bench: .venv/ready
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
+
+torture: .venv/ready
+	KILLS=$(KILLS) $(BIN)/pytest tests/crash
 
 clean:
 	rm -rf .venv .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""The engine: the single writer that joins the core, the journal and the clock."""

@@ -1,0 +1,368 @@
+"""The engine: the single writer.
+
+Callers hand commands in with a plain call. While one batch is being synced the next gathers by
+itself; then all of it is decided and evolved, appended as one frame, synced once, and answered. No
+answer leaves before the sync has returned. A pushed delivery may leave before its lock is durable,
+but never before its message is.
+
+If a sync fails nobody knows what is durable: the engine stops, and what was not answered is
+answered with the failure. Recovery reads the journal.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from posthouse.broker import payload
+from posthouse.broker.clock import Clock, VirtualClock
+from posthouse.core import decide, evolve, next_deadline_ms
+from posthouse.core import namespaces as spaces
+from posthouse.core.commands import (
+    AcceptSession,
+    Answer,
+    Command,
+    Delivery,
+    Detach,
+    Granted,
+    Notice,
+    Receive,
+    Received,
+    Resubmit,
+    Send,
+    Start,
+    Tick,
+    Waiting,
+)
+from posthouse.core.errors import NotFound, QuotaExceeded, Refused, SessionLockLost
+from posthouse.core.namespaces import Namespaces, SpaceCommand
+from posthouse.core.plan import Delivered, Outcome
+from posthouse.core.records import Kept, NamespaceCreated, NamespaceDeleted, is_kept, span
+from posthouse.store import Store
+from posthouse.store.errors import StoreError
+from posthouse.store.frames import CLOSING, Frame
+
+Reply = Callable[[Answer | Refused | StoreError], None]
+Deliver = Callable[[Sequence[Delivered]], None]
+
+_FULL_RETRY_SECONDS = 0.5
+_END = 1 << 63
+
+
+class _Submitted(NamedTuple):
+    namespace: str
+    command: Command | SpaceCommand
+    reply: Reply
+
+
+class Engine:
+    """All namespaces of one journal. `open` it; it is complete then."""
+
+    def __init__(self, store: Store, clock: Clock, world: Namespaces, last: Frame) -> None:
+        self._store = store
+        self._clock = clock
+        self._world = world
+        self._last = last  # the last frame, without its payload
+        self._durable = last.end  # the position up to which everything is synced
+        self._position = last.end  # the position of the next record
+        self._pending: list[_Submitted] = []
+        self._receivers: dict[int, Deliver] = {}
+        self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
+        self._next_receiver = 1
+        self._work: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: StoreError | None = None
+        self.failed = asyncio.Event()
+
+    @classmethod
+    async def open(cls, store: Store, clock: Clock, salt: int) -> "Engine":
+        """Recovers from the journal and starts a new epoch."""
+        world = Namespaces()
+        async for frame in store.read(0, _END):
+            position = frame.first
+            for namespace, record in payload.decode(frame.payload) if frame.payload else ():
+                _evolve(world, namespace, record, position)
+                position += span(record)
+        old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
+        last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, 0, b"")
+        engine = cls(store, clock, world, last)
+        starts = [_Submitted(name, Start(last.epoch, salt), _ignore) for name in world.names]
+        engine._pending = starts
+        await engine._commit()
+        engine._arm()
+        return engine
+
+    @property
+    def epoch(self) -> int:
+        return self._last.epoch
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """To look at, not to touch."""
+        return self._world
+
+    # For callers.
+
+    def submit(self, namespace: str, command: Command | SpaceCommand, reply: Reply) -> None:
+        """Takes a command. The reply is called once, when what it says is durable."""
+        if self._failure is not None:
+            reply(self._failure)
+            return
+        self._pending.append(_Submitted(namespace, command, reply))
+        if self._work is None:
+            self._work = asyncio.get_running_loop().create_task(self._run())
+
+    async def ask(self, namespace: str, command: Command | SpaceCommand) -> Answer:
+        """As `submit`, for who can wait. Raises Refused or StoreError."""
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: Answer | Refused | StoreError) -> None:
+            if answered.cancelled():
+                return
+            if isinstance(answer, Refused | StoreError):
+                answered.set_exception(answer)
+            else:
+                answered.set_result(answer)
+
+        self.submit(namespace, command, reply)
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            if isinstance(command, Receive | AcceptSession):
+                self.submit(namespace, Detach(command.receiver), _ignore)
+            raise
+
+    def new_receiver(self, deliver: Deliver | None = None) -> int:
+        """An id for a receiver; `deliver` is called with what is pushed to it."""
+        number = self._next_receiver
+        self._next_receiver += 1
+        if deliver is not None:
+            self._receivers[number] = deliver
+        return number
+
+    async def advance(self, ms: int) -> None:
+        """Moves a virtual clock; returns when everything that falls due meanwhile has been done."""
+        assert isinstance(self._clock, VirtualClock)
+        end_ms = self._clock.now_ms() + ms
+        while True:
+            while self._work is not None:
+                await asyncio.shield(self._work)
+            due_ms = self._next_due_ms()
+            if due_ms is None or due_ms > end_ms:
+                break
+            self._clock.move_to(due_ms)
+            self._wake()
+        self._clock.move_to(end_ms)
+
+    async def close(self) -> None:
+        """A clean stop: what was submitted is done, then the journal is closed."""
+        while self._work is not None:
+            await asyncio.shield(self._work)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._failure is None:
+            last, end = self._last, self._last.end
+            now_ms = self._clock.now_ms()
+            self._store.append(
+                Frame(last.epoch, last.number + 1, end, 0, end, now_ms, b"", CLOSING)
+            )
+            await self._store.sync()
+        await self._store.close()
+
+    # The work.
+
+    async def _run(self) -> None:
+        try:
+            if self._store.full:  # perhaps there is room again
+                await self._store.sync()
+            while self._pending or self._is_due():
+                await self._commit()
+        except StoreError as error:
+            self._fail(error)
+        finally:
+            self._work = None
+        self._arm()
+
+    async def _commit(self) -> None:
+        """One batch, one frame, one sync."""
+        batch, self._pending = self._pending, []
+        now_ms = self._clock.now_ms()
+        entries: list[payload.Entry] = []
+        answers: list[tuple[Reply, Answer | Refused]] = []
+        later: list[Sequence[Delivered]] = []
+        for name, state in list(self._world.states.items()):
+            due_ms = next_deadline_ms(state)
+            if due_ms is not None and due_ms <= now_ms:
+                later.append(self._apply(name, Tick(), now_ms, entries).deliveries)
+        for namespace, command, reply in batch:
+            try:
+                outcome = self._apply(namespace, command, now_ms, entries)
+            except Refused as refused:
+                answers.append((reply, refused))
+                continue
+            if isinstance(command, Receive | AcceptSession) and isinstance(outcome.answer, Waiting):
+                self._waits[command.receiver] = (reply, command)
+            else:
+                answers.append((reply, outcome.answer))
+            if isinstance(command, Detach):
+                self._receivers.pop(command.receiver, None)
+                self._waits.pop(command.receiver, None)
+            later.append(outcome.deliveries)
+        later = [self._push_early(deliveries) for deliveries in later if deliveries]
+        if entries:
+            await self._write(entries, now_ms, answers)
+        for reply, answer in answers:
+            reply(answer)
+        for deliveries in later:
+            self._hand_over(deliveries)
+
+    def _apply(
+        self,
+        namespace: str,
+        command: Command | SpaceCommand,
+        now_ms: int,
+        entries: list[payload.Entry],
+    ) -> Outcome | spaces.SpaceOutcome:
+        """Decides and evolves one command. Raises Refused."""
+        if isinstance(command, SpaceCommand):
+            outcome = spaces.decide(self._world, command, now_ms)
+            for change in outcome.records:
+                spaces.evolve(self._world, change, self._position)
+                entries.append(("", change))
+                self._position += span(change)
+            return outcome
+        state = self._world.states.get(namespace)
+        if state is None:
+            raise NotFound("namespace", namespace)
+        if self._store.full and isinstance(command, Send | Resubmit):
+            raise QuotaExceeded(command.queue, "disk space", 0, 0)
+        result = decide(state, command, now_ms)
+        for record in result.records:
+            evolve(state, record, self._position)
+            if is_kept(record):
+                entries.append((namespace, record))
+                self._position += span(record)
+        return result
+
+    async def _write(
+        self,
+        entries: list[payload.Entry],
+        now_ms: int,
+        answers: list[tuple[Reply, Answer | Refused]],
+    ) -> None:
+        last = self._last
+        frame = Frame(
+            last.epoch, last.number + 1, last.end, self._position - last.end, self._durable, now_ms,
+            payload.encode(entries),
+        )  # fmt: skip
+        self._store.append(frame)
+        self._last = frame.without_payload()
+        try:
+            await self._store.sync()
+        except StoreError as error:
+            for reply, _ in answers:
+                reply(error)
+            raise
+        self._durable = frame.end
+
+    def _fail(self, error: StoreError) -> None:
+        self._failure = error
+        pending, self._pending = self._pending, []
+        waits, self._waits = self._waits, {}
+        replies = [each.reply for each in pending] + [reply for reply, _ in waits.values()]
+        for reply in replies:
+            reply(error)
+        self.failed.set()
+
+    # Deliveries.
+
+    def _push_early(self, deliveries: Sequence[Delivered]) -> list[Delivered]:
+        """Pushes what may leave before the sync; returns the rest."""
+        rest: list[Delivered] = []
+        for each in deliveries:
+            if (
+                isinstance(each, Delivery)
+                and each.token
+                and 0 < each.message.position < self._durable
+                and each.receiver in self._receivers
+                and not any(other.receiver == each.receiver for other in rest)
+            ):
+                self._receivers[each.receiver]([each])
+            else:
+                rest.append(each)
+        return rest
+
+    def _hand_over(self, deliveries: Sequence[Delivered]) -> None:
+        by_receiver: dict[int, list[Delivered]] = {}
+        for each in deliveries:
+            by_receiver.setdefault(each.receiver, []).append(each)
+        for number, mine in by_receiver.items():
+            if number in self._waits:
+                reply, command = self._waits.pop(number)
+                reply(_as_answer(mine, command))
+                continue
+            deliver = self._receivers.get(number)
+            if deliver is not None:
+                deliver(mine)
+            if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
+                self._receivers.pop(number, None)
+
+    # Time.
+
+    def _next_due_ms(self) -> int | None:
+        due = [next_deadline_ms(state) for state in self._world.states.values()]
+        return min((each for each in due if each is not None), default=None)
+
+    def _is_due(self) -> bool:
+        due_ms = self._next_due_ms()
+        return due_ms is not None and due_ms <= self._clock.now_ms()
+
+    def _wake(self) -> None:
+        self._timer = None
+        if self._work is None and self._failure is None:
+            self._work = asyncio.get_running_loop().create_task(self._run())
+
+    def _arm(self) -> None:
+        """Wakes exactly when the core says that something is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._failure is not None:
+            return
+        due_ms = self._next_due_ms()
+        seconds = None if due_ms is None else self._clock.seconds_until(due_ms)
+        if self._store.full:
+            seconds = min(seconds or _FULL_RETRY_SECONDS, _FULL_RETRY_SECONDS)
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._wake)
+
+
+def _evolve(
+    world: Namespaces,
+    namespace: str,
+    record: Kept | NamespaceCreated | NamespaceDeleted,
+    position: int,
+) -> None:
+    if isinstance(record, NamespaceCreated | NamespaceDeleted):
+        spaces.evolve(world, record, position)
+    else:
+        evolve(world.states[namespace], record, position)
+
+
+def _as_answer(
+    deliveries: Sequence[Delivered], command: Receive | AcceptSession
+) -> Answer | Refused:
+    """What one who asked once and waited is told."""
+    first = deliveries[0]
+    if isinstance(first, Granted):
+        return first
+    if isinstance(first, Notice):
+        if first.kind == "deleted":
+            return NotFound("queue", command.queue)
+        if first.kind == "session-lost" and isinstance(command, Receive):
+            return SessionLockLost(command.queue, command.session)
+        return Received([]) if isinstance(command, Receive) else None
+    return Received([each for each in deliveries if isinstance(each, Delivery)])
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for this answer."""

@@ -1,0 +1,374 @@
+"""The engine, on the store in memory and a clock that is moved by hand."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from posthouse.broker.clock import VirtualClock
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import (
+    AcceptSession,
+    Attach,
+    Complete,
+    CreateQueue,
+    DeleteQueue,
+    Delivery,
+    Enqueued,
+    GetQueue,
+    Granted,
+    Notice,
+    QueueInfo,
+    Receive,
+    Received,
+    ReleaseSession,
+    Send,
+)
+from posthouse.core.dump import dump
+from posthouse.core.errors import NotFound, QuotaExceeded, SessionLockLost
+from posthouse.core.message import NewMessage
+from posthouse.core.model import QueueProperties
+from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListNamespaces
+from posthouse.core.plan import Delivered
+from posthouse.store.errors import Lost
+from posthouse.store.frames import CLOSING
+from posthouse.store.memory import MemoryStore
+
+NS = "test"
+
+
+class GatedStore(MemoryStore):
+    """Syncs when it is let; can be full, and can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.syncs = 0
+        self.failure: Lost | None = None
+
+    async def sync(self) -> None:
+        await self.gate.wait()
+        self.syncs += 1
+        if self.failure is not None:
+            raise self.failure
+        await super().sync()
+
+
+def a_message(body: str, **fields: object) -> NewMessage:
+    return NewMessage(b"\x80", body.encode(), **fields)  # type: ignore[arg-type]
+
+
+async def an_engine(store: MemoryStore | None = None, **properties: object) -> Engine:
+    """With a namespace and the queue `q`."""
+    engine = await Engine.open(store or MemoryStore(), VirtualClock(1_000), salt=5)
+    await engine.ask(NS, CreateNamespace(NS, engine.epoch, 5))
+    await engine.ask(NS, CreateQueue("q", QueueProperties(**properties)))  # type: ignore[arg-type]
+    return engine
+
+
+async def send(engine: Engine, *bodies: str, queue: str = "q", **fields: object) -> None:
+    answer = await engine.ask(NS, Send(queue, [a_message(body, **fields) for body in bodies]))
+    assert isinstance(answer, Enqueued)
+
+
+async def receive(engine: Engine, limit: int = 1, wait_ms: int = 0) -> list[Delivery]:
+    deadline_ms = engine._clock.now_ms() + wait_ms if wait_ms else 0
+    answer = await engine.ask(NS, Receive("q", engine.new_receiver(), limit, deadline_ms))
+    assert isinstance(answer, Received)
+    return answer.deliveries
+
+
+def bodies(deliveries: list[Delivered] | list[Delivery]) -> list[object]:
+    return [each.message.body for each in deliveries if isinstance(each, Delivery)]
+
+
+def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def in_time() -> None:
+        await asyncio.wait_for(main(), 30)  # a test that hangs has failed
+
+    asyncio.run(in_time())
+
+
+def test_a_message_goes_in_and_out() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        await send(engine, "a")
+        [delivery] = await receive(engine)
+        assert delivery.message.body == b"a"
+        await engine.ask(NS, Complete("q", [delivery.token]))
+        assert await receive(engine) == []
+        await engine.close()
+
+    run(main)
+
+
+def test_no_answer_leaves_before_the_sync_and_commands_gather_meanwhile() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        store.gate.clear()
+        syncs = store.syncs
+        sends = [asyncio.create_task(send(engine, str(number))) for number in range(50)]
+        await asyncio.sleep(0.01)
+        late = [asyncio.create_task(send(engine, str(number))) for number in range(50)]
+        await asyncio.sleep(0.01)
+        assert not any(each.done() for each in sends + late)
+        store.gate.set()
+        await asyncio.gather(*sends, *late)
+        assert store.syncs - syncs == 2
+        await engine.close()
+
+    run(main)
+
+
+def test_a_restart_gives_the_same_state_and_a_higher_epoch() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        engine = await an_engine(store)
+        await send(engine, "a", "b", "c")
+        [first, _] = await receive(engine, 2)
+        await engine.ask(NS, Complete("q", [first.token]))
+        await engine.close()
+        assert store.frames[-1].kind == CLOSING
+        before = dump(engine.namespaces.states[NS])
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(2_000), salt=6)
+        after = dump(again.namespaces.states[NS])
+        assert again.epoch == engine.epoch + 1
+        for started in ("era", "started_ms"):
+            assert before.pop(started) != after.pop(started)
+        assert before == after
+        await again.close()
+
+    run(main)
+
+
+def test_what_was_not_synced_is_not_there_after_a_crash() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        store.gate.clear()
+        lost = asyncio.create_task(send(engine, "a"))
+        await asyncio.sleep(0.01)
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(1_000), salt=6)
+        assert await receive(again) == []
+        lost.cancel()
+
+    run(main)
+
+
+def test_who_waits_is_answered_when_a_message_comes() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        waiting = asyncio.create_task(receive(engine, 5, wait_ms=500))
+        await asyncio.sleep(0)
+        await send(engine, "a", "b")
+        assert bodies(await waiting) == [b"a", b"b"]
+        await engine.close()
+
+    run(main)
+
+
+def test_who_waits_in_vain_is_told_at_the_deadline() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        waiting = asyncio.create_task(receive(engine, wait_ms=500))
+        await asyncio.sleep(0)
+        await engine.advance(499)
+        assert not waiting.done()
+        await engine.advance(1)
+        assert await waiting == []
+        await engine.close()
+
+    run(main)
+
+
+def test_who_gives_up_waiting_takes_no_message() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        waiting = asyncio.create_task(receive(engine, wait_ms=500))
+        await asyncio.sleep(0)
+        await engine.advance(1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await send(engine, "a")
+        assert len(await receive(engine)) == 1
+        await engine.close()
+
+    run(main)
+
+
+def test_who_waits_at_a_queue_that_is_deleted_is_told() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        waiting = asyncio.create_task(receive(engine, wait_ms=500))
+        await asyncio.sleep(0)
+        await engine.ask(NS, DeleteQueue("q"))
+        with pytest.raises(NotFound):
+            await waiting
+        await engine.close()
+
+    run(main)
+
+
+def test_sessions_are_waited_for_and_lost() -> None:
+    async def main() -> None:
+        engine = await an_engine(grouping="session")
+        number = engine.new_receiver()
+        accept = engine.ask(NS, AcceptSession("q", number, None, engine._clock.now_ms() + 500))
+        waiting = asyncio.create_task(accept)
+        await asyncio.sleep(0)
+        await send(engine, "a", group="x")
+        granted = await waiting
+        assert isinstance(granted, Granted)
+        receiving = [
+            asyncio.create_task(
+                engine.ask(NS, Receive("q", engine.new_receiver(), 1, 9_000, session=granted.token))
+            )
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0.01)
+        await engine.ask(NS, ReleaseSession("q", granted.token))
+        assert isinstance(await receiving[0], Received)
+        with pytest.raises(SessionLockLost):
+            await receiving[1]
+        nobody = await engine.ask(NS, AcceptSession("q", engine.new_receiver(), "x"))
+        assert isinstance(nobody, Granted)
+        vain = asyncio.create_task(
+            engine.ask(NS, AcceptSession("q", engine.new_receiver(), None, 9_000))
+        )
+        await asyncio.sleep(0)
+        await engine.advance(9_000)
+        assert await vain is None
+        await engine.close()
+
+    run(main)
+
+
+def test_messages_are_pushed_and_their_receiver_is_told_of_its_end() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        got: list[Delivered] = []
+        receiver = engine.new_receiver(got.extend)
+        await engine.ask(NS, Attach("q", receiver, 10))
+        await send(engine, "a", "b")
+        assert bodies(got) == [b"a", b"b"]
+        await engine.ask(NS, DeleteQueue("q"))
+        assert got[-1] == Notice(receiver, "deleted")
+        await engine.close()
+
+    run(main)
+
+
+def test_a_durable_message_is_pushed_before_its_lock_is_synced() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "durable")
+        got: list[Delivered] = []
+        receiver = engine.new_receiver(got.extend)
+        store.gate.clear()
+        attaching = asyncio.create_task(engine.ask(NS, Attach("q", receiver, 10)))
+        await asyncio.sleep(0.01)
+        assert bodies(got) == [b"durable"]
+        assert not attaching.done()
+        sending = asyncio.create_task(send(engine, "not yet"))
+        await asyncio.sleep(0.01)
+        assert bodies(got) == [b"durable"]
+        store.gate.set()
+        await asyncio.gather(attaching, sending)
+        assert bodies(got) == [b"durable", b"not yet"]
+        await engine.close()
+
+    run(main)
+
+
+def test_locks_expire_and_schedules_wake_when_the_clock_is_moved() -> None:
+    async def main() -> None:
+        engine = await an_engine(lock_ms=1_000)
+        await send(engine, "a")
+        await send(engine, "later", due_ms=6_000)
+        await receive(engine)
+        assert await receive(engine) == []
+        await engine.advance(1_000)
+        assert bodies(await receive(engine)) == [b"a"]
+        await engine.advance(4_000)
+        assert bodies(await receive(engine, 5)) == [b"a", b"later"]
+        await engine.close()
+
+    run(main)
+
+
+def test_a_failed_sync_stops_the_engine_and_everybody_is_told() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        waiting = asyncio.create_task(receive(engine, wait_ms=500))
+        await asyncio.sleep(0.01)
+        store.failure = Lost("the disk is gone")
+        store.gate.clear()
+        first = asyncio.create_task(engine.ask(NS, CreateQueue("other", QueueProperties())))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(engine.ask(NS, GetQueue("q")))
+        await asyncio.sleep(0.01)
+        store.gate.set()
+        for each in (first, second, waiting):
+            with pytest.raises(Lost):
+                await each
+        assert engine.failed.is_set()
+        with pytest.raises(Lost):
+            await engine.ask(NS, GetQueue("q"))
+        await engine.close()
+
+    run(main)
+
+
+def test_a_full_store_refuses_sends_and_lets_settles_through_until_there_is_room() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a")
+        store.full = True
+        with pytest.raises(QuotaExceeded):
+            await send(engine, "b")
+        [delivery] = await receive(engine)
+        await engine.ask(NS, Complete("q", [delivery.token]))
+        syncs = store.syncs
+        await asyncio.sleep(0.7)
+        assert store.syncs > syncs, "it tries again by itself"
+        store.full = False
+        await send(engine, "b")
+        await engine.close()
+
+    run(main)
+
+
+def test_namespaces_are_made_listed_and_deleted() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        engine = await an_engine(store)
+        await engine.ask("", CreateNamespace("other", engine.epoch, 5))
+        assert await engine.ask("", ListNamespaces()) == ["other", NS]
+        with pytest.raises(NotFound):
+            await engine.ask("other", GetQueue("q"))
+        with pytest.raises(NotFound):
+            await engine.ask("none", GetQueue("q"))
+        await engine.ask("", DeleteNamespace(NS))
+        await engine.close()
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(), salt=6)
+        assert again.namespaces.names == ["other"]
+        await again.close()
+
+    run(main)
+
+
+def test_looking_at_a_queue_writes_nothing() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        syncs = store.syncs
+        assert isinstance(await engine.ask(NS, GetQueue("q")), QueueInfo)
+        assert store.syncs == syncs
+        await engine.close()
+
+    run(main)
