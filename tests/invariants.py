@@ -3,6 +3,7 @@
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
 from posthouse.core.model import Queue, State, message_key
 from posthouse.core.plan import can_receive, free_heads, pick_ready
+from posthouse.core.records import Kept, Sent
 
 
 def check(state: State, now_ms: int) -> None:
@@ -25,6 +26,20 @@ def check(state: State, now_ms: int) -> None:
         assert all(state.receivers[wait].bound == number for wait in receiver.waits)
 
 
+def check_positions(state: State, journal: list[tuple[int, Kept]]) -> None:
+    """Every message's position leads to its content in the journal."""
+    contents = {
+        first + at: new
+        for first, record in journal
+        if isinstance(record, Sent)
+        for at, new in enumerate(record.messages)
+    }
+    for queue in state.queues.values():
+        for message in queue.messages.walk(0):
+            content = contents[message.position]
+            assert (message.envelope, message.body) == (content.envelope, content.body)
+
+
 def _check_messages(state: State, queue: Queue) -> None:
     """Each message is in exactly one place, and the counts equal reality."""
     messages = list(queue.messages.walk(0))
@@ -37,6 +52,7 @@ def _check_messages(state: State, queue: Queue) -> None:
     assert counts == queue.counts
     assert sum(map(size_bytes, messages)) == queue.size_bytes
     assert set(queue.notes) <= set(sequences)
+    assert set(queue.lives) <= set(sequences)
 
     ready = [sequence for lane in queue.lanes for sequence in lane.walk()]
     ready += [sequence for group in queue.groups.values() for sequence in group.ready.walk()]

@@ -256,3 +256,15 @@ def test_a_group_goes_on_when_its_delayed_message_is_purged() -> None:
     waiting = world.attach(queue, 5)
     world.do(Purge(queue, frozenset({DELAYED})))
     assert given(world.deliveries) == [(waiting, "2")]
+
+
+def test_a_group_goes_on_when_a_deferred_message_is_abandoned() -> None:
+    world = World()
+    queue = a_group_queue(world, "x:1", "x:2")
+    [first] = world.receive(queue)
+    world.do(Defer(queue, [first.token]))
+    answer = world.do(ReceiveDeferred(queue, [1])).answer
+    assert isinstance(answer, Received)
+    assert world.receive(queue) == []
+    world.do(Abandon(queue, [answer.deliveries[0].token]))
+    assert bodies(world.receive(queue)) == ["2"]

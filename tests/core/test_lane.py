@@ -119,3 +119,10 @@ def test_what_left_from_behind_a_head_that_stays_is_dropped_in_the_end() -> None
     assert len(lane._fresh) < 300
     lane.take([1])
     assert lane.first() == 2
+
+
+def test_an_empty_lane_takes_no_room() -> None:
+    lane = Lane()
+    lane.extend(range(1, 901))
+    lane.take(list(range(1, 901)))
+    assert len(lane._fresh) == 0

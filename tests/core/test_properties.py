@@ -41,7 +41,7 @@ from posthouse.core.message import ACTIVE, DEFERRED, SCHEDULED
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import decode, encode
 from tests.core.world import World, a_message
-from tests.invariants import check
+from tests.invariants import check, check_positions
 
 QUEUES = ("plain", "urgent", "sessions", "groups")
 queues = st.sampled_from(QUEUES)
@@ -304,6 +304,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def a_replay_gives_the_same_state(self) -> None:
         assert dump(self.world.replayed()) == dump(self.world.state)
+        check_positions(self.world.state, self.world.journal)
 
 
 TestHistories = Histories.TestCase

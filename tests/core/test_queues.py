@@ -481,3 +481,10 @@ def test_a_deleted_queue_is_not_looked_at_for_idleness() -> None:
     world.queue(queue)
     world.advance(1_000_000)
     world.info(queue)
+
+
+def test_a_status_must_be_one_of_the_words_there_are() -> None:
+    world = World()
+    for word in ("asleep", "\ud800"):
+        with pytest.raises(InvalidArgument):
+            world.queue("q", status=word)

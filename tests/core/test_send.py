@@ -230,7 +230,7 @@ def test_a_key_used_again_late_is_forgotten_though_a_tick_ends_before_it() -> No
     world.now_ms += 100
     world.send(queue, a_message(id="0"))
     world.now_ms += 100
-    world.tick()
+    world.advance(0)
     assert next_deadline_ms(world.state) is None
     assert list(world.send(queue, a_message(id="0"))) == [STEPS_MAX + 2]
 

@@ -613,3 +613,17 @@ def test_a_session_accepted_for_a_connection_has_nothing_to_do_with_receiver_num
     world.do(Detach(1))
     send(world, queue, "x:1")
     assert given(world.deliveries) == [(waiting, "x")]
+
+
+def test_sessions_stay_available_however_often_they_were_accepted_by_name() -> None:
+    world = World()
+    queue = a_session_queue(world, *[f"{name}:1" for name in "abcde"])
+    for _ in range(100):
+        for name in "edcba":
+            held = world.hold(queue, name)
+            [delivery] = world.receive(queue, session=held.token)
+            world.do(Complete(queue, [delivery.token]))
+            send(world, queue, f"{name}:again")
+            world.do(ReleaseSession(queue, held.token))
+    accepted = [world.accept(queue) for _ in "abcde"]
+    assert sorted(each.session for each in accepted if each is not None) == list("abcde")

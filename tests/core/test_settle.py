@@ -1,6 +1,7 @@
 """How deliveries end."""
 
 import pytest
+from msgspec.msgpack import Ext
 
 from posthouse.core.commands import (
     BATCH_MAX,
@@ -14,11 +15,13 @@ from posthouse.core.commands import (
     ReceiveDeferred,
     Release,
     Renew,
+    Send,
     Settle,
     Settled,
 )
+from posthouse.core.dump import dump
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound, SessionLockLost
-from posthouse.core.message import Properties
+from posthouse.core.message import NewMessage, Properties, timestamp, uuid
 from posthouse.core.model import dead_letter_queue
 from tests.core.world import World, a_message, text
 
@@ -490,3 +493,25 @@ def test_changes_to_a_message_cannot_pile_up_without_end() -> None:
     first, second = world.receive(queue, 2)
     with pytest.raises(InvalidArgument):
         world.do(Defer(queue, [second.token, first.token], properties={"c": "x" * 30_000}))
+
+
+def test_times_and_uuids_are_property_values_and_other_extensions_are_not() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a")
+    [delivery] = world.receive(queue)
+    with pytest.raises(InvalidArgument):
+        world.do(Abandon(queue, [delivery.token], properties={"x": Ext(-1, b"1234")}))
+    changes: Properties = {"at": timestamp(5), "id": uuid(bytes(16))}
+    world.do(Abandon(queue, [delivery.token], properties=changes))
+    [delivery] = world.receive(queue)
+    assert delivery.note is not None
+    assert delivery.note.properties == changes
+    assert dump(world.replayed()) == dump(world.state)
+
+
+def test_a_message_with_no_envelope_has_no_id() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True)
+    world.do(Send(queue, [NewMessage(b"", b"a"), NewMessage(b"\xff", b"b")]))
+    assert len(world.receive(queue, 5, by_id=True)) == 2

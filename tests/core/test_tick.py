@@ -6,6 +6,7 @@ from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     STEPS_MAX,
     Abandon,
+    Attach,
     Complete,
     DeleteQueue,
     Detach,
@@ -18,7 +19,7 @@ from posthouse.core.commands import (
     SetSessionState,
     Tick,
 )
-from posthouse.core.errors import SessionLockLost
+from posthouse.core.errors import InvalidArgument, SessionLockLost
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import is_kept, span
 from tests.core.world import World, a_message, bodies, given
@@ -322,3 +323,53 @@ def test_a_released_session_with_very_many_locks_ends_in_several_ticks() -> None
     world.advance(0)
     assert world.counts(queue).active == 2_500
     world.hold(queue, "x")
+
+
+def test_sessions_of_a_deleted_queue_do_not_disturb_those_that_expire_beside_them() -> None:
+    world = World()
+    gone = world.queue("gone", grouping="session")
+    live = world.queue("live", grouping="session")
+    world.do(Send(gone, [a_message(group="x")] * STEPS_MAX))
+    held = world.hold(gone, "x", lock_ms=100)
+    world.receive(gone, STEPS_MAX, session=held.token)
+    other = world.hold(live, "y", lock_ms=200)
+    world.do(DeleteQueue(gone))
+    world.advance(1_000)
+    with pytest.raises(SessionLockLost):
+        world.do(RenewSession(live, other.token))
+    world.hold(live, "y")
+
+
+def test_a_receiver_number_is_free_again_only_when_its_locks_have_ended() -> None:
+    world = World()
+    queue = world.queue()
+    world.do(Attach(queue, 5, 3_000, bound=True))
+    world.do(Send(queue, [a_message()] * 3_000))
+    world.do(Detach(5))
+    with pytest.raises(InvalidArgument):
+        world.do(Attach(queue, 5))
+    world.advance(0)
+    world.do(Attach(queue, 5))
+    assert world.counts(queue).active == 3_000
+
+
+def test_messages_behind_very_many_expired_ones_are_delivered_in_the_end() -> None:
+    world = World()
+    queue = world.queue()
+    for _ in range(3):
+        world.do(Send(queue, [a_message(ttl_ms=10)] * 10_000))
+    world.send(queue, "live")
+    world.now_ms += 10
+    receiver = world.attach(queue, 5)
+    assert given(world.advance(0)) == [(receiver, "live")]
+
+
+def test_keys_are_forgotten_though_the_oldest_is_always_used_again() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    for window in range(20):
+        world.send(queue, *[a_message(id=f"{window} {number}") for number in range(20)])
+        world.now_ms += 100
+        world.do(Send(queue, [a_message()], keys=["oldest"]))
+        world.advance(0)
+    assert len(world.state.queues[queue].seen) <= 41

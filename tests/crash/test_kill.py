@@ -1,4 +1,4 @@
-"""kill -9 of a real process under load: what was acknowledged is there, what was completed is not."""
+"""kill -9 of a real process under load: what it acknowledged is there, what it completed is not."""
 
 import asyncio
 import os

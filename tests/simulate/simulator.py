@@ -23,7 +23,7 @@ from posthouse.core.message import (
 )
 from posthouse.core.model import Order, QueueProperties, dead_letter_queue
 from posthouse.core.records import Kept, decode, encode, is_kept, span
-from tests.invariants import check
+from tests.invariants import check, check_positions
 from tests.simulate.reference import Given, Msg, Q, Reference
 
 QUEUES = ("orders", "sessions", "groups", "urgent", "brief")
@@ -98,29 +98,27 @@ class Simulator:
             raise Mismatch(f"decide changed the state: {command}")
         self._apply(outcome)
         deliveries = list(outcome.deliveries)
-        if self.state.hungry:  # what the reference hands out at once, the core does in ticks
-            while self.state.hungry:
-                more = decide(self.state, c.Tick(), self.now_ms)
-                self._apply(more)
-                deliveries += more.deliveries
-            self._drop_notices_of_tick(command)
+        while self.state.hungry:  # what the reference hands out at once, the core does in ticks
+            more = decide(self.state, c.Tick(), self.now_ms)
+            self._apply(more)
+            deliveries += more.deliveries
+            self._tick_reference()
         self._note(command, refused, outcome)
         if refused is not expected:
             raise Mismatch(f"{command} at {self.now_ms}: {refused}, the reference says {expected}")
         self._compare(command, outcome.answer, deliveries)
         check(self.state, self.now_ms)
 
-    def _drop_notices_of_tick(self, command: c.Command) -> None:
-        """A resumed queue is fed by a tick, which also does all else that is due."""
-        if not isinstance(command, c.Tick):
-            given, granted = self.reference.given, self.reference.granted
-            answered, answer = self.reference.answered, self.reference.answer
-            notices = self.reference.notices
-            self.reference.run(c.Tick(), self.now_ms)
-            self.reference.given = given + self.reference.given
-            self.reference.granted = granted + self.reference.granted
-            self.reference.notices = notices + self.reference.notices
-            self.reference.answered, self.reference.answer = answered, answer
+    def _tick_reference(self) -> None:
+        """A tick that belongs to the command before: what came of that is kept."""
+        reference = self.reference
+        given, granted, notices = reference.given, reference.granted, reference.notices
+        answered, answer = reference.answered, reference.answer
+        reference.run(c.Tick(), self.now_ms)
+        reference.given = given + reference.given
+        reference.granted = granted + reference.granted
+        reference.notices = notices + reference.notices
+        reference.answered, reference.answer = answered, answer
 
     def _apply(self, outcome: Outcome) -> None:
         for record in outcome.records:
@@ -213,6 +211,7 @@ class Simulator:
     def _check_replay(self) -> None:
         if dump(self._replay(self.journal)) != dump(self.state):
             raise Mismatch("a replay of the journal differs from the live state")
+        check_positions(self.state, self.journal)
 
     def _crash(self) -> None:
         """Goes on for a few commands that are then lost, and recovers from what came before."""

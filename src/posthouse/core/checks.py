@@ -11,7 +11,7 @@ from posthouse.core.commands import (
     TIME_MS_MAX,
 )
 from posthouse.core.errors import InvalidArgument
-from posthouse.core.message import Properties
+from posthouse.core.message import TIMESTAMP, UUID, Properties
 from posthouse.core.model import QueueProperties
 
 
@@ -50,8 +50,11 @@ def check_name(argument: str, name: str) -> None:
 def check_properties(properties: Properties) -> None:
     for name, value in properties.items():
         check_text("properties", name, PROPERTY_CHARS_MAX)
-        if not isinstance(value, _VALUES):
-            raise InvalidArgument("properties", f"cannot have a {type(value).__name__} as a value")
+        known = isinstance(value, _VALUES)
+        if isinstance(value, Ext):
+            known = _EXT_BYTES.get(value.code) == len(bytes(value.data))
+        if not known:
+            raise InvalidArgument("properties", f"cannot have such a value: {type(value).__name__}")
         if isinstance(value, str):
             check_text("properties", value, PROPERTIES_BYTES_MAX)
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
@@ -60,6 +63,7 @@ def check_properties(properties: Properties) -> None:
         raise InvalidArgument("properties", f"must be at most {PROPERTIES_BYTES_MAX} bytes")
 
 
+_EXT_BYTES = {TIMESTAMP: 8, UUID: 16}
 _VALUES = (type(None), bool, int, float, str, bytes, Ext)
 
 _LEAST = {
@@ -84,8 +88,9 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
     try:  # the words among them
         msgspec.convert(msgspec.structs.asdict(properties), QueueProperties)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument("properties", f"are not valid: {error}") from None
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        words = "status, order, grouping or counting"
+        raise InvalidArgument(words, "is not one of the words there are") from None
     if properties.grouping == "session":
         return msgspec.structs.replace(properties, requires_session=True)
     if properties.grouping == "none" and properties.requires_session:

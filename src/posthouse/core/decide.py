@@ -100,7 +100,7 @@ from posthouse.core.message import (
     Message,
     NewMessage,
     Properties,
-    decode_envelope,
+    message_id,
     size_bytes,
 )
 from posthouse.core.model import (
@@ -206,7 +206,8 @@ def _receivable(state: State, name: str) -> Queue:
 
 
 def _check_receiver(state: State, number: int) -> None:
-    if not 0 < number <= RECEIVER_MAX or number in state.receivers:
+    in_use = number in state.receivers or number in state.orphans
+    if in_use or not 0 < number <= RECEIVER_MAX:
         raise InvalidArgument("receiver", "must be a positive number of 63 bits, not in use")
 
 
@@ -505,7 +506,7 @@ def _send_unseen(
     kept: list[NewMessage] = []
     sequences: list[int] = []
     for key, message in zip(given, messages, strict=True):
-        name = key if key is not None else decode_envelope(message.envelope).id
+        name = key if key is not None else message_id(message.envelope)
         if name:
             check_text("key", name, KEY_CHARS_MAX)
             until_ms, before = queue.seen.get(name, (0, 0))
@@ -586,8 +587,7 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     limit, number = command.limit, command.receiver
     if not 1 <= limit <= BATCH_MAX:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
-    if not 0 < number <= RECEIVER_MAX or number in state.receivers:
-        _check_receiver(state, number)
+    _check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
         check_duration("lock_ms", command.lock_ms)
         check_duration("deadline_ms", command.deadline_ms)
@@ -611,7 +611,10 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
         number, queue.name, limit, command.delete, command.lock_ms, command.bound,
         by_id=command.by_id, session=command.session, once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
-    return Outcome([ReceiverAttached(receiver)], Waiting(number))
+    plan = Plan(state, now_ms)
+    plan.records.append(ReceiverAttached(receiver))
+    _feed_later(plan, queue)
+    return plan.outcome(Waiting(number))
 
 
 def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
@@ -641,6 +644,15 @@ def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
         messages = pick_ready(queue, credit, plan.now_ms, delete=receiver.delete)
     if messages:
         plan.deliver(queue, receiver, messages)
+    if len(messages) < credit:
+        _feed_later(plan, queue)
+
+
+def _feed_later(plan: Plan, queue: Queue) -> None:
+    """Where messages that have expired but are still there may hide others from a receiver."""
+    overdue_ms = plan.state.expiry_timers.first
+    if overdue_ms is not None and overdue_ms <= plan.now_ms:
+        plan.records.append(Hungry(queue.name, more=True))
 
 
 def _credit(state: State, command: Credit, now_ms: int) -> Outcome:
@@ -900,7 +912,10 @@ def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcom
         granted = grant(plan, queue, session, receiver)
         return Outcome(plan.records, granted)
     if command.deadline_ms > now_ms:
-        return Outcome([ReceiverAttached(receiver, accepting=True)], Waiting(receiver.receiver))
+        plan = Plan(state, now_ms)
+        plan.records.append(ReceiverAttached(receiver, accepting=True))
+        _feed_later(plan, queue)
+        return plan.outcome(Waiting(receiver.receiver))
     return Outcome([Touched(queue.name, now_ms)], None)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec.msgpack import Ext
 
 from posthouse.core.model import Group, Lock, Queue, State, message_key
 from posthouse.core.plan import free_heads
@@ -117,14 +118,23 @@ def _queue(queue: Queue) -> Dump:
         ],
         "lives": sorted(queue.lives.items()),
         "notes": [
-            [at, msgspec.to_builtins(note, builtin_types=(bytes,))]
+            [at, msgspec.to_builtins(note, builtin_types=(bytes,), enc_hook=_ext)]
             for at, note in sorted(queue.notes.items())
         ],
         "lanes": [list(lane.walk()) for lane in queue.lanes],
         "groups": [_group(group) for group in queue.groups.values()],
         "heads": list(free_heads(queue)),
-        "seen": [[key, *queue.seen[key]] for key in queue.seen_order if key in queue.seen],
+        "seen": [
+            [key, *queue.seen[key]]
+            for key, until_ms in queue.seen_order
+            if queue.seen.get(key, (0, 0))[0] == until_ms
+        ],
     }
+
+
+def _ext(value: object) -> list[Any]:
+    assert isinstance(value, Ext)
+    return [value.code, value.data]
 
 
 def _group(group: Group) -> list[Any]:

@@ -4,7 +4,7 @@ It cannot fail on what `decide` gave: everything that could be refused was refus
 clock; the times it needs are in the records.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -130,7 +130,7 @@ def _queue_updated(state: State, record: QueueUpdated, _: int) -> None:
 def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
     """The name is free at once; the messages are freed by the ticks that follow."""
     queue = state.queues[record.queue]
-    state.names.remove(queue.name)
+    del state.names[bisect_left(state.names, queue.name)]
     del state.folded[queue.name.casefold()]
     for each in (queue, queue.dead):
         assert each is not None
@@ -140,7 +140,7 @@ def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
         if each.idle_due_ms:
             state.idle_timers.remove(each.idle_due_ms, each.number)
         if each.seen_order:
-            state.forget_timers.remove(each.seen[each.seen_order[0]][0], each.number)
+            state.forget_timers.remove(each.seen_order[0][1], each.number)
         state.doomed.append(each)
 
 
@@ -281,27 +281,22 @@ def _remember(state: State, queue: Queue, record: Sent) -> None:
     for sequence, key in enumerate(record.keys, record.first_sequence):
         if key is None:
             continue
-        oldest = queue.seen_order[0] if queue.seen_order else None
-        if oldest == key:  # it has left the window, but was not forgotten yet
-            state.forget_timers.remove(queue.seen[key][0], queue.number)
-        queue.seen[key] = (record.keys_until_ms, sequence)
-        queue.seen_order.append(key)
-        if oldest is None or oldest == key:
+        if not queue.seen_order:
             state.forget_timers.add(record.keys_until_ms, queue.number)
+        queue.seen[key] = (record.keys_until_ms, sequence)
+        queue.seen_order.append((key, record.keys_until_ms))
 
 
 def _forgotten(state: State, record: Forgotten, _: int) -> None:
     queue = state.queues[record.queue]
     seen, order = queue.seen, queue.seen_order
-    state.forget_timers.remove(seen[order[0]][0], queue.number)
+    state.forget_timers.remove(order[0][1], queue.number)
     for _ in range(record.count):
-        key = order.popleft()
-        if key in seen and seen[key][0] <= record.time_ms:  # else it was sent again since
+        key, until_ms = order.popleft()
+        if seen[key][0] == until_ms:  # else it was sent again since
             del seen[key]
-    while order and order[0] not in seen:
-        order.popleft()
     if order:
-        state.forget_timers.add(seen[order[0]][0], queue.number)
+        state.forget_timers.add(order[0][1], queue.number)
 
 
 def _activated(state: State, record: Activated, _: int) -> None:

@@ -64,9 +64,10 @@ class Lane:
                     self._gone.add(sequence)
         if self._gone:
             self._skip_gone()
-            if len(self._gone) > len(fresh) // 2 + 64:
+            if 2 * len(self._gone) > len(fresh) - self._head + len(self._returned) + 128:
                 self._drop_gone()
-        if self._head >= _TRIM_AT and 2 * self._head >= len(self._fresh):
+        taken = self._head
+        if taken == len(self._fresh) or (taken >= _TRIM_AT and 2 * taken >= len(self._fresh)):
             del self._fresh[: self._head]
             self._head = 0
 

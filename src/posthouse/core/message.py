@@ -63,6 +63,14 @@ def decode_envelope(data: bytes) -> Envelope:
     return _envelope_decoder.decode(data)
 
 
+def message_id(envelope: bytes) -> str:
+    """The id in an encoded envelope; empty where there is none, or no envelope."""
+    try:
+        return _envelope_decoder.decode(envelope).id
+    except msgspec.DecodeError:
+        return ""
+
+
 class NewMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A message as it is sent, and as the journal holds it.
 
@@ -116,7 +124,8 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int | None = None  # the sender's, for when it is sent again
 
     def amended(self, properties: Properties) -> "Note":
-        return msgspec.structs.replace(self, properties=self.properties | properties)
+        both = self.properties | properties if self.properties else properties
+        return msgspec.structs.replace(self, properties=both)
 
     def resubmitted(self, *, keep_reason: bool) -> "Note":
         return self if keep_reason else Note(self.properties)

@@ -105,7 +105,7 @@ class Queue(msgspec.Struct):
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
-    seen_order: deque[str] = msgspec.field(default_factory=deque)
+    seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing

@@ -30,7 +30,7 @@ from posthouse.core.message import (
     Message,
     Note,
     Properties,
-    decode_envelope,
+    message_id,
 )
 from posthouse.core.model import Group, Lock, Queue, QueueProperties, Receiver, State
 from posthouse.core.records import (
@@ -191,7 +191,7 @@ def deliver(
         token += step
     if to.delete:
         return Taken(queue.name, now_ms, sequences, receiver), deliveries
-    ids = [decode_envelope(message.envelope).id for message in messages] if to.by_id else None
+    ids = [message_id(message.envelope) for message in messages] if to.by_id else None
     record = Locked(queue.name, now_ms, sequences, first_lock, until_ms, receiver, to.bound, ids)
     return record, deliveries
 

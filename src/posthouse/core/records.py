@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 
 import msgspec
 
-from posthouse.core.message import NewMessage, Note, Properties
+from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties
 from posthouse.core.model import QueueProperties, Receiver
 
 
@@ -146,10 +146,8 @@ def epitaph(
     queue: str, sequence: int, note: Note | None, ttl_ms: int | None, record: DeadLettered
 ) -> Note:
     """What is noted of a message that is dead-lettered."""
-    properties = record.properties if note is None else note.properties | record.properties
-    return Note(
-        properties, record.reason, record.description, queue, sequence, record.time_ms, ttl_ms
-    )
+    changes = (note or NO_NOTE).amended(record.properties).properties
+    return Note(changes, record.reason, record.description, queue, sequence, record.time_ms, ttl_ms)
 
 
 class Expired(_Kept, frozen=True, tag=15):

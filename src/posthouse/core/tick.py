@@ -110,9 +110,10 @@ def _end_sessions(plan: Plan, left: int) -> int:
     done = 0
     for token in plan.state.session_timers.due(plan.now_ms, left):
         queue, group = plan.state.sessions[token]
-        done += 1 + len(group.locks)
         if plan.state.queues.get(queue.name) is not queue:
+            done += 1
             continue
+        done += 1 + len(group.locks)
         if done > left:  # part of its messages now, the session itself in the next tick
             tokens = islice(group.locks, left - done + 1 + len(group.locks))
             messages = [plan.state.locks[token].message for token in tokens]
@@ -187,8 +188,8 @@ def _forget(plan: Plan, left: int) -> int:
     for number in plan.state.forget_timers.due(plan.now_ms, left):
         queue = plan.state.numbered[number]
         count = 0
-        for key in islice(queue.seen_order, left - done):
-            if key in queue.seen and queue.seen[key][0] > plan.now_ms:
+        for _, until_ms in islice(queue.seen_order, left - done):
+            if until_ms > plan.now_ms:
                 break
             count += 1
         plan.records.append(Forgotten(queue.name, plan.now_ms, count))
