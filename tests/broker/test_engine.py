@@ -372,3 +372,46 @@ def test_looking_at_a_queue_writes_nothing() -> None:
         await engine.close()
 
     run(main)
+
+
+def test_a_large_batch_becomes_several_frames() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        store.gate.clear()
+        sends = [asyncio.create_task(send(engine, "x" * (1 << 20))) for _ in range(41)]
+        await asyncio.sleep(0.01)
+        syncs = store.syncs
+        store.gate.set()
+        await asyncio.gather(*sends)
+        assert store.syncs - syncs > 4
+        assert max(len(frame.payload) for frame in store.frames) < 10 << 20
+        assert len(await receive(engine, 50)) == 41
+        await engine.close()
+
+    run(main)
+
+
+def test_a_bug_leaves_nobody_waiting() -> None:
+    class Broken(GatedStore):
+        async def sync(self) -> None:
+            await super().sync()
+            if self.failure is None and self.syncs > 3:
+                raise ZeroDivisionError
+
+    async def main() -> None:
+        engine = await an_engine(Broken())
+        await send(engine, "a")
+        first = asyncio.create_task(send(engine, "b"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(send(engine, "c"))
+        work = engine._work
+        assert work is not None
+        with pytest.raises(ZeroDivisionError):
+            await work
+        for each in (first, second):
+            with pytest.raises(Lost):
+                await each
+        assert engine.failed.is_set()
+
+    run(main)

@@ -7,6 +7,7 @@ from posthouse.core.commands import (
     BATCH_MAX,
     GROUP_CHARS_MAX,
     KEY_CHARS_MAX,
+    SEND_BYTES_MAX,
     STEPS_MAX,
     TIME_MS_MAX,
     Cancel,
@@ -328,3 +329,12 @@ def test_all_schedules_are_cancelled_or_none() -> None:
     assert world.peek(queue) == [(1, "scheduled"), (2, "active")]
     with pytest.raises(InvalidArgument):
         world.do(Cancel(queue, []))
+
+
+def test_a_send_has_a_largest_size() -> None:
+    world = World()
+    queue = world.queue()
+    quarter = NewMessage(b"", bytes(SEND_BYTES_MAX // 4))
+    world.do(Send(queue, [quarter] * 4))
+    with pytest.raises(InvalidArgument):
+        world.do(Send(queue, [quarter] * 4 + [NewMessage(b"", b"x")]))

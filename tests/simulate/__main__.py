@@ -33,7 +33,7 @@ def main() -> int:
             print(f"{seed - options.first + 1} of {options.seeds} seeds", file=sys.stderr)
     seconds = time.monotonic() - start
     print(
-        f"{options.seeds} seeds, {steps} commands, "
+        f"{options.seeds} seeds, {steps} steps, "
         f"{simulated_ms / 1000 / seconds:.0f} simulated seconds per second; no mismatch"
     )
     return 0

@@ -36,15 +36,16 @@ from posthouse.core.commands import (
 from posthouse.core.errors import NotFound, QuotaExceeded, Refused, SessionLockLost
 from posthouse.core.namespaces import Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import Kept, NamespaceCreated, NamespaceDeleted, is_kept, span
+from posthouse.core.records import Kept, NamespaceCreated, NamespaceDeleted, Sent, is_kept, span
 from posthouse.store import Store
-from posthouse.store.errors import StoreError
+from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
 
 Reply = Callable[[Answer | Refused | StoreError], None]
 Deliver = Callable[[Sequence[Delivered]], None]
 
 _FULL_RETRY_SECONDS = 0.5
+_FRAME_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 _END = 1 << 63
 
 
@@ -64,7 +65,9 @@ class Engine:
         self._last = last  # the last frame, without its payload
         self._durable = last.end  # the position up to which everything is synced
         self._position = last.end  # the position of the next record
+        self._bytes = 0  # of messages in the batch so far
         self._pending: list[_Submitted] = []
+        self._unanswered: list[Reply] = []  # of the batch that is being written
         self._receivers: dict[int, Deliver] = {}
         self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
         self._next_receiver = 1
@@ -171,20 +174,26 @@ class Engine:
     # The work.
 
     async def _run(self) -> None:
+        whole = False
         try:
             if self._store.full:  # perhaps there is room again
                 await self._store.sync()
             while self._pending or self._is_due():
                 await self._commit()
+            whole = True
         except StoreError as error:
             self._fail(error)
+            whole = True
         finally:
             self._work = None
+            if not whole:  # a bug, which rises to the log; nobody is to wait for ever
+                self._fail(Lost("the engine has stopped; the log says why"))
         self._arm()
 
     async def _commit(self) -> None:
         """One batch, one frame, one sync."""
         batch, self._pending = self._pending, []
+        self._unanswered = [each.reply for each in batch]
         now_ms = self._clock.now_ms()
         entries: list[payload.Entry] = []
         answers: list[tuple[Reply, Answer | Refused]] = []
@@ -193,7 +202,11 @@ class Engine:
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= now_ms:
                 later.append(self._apply(name, Tick(), now_ms, entries).deliveries)
-        for namespace, command, reply in batch:
+        self._bytes = 0
+        for number, (namespace, command, reply) in enumerate(batch):
+            if self._bytes > _FRAME_BYTES:
+                self._pending = batch[number:] + self._pending
+                break
             try:
                 outcome = self._apply(namespace, command, now_ms, entries)
             except Refused as refused:
@@ -209,7 +222,8 @@ class Engine:
             later.append(outcome.deliveries)
         later = [self._push_early(deliveries) for deliveries in later if deliveries]
         if entries:
-            await self._write(entries, now_ms, answers)
+            await self._write(entries, now_ms)
+        self._unanswered = []
         for reply, answer in answers:
             reply(answer)
         for deliveries in later:
@@ -240,15 +254,11 @@ class Engine:
             evolve(state, record, self._position)
             if is_kept(record):
                 entries.append((namespace, record))
+                self._bytes += record.size_bytes if isinstance(record, Sent) else 0
                 self._position += span(record)
         return result
 
-    async def _write(
-        self,
-        entries: list[payload.Entry],
-        now_ms: int,
-        answers: list[tuple[Reply, Answer | Refused]],
-    ) -> None:
+    async def _write(self, entries: list[payload.Entry], now_ms: int) -> None:
         last = self._last
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._durable, now_ms,
@@ -256,20 +266,16 @@ class Engine:
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
-        try:
-            await self._store.sync()
-        except StoreError as error:
-            for reply, _ in answers:
-                reply(error)
-            raise
+        await self._store.sync()
         self._durable = frame.end
 
     def _fail(self, error: StoreError) -> None:
+        """Everybody who has no answer yet gets this one."""
         self._failure = error
-        pending, self._pending = self._pending, []
-        waits, self._waits = self._waits, {}
-        replies = [each.reply for each in pending] + [reply for reply, _ in waits.values()]
-        for reply in replies:
+        replies = [*self._unanswered, *(each.reply for each in self._pending)]
+        replies += [reply for reply, _ in self._waits.values()]
+        self._unanswered, self._pending, self._waits = [], [], {}
+        for reply in dict.fromkeys(replies):
             reply(error)
         self.failed.set()
 

@@ -27,6 +27,7 @@ from posthouse.core.commands import (
     KEY_CHARS_MAX,
     PAGE_MAX,
     RECEIVER_MAX,
+    SEND_BYTES_MAX,
     SESSION_STATE_BYTES_MAX,
     SETTLED,
     STEPS_MAX,
@@ -435,6 +436,8 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
             messages[at] = _as_sent(queue, message, size, now_ms)
         if not 0 <= message.priority < PRIORITIES:
             raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
+    if total > SEND_BYTES_MAX:
+        raise InvalidArgument("messages", f"must be at most {SEND_BYTES_MAX} bytes at a time")
     if command.keys is not None and len(command.keys) != len(messages):
         raise InvalidArgument("keys", "must be one for each message")
     if properties.duplicate_detection:
