@@ -22,6 +22,7 @@ check: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m bench.core
+	$(BIN)/python -m bench.engine
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)

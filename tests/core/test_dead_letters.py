@@ -308,3 +308,14 @@ def test_what_is_resubmitted_to_a_session_ends_a_wait_for_one() -> None:
     receiver = world.wait_for_session(queue)
     world.do(Resubmit(dead_letter_queue(queue)))
     assert given(world.deliveries) == [(receiver, "x")]
+
+
+def test_resubmitting_is_use_of_the_target() -> None:
+    world = World()
+    queue = world.queue("a")
+    dead = buried(world, queue, "1")
+    target = world.queue("b", idle_delete_ms=1_000)
+    world.advance(900)
+    world.do(Resubmit(dead, target=target))
+    world.advance(900)
+    assert world.peek(target) == [(1, "active")]

@@ -268,3 +268,23 @@ def test_a_group_goes_on_when_a_deferred_message_is_abandoned() -> None:
     assert world.receive(queue) == []
     world.do(Abandon(queue, [answer.deliveries[0].token]))
     assert bodies(world.receive(queue)) == ["2"]
+
+
+def test_a_group_is_held_back_at_once_when_its_message_is_delayed() -> None:
+    world = World()
+    queue = a_group_queue(world, "x:1", "x:2")
+    world.attach(queue, 5)
+    [delivery] = [each for each in world.deliveries if isinstance(each, Delivery)]
+    world.do(Abandon(queue, [delivery.token], delay_ms=50))
+    assert world.deliveries == []
+
+
+def test_an_expired_message_in_a_group_stops_those_behind_it_until_the_tick() -> None:
+    world = World()
+    queue = a_group_queue(world)
+    for body, ttl_ms in (("1", None), ("2", 10), ("3", None)):
+        world.send(queue, a_message(body, group="x", ttl_ms=ttl_ms))
+    world.now_ms += 10
+    assert bodies(world.receive(queue, 5, delete=True)) == ["1"]
+    world.advance(0)
+    assert bodies(world.receive(queue, 5, delete=True)) == ["3"]

@@ -14,9 +14,10 @@ from posthouse.core.commands import (
     Pause,
     Resume,
     Send,
+    UpdateQueue,
 )
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound, Refused
-from posthouse.core.model import dead_letter_queue
+from posthouse.core.model import QueueProperties, dead_letter_queue
 from tests.core.world import World, a_message, bodies, given
 
 
@@ -319,3 +320,25 @@ def test_only_what_is_due_now_is_pushed() -> None:
     world.do(Send(queue, [a_message("later", due_ms=2_000), a_message("now", ttl_ms=50)]))
     assert bodies(world.deliveries) == ["now"]
     assert bodies(world.advance(1_000)) == ["later"]
+
+
+def test_who_has_waited_too_long_gets_nothing_that_comes_at_that_moment() -> None:
+    world = World()
+    queue = world.queue(lock_ms=50)
+    world.send(queue, "a")
+    world.receive(queue)
+    waiting = world.wait(queue, ms=50)
+    assert given(world.advance(50)) == [(waiting, "timed-out")]
+    assert world.peek(queue) == [(1, "active")]
+
+
+def test_receivers_are_told_of_a_pause_and_of_nothing_else() -> None:
+    world = World()
+    queue = world.queue()
+    receiver = world.attach(queue)
+    world.do(UpdateQueue(queue, QueueProperties(lock_ms=5)))
+    assert world.deliveries == []
+    world.do(Pause(queue, receiving=True))
+    assert given(world.deliveries) == [(receiver, "paused")]
+    world.do(Pause(queue, sending=True))
+    assert world.deliveries == []

@@ -338,3 +338,13 @@ def test_a_send_has_a_largest_size() -> None:
     world.do(Send(queue, [quarter] * 4))
     with pytest.raises(InvalidArgument):
         world.do(Send(queue, [quarter] * 4 + [NewMessage(b"", b"x")]))
+
+
+def test_a_key_that_is_used_again_after_its_window_is_not_forgotten_with_the_old_use() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, duplicate_window_ms=100)
+    world.send(queue, a_message(id="a"))
+    world.now_ms += 100
+    world.send(queue, a_message(id="a"))
+    world.advance(50)
+    assert world.send(queue, a_message(id="a")) == [2]

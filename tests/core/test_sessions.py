@@ -627,3 +627,33 @@ def test_sessions_stay_available_however_often_they_were_accepted_by_name() -> N
             world.do(ReleaseSession(queue, held.token))
     accepted = [world.accept(queue) for _ in "abcde"]
     assert sorted(each.session for each in accepted if each is not None) == list("abcde")
+
+
+def test_who_waits_for_a_session_is_served_after_a_pause() -> None:
+    world = World()
+    queue = a_session_queue(world)
+    waiting = world.wait_for_session(queue)
+    world.do(Pause(queue, receiving=True))
+    send(world, queue, "x:1")
+    world.do(Resume(queue, receiving=True))
+    assert given(world.advance(0)) == [(waiting, "x")]
+
+
+def test_a_session_that_has_expired_is_given_nothing_more() -> None:
+    world = World()
+    queue = a_session_queue(world)
+    held = world.hold(queue, "x")
+    reader = world.attach(queue, 5, session=held.token)
+    world.now_ms += 100
+    send(world, queue, "x:1")
+    assert world.deliveries == []
+    assert given(world.advance(0)) == [(reader, "session-lost")]
+
+
+def test_who_has_waited_too_long_for_a_session_does_not_get_it() -> None:
+    world = World()
+    queue = a_session_queue(world, "x:1")
+    world.hold(queue, "x", lock_ms=50)
+    waiting = world.wait_for_session(queue, ms=50)
+    assert given(world.advance(50)) == [(waiting, "timed-out")]
+    assert world.accept(queue) is not None

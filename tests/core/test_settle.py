@@ -515,3 +515,14 @@ def test_a_message_with_no_envelope_has_no_id() -> None:
     queue = world.queue(duplicate_detection=True)
     world.do(Send(queue, [NewMessage(b"", b"a"), NewMessage(b"\xff", b"b")]))
     assert len(world.receive(queue, 5, by_id=True)) == 2
+
+
+def test_each_renewed_lock_lives_as_long_as_its_queue_says() -> None:
+    world = World()
+    for name, lock_ms in (("short", 10), ("long", 90)):
+        world.queue(name, lock_ms=lock_ms)
+        world.send(name, a_message(name, id=name))
+        world.receive(name, by_id=True)
+    now_ms = world.now_ms
+    answer = world.do(Renew(None, ["long", "short"])).answer
+    assert answer == Settled([], [now_ms + 90, now_ms + 10])

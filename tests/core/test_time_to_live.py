@@ -254,3 +254,12 @@ def test_a_session_whose_messages_have_expired_is_not_granted_after_a_pause() ->
     world.now_ms += 100
     world.tick()
     assert world.deliveries == []
+
+
+def test_a_message_without_any_life_is_gone_also_when_the_clock_begins_at_zero() -> None:
+    world = World()
+    world.now_ms = 0
+    queue = world.queue()
+    world.send(queue, a_message("a", ttl_ms=0))
+    world.advance(1)
+    assert world.peek(queue) == []
