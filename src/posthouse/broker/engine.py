@@ -1,9 +1,9 @@
 """The engine: the single writer.
 
-Callers hand commands in with a plain call. While one batch is being synced the next gathers by
-itself; then all of it is decided and evolved, appended as one frame, synced once, and answered. No
-answer leaves before the sync has returned. A pushed delivery may leave before its lock is durable,
-but never before its message is.
+Callers hand commands in with a plain call, and each is decided and evolved there and then. While
+one batch is being synced the next gathers in this way; it is appended as one frame, synced once,
+and answered. No answer leaves before the sync has returned. A pushed delivery may leave before its
+lock is durable, but never before its message is.
 
 If a sync fails nobody knows what is durable: the engine stops, and what was not answered is
 answered with the failure. Recovery reads the journal.
@@ -55,6 +55,22 @@ class _Submitted(NamedTuple):
     reply: Reply
 
 
+class _Batch:
+    """What has been decided since the last frame."""
+
+    __slots__ = ("answers", "bytes", "deliveries", "entries", "replies")
+
+    def __init__(self) -> None:
+        self.entries: list[payload.Entry] = []
+        self.answers: list[tuple[Reply, Answer | Refused]] = []
+        self.deliveries: list[Sequence[Delivered]] = []
+        self.replies: list[Reply] = []  # all of them, also of those who will wait
+        self.bytes = 0  # of messages
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.replies or self.deliveries)
+
+
 class Engine:
     """All namespaces of one journal. `open` it; it is complete then."""
 
@@ -65,9 +81,9 @@ class Engine:
         self._last = last  # the last frame, without its payload
         self._durable = last.end  # the position up to which everything is synced
         self._position = last.end  # the position of the next record
-        self._bytes = 0  # of messages in the batch so far
-        self._pending: list[_Submitted] = []
-        self._unanswered: list[Reply] = []  # of the batch that is being written
+        self._batch = _Batch()  # gathers
+        self._writing = _Batch()  # is being synced
+        self._pending: list[_Submitted] = []  # did not fit into the batch any more
         self._receivers: dict[int, Deliver] = {}
         self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
         self._next_receiver = 1
@@ -88,8 +104,8 @@ class Engine:
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, 0, b"")
         engine = cls(store, clock, world, last)
-        starts = [_Submitted(name, Start(last.epoch, salt), _ignore) for name in world.names]
-        engine._pending = starts
+        for name in world.names:
+            engine._decide(_Submitted(name, Start(last.epoch, salt), _ignore))
         await engine._commit()
         engine._arm()
         return engine
@@ -110,7 +126,11 @@ class Engine:
         if self._failure is not None:
             reply(self._failure)
             return
-        self._pending.append(_Submitted(namespace, command, reply))
+        submitted = _Submitted(namespace, command, reply)
+        if self._pending or self._batch.bytes > _FRAME_BYTES:
+            self._pending.append(submitted)
+        else:
+            self._decide(submitted)
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._run())
 
@@ -173,75 +193,36 @@ class Engine:
 
     # The work.
 
-    async def _run(self) -> None:
-        whole = False
+    def _decide(self, submitted: _Submitted) -> None:
+        """Makes a command part of the batch: what it does is done, but not durable yet."""
+        namespace, command, reply = submitted
+        batch = self._batch
+        batch.replies.append(reply)
         try:
-            if self._store.full:  # perhaps there is room again
-                await self._store.sync()
-            while self._pending or self._is_due():
-                await self._commit()
-            whole = True
-        except StoreError as error:
-            self._fail(error)
-            whole = True
-        finally:
-            self._work = None
-            if not whole:  # a bug, which rises to the log; nobody is to wait for ever
-                self._fail(Lost("the engine has stopped; the log says why"))
-        self._arm()
-
-    async def _commit(self) -> None:
-        """One batch, one frame, one sync."""
-        batch, self._pending = self._pending, []
-        self._unanswered = [each.reply for each in batch]
-        now_ms = self._clock.now_ms()
-        entries: list[payload.Entry] = []
-        answers: list[tuple[Reply, Answer | Refused]] = []
-        later: list[Sequence[Delivered]] = []
-        for name, state in list(self._world.states.items()):
-            due_ms = next_deadline_ms(state)
-            if due_ms is not None and due_ms <= now_ms:
-                later.append(self._apply(name, Tick(), now_ms, entries).deliveries)
-        self._bytes = 0
-        for number, (namespace, command, reply) in enumerate(batch):
-            if self._bytes > _FRAME_BYTES:
-                self._pending = batch[number:] + self._pending
-                break
-            try:
-                outcome = self._apply(namespace, command, now_ms, entries)
-            except Refused as refused:
-                answers.append((reply, refused))
-                continue
-            if isinstance(command, Receive | AcceptSession) and isinstance(outcome.answer, Waiting):
-                self._waits[command.receiver] = (reply, command)
-            else:
-                answers.append((reply, outcome.answer))
-            if isinstance(command, Detach):
-                self._receivers.pop(command.receiver, None)
-                self._waits.pop(command.receiver, None)
-            later.append(outcome.deliveries)
-        later = [self._push_early(deliveries) for deliveries in later if deliveries]
-        if entries:
-            await self._write(entries, now_ms)
-        self._unanswered = []
-        for reply, answer in answers:
-            reply(answer)
-        for deliveries in later:
-            self._hand_over(deliveries)
+            outcome = self._apply(namespace, command, batch)
+        except Refused as refused:
+            batch.answers.append((reply, refused))
+            return
+        if isinstance(command, Receive | AcceptSession) and isinstance(outcome.answer, Waiting):
+            self._waits[command.receiver] = (reply, command)
+        else:
+            batch.answers.append((reply, outcome.answer))
+        if isinstance(command, Detach):
+            self._receivers.pop(command.receiver, None)
+            self._waits.pop(command.receiver, None)
+        if outcome.deliveries:
+            batch.deliveries.append(self._push_early(outcome.deliveries))
 
     def _apply(
-        self,
-        namespace: str,
-        command: Command | SpaceCommand,
-        now_ms: int,
-        entries: list[payload.Entry],
+        self, namespace: str, command: Command | SpaceCommand, batch: _Batch
     ) -> Outcome | spaces.SpaceOutcome:
-        """Decides and evolves one command. Raises Refused."""
+        """Decides and evolves. Raises Refused."""
+        now_ms = self._clock.now_ms()
         if isinstance(command, SpaceCommand):
             outcome = spaces.decide(self._world, command, now_ms)
             for change in outcome.records:
                 spaces.evolve(self._world, change, self._position)
-                entries.append(("", change))
+                batch.entries.append(("", change))
                 self._position += span(change)
             return outcome
         state = self._world.states.get(namespace)
@@ -253,16 +234,57 @@ class Engine:
         for record in result.records:
             evolve(state, record, self._position)
             if is_kept(record):
-                entries.append((namespace, record))
-                self._bytes += record.size_bytes if isinstance(record, Sent) else 0
+                batch.entries.append((namespace, record))
+                batch.bytes += record.size_bytes if isinstance(record, Sent) else 0
                 self._position += span(record)
         return result
 
-    async def _write(self, entries: list[payload.Entry], now_ms: int) -> None:
-        last = self._last
+    def _do_what_is_due(self) -> None:
+        now_ms = self._clock.now_ms()
+        for name, state in self._world.states.items():
+            due_ms = next_deadline_ms(state)
+            if due_ms is not None and due_ms <= now_ms:
+                outcome = self._apply(name, Tick(), self._batch)
+                self._batch.deliveries.append(self._push_early(outcome.deliveries))
+
+    async def _run(self) -> None:
+        whole = False
+        try:
+            if self._store.full:  # perhaps there is room again
+                await self._store.sync()
+            self._do_what_is_due()
+            while self._batch:
+                await self._commit()
+                self._do_what_is_due()
+            whole = True
+        except StoreError as error:
+            self._fail(error)
+            whole = True
+        finally:
+            self._work = None
+            if not whole:  # a bug, which rises to the log; nobody is to wait for ever
+                self._fail(Lost("the engine has stopped; the log says why"))
+        self._arm()
+
+    async def _commit(self) -> None:
+        """One frame, one sync, and then the answers."""
+        batch = self._writing = self._batch
+        self._batch = _Batch()
+        if batch.entries:
+            await self._write(batch)
+        self._writing = _Batch()
+        for reply, answer in batch.answers:
+            reply(answer)
+        for deliveries in batch.deliveries:
+            self._hand_over(deliveries)
+        while self._pending and self._batch.bytes <= _FRAME_BYTES:
+            self._decide(self._pending.pop(0))
+
+    async def _write(self, batch: _Batch) -> None:
+        last, now_ms = self._last, self._clock.now_ms()
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._durable, now_ms,
-            payload.encode(entries),
+            payload.encode(batch.entries),
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
@@ -272,9 +294,10 @@ class Engine:
     def _fail(self, error: StoreError) -> None:
         """Everybody who has no answer yet gets this one."""
         self._failure = error
-        replies = [*self._unanswered, *(each.reply for each in self._pending)]
+        replies = [*self._writing.replies, *self._batch.replies]
+        replies += [each.reply for each in self._pending]
         replies += [reply for reply, _ in self._waits.values()]
-        self._unanswered, self._pending, self._waits = [], [], {}
+        self._writing, self._batch, self._pending, self._waits = _Batch(), _Batch(), [], {}
         for reply in dict.fromkeys(replies):
             reply(error)
         self.failed.set()
@@ -317,10 +340,6 @@ class Engine:
     def _next_due_ms(self) -> int | None:
         due = [next_deadline_ms(state) for state in self._world.states.values()]
         return min((each for each in due if each is not None), default=None)
-
-    def _is_due(self) -> bool:
-        due_ms = self._next_due_ms()
-        return due_ms is not None and due_ms <= self._clock.now_ms()
 
     def _wake(self) -> None:
         self._timer = None
