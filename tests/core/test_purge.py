@@ -2,15 +2,7 @@
 
 import pytest
 
-from posthouse.core.commands import (
-    BATCH_MAX,
-    Abandon,
-    Complete,
-    Counts,
-    Defer,
-    Progress,
-    Purge,
-)
+from posthouse.core.commands import BATCH_MAX, Abandon, Complete, Counts, Defer, Progress, Purge
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, STATES
 from tests.core.world import World, a_message, bodies

@@ -23,13 +23,7 @@ from posthouse.core.commands import (
     Send,
     UpdateQueue,
 )
-from posthouse.core.errors import (
-    AlreadyExists,
-    Disabled,
-    InvalidArgument,
-    NotAllowed,
-    NotFound,
-)
+from posthouse.core.errors import AlreadyExists, Disabled, InvalidArgument, NotAllowed, NotFound
 from posthouse.core.model import QueueProperties, dead_letter_queue, find
 from tests.core.world import World, a_message, bodies, given
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from posthouse.store.errors import Damaged, Lost, TooNew
-from posthouse.store.file import CLOSED, NEXT, RESERVE, FileStore
+from posthouse.store.file import NEXT, RESERVE, FileStore
 from posthouse.store.frames import Frame, encode
+from posthouse.store.look import CLOSED
 from posthouse.store.segments import SUFFIX, encode_header, name
 from tests.store.faulty_disk import FaultyDisk, File, PowerCut
 from tests.store.test_conformance import closing, frames, read_all
@@ -201,6 +202,8 @@ def test_after_a_clean_stop_every_damage_is_named() -> None:
             flipped.names_now[victim] = File(bytes(changed))
             with pytest.raises(Damaged):
                 recovered(flipped)
+            assert flipped.names_now[victim].now() == changed, "evidence was destroyed"
+            assert CLOSED in flipped.names_now
 
 
 def test_a_missing_segment_is_damage() -> None:

@@ -3,23 +3,11 @@
 from collections.abc import Callable
 from itertools import islice
 
-from posthouse.core.checks import (
-    check_start,
-)
-from posthouse.core.commands import (
-    STEPS_MAX,
-    Notice,
-    Start,
-    Tick,
-    Ticked,
-)
+from posthouse.core.checks import check_start
+from posthouse.core.commands import STEPS_MAX, Notice, Start, Tick, Ticked
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import LOCKED, SCHEDULED, Message
-from posthouse.core.model import (
-    SEQUENCE_BITS,
-    Queue,
-    State,
-)
+from posthouse.core.model import SEQUENCE_BITS, Queue, State
 from posthouse.core.plan import (
     Outcome,
     Plan,

@@ -20,20 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Damaged, Lost, NotThere
+from posthouse.store.errors import Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode
-from posthouse.store.segments import (
-    SEGMENT_HEADER_BYTES,
-    SUFFIX,
-    Segment,
-    decode_header,
-    encode_header,
-    frames_from,
-    frames_within,
-    name,
-)
+from posthouse.store.look import CLOSED, look
+from posthouse.store.segments import SEGMENT_HEADER_BYTES, Segment, encode_header, frames_from, name
 
-NEXT, RESERVE, CLOSED, LOCK = "next", "reserve", "closed", "lock"
+NEXT, RESERVE, LOCK = "next", "reserve", "lock"
 SEGMENT_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 
@@ -232,72 +224,17 @@ class FileStore:
     # Opening.
 
     def _recover(self) -> list[Segment]:
-        """Looks at every frame, cuts an unsynced tail, and takes `closed` away. Raises Damaged."""
-        disk, folder = self._disk, self._folder
-        names = disk.names(folder)
-        paths = [folder / each for each in names if each.endswith(SUFFIX)]
-        segments: list[Segment] = []
-        last: Frame | None = None
-        for number, path in enumerate(paths):
-            data = disk.read(path, 0, disk.size(path))
-            header = decode_header(path, data)
-            segment = Segment(path, header.first, len(data))
-            for at, frame in frames_from(data, SEGMENT_HEADER_BYTES):
-                begins = at == SEGMENT_HEADER_BYTES and header == (frame.first, frame.number)
-                if not (frame.follows(last) if last is not None else begins):
-                    break
-                segment.note(frame, frame.size_bytes)
-                last = frame.without_payload()
-            segments.append(segment)
-            if number + 1 == len(paths):
-                self._cut_tail(segment, data, last)
-            else:
-                self._check_next(segment, last, paths[number + 1])
-        self.last = last
-        self._check_closed(CLOSED in names, paths)
-        if CLOSED in names:
-            disk.remove(folder / CLOSED)
-            disk.sync_folder(folder)
-        return segments
-
-    def _check_next(self, segment: Segment, last: Frame | None, path: Path) -> None:
-        """A segment is only begun when all before it is durable."""
-        header = decode_header(path, self._disk.read(path, 0, SEGMENT_HEADER_BYTES))
-        if last is None or header != (last.end, last.number + 1):
-            raise Damaged(
-                segment.path,
-                segment.offset,
-                f"{path.name} was begun when all up to frame {header.number} was durable",
-            )
-
-    def _cut_tail(self, segment: Segment, data: bytes, last: Frame | None) -> None:
-        """The frames end here. Behind them may be nothing, a tail to cut, or proof of damage."""
-        end = last.end if last is not None else segment.first
-        number = last.number if last is not None else 0
-        rest = data[segment.offset :]
-        for frame in frames_within(rest, 0):
-            if frame.number > number and frame.durable > end:
-                raise Damaged(
-                    segment.path,
-                    segment.offset,
-                    f"frame {frame.number} was written when this place was durable",
-                )
-        if rest.count(0) < len(rest):
-            self.cut_at = end
-            self._disk.cut(segment.path, segment.offset, segment.size)
-
-    def _check_closed(self, closed: bool, paths: list[Path]) -> None:
-        if not closed:
-            return
-        path = self._folder / CLOSED
-        words = self._disk.read(path, 0, 64).split()
-        here = (self.last.end, self.last.number) if self.last is not None else (0, 0)
-        if [b"%d" % each for each in here] != words:
-            raise Damaged(
-                paths[-1] if paths else path,
-                0,
-                f"the last stop was clean at position {words[:1]}, but frames end at {here[0]}",
-            )
+        """Cuts an unsynced tail, and takes `closed` away. Raises Damaged, with nothing changed."""
+        found = look(self._disk, self._folder)
+        self.last = found.last
+        if found.tail:
+            last = found.segments[-1]
+            self.cut_at = found.end
+            self._disk.cut(last.path, last.offset, last.size)
+        if found.closed:
+            self._disk.remove(self._folder / CLOSED)
+            self._disk.sync_folder(self._folder)
+        return found.segments
 
 
 def _holding(frames: Sequence[Frame], position: int) -> Frame | None:
