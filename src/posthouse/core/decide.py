@@ -590,7 +590,8 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     limit, number = command.limit, command.receiver
     if not 1 <= limit <= BATCH_MAX:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
-    _check_receiver(state, number)
+    if not 0 < number <= RECEIVER_MAX or number in state.receivers or state.orphans:
+        _check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
         check_duration("lock_ms", command.lock_ms)
         check_duration("deadline_ms", command.deadline_ms)

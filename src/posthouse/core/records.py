@@ -12,7 +12,7 @@ covers a run of positions, one for each, in order; `span` tells how many.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeGuard, get_args
+from typing import TypeAlias, TypeGuard, get_args
 
 import msgspec
 
@@ -333,16 +333,14 @@ def decode(data: bytes) -> Kept | OfNamespaces:
 
 def span(record: Kept | OfNamespaces) -> int:
     """How many positions a record covers."""
-    return _SPANS[type(record)](record)
+    kind = type(record)
+    if kind in _SEVERAL:
+        return len(record.sequences)  # type: ignore[union-attr]
+    if isinstance(record, Sent):
+        return len(record.messages)
+    return record.count if isinstance(record, Forgotten) else 1
 
 
-def _one(_: object) -> int:
-    return 1
-
-
-_SPANS: dict[type, Callable[[Any], int]] = {
-    each: (lambda record: len(record.sequences)) if "sequences" in each.__struct_fields__ else _one
-    for each in get_args(Kept | OfNamespaces)
-}
-_SPANS[Sent] = lambda record: len(record.messages)
-_SPANS[Forgotten] = lambda record: record.count
+_SEVERAL = frozenset(
+    each for each in get_args(Kept | OfNamespaces) if "sequences" in each.__struct_fields__
+)
