@@ -415,3 +415,31 @@ def test_a_bug_leaves_nobody_waiting() -> None:
         assert engine.failed.is_set()
 
     run(main)
+
+
+def test_a_command_that_cannot_be_carried_out_stops_the_engine() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        with pytest.raises(KeyError):
+            engine.submit(NS, "not a command", lambda _: None)  # type: ignore[arg-type]
+        assert engine.failed.is_set()
+        with pytest.raises(Lost):
+            await send(engine, "a")
+
+    run(main)
+
+
+def test_time_does_not_go_back_over_a_restart() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        engine = await an_engine(store)
+        await engine.advance(50_000)
+        await send(engine, "a")
+        await engine.close()
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(5), salt=6)
+        await send(again, "b")
+        first, second = await receive(again, 2)
+        assert first.message.enqueued_ms == second.message.enqueued_ms == 51_000
+        await again.close()
+
+    run(main)

@@ -102,7 +102,7 @@ class Engine:
                 _evolve(world, namespace, record, position)
                 position += span(record)
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
-        last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, 0, b"")
+        last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
         engine = cls(store, clock, world, last)
         for name in world.names:
             engine._decide(_Submitted(name, Start(last.epoch, salt), _ignore))
@@ -198,11 +198,17 @@ class Engine:
         namespace, command, reply = submitted
         batch = self._batch
         batch.replies.append(reply)
+        whole = False
         try:
             outcome = self._apply(namespace, command, batch)
+            whole = True
         except Refused as refused:
             batch.answers.append((reply, refused))
+            whole = True
             return
+        finally:
+            if not whole:
+                self._stop_for_a_bug()
         if isinstance(command, Receive | AcceptSession) and isinstance(outcome.answer, Waiting):
             self._waits[command.receiver] = (reply, command)
         else:
@@ -217,7 +223,7 @@ class Engine:
         self, namespace: str, command: Command | SpaceCommand, batch: _Batch
     ) -> Outcome | spaces.SpaceOutcome:
         """Decides and evolves. Raises Refused."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         if isinstance(command, SpaceCommand):
             outcome = spaces.decide(self._world, command, now_ms)
             for change in outcome.records:
@@ -240,7 +246,7 @@ class Engine:
         return result
 
     def _do_what_is_due(self) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         for name, state in self._world.states.items():
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= now_ms:
@@ -262,8 +268,8 @@ class Engine:
             whole = True
         finally:
             self._work = None
-            if not whole:  # a bug, which rises to the log; nobody is to wait for ever
-                self._fail(Lost("the engine has stopped; the log says why"))
+            if not whole:
+                self._stop_for_a_bug()
         self._arm()
 
     async def _commit(self) -> None:
@@ -281,7 +287,7 @@ class Engine:
             self._decide(self._pending.pop(0))
 
     async def _write(self, batch: _Batch) -> None:
-        last, now_ms = self._last, self._clock.now_ms()
+        last, now_ms = self._last, self._now_ms()
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._durable, now_ms,
             payload.encode(batch.entries),
@@ -290,6 +296,10 @@ class Engine:
         self._last = frame.without_payload()
         await self._store.sync()
         self._durable = frame.end
+
+    def _stop_for_a_bug(self) -> None:
+        """It rises to the log. The state may be half changed, and nobody is to wait for ever."""
+        self._fail(Lost("the engine has stopped; the log says why"))
 
     def _fail(self, error: StoreError) -> None:
         """Everybody who has no answer yet gets this one."""
@@ -336,6 +346,10 @@ class Engine:
                 self._receivers.pop(number, None)
 
     # Time.
+
+    def _now_ms(self) -> int:
+        """Not before what the journal has seen, though the clock was set back."""
+        return max(self._clock.now_ms(), self._last.time_ms)
 
     def _next_due_ms(self) -> int | None:
         due = [next_deadline_ms(state) for state in self._world.states.values()]
