@@ -10,6 +10,7 @@ answered with the failure. Recovery reads the journal.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ class Engine:
         self._position = last.end  # the position of the next record
         self._batch = _Batch()  # gathers
         self._writing = _Batch()  # is being synced
-        self._pending: list[_Submitted] = []  # did not fit into the batch any more
+        self._pending: deque[_Submitted] = deque()  # did not fit into the batch any more
         self._receivers: dict[int, Deliver] = {}
         self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
         self._next_receiver = 1
@@ -284,7 +285,7 @@ class Engine:
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
         while self._pending and self._batch.bytes <= _FRAME_BYTES:
-            self._decide(self._pending.pop(0))
+            self._decide(self._pending.popleft())
 
     async def _write(self, batch: _Batch) -> None:
         last, now_ms = self._last, self._now_ms()
@@ -307,7 +308,8 @@ class Engine:
         replies = [*self._writing.replies, *self._batch.replies]
         replies += [each.reply for each in self._pending]
         replies += [reply for reply, _ in self._waits.values()]
-        self._writing, self._batch, self._pending, self._waits = _Batch(), _Batch(), [], {}
+        self._writing, self._batch, self._waits = _Batch(), _Batch(), {}
+        self._pending.clear()
         for reply in dict.fromkeys(replies):
             reply(error)
         self.failed.set()

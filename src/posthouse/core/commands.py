@@ -122,6 +122,7 @@ class Purge(_Command, frozen=True):
 class Resubmit(_Command, frozen=True):
     """Send dead letters again: these, or all from `first` on, to their origin or to `target`.
 
+    Of all, those go that the target takes, as far as it has room; these go together or not at all.
     The answer is a `Progress`, as for `Purge`.
     """
 
