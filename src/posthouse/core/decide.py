@@ -239,10 +239,10 @@ def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
     queue = _own_queue(state, command.queue)
     properties = check_queue_properties(command.properties)
     check_update(queue.properties, properties)
-    return _change(state, queue, properties, now_ms)
+    return _change(queue, properties, now_ms)
 
 
-def _change(state: State, queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
+def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     records: list[Record] = [QueueUpdated(queue.name, now_ms, properties)]
     notices: list[Delivered] = []
     was, now = can_receive(queue.properties), can_receive(properties)
@@ -269,7 +269,7 @@ def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
     sending = on if command.sending else can_send(queue.properties)
     receiving = on if command.receiving else can_receive(queue.properties)
     properties = msgspec.structs.replace(queue.properties, status=_STATUS[sending, receiving])
-    return _change(state, queue, properties, now_ms)
+    return _change(queue, properties, now_ms)
 
 
 def _delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
