@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from bench.limit import BODY, CASES, limit_rates, rate
+from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import CreateQueue, Send
@@ -21,15 +22,15 @@ GOAL = 0.4
 
 async def engine_rates(folder: Path) -> list[float]:
     engine = await Engine.open(FileStore(folder / "journal"), SystemClock(), salt=1)
-    await engine.ask("", CreateNamespace(NS, engine.epoch, 1))
+    await engine.ask(BROKER, "", CreateNamespace(NS, engine.epoch, 1))
     message = NewMessage(encode_envelope(Envelope(id="a" * 32)), BODY)
     rates = []
     for number, (messages, outstanding) in enumerate(CASES):
-        await engine.ask(NS, CreateQueue(f"q{number}"))
+        await engine.ask(BROKER, NS, CreateQueue(f"q{number}"))
         command = Send(f"q{number}", [message] * messages)
 
         async def send(command: Send = command) -> None:
-            await engine.ask(NS, command)
+            await engine.ask(BROKER, NS, command)
 
         rates.append(await rate(send, messages, outstanding))
     await engine.close()

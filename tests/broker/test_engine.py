@@ -5,11 +5,13 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     AcceptSession,
     Attach,
+    Command,
     Complete,
     CreateQueue,
     DeleteQueue,
@@ -25,10 +27,10 @@ from posthouse.core.commands import (
     Send,
 )
 from posthouse.core.dump import dump
-from posthouse.core.errors import NotFound, QuotaExceeded, SessionLockLost
+from posthouse.core.errors import NotFound, QuotaExceeded, SessionLockLost, Unauthorized
 from posthouse.core.message import NewMessage
 from posthouse.core.model import QueueProperties
-from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListNamespaces
+from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListNamespaces, SpaceCommand
 from posthouse.core.plan import Delivered
 from posthouse.store.errors import Lost
 from posthouse.store.frames import CLOSING
@@ -62,19 +64,21 @@ def a_message(body: str, **fields: object) -> NewMessage:
 async def an_engine(store: MemoryStore | None = None, **properties: object) -> Engine:
     """With a namespace and the queue `q`."""
     engine = await Engine.open(store or MemoryStore(), VirtualClock(1_000), salt=5)
-    await engine.ask(NS, CreateNamespace(NS, engine.epoch, 5))
-    await engine.ask(NS, CreateQueue("q", QueueProperties(**properties)))  # type: ignore[arg-type]
+    await engine.ask(BROKER, NS, CreateNamespace(NS, engine.epoch, 5))
+    await engine.ask(BROKER, NS, CreateQueue("q", QueueProperties(**properties)))  # type: ignore[arg-type]
     return engine
 
 
 async def send(engine: Engine, *bodies: str, queue: str = "q", **fields: object) -> None:
-    answer = await engine.ask(NS, Send(queue, [a_message(body, **fields) for body in bodies]))
+    answer = await engine.ask(
+        BROKER, NS, Send(queue, [a_message(body, **fields) for body in bodies])
+    )
     assert isinstance(answer, Enqueued)
 
 
 async def receive(engine: Engine, limit: int = 1, wait_ms: int = 0) -> list[Delivery]:
     deadline_ms = engine._clock.now_ms() + wait_ms if wait_ms else 0
-    answer = await engine.ask(NS, Receive("q", engine.new_receiver(), limit, deadline_ms))
+    answer = await engine.ask(BROKER, NS, Receive("q", engine.new_receiver(), limit, deadline_ms))
     assert isinstance(answer, Received)
     return answer.deliveries
 
@@ -96,7 +100,7 @@ def test_a_message_goes_in_and_out() -> None:
         await send(engine, "a")
         [delivery] = await receive(engine)
         assert delivery.message.body == b"a"
-        await engine.ask(NS, Complete("q", [delivery.token]))
+        await engine.ask(BROKER, NS, Complete("q", [delivery.token]))
         assert await receive(engine) == []
         await engine.close()
 
@@ -128,7 +132,7 @@ def test_a_restart_gives_the_same_state_and_a_higher_epoch() -> None:
         engine = await an_engine(store)
         await send(engine, "a", "b", "c")
         [first, _] = await receive(engine, 2)
-        await engine.ask(NS, Complete("q", [first.token]))
+        await engine.ask(BROKER, NS, Complete("q", [first.token]))
         await engine.close()
         assert store.frames[-1].kind == CLOSING
         before = dump(engine.namespaces.states[NS])
@@ -203,7 +207,7 @@ def test_who_waits_at_a_queue_that_is_deleted_is_told() -> None:
         engine = await an_engine()
         waiting = asyncio.create_task(receive(engine, wait_ms=500))
         await asyncio.sleep(0)
-        await engine.ask(NS, DeleteQueue("q"))
+        await engine.ask(BROKER, NS, DeleteQueue("q"))
         with pytest.raises(NotFound):
             await waiting
         await engine.close()
@@ -215,7 +219,9 @@ def test_sessions_are_waited_for_and_lost() -> None:
     async def main() -> None:
         engine = await an_engine(grouping="session")
         number = engine.new_receiver()
-        accept = engine.ask(NS, AcceptSession("q", number, None, engine._clock.now_ms() + 500))
+        accept = engine.ask(
+            BROKER, NS, AcceptSession("q", number, None, engine._clock.now_ms() + 500)
+        )
         waiting = asyncio.create_task(accept)
         await asyncio.sleep(0)
         await send(engine, "a", group="x")
@@ -223,19 +229,21 @@ def test_sessions_are_waited_for_and_lost() -> None:
         assert isinstance(granted, Granted)
         receiving = [
             asyncio.create_task(
-                engine.ask(NS, Receive("q", engine.new_receiver(), 1, 9_000, session=granted.token))
+                engine.ask(
+                    BROKER, NS, Receive("q", engine.new_receiver(), 1, 9_000, session=granted.token)
+                )
             )
             for _ in range(2)
         ]
         await asyncio.sleep(0.01)
-        await engine.ask(NS, ReleaseSession("q", granted.token))
+        await engine.ask(BROKER, NS, ReleaseSession("q", granted.token))
         assert isinstance(await receiving[0], Received)
         with pytest.raises(SessionLockLost):
             await receiving[1]
-        nobody = await engine.ask(NS, AcceptSession("q", engine.new_receiver(), "x"))
+        nobody = await engine.ask(BROKER, NS, AcceptSession("q", engine.new_receiver(), "x"))
         assert isinstance(nobody, Granted)
         vain = asyncio.create_task(
-            engine.ask(NS, AcceptSession("q", engine.new_receiver(), None, 9_000))
+            engine.ask(BROKER, NS, AcceptSession("q", engine.new_receiver(), None, 9_000))
         )
         await asyncio.sleep(0)
         await engine.advance(9_000)
@@ -250,10 +258,10 @@ def test_messages_are_pushed_and_their_receiver_is_told_of_its_end() -> None:
         engine = await an_engine()
         got: list[Delivered] = []
         receiver = engine.new_receiver(got.extend)
-        await engine.ask(NS, Attach("q", receiver, 10))
+        await engine.ask(BROKER, NS, Attach("q", receiver, 10))
         await send(engine, "a", "b")
         assert bodies(got) == [b"a", b"b"]
-        await engine.ask(NS, DeleteQueue("q"))
+        await engine.ask(BROKER, NS, DeleteQueue("q"))
         assert got[-1] == Notice(receiver, "deleted")
         await engine.close()
 
@@ -268,7 +276,7 @@ def test_a_durable_message_is_pushed_before_its_lock_is_synced() -> None:
         got: list[Delivered] = []
         receiver = engine.new_receiver(got.extend)
         store.gate.clear()
-        attaching = asyncio.create_task(engine.ask(NS, Attach("q", receiver, 10)))
+        attaching = asyncio.create_task(engine.ask(BROKER, NS, Attach("q", receiver, 10)))
         await asyncio.sleep(0.01)
         assert bodies(got) == [b"durable"]
         assert not attaching.done()
@@ -307,9 +315,9 @@ def test_a_failed_sync_stops_the_engine_and_everybody_is_told() -> None:
         await asyncio.sleep(0.01)
         store.failure = Lost("the disk is gone")
         store.gate.clear()
-        first = asyncio.create_task(engine.ask(NS, CreateQueue("other", QueueProperties())))
+        first = asyncio.create_task(engine.ask(BROKER, NS, CreateQueue("other", QueueProperties())))
         await asyncio.sleep(0.01)
-        second = asyncio.create_task(engine.ask(NS, GetQueue("q")))
+        second = asyncio.create_task(engine.ask(BROKER, NS, GetQueue("q")))
         await asyncio.sleep(0.01)
         store.gate.set()
         for each in (first, second, waiting):
@@ -317,7 +325,7 @@ def test_a_failed_sync_stops_the_engine_and_everybody_is_told() -> None:
                 await each
         assert engine.failed.is_set()
         with pytest.raises(Lost):
-            await engine.ask(NS, GetQueue("q"))
+            await engine.ask(BROKER, NS, GetQueue("q"))
         await engine.close()
 
     run(main)
@@ -332,7 +340,7 @@ def test_a_full_store_refuses_sends_and_lets_settles_through_until_there_is_room
         with pytest.raises(QuotaExceeded):
             await send(engine, "b")
         [delivery] = await receive(engine)
-        await engine.ask(NS, Complete("q", [delivery.token]))
+        await engine.ask(BROKER, NS, Complete("q", [delivery.token]))
         syncs = store.syncs
         await asyncio.sleep(0.7)
         assert store.syncs > syncs, "it tries again by itself"
@@ -347,13 +355,13 @@ def test_namespaces_are_made_listed_and_deleted() -> None:
     async def main() -> None:
         store = MemoryStore()
         engine = await an_engine(store)
-        await engine.ask("", CreateNamespace("other", engine.epoch, 5))
-        assert await engine.ask("", ListNamespaces()) == ["other", NS]
+        await engine.ask(BROKER, "", CreateNamespace("other", engine.epoch, 5))
+        assert await engine.ask(BROKER, "", ListNamespaces()) == ["other", NS]
         with pytest.raises(NotFound):
-            await engine.ask("other", GetQueue("q"))
+            await engine.ask(BROKER, "other", GetQueue("q"))
         with pytest.raises(NotFound):
-            await engine.ask("none", GetQueue("q"))
-        await engine.ask("", DeleteNamespace(NS))
+            await engine.ask(BROKER, "none", GetQueue("q"))
+        await engine.ask(BROKER, "", DeleteNamespace(NS))
         await engine.close()
         again = await Engine.open(MemoryStore(store.frames), VirtualClock(), salt=6)
         assert again.namespaces.names == ["other"]
@@ -367,7 +375,7 @@ def test_looking_at_a_queue_writes_nothing() -> None:
         store = GatedStore()
         engine = await an_engine(store)
         syncs = store.syncs
-        assert isinstance(await engine.ask(NS, GetQueue("q")), QueueInfo)
+        assert isinstance(await engine.ask(BROKER, NS, GetQueue("q")), QueueInfo)
         assert store.syncs == syncs
         await engine.close()
 
@@ -421,7 +429,7 @@ def test_a_command_that_cannot_be_carried_out_stops_the_engine() -> None:
     async def main() -> None:
         engine = await an_engine()
         with pytest.raises(KeyError):
-            engine.submit(NS, "not a command", lambda _: None)  # type: ignore[arg-type]
+            engine.submit(BROKER, NS, "not a command", lambda _: None)  # type: ignore[arg-type]
         assert engine.failed.is_set()
         with pytest.raises(Lost):
             await send(engine, "a")
@@ -443,3 +451,37 @@ def test_time_does_not_go_back_over_a_restart() -> None:
         await again.close()
 
     run(main)
+
+
+def test_every_command_is_asked_for_once_and_a_refusal_of_access_changes_nothing() -> None:
+    class Guard:
+        asked: list[tuple[str, str, str]] = []
+
+        def check(
+            self, principal: Principal, namespace: str, command: Command | SpaceCommand
+        ) -> None:
+            self.asked.append((principal.name, namespace, type(command).__name__))
+            if principal.name == "ann" and command.right != "listen":
+                raise Unauthorized(principal.name, command.right, namespace)
+
+    async def main() -> None:
+        guard, store = Guard(), MemoryStore()
+        engine = await Engine.open(store, VirtualClock(1_000), 5, guard)
+        ann, bob = Principal("ann"), Principal("bob")
+        with pytest.raises(Unauthorized):
+            await engine.ask(ann, "", CreateNamespace(NS, engine.epoch, 5))
+        assert not store.frames
+        await engine.ask(bob, "", CreateNamespace(NS, engine.epoch, 5))
+        await engine.ask(bob, NS, CreateQueue("q"))
+        with pytest.raises(Unauthorized):
+            await engine.ask(ann, NS, Send("q", [a_message("x")]))
+        await engine.ask(ann, NS, Receive("q", engine.new_receiver()))
+        assert guard.asked == [
+            ("ann", "", "CreateNamespace"),
+            ("bob", "", "CreateNamespace"),
+            ("bob", NS, "CreateQueue"),
+            ("ann", NS, "Send"),
+            ("ann", NS, "Receive"),
+        ]
+
+    asyncio.run(main())

@@ -5,6 +5,7 @@ import pytest
 from posthouse.core.errors import (
     REFUSALS,
     AlreadyExists,
+    Busy,
     Disabled,
     Duplicate,
     InvalidArgument,
@@ -18,6 +19,7 @@ from posthouse.core.errors import (
     SessionLocked,
     SessionLockLost,
     TimedOut,
+    Unauthorized,
 )
 
 TOKEN = 0xABCDEF << 64 | 5
@@ -70,6 +72,11 @@ EVERY: list[tuple[Refused, str]] = [
         "Not allowed on 'orders': it has no sessions.",
     ),
     (TimedOut("orders"), "Nothing came from 'orders' before the deadline."),
+    (
+        Unauthorized("ann", "send", "shop"),
+        "'ann' has no right to send here; ask who manages the broker.",
+    ),
+    (Busy("too much waits"), "The broker is busy: too much waits. Try again shortly."),
 ]
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from random import Random
 
+from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
@@ -60,7 +61,7 @@ class Load:
                 messages.append(NewMessage(b"\x80", body, group=group, due_ms=due_ms))
             for name in names:
                 say("sending", name)
-            await self.engine.ask(NS, Send(queue, messages))
+            await self.engine.ask(BROKER, NS, Send(queue, messages))
             for name in names:
                 say("sent", name)
 
@@ -71,7 +72,7 @@ class Load:
             if queue == SESSIONS:
                 try:
                     granted = await engine.ask(
-                        NS, AcceptSession(queue, engine.new_receiver(), None, _soon())
+                        BROKER, NS, AcceptSession(queue, engine.new_receiver(), None, _soon())
                     )
                 except SessionLocked:
                     continue
@@ -79,13 +80,13 @@ class Load:
                     continue
                 session = granted.token
             answer = await engine.ask(
-                NS, Receive(queue, engine.new_receiver(), 4, _soon(), session=session)
+                BROKER, NS, Receive(queue, engine.new_receiver(), 4, _soon(), session=session)
             )
             assert isinstance(answer, Received)
             for delivery in answer.deliveries:
                 await self.settle(queue, delivery)
             if session:
-                await engine.ask(NS, ReleaseSession(queue, session))
+                await engine.ask(BROKER, NS, ReleaseSession(queue, session))
 
     async def settle(self, queue: str, delivery: Delivery) -> None:
         name = name_of(delivery.message.body)
@@ -93,13 +94,13 @@ class Load:
         try:
             if choice < 0.7:
                 say("completing", name)
-                await self.engine.ask(NS, Complete(queue, [delivery.token]))
+                await self.engine.ask(BROKER, NS, Complete(queue, [delivery.token]))
                 say("completed", name)
             elif choice < 0.9:
-                await self.engine.ask(NS, Abandon(queue, [delivery.token]))
+                await self.engine.ask(BROKER, NS, Abandon(queue, [delivery.token]))
             else:
                 say("burying", name)
-                await self.engine.ask(NS, DeadLetter(queue, [delivery.token], reason="why"))
+                await self.engine.ask(BROKER, NS, DeadLetter(queue, [delivery.token], reason="why"))
                 say("buried", name)
         except LockLost:
             say("lost", name)
@@ -118,9 +119,11 @@ async def main(folder: Path, seed: int) -> None:
     store = FileStore(folder, segment_bytes=SEGMENT_BYTES)
     engine = await Engine.open(store, SystemClock(), salt=seed)
     try:
-        await engine.ask("", CreateNamespace(NS, engine.epoch, seed))
-        await engine.ask(NS, CreateQueue(PLAIN, QueueProperties(lock_ms=300, max_delivery=100)))
-        await engine.ask(NS, CreateQueue(SESSIONS, QueueProperties(grouping="session")))
+        await engine.ask(BROKER, "", CreateNamespace(NS, engine.epoch, seed))
+        await engine.ask(
+            BROKER, NS, CreateQueue(PLAIN, QueueProperties(lock_ms=300, max_delivery=100))
+        )
+        await engine.ask(BROKER, NS, CreateQueue(SESSIONS, QueueProperties(grouping="session")))
     except AlreadyExists:
         pass
     load = Load(engine, seed)

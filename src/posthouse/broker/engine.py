@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from posthouse.broker import payload
+from posthouse.broker.access import BROKER, Access, Open, Principal
 from posthouse.broker.clock import Clock, VirtualClock
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
@@ -51,6 +52,7 @@ _END = 1 << 63
 
 
 class _Submitted(NamedTuple):
+    principal: Principal
     namespace: str
     command: Command | SpaceCommand
     reply: Reply
@@ -75,9 +77,12 @@ class _Batch:
 class Engine:
     """All namespaces of one journal. `open` it; it is complete then."""
 
-    def __init__(self, store: Store, clock: Clock, world: Namespaces, last: Frame) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, access: Access, world: Namespaces, last: Frame
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._access = access
         self._world = world
         self._last = last  # the last frame, without its payload
         self._durable = last.end  # the position up to which everything is synced
@@ -94,7 +99,9 @@ class Engine:
         self.failed = asyncio.Event()
 
     @classmethod
-    async def open(cls, store: Store, clock: Clock, salt: int) -> "Engine":
+    async def open(
+        cls, store: Store, clock: Clock, salt: int, access: Access | None = None
+    ) -> "Engine":
         """Recovers from the journal and starts a new epoch."""
         world = Namespaces()
         async for frame in store.read(0, _END):
@@ -104,9 +111,9 @@ class Engine:
                 position += span(record)
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
-        engine = cls(store, clock, world, last)
+        engine = cls(store, clock, access or Open(), world, last)
         for name in world.names:
-            engine._decide(_Submitted(name, Start(last.epoch, salt), _ignore))
+            engine._decide(_Submitted(BROKER, name, Start(last.epoch, salt), _ignore))
         await engine._commit()
         engine._arm()
         return engine
@@ -122,12 +129,18 @@ class Engine:
 
     # For callers.
 
-    def submit(self, namespace: str, command: Command | SpaceCommand, reply: Reply) -> None:
-        """Takes a command. The reply is called once, when what it says is durable."""
+    def submit(
+        self,
+        principal: Principal,
+        namespace: str,
+        command: Command | SpaceCommand,
+        reply: Reply,
+    ) -> None:
+        """The only way in. The reply is called once, when what it says is durable."""
         if self._failure is not None:
             reply(self._failure)
             return
-        submitted = _Submitted(namespace, command, reply)
+        submitted = _Submitted(principal, namespace, command, reply)
         if self._pending or self._batch.bytes > _FRAME_BYTES:
             self._pending.append(submitted)
         else:
@@ -135,7 +148,9 @@ class Engine:
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._run())
 
-    async def ask(self, namespace: str, command: Command | SpaceCommand) -> Answer:
+    async def ask(
+        self, principal: Principal, namespace: str, command: Command | SpaceCommand
+    ) -> Answer:
         """As `submit`, for who can wait. Raises Refused or StoreError."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -147,12 +162,12 @@ class Engine:
             else:
                 answered.set_result(answer)
 
-        self.submit(namespace, command, reply)
+        self.submit(principal, namespace, command, reply)
         try:
             return await answered
         except asyncio.CancelledError:
             if isinstance(command, Receive | AcceptSession):
-                self.submit(namespace, Detach(command.receiver), _ignore)
+                self.submit(principal, namespace, Detach(command.receiver), _ignore)
             raise
 
     def new_receiver(self, deliver: Deliver | None = None) -> int:
@@ -196,11 +211,12 @@ class Engine:
 
     def _decide(self, submitted: _Submitted) -> None:
         """Makes a command part of the batch: what it does is done, but not durable yet."""
-        namespace, command, reply = submitted
+        principal, namespace, command, reply = submitted
         batch = self._batch
         batch.replies.append(reply)
         whole = False
         try:
+            self._access.check(principal, namespace, command)
             outcome = self._apply(namespace, command, batch)
             whole = True
         except Refused as refused:

@@ -149,6 +149,28 @@ class TimedOut(Refused):
         return f"Nothing came from {self.queue!r} before the deadline."
 
 
+@dataclass(eq=False)
+class Unauthorized(Refused):
+    """It says the same whether the entity is there or not."""
+
+    principal: str
+    right: str
+    namespace: str
+
+    def __str__(self) -> str:
+        return f"{self.principal!r} has no right to {self.right} here; ask who manages the broker."
+
+
+@dataclass(eq=False)
+class Busy(Refused):
+    """The broker has too much to do, or too little memory, for this now. It may be sent again."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"The broker is busy: {self.reason}. Try again shortly."
+
+
 REFUSALS: tuple[type[Refused], ...] = (
     NotFound,
     AlreadyExists,
@@ -163,4 +185,6 @@ REFUSALS: tuple[type[Refused], ...] = (
     InvalidArgument,
     NotAllowed,
     TimedOut,
+    Unauthorized,
+    Busy,
 )
