@@ -3,7 +3,7 @@
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
 from posthouse.core.model import Queue, State, message_key
 from posthouse.core.plan import can_receive, free_heads, pick_ready
-from posthouse.core.records import Kept, Sent
+from posthouse.core.records import Kept, Moved, Sent
 
 
 def check(state: State, now_ms: int) -> None:
@@ -31,7 +31,7 @@ def check_positions(state: State, journal: list[tuple[int, Kept]]) -> None:
     contents = {
         first + at: new
         for first, record in journal
-        if isinstance(record, Sent)
+        if isinstance(record, Sent | Moved)
         for at, new in enumerate(record.messages)
     }
     for queue in state.queues.values():
@@ -51,6 +51,9 @@ def _check_messages(state: State, queue: Queue) -> None:
         counts[message.state] += 1
     assert counts == queue.counts
     assert sum(map(size_bytes, messages)) == queue.size_bytes
+    bodies = [m.body if isinstance(m.body, int) else len(m.body) for m in messages]
+    assert sum(bodies) == queue.body_bytes
+    assert sum(m.body for m in messages if isinstance(m.body, int)) == queue.aside_bytes
     assert set(queue.notes) <= set(sequences)
     assert set(queue.lives) <= set(sequences)
 

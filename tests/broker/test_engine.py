@@ -455,7 +455,8 @@ def test_time_does_not_go_back_over_a_restart() -> None:
 
 def test_every_command_is_asked_for_once_and_a_refusal_of_access_changes_nothing() -> None:
     class Guard:
-        asked: list[tuple[str, str, str]] = []
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, str, str]] = []
 
         def check(
             self, principal: Principal, namespace: str, command: Command | SpaceCommand

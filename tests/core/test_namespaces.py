@@ -25,7 +25,7 @@ from posthouse.core.namespaces import (
     SpaceCommand,
     SpaceOutcome,
 )
-from posthouse.core.records import NamespaceCreated, NamespaceDeleted
+from posthouse.core.records import Missing, NamespaceCreated, NamespaceDeleted
 from tests.core.world import a_message
 
 
@@ -127,3 +127,9 @@ def test_tokens_differ_though_namespaces_have_one_salt() -> None:
         eras.append(spaces_.states["a"].era)
         spaces.evolve(spaces_, NamespaceDeleted("a"), 9)
     assert len(set(eras)) == 3
+
+
+def test_positions_that_a_repair_could_not_keep_change_nothing() -> None:
+    world = Namespaces()
+    spaces.evolve(world, Missing(5), 1)
+    assert world == Namespaces()

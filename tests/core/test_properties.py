@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from posthouse.core import Outcome, decide
+from posthouse.core import Outcome, decide, evolve
 from posthouse.core.commands import (
     Abandon,
     AcceptSession,
@@ -14,12 +15,14 @@ from posthouse.core.commands import (
     Cancel,
     Command,
     Complete,
+    Content,
     Credit,
     DeadLetter,
     Defer,
     Delivery,
     Detach,
     Granted,
+    Move,
     Pause,
     Purge,
     Receive,
@@ -33,13 +36,16 @@ from posthouse.core.commands import (
     Resume,
     Send,
     Start,
+    StepClock,
     Tick,
 )
 from posthouse.core.dump import dump
 from posthouse.core.errors import Refused
-from posthouse.core.message import ACTIVE, DEFERRED, SCHEDULED
+from posthouse.core.message import ACTIVE, DEFERRED, SCHEDULED, NewMessage
 from posthouse.core.model import dead_letter_queue
+from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import decode, encode
+from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
 from tests.invariants import check, check_positions
 
@@ -68,6 +74,7 @@ class Histories(RuleBasedStateMachine):
         self.sessions: dict[int, str] = {}
         self.numbers = 0
         self.epoch = 1
+        self.snapshot: tuple[list[bytes], int] = ([], 0)
 
     @initialize(
         counting=st.sampled_from(["all", "abandon"]),
@@ -289,6 +296,30 @@ class Histories(RuleBasedStateMachine):
             self.do(Tick())
 
     @rule()
+    def fold(self) -> None:
+        parts = list(take(Namespaces({"test": self.world.state}, ["test"])))
+        self.snapshot = (parts, len(self.world.journal))
+
+    @precondition(lambda self: self.world.state.locks)
+    @rule()
+    def step_clock(self) -> None:
+        self.world.now_ms += 10_000
+        self.do(StepClock(10_000))
+        for held in self.held.values():
+            held.until_ms += 10_000
+
+    @rule(queue=everywhere)
+    def move(self, queue: str) -> None:
+        """Their contents are written again, as a trim would have it."""
+        messages = islice(self.world.state.queues[queue].messages.walk(0), 3)
+        contents = [
+            Content(m.sequence, m.position, NewMessage(m.envelope, m.body))
+            for m in messages
+            if isinstance(m.body, bytes)
+        ]
+        self.do(Move(queue, contents))
+
+    @rule()
     def restart(self) -> None:
         self.world.state = self.world.replayed()
         self.epoch += 1
@@ -305,6 +336,16 @@ class Histories(RuleBasedStateMachine):
     def a_replay_gives_the_same_state(self) -> None:
         assert dump(self.world.replayed()) == dump(self.world.state)
         check_positions(self.world.state, self.world.journal)
+
+    @invariant()
+    def a_snapshot_and_the_rest_of_the_journal_give_the_same_state(self) -> None:
+        parts, at = self.snapshot
+        if parts:
+            state = restore(parts).states["test"]
+            check(state, self.world.now_ms)
+            for position, record in self.world.journal[at:]:
+                evolve(state, record, position)
+            assert dump(state, bodies=False) == dump(self.world.state, bodies=False)
 
 
 TestHistories = Histories.TestCase

@@ -15,6 +15,8 @@ from posthouse.core.model import QueueProperties, Receiver
 from posthouse.core.records import (
     Activated,
     Cancelled,
+    ClockSet,
+    ClockStepped,
     Completed,
     DeadLettered,
     Deferred,
@@ -22,6 +24,8 @@ from posthouse.core.records import (
     Forgotten,
     Kept,
     Locked,
+    Missing,
+    Moved,
     NamespaceCreated,
     NamespaceDeleted,
     OfNamespaces,
@@ -108,8 +112,12 @@ EVERY: list[Kept | OfNamespaces] = [
     Resubmitted("orders/$dead", 1_008, [1, 2], "orders", 20, [0, 61_008], noted=True),
     Purged("orders", [20]),
     Forgotten("orders", 601_003, 2),
+    Moved("orders", [21, 22], MESSAGES),
+    ClockStepped(1_008, 7_000),
+    ClockSet(9_000_000),
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
+    Missing(7),
 ]
 by_kind = pytest.mark.parametrize("record", EVERY, ids=lambda each: type(each).__name__)
 
@@ -180,7 +188,8 @@ def test_other_bytes_are_no_record(data: bytes) -> None:
 @by_kind
 def test_a_record_covers_a_position_for_each_of_its_messages(record: Kept | OfNamespaces) -> None:
     expected = {
-        Sent: 2, Activated: 2, Woken: 2, Locked: 2, Completed: 2, Resubmitted: 2, Forgotten: 2
+        Sent: 2, Activated: 2, Woken: 2, Locked: 2, Completed: 2, Resubmitted: 2, Forgotten: 2,
+        Moved: 2, Missing: 7,
     }  # fmt: skip
     assert span(record) == expected.get(type(record), 1)
 

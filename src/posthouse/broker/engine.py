@@ -38,7 +38,7 @@ from posthouse.core.commands import (
 from posthouse.core.errors import NotFound, QuotaExceeded, Refused, SessionLockLost
 from posthouse.core.namespaces import Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import Kept, NamespaceCreated, NamespaceDeleted, Sent, is_kept, span
+from posthouse.core.records import Kept, OfNamespaces, Sent, is_kept, span
 from posthouse.store import Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -396,10 +396,10 @@ class Engine:
 def _evolve(
     world: Namespaces,
     namespace: str,
-    record: Kept | NamespaceCreated | NamespaceDeleted,
+    record: Kept | OfNamespaces,
     position: int,
 ) -> None:
-    if isinstance(record, NamespaceCreated | NamespaceDeleted):
+    if isinstance(record, OfNamespaces):
         spaces.evolve(world, record, position)
     else:
         evolve(world.states[namespace], record, position)

@@ -52,6 +52,37 @@ class Tick(_Command, frozen=True):
     right = "manage"
 
 
+class StepClock(_Command, frozen=True):
+    """The clock has jumped forward; nobody loses a lock by it."""
+
+    right = "manage"
+    step_ms: int
+
+
+class SetClock(_Command, frozen=True):
+    """The namespace's own clock is here now, and never before."""
+
+    right = "manage"
+    time_ms: int
+
+
+class Move(_Command, frozen=True):
+    """Write the contents of these messages again, so that their old places can be trimmed.
+
+    Each with the position where its content was; those that are gone since are passed over.
+    """
+
+    right = "manage"
+    queue: str
+    contents: "Sequence[Content]"
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    sequence: int
+    position: int
+    message: NewMessage
+
+
 # Queues.
 
 
@@ -339,6 +370,9 @@ Settle: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Renew
 Command: TypeAlias = (
     Start
     | Tick
+    | StepClock
+    | SetClock
+    | Move
     | CreateQueue
     | UpdateQueue
     | DeleteQueue

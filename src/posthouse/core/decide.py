@@ -50,6 +50,7 @@ from posthouse.core.commands import (
     GetSessionState,
     ListQueues,
     ListSessions,
+    Move,
     Notice,
     Pause,
     Peek,
@@ -68,10 +69,12 @@ from posthouse.core.commands import (
     Resume,
     Seen,
     Send,
+    SetClock,
     SetSessionState,
     Settle,
     Settled,
     Start,
+    StepClock,
     Tick,
     UpdateQueue,
     Waiting,
@@ -141,6 +144,7 @@ from posthouse.core.records import (
     CreditSet,
     Deferred,
     Hungry,
+    Moved,
     Purged,
     QueueCreated,
     QueueDeleted,
@@ -155,7 +159,7 @@ from posthouse.core.records import (
     SessionStateSet,
     Touched,
 )
-from posthouse.core.tick import start, tick
+from posthouse.core.tick import set_clock, start, step_clock, tick
 
 
 def decide(state: State, command: Command, now_ms: int) -> Outcome:
@@ -388,6 +392,20 @@ def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message
             return chosen, Progress(len(chosen), message.sequence)
         chosen.append(message)
     return chosen, _progress(len(chosen), looked, STEPS_MAX)
+
+
+def _move(state: State, command: Move, _: int) -> Outcome:
+    queue = _queue(state, command.queue)
+    if len(command.contents) > BATCH_MAX:
+        raise InvalidArgument("contents", f"must be at most {BATCH_MAX} at a time")
+    sequences, contents = [], []
+    for content in command.contents:
+        message = queue.messages.get(content.sequence)
+        if message is not None and message.position == content.position:
+            sequences.append(content.sequence)
+            contents.append(content.message)
+    records: list[Record] = [Moved(queue.name, sequences, contents)] if sequences else []
+    return Outcome(records, Progress(len(sequences), None))
 
 
 def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -> list[Message]:
@@ -974,6 +992,8 @@ def _list_sessions(state: State, command: ListSessions, _: int) -> Outcome:
 _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Start: start,
     Tick: tick,
+    StepClock: step_clock,
+    SetClock: set_clock,
     CreateQueue: _create_queue,
     UpdateQueue: _update_queue,
     DeleteQueue: _delete_queue,
@@ -983,6 +1003,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Resume: _pause,
     Purge: _purge,
     Resubmit: _resubmit,
+    Move: _move,
     Send: _send,
     Cancel: _cancel,
     Receive: _receive,

@@ -5,24 +5,29 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
+from posthouse.core.message import Message
 from posthouse.core.model import Group, Lock, Queue, State, message_key
 from posthouse.core.plan import free_heads
 
 Dump = dict[str, Any]  # plain values only; for comparing and for reading, not for passing around
 
 
-def dump(state: State, *, passing: bool = False) -> Dump:
-    """What the journal keeps of a namespace; with `passing`, also what only this start knows."""
+def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
+    """What the journal keeps of a namespace; with `passing`, also what only this start knows.
+
+    Without `bodies` there is their length, as for those that were put aside.
+    """
     live = list(state.queues.values())
     plain: Dump = {
         "name": state.name,
         "number": state.number,
         "era": f"{state.era >> 64:016x}",
         "started_ms": state.started_ms,
+        "clock_ms": state.clock_ms,
         "next_lock": state.next_lock,
         "names": state.names,
         "folded": state.folded,
-        "queues": {queue.name: _queue(queue) for queue in live},
+        "queues": {queue.name: _queue(queue, bodies=bodies) for queue in live},
         "locks": {f"{t:032x}": _lock(lock) for t, lock in _locks(state)},
         "ids": {
             name: tokens
@@ -103,7 +108,7 @@ def _timers(state: State) -> Dump:
     }
 
 
-def _queue(queue: Queue) -> Dump:
+def _queue(queue: Queue, *, bodies: bool) -> Dump:
     return {
         "number": queue.number,
         "origin": queue.origin,
@@ -112,10 +117,8 @@ def _queue(queue: Queue) -> Dump:
         "next_sequence": queue.next_sequence,
         "counts": queue.counts,
         "size_bytes": queue.size_bytes,
-        "messages": [
-            {**msgspec.to_builtins(message, builtin_types=(bytes,)), "lock": f"{message.lock:032x}"}
-            for message in queue.messages.walk(0)
-        ],
+        "body_bytes": queue.body_bytes,
+        "messages": [_message(message, bodies=bodies) for message in queue.messages.walk(0)],
         "lives": sorted(queue.lives.items()),
         "notes": [
             [at, msgspec.to_builtins(note, builtin_types=(bytes,), enc_hook=_ext)]
@@ -130,6 +133,14 @@ def _queue(queue: Queue) -> Dump:
             if queue.seen.get(key, (0, 0))[0] == until_ms
         ],
     }
+
+
+def _message(message: Message, *, bodies: bool) -> Dump:
+    plain = msgspec.structs.asdict(message)
+    plain["lock"] = f"{message.lock:032x}"
+    if not bodies and isinstance(message.body, bytes):
+        plain["body"] = len(message.body)
+    return plain
 
 
 def _ext(value: object) -> list[Any]:

@@ -38,6 +38,8 @@ from posthouse.core.model import (
 from posthouse.core.records import (
     Activated,
     Cancelled,
+    ClockSet,
+    ClockStepped,
     Completed,
     CreditSet,
     DeadLettered,
@@ -47,6 +49,7 @@ from posthouse.core.records import (
     Hungry,
     IdleChecked,
     Locked,
+    Moved,
     Purged,
     QueueCreated,
     QueueDeleted,
@@ -78,6 +81,23 @@ def evolve(state: State, record: Record, position: int) -> None:
         _sweep(state, 100)
 
 
+def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
+    step_ms = record.step_ms
+    for lock in state.locks.values():
+        lock.until_ms += step_ms
+    for _queue, group in state.sessions.values():
+        group.until_ms += step_ms
+    for receiver in state.receivers.values():
+        if receiver.deadline_ms:
+            receiver.deadline_ms += step_ms
+    for timers in (state.lock_timers, state.session_timers, state.wait_timers):
+        timers.shift(step_ms)
+
+
+def _clock_set(state: State, record: ClockSet, _: int) -> None:
+    state.clock_ms = record.time_ms
+
+
 def _started(state: State, record: Started, _: int) -> None:
     # Lock numbers are counted in each namespace, so the salt of a start is made its own.
     state.era = era(record.epoch, record.salt + state.number)
@@ -101,7 +121,7 @@ def _queue_created(state: State, record: QueueCreated, position: int) -> None:
         state.numbered[each.number] = each
     insort(state.names, queue.name)
     state.folded[queue.name.casefold()] = queue.name
-    _watch_idleness(state, queue)
+    watch_idleness(state, queue)
 
 
 def _of_the_dead(properties: QueueProperties) -> QueueProperties:
@@ -109,7 +129,7 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
     return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
 
 
-def _watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
+def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
     if queue.idle_due_ms:
         state.idle_timers.remove(queue.idle_due_ms, queue.number)
         queue.idle_due_ms = 0
@@ -124,7 +144,7 @@ def _queue_updated(state: State, record: QueueUpdated, _: int) -> None:
     queue.updated_ms = queue.accessed_ms = record.time_ms
     assert queue.dead is not None
     queue.dead.properties = _of_the_dead(record.properties)
-    _watch_idleness(state, queue)
+    watch_idleness(state, queue)
 
 
 def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
@@ -175,13 +195,14 @@ def _sent(state: State, record: Sent, position: int) -> None:
     first = sequence = record.first_sequence
     grouped = queue.properties.grouping != "none"
     chunks = queue.messages.chunks
-    scheduled = 0
+    scheduled = bodies = 0
     for new in messages:
-        due_ms, expires_ms = new.due_ms, new.expires_ms
+        due_ms, expires_ms, body = new.due_ms, new.expires_ms, new.body
+        bodies += len(body)
         if new.ttl_ms is not None:
             queue.lives[sequence] = new.ttl_ms
         message = Message(
-            sequence, position, new.envelope, new.native, new.body, new.priority, new.group,
+            sequence, position, new.envelope, new.native, body, new.priority, new.group,
             due_ms or time_ms, expires_ms, 0, SCHEDULED if due_ms else ACTIVE, 0,
         )  # fmt: skip
         chunk = chunks.get(sequence // CHUNK)
@@ -209,6 +230,7 @@ def _sent(state: State, record: Sent, position: int) -> None:
         queue.lanes[0].extend(range(first, sequence))
     queue.counts[ACTIVE] += len(messages) - scheduled
     queue.size_bytes += record.size_bytes
+    queue.body_bytes += bodies
     queue.next_sequence = sequence
     queue.accessed_ms = time_ms
     if record.keys is not None:
@@ -255,7 +277,7 @@ def _offer(queue: Queue, group: Group) -> None:
         if stale is not None and stale.offered == first:
             stale.offered = 0
     if len(heads) > 2 * len(queue.groups) + 64:
-        _rebuild_heads(queue)
+        rebuild_heads(queue)
 
 
 def _is_free_head(queue: Queue, head: tuple[int, int, str]) -> bool:
@@ -263,7 +285,7 @@ def _is_free_head(queue: Queue, head: tuple[int, int, str]) -> bool:
     return group is not None and group.ready.first() == head[1] and not queue.busy(group)
 
 
-def _rebuild_heads(queue: Queue) -> None:
+def rebuild_heads(queue: Queue) -> None:
     """Drops the heads that no longer are; rare enough to cost nothing per message."""
     heads = []
     for group in queue.groups.values():
@@ -364,7 +386,7 @@ def _completed(state: State, record: Completed, position: int) -> None:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
-    size = 0
+    size = bodies = 0
     for sequence in record.sequences:
         chunk = chunks[sequence // CHUNK]
         message = chunk.pop(sequence)
@@ -376,11 +398,17 @@ def _completed(state: State, record: Completed, position: int) -> None:
         if lock.bound or lock.id is not None:
             _unbind(state, lock, token)
         body, native = message.body, message.native
-        size += len(message.envelope) + (len(body) if isinstance(body, bytes) else body)
+        if isinstance(body, bytes):
+            bodies += len(body)
+        else:
+            bodies += body
+            queue.aside_bytes -= body
+        size += len(message.envelope)
         if native is not None:
             size += len(native)
     queue.counts[LOCKED] -= len(record.sequences)
-    queue.size_bytes -= size
+    queue.size_bytes -= size + bodies
+    queue.body_bytes -= bodies
 
 
 def _remove(state: State, queue: Queue, message: Message) -> None:
@@ -388,7 +416,7 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     _displace(state, queue, message)
     queue.counts[message.state] -= 1
     queue.messages.pop(message.sequence)
-    queue.size_bytes -= size_bytes(message)
+    _weigh(queue, message, -1)
     queue.notes.pop(message.sequence, None)
     queue.lives.pop(message.sequence, None)
     group = queue.group(message)
@@ -396,6 +424,22 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
         group.messages -= 1
         _offer(queue, group)
         _drop_if_empty(queue, group)
+
+
+def _weigh(queue: Queue, message: Message, sign: int) -> None:
+    body = message.body
+    queue.size_bytes += sign * size_bytes(message)
+    if isinstance(body, bytes):
+        queue.body_bytes += sign * len(body)
+    else:
+        queue.body_bytes += sign * body
+        queue.aside_bytes += sign * body
+
+
+def _moved(state: State, record: Moved, position: int) -> None:
+    messages = state.queues[record.queue].messages
+    for at, sequence in enumerate(record.sequences, position):
+        messages[sequence].position = at
 
 
 def _drop_if_empty(queue: Queue, group: Group) -> None:
@@ -617,7 +661,7 @@ def _move(state: State, queue: Queue, message: Message, target: Queue, sequence:
     )  # fmt: skip
     target.messages.put(moved)
     target.next_sequence = sequence + 1
-    target.size_bytes += size_bytes(moved)
+    _weigh(target, moved, 1)
     target.counts[ACTIVE] += 1
     if target.properties.grouping != "none":
         _join_group(target, moved)
@@ -754,7 +798,7 @@ def _touched(state: State, record: Touched, _: int) -> None:
 
 
 def _idle_checked(state: State, record: IdleChecked, _: int) -> None:
-    _watch_idleness(state, state.queues[record.queue], record.due_ms)
+    watch_idleness(state, state.queues[record.queue], record.due_ms)
 
 
 def _hungry(state: State, record: Hungry, _: int) -> None:
@@ -788,6 +832,9 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     Resubmitted: _resubmitted,
     Purged: _removed,
     Forgotten: _forgotten,
+    Moved: _moved,
+    ClockStepped: _clock_stepped,
+    ClockSet: _clock_set,
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,

@@ -95,8 +95,11 @@ ACTIVE, LOCKED, SCHEDULED, DELAYED, DEFERRED = range(5)
 STATES = ("active", "locked", "scheduled", "delayed", "deferred")
 
 
-class Message(msgspec.Struct, gc=False):
-    """A message in a queue: 12 fields, 112 bytes, unseen by the garbage collector."""
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """A message in a queue: 12 fields, 112 bytes, unseen by the garbage collector.
+
+    A snapshot holds it as this array, so fields are only ever added at the end.
+    """
 
     sequence: int
     position: int  # of its content in the journal; 0 in a delivery made by the send itself

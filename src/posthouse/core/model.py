@@ -100,6 +100,7 @@ class Queue(msgspec.Struct):
     next_sequence: int = 1
     counts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0, 0])  # by state
     size_bytes: int = 0
+    body_bytes: int = 0  # the bodies' part of it
     notes: dict[int, Note] = {}
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     groups: dict[str, Group] = {}
@@ -107,6 +108,7 @@ class Queue(msgspec.Struct):
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
+    aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing
     idle_due_ms: int = 0  # when its idleness is next looked at; 0: never
@@ -154,6 +156,7 @@ class State(msgspec.Struct):
     number: int = 0  # the position at which the namespace was created
     era: int = 0  # the upper 64 bits of tokens: epoch and salt of this start
     started_ms: int = 0
+    clock_ms: int = 0  # where its clock was last set to by hand
     next_lock: int = 1
     queues: dict[str, Queue] = {}  # dead-letter queues too
     names: list[str] = []  # sorted, without dead-letter queues

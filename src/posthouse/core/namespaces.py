@@ -85,6 +85,6 @@ def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
         state = spaces.states[record.name] = State(record.name, position)
         insort(spaces.names, record.name)
         evolve_state(state, Started(record.epoch, record.salt, record.time_ms), position)
-    else:
+    elif isinstance(record, NamespaceDeleted):
         del spaces.states[record.name]
         spaces.names.remove(record.name)

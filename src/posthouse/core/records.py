@@ -230,6 +230,33 @@ class NamespaceDeleted(_Kept, frozen=True, tag=25):
     name: str
 
 
+class Moved(_Kept, frozen=True, tag=26):
+    """The content of these messages is here from now on; where it was may be trimmed."""
+
+    queue: str
+    sequences: list[int]
+    messages: list[NewMessage]
+
+
+class ClockStepped(_Kept, frozen=True, tag=27):
+    """The clock has jumped forward, and every lock lasts that much longer."""
+
+    time_ms: int
+    step_ms: int
+
+
+class ClockSet(_Kept, frozen=True, tag=28):
+    """The namespace's own clock was moved by hand; time does not go back behind this."""
+
+    time_ms: int
+
+
+class Missing(_Kept, frozen=True, tag=29):
+    """A repair found these positions unreadable, or without what they refer to."""
+
+    count: int
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -254,10 +281,13 @@ Kept: TypeAlias = (
     | Resubmitted
     | Purged
     | Forgotten
+    | Moved
+    | ClockStepped
+    | ClockSet
 )
 
 
-OfNamespaces: TypeAlias = NamespaceCreated | NamespaceDeleted  # not of one of them
+OfNamespaces: TypeAlias = NamespaceCreated | NamespaceDeleted | Missing  # not of one of them
 
 
 class _Passing(msgspec.Struct, frozen=True):
@@ -338,7 +368,7 @@ def span(record: Kept | OfNamespaces) -> int:
         return len(record.sequences)  # type: ignore[union-attr]
     if isinstance(record, Sent):
         return len(record.messages)
-    return record.count if isinstance(record, Forgotten) else 1
+    return record.count if isinstance(record, Forgotten | Missing) else 1
 
 
 _SEVERAL = frozenset(

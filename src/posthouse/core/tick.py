@@ -1,10 +1,10 @@
-"""What is due: the start of the broker, and the tick."""
+"""Time: the start of the broker, its clock, and the tick that does what is due."""
 
 from collections.abc import Callable
 from itertools import islice
 
-from posthouse.core.checks import check_start
-from posthouse.core.commands import STEPS_MAX, Notice, Start, Tick, Ticked
+from posthouse.core.checks import check_duration, check_start
+from posthouse.core.commands import STEPS_MAX, Notice, SetClock, Start, StepClock, Tick, Ticked
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import LOCKED, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Queue, State
@@ -28,6 +28,8 @@ from posthouse.core.plan import (
 )
 from posthouse.core.records import (
     Activated,
+    ClockSet,
+    ClockStepped,
     Forgotten,
     Hungry,
     IdleChecked,
@@ -59,6 +61,18 @@ def start(state: State, command: Start, now_ms: int) -> Outcome:
     for queue, messages in by_queue(state, bound):
         end(plan, queue, messages, counted=queue.properties.counting == "all")
     return plan.outcome()
+
+
+def step_clock(_: State, command: StepClock, now_ms: int) -> Outcome:
+    check_duration("step_ms", command.step_ms)
+    return Outcome([ClockStepped(now_ms, command.step_ms)])
+
+
+def set_clock(state: State, command: SetClock, now_ms: int) -> Outcome:
+    check_duration("time_ms", command.time_ms)
+    if command.time_ms < max(state.clock_ms, now_ms):
+        raise InvalidArgument("time_ms", "must not be before the present: time never goes back")
+    return Outcome([ClockSet(command.time_ms)])
 
 
 def tick(state: State, _: Tick, now_ms: int) -> Outcome:

@@ -19,9 +19,8 @@ class Timers:
 
     def __init__(self) -> None:
         self._buckets: dict[int, int | dict[int, None]] = {}
-        self._order: list[
-            int
-        ] = []  # a heap; the top has a bucket, deeper entries may have lost theirs
+        # A heap; the top has a bucket, deeper entries may have lost theirs.
+        self._order: list[int] = []
 
     @property
     def first(self) -> int | None:
@@ -51,6 +50,11 @@ class Timers:
         elif len(order) > 2 * len(buckets) + 64:
             self._order = list(buckets)
             heapify(self._order)
+
+    def shift(self, step_ms: int) -> None:
+        """Everything is due that much later."""
+        self._buckets = {due_ms + step_ms: keys for due_ms, keys in self._buckets.items()}
+        self._order = [due_ms + step_ms for due_ms in self._order]
 
     def due(self, now_ms: int, limit: int) -> list[int]:
         """At most `limit` keys that are due by `now_ms`, the earliest first."""

@@ -1,0 +1,312 @@
+"""The whole of a broker's state as bytes, and back again.
+
+A snapshot says what the journal up to a position has made of the world, so that a start need not
+read it all. It holds messages without their bodies: those are in the journal, at the positions that
+the messages know. What can be worked out from the rest (lanes, heads, timers) is not in it, nor
+what concerns connections.
+
+It is a run of parts, MessagePack arrays that begin with their kind:
+
+    0 Space      one namespace; what follows belongs to it
+    1 Contents   one queue or dead-letter queue; what follows belongs to it
+    2 Groups     sessions and groups, in their order
+    3 Messages   by rising sequence number, as arrays; a body is its length, a lock 0
+    4 Extras     notes, times to live and duplicate-detection keys
+    5 Locks      of the whole namespace, behind its queues
+"""
+
+from collections.abc import Iterable, Iterator
+from copy import copy
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from posthouse.core.evolve import rebuild_heads, watch_idleness
+from posthouse.core.index import CHUNK
+from posthouse.core.lane import Lane
+from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note
+from posthouse.core.model import PRIORITIES, Group, Lock, Queue, QueueProperties, State, message_key
+from posthouse.core.namespaces import Namespaces
+
+_PART = 4096  # messages, or whatever else there is many of, in one part
+
+T = TypeVar("T")
+_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks"
+
+
+class _Part(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class Space(_Part, frozen=True, tag=0):
+    name: str
+    number: int
+    era: int  # its upper 64 bits
+    started_ms: int
+    clock_ms: int
+    next_lock: int
+
+
+class Contents(_Part, frozen=True, tag=1):
+    name: str
+    number: int
+    origin: str | None
+    properties: QueueProperties
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    next_sequence: int
+    counts: list[int]
+    size_bytes: int
+    body_bytes: int
+
+
+class GroupPart(msgspec.Struct, array_like=True, frozen=True):
+    key: str
+    token: bytes  # of the session lock, or none
+    until_ms: int
+    bound: bool
+    state: bytes | None
+    state_ms: int
+
+
+class Groups(_Part, frozen=True, tag=2):
+    groups: list[GroupPart]
+
+
+class Messages(_Part, frozen=True, tag=3):
+    messages: list[Message]
+
+
+class Extras(_Part, frozen=True, tag=4):
+    notes: list[tuple[int, Note]] = []
+    lives: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []  # key, until when, sequence; 0: it was sent again since
+
+
+class LockPart(msgspec.Struct, array_like=True, frozen=True):
+    token: bytes
+    queue: int
+    sequence: int
+    until_ms: int
+    bound: int
+    deferred: bool
+    id: str | None
+
+
+class Locks(_Part, frozen=True, tag=5):
+    locks: list[LockPart]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
+    Space | Contents | Groups | Messages | Extras | Locks
+)
+
+
+# Taking one.
+
+
+def take(world: Namespaces) -> Iterator[bytes]:
+    """The parts, one by one: all of them together may be larger than fits in memory twice."""
+    return map(_encoder.encode, _take(world))
+
+
+def _take(world: Namespaces) -> Iterator[_Parts]:
+    for state in world.states.values():
+        yield Space(
+            state.name, state.number, state.era >> 64, state.started_ms, state.clock_ms,
+            state.next_lock,
+        )  # fmt: skip
+        for queue in state.queues.values():
+            yield from _take_queue(queue)
+        locks = (
+            LockPart(
+                token.to_bytes(16, "big"), lock.queue.number, lock.message.sequence,
+                lock.until_ms, lock.bound, lock.deferred, lock.id,
+            )
+            for token, lock in state.locks.items()
+            if state.queues.get(lock.queue.name) is lock.queue
+        )  # fmt: skip
+        yield from map(Locks, _batches(locks))
+
+
+def _take_queue(queue: Queue) -> Iterator[_Parts]:
+    yield Contents(
+        queue.name, queue.number, queue.origin, queue.properties, queue.created_ms,
+        queue.updated_ms, queue.accessed_ms, queue.next_sequence, queue.counts, queue.size_bytes,
+        queue.body_bytes,
+    )  # fmt: skip
+    groups = (
+        GroupPart(
+            group.key, group.token.to_bytes(16, "big") if group.token else b"", group.until_ms,
+            group.bound, group.state, group.state_ms,
+        )
+        for group in queue.groups.values()
+    )  # fmt: skip
+    yield from map(Groups, _batches(groups))
+    yield from map(Messages, _batches(map(_as_kept, queue.messages.walk(0))))
+    for notes in _batches(sorted(queue.notes.items())):
+        yield Extras(notes=notes)
+    for lives in _batches(sorted(queue.lives.items())):
+        yield Extras(lives=lives)
+    seen = (
+        (key, until_ms, sequence if last_ms == until_ms else 0)
+        for key, until_ms in queue.seen_order
+        for last_ms, sequence in (queue.seen[key],)
+    )
+    for some in _batches(seen):
+        yield Extras(seen=some)
+
+
+def _as_kept(message: Message) -> Message:
+    if isinstance(message.body, int) and message.state != LOCKED:
+        return message
+    kept = copy(message)
+    if isinstance(kept.body, bytes):
+        kept.body = len(kept.body)
+    if kept.state == LOCKED:
+        kept.lock = 0  # 128 bits; it is among the locks
+    return kept
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, _PART)):
+        yield some
+
+
+# Restoring one.
+
+
+def restore(parts: Iterable[bytes]) -> Namespaces:
+    """The world as it was. Raises msgspec.DecodeError for what this version does not know."""
+    world = Namespaces()
+    state, queue = State(""), None
+    for data in parts:
+        part = _decoder.decode(data)
+        if isinstance(part, Space):
+            _finish(state)
+            state, queue = _state(part), None
+            world.states[state.name] = state
+        elif isinstance(part, Contents):
+            queue = _queue(state, part)
+        elif isinstance(part, Locks):
+            for lock in part.locks:
+                _lock(state, lock)
+        else:
+            assert queue is not None
+            _fill(state, queue, part)
+    _finish(state)
+    world.names = sorted(world.states)
+    return world
+
+
+def _state(part: Space) -> State:
+    return State(
+        part.name, part.number, part.era << 64, part.started_ms, part.clock_ms, part.next_lock
+    )
+
+
+def _queue(state: State, part: Contents) -> Queue:
+    lanes = [Lane() for _ in range(PRIORITIES if part.properties.order == "priority" else 1)]
+    queue = Queue(
+        part.name, part.number, part.origin, part.properties, part.created_ms, part.updated_ms,
+        part.accessed_ms, lanes, next_sequence=part.next_sequence, counts=part.counts,
+        size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
+    )  # fmt: skip
+    state.queues[queue.name] = state.numbered[queue.number] = queue
+    if queue.origin is None:
+        state.names.append(queue.name)
+        state.folded[queue.name.casefold()] = queue.name
+        watch_idleness(state, queue)
+    else:
+        state.queues[queue.origin].dead = queue
+    return queue
+
+
+def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
+    if isinstance(part, Messages):
+        _put(state, queue, part.messages)
+    elif isinstance(part, Groups):
+        for each in part.groups:
+            token = int.from_bytes(each.token, "big")
+            group = queue.groups[each.key] = Group(
+                each.key, Lane(), token=token, until_ms=each.until_ms, bound=each.bound,
+                state=each.state, state_ms=each.state_ms,
+            )  # fmt: skip
+            if token:
+                state.sessions[token] = (queue, group)
+                state.session_timers.add(group.until_ms, token)
+    else:
+        queue.notes.update(part.notes)
+        queue.lives.update(part.lives)
+        for key, until_ms, sequence in part.seen:
+            if not queue.seen_order:
+                state.forget_timers.add(until_ms, queue.number)
+            queue.seen_order.append((key, until_ms))
+            if sequence:
+                queue.seen[key] = (until_ms, sequence)
+
+
+def _put(state: State, queue: Queue, messages: list[Message]) -> None:
+    chunks, lane = queue.messages.chunks, queue.lanes[0]
+    plain = len(queue.lanes) == 1 and not queue.groups
+    for message in messages:
+        sequence = message.sequence
+        chunk = chunks.get(sequence // CHUNK)
+        if chunk is None:
+            chunk = chunks[sequence // CHUNK] = {}
+        chunk[sequence] = message
+        if message.state == ACTIVE and plain:
+            lane.append(sequence)
+            if message.expires_ms:
+                state.expiry_timers.add(message.expires_ms, message_key(queue, sequence))
+        else:
+            _place(state, queue, message)
+
+
+def _place(state: State, queue: Queue, message: Message) -> None:
+    """What the state of a message sets up around it, but for a lock."""
+    group = queue.group(message)
+    key = message_key(queue, message.sequence)
+    if group is not None:
+        message.group = group.key  # one string for all
+        group.messages += 1
+        group.delayed += message.state == DELAYED
+    if message.state == ACTIVE:
+        lane = queue.lanes[queue.level(message)] if group is None else group.ready
+        lane.append(message.sequence)
+    elif message.state == SCHEDULED:
+        state.due_timers.add(message.enqueued_ms, key)
+    elif message.state == DELAYED:
+        state.due_timers.add(message.lock, key)
+    if message.expires_ms and message.state not in (LOCKED, SCHEDULED):
+        state.expiry_timers.add(message.expires_ms, key)
+
+
+def _lock(state: State, part: LockPart) -> None:
+    queue, token = state.numbered[part.queue], int.from_bytes(part.token, "big")
+    message = queue.messages[part.sequence]
+    message.lock = token
+    lock = state.locks[token] = Lock(
+        message, queue, part.until_ms, part.bound, part.deferred, None, part.id
+    )
+    group = queue.group(message)
+    if group is not None:
+        group.locks[token] = None
+        if queue.properties.grouping == "session":
+            lock.session = group
+    if lock.session is None:
+        state.lock_timers.add(lock.until_ms, token)
+    if lock.id is not None:
+        state.ids.setdefault(lock.id, {})[token] = None
+
+
+def _finish(state: State) -> None:
+    """When all of a namespace is there."""
+    state.names.sort()
+    for queue in state.queues.values():
+        if queue.groups:
+            rebuild_heads(queue)

@@ -1,0 +1,161 @@
+"""Snapshots: the state as bytes and back. The histories of test_properties.py try the rest."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from posthouse.core.commands import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    DeleteQueue,
+    Send,
+    SetClock,
+    SetSessionState,
+)
+from posthouse.core.dump import dump
+from posthouse.core.model import State, dead_letter_queue
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.snapshot import restore, take
+from tests.core.world import World, a_message
+from tests.invariants import check
+
+GOLDEN = Path(__file__).with_name("golden_snapshot.txt")
+
+
+def of(state: State) -> Namespaces:
+    return Namespaces({state.name: state}, [state.name])
+
+
+def a_full_world() -> World:
+    """Something of everything that a namespace can hold."""
+    world = World()
+    world.queue("plain", dead_letter_expired=True, idle_delete_ms=90_000)
+    world.queue("urgent", order="priority")
+    world.queue("sessions", grouping="session")
+    world.queue("groups", grouping="group", duplicate_detection=True)
+    world.send("plain", *(a_message(f"{n}", id=f"id{n}", colour="red") for n in range(7)))
+    world.send("plain", a_message("later", due_ms=50_000), a_message("brief", ttl_ms=20_000))
+    world.send("urgent", a_message("low", priority=1), a_message("high", priority=9))
+    world.send("sessions", *(a_message(f"{n}", group=f"s{n % 3}") for n in range(7)))
+    world.send("groups", *(a_message(f"{n}", id=f"g{n}", group=f"g{n % 2}") for n in range(4)))
+    first, second, third, fourth = world.receive("plain", 4, by_id=True)
+    world.do(Abandon("plain", [first.token], delay_ms=5_000, properties={"tries": 1}))
+    world.do(Defer("plain", [second.token]))
+    world.do(DeadLetter("plain", [third.token], reason="bad"))
+    world.do(Complete("plain", [fourth.token]))
+    world.receive("plain", 1, by_id=True)
+    world.receive("groups", 1)
+    held = world.hold("sessions", "s1")
+    world.receive("sessions", 1, session=held.token)
+    world.do(SetSessionState("sessions", held.token, b"half way"))
+    world.do(SetClock(60_000))
+    return world
+
+
+def test_a_snapshot_restores_everything_but_bodies() -> None:
+    world = a_full_world()
+    (state,) = restore(take(of(world.state))).states.values()
+    check(state, world.now_ms)
+    assert dump(state, bodies=False) == dump(world.state, bodies=False)
+    bodies = [message.body for message in state.queues["plain"].messages.walk(0)]
+    assert bodies == [1, 1, 1, 1, 1, 5, 5]
+    assert state.queues["plain"].aside_bytes == state.queues["plain"].body_bytes == 15
+
+
+def test_a_restored_state_goes_on_as_the_first_would() -> None:
+    world, twin = a_full_world(), a_full_world()
+    (twin.state,) = restore(take(of(twin.state))).states.values()
+    for each in (world, twin):
+        each.advance(100_000)
+        each.send("sessions", a_message("new", group="s9"))
+        each.do(Send("groups", [a_message("again", id="g1", group="g1")]))
+    assert dump(twin.state, bodies=False) == dump(world.state, bodies=False)
+
+
+def test_a_snapshot_of_a_restored_state_is_the_same() -> None:
+    parts = list(take(of(a_full_world().state)))
+    assert list(take(restore(parts))) == parts
+
+
+def test_messages_whose_bodies_were_put_aside_are_settled_like_others() -> None:
+    world = World()
+    world.queue()
+    world.send("orders", "abc", "defg")
+    (world.state,) = restore(take(of(world.state))).states.values()
+    first, second = world.receive("orders", 2)
+    assert first.message.body == 3
+    world.do(Complete("orders", [first.token]))
+    world.do(DeadLetter("orders", [second.token]))
+    check(world.state, world.now_ms)
+    assert world.state.queues["orders"].aside_bytes == 0
+    assert world.state.queues[dead_letter_queue("orders")].aside_bytes == 4
+
+
+def test_a_snapshot_leaves_out_deleted_queues_and_connections() -> None:
+    world = World()
+    world.queue("gone")
+    world.send("gone", *("x" for _ in range(300)))
+    world.receive("gone", 3)
+    world.queue("stays")
+    world.attach("stays", 5)
+    world.do(DeleteQueue("gone"))
+    assert world.state.doomed
+    (state,) = restore(take(of(world.state))).states.values()
+    check(state, world.now_ms)
+    assert dump(state) == dump(world.state)
+    assert not state.doomed
+    assert not state.locks
+    assert not state.receivers
+    assert list(state.queues) == ["stays", dead_letter_queue("stays")]
+
+
+def test_a_snapshot_holds_every_namespace_and_many_messages() -> None:
+    world = World()
+    world.queue("many")
+    for _ in range(5):
+        world.send("many", *("x" for _ in range(2_000)))
+    world.receive("many", 5_000)
+    other = State("other", 5)
+    both = Namespaces({"test": world.state, "other": other}, ["other", "test"])
+    parts = list(take(both))
+    assert max(map(len, parts)) < 200_000
+    restored = restore(parts)
+    assert restored.names == ["other", "test"]
+    for name, state in both.states.items():
+        assert dump(restored.states[name], bodies=False) == dump(state, bodies=False)
+
+
+def test_a_key_that_was_sent_again_is_remembered_as_often_as_before() -> None:
+    """Until the tick that forgets it, its old entry stands beside the new one."""
+    world = World()
+    world.queue("once", duplicate_detection=True, duplicate_window_ms=1_000)
+    world.send("once", a_message("x", id="a"), a_message("y", id="b"))
+    world.now_ms += 1_500
+    world.send("once", a_message("x", id="a"))
+    (state,) = restore(take(of(world.state))).states.values()
+    assert len(state.queues["once"].seen_order) == 3
+    world.advance(600)
+    twin = World()
+    twin.state, twin.now_ms = state, world.now_ms
+    twin.tick()
+    assert dump(state, bodies=False) == dump(world.state, bodies=False)
+
+
+def test_the_bytes_of_a_snapshot_do_not_change() -> None:
+    world = a_full_world()
+    data = [bytes.fromhex(line) for line in GOLDEN.read_text().splitlines()]
+    (state,) = restore(data).states.values()
+    assert dump(state, bodies=False) == dump(world.state, bodies=False)
+    assert list(take(of(world.state))) == data
+
+
+def test_an_empty_world_has_a_snapshot_too() -> None:
+    assert restore(take(Namespaces())) == Namespaces()
+
+
+def test_other_bytes_are_no_snapshot() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        restore([b"\x91\x09"])
