@@ -88,6 +88,8 @@ class FaultyDisk(Disk):
         return len(self.names_now[path.name].now())
 
     def read(self, path: Path, offset: int, length: int) -> bytes:
+        if path.name not in self.names_now:
+            raise FileNotFoundError(path)
         return self.names_now[path.name].now()[offset : offset + length]
 
     def claim(self, path: Path, size: int) -> None:
@@ -97,6 +99,11 @@ class FaultyDisk(Disk):
             self.room -= size
         self._operate()
         self.names_now[path.name] = File(bytes(size))
+
+    def create(self, path: Path) -> int:
+        self._operate()
+        self.names_now[path.name] = File()
+        return self.open(path)
 
     def open(self, path: Path) -> int:
         number = len(self.open_files) + 1

@@ -212,7 +212,7 @@ def test_a_frame_may_be_large(open_store: Opener) -> None:
         store = open_store(None)
         if isinstance(store, FileStore):
             await store.close()
-            store = FileStore(store._folder / "large", segment_bytes=8 << 20)
+            store = FileStore(store.folder / "large", segment_bytes=8 << 20)
         large = Frame(1, 1, 1, 1, 1, 1, bytes(3 << 20))
         store.append(large)
         await store.sync()

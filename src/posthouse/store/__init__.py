@@ -4,10 +4,19 @@
 not before. Stores may be remote and slow, and a writer may be deposed, so nothing assumes a file.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from posthouse.store.frames import Frame
+
+
+class Extent(NamedTuple):
+    """A run of positions that is stored, and trimmed, as one piece."""
+
+    first: int
+    end: int
+    size_bytes: int
+    begun_ms: int  # when its first frame was written
 
 
 class Store(Protocol):
@@ -21,20 +30,50 @@ class Store(Protocol):
     def full(self) -> bool:
         """Whether only the reserve is left: nothing that takes much room may be appended."""
 
+    @property
+    def durable(self) -> int:
+        """Every position below is durable, whatever happens to this machine."""
+
     def append(self, frame: Frame) -> None:
         """In memory; cannot fail."""
 
     async def sync(self) -> None:
-        """All that was appended is durable. Raises Lost or Deposed: then the state is void."""
+        """All that was appended is as durable as this store was asked to make it.
+
+        Raises Lost or Deposed: then the state is void.
+        """
 
     def read(self, first: int, end: int) -> AsyncIterator[Frame]:
-        """The frames that hold positions from `first` up to, not including, `end`."""
+        """The frames that hold positions from `first` up to, not including, `end`.
+
+        Raises Damaged where one of them cannot be read.
+        """
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:
-        """For each position the frame that holds it. Raises NotThere."""
+        """For each position the frame that holds it. Raises NotThere or Damaged."""
+
+    def extents(self) -> list[Extent]:
+        """What there is, the oldest first. The last one is still being written."""
 
     async def trim(self, before: int) -> None:
         """Frames that end at or before a position may go. It may keep more than it must."""
 
     async def close(self) -> None:
         """Lets go of everything. Syncs nothing: a clean stop has synced its closing frame."""
+
+
+class Snapshot(NamedTuple):
+    """What all frames up to and including `last` have come to, in parts."""
+
+    last: Frame  # without its payload
+    parts: Iterable[bytes]
+
+
+class Snapshots(Protocol):
+    """Where snapshots are kept: the newest and the one before it, and none that is not whole."""
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """All of it or nothing, whatever happens meanwhile."""
+
+    async def load(self, end: int) -> Snapshot | None:
+        """The newest that is whole and holds no position from `end` on."""

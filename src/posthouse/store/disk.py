@@ -50,6 +50,10 @@ class Disk:
         finally:
             os.close(file)
 
+    def create(self, path: Path) -> int:
+        """A new, empty file, in the place of an old one."""
+        return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+
     def open(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY)
 

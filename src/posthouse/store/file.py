@@ -6,10 +6,20 @@ claimed before, so a full disk is noticed while there still is room to go on: `f
 false again by itself when a claim succeeds. A write or sync that fails inside claimed space means
 that nobody knows what is durable: the store is Lost, and stays so.
 
-Opening looks at every frame. At the first place that is not the next good frame it looks on: if a
-later frame was written when this place was durable already, it is damage, and the store does not
-open. Otherwise it is the tail that no sync had covered, which is cut. A clean stop leaves the end
-of the journal in `closed`; then there is no tail, and all that is missing is damage.
+Opening looks at every frame behind the newest snapshot. At the first place that is not the next
+good frame it looks on: if a later frame was written when this place was durable already, it is
+damage, and the store does not open. Otherwise it is the tail that no sync had covered, which is
+cut. A clean stop leaves the end of the journal in `closed`; then there is no tail, and all that is
+missing is damage. What a snapshot holds is looked at when it is read.
+
+How durable `sync` makes things is chosen when the store is opened:
+
+    fsync       it returns when the disk has said that everything is there
+    interval    it returns when the kernel has everything; the disk has it a moment later
+    memory      it returns at once; the kernel has everything soon, the disk when the kernel likes
+
+Whatever is chosen, a frame says truthfully what was durable when it was made, and a segment is
+only begun when all before it is durable.
 """
 
 import asyncio
@@ -18,15 +28,22 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
+from posthouse.store import Extent
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Lost, NotThere
+from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode
 from posthouse.store.look import CLOSED, look
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Segment, encode_header, frames_from, name
+from posthouse.store.snapshots import FileSnapshots
+
+Durability = Literal["fsync", "interval", "memory"]
 
 NEXT, RESERVE, LOCK = "next", "reserve", "lock"
 SEGMENT_BYTES = 64 << 20
+INTERVAL_MS = 100
+BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
 _READ_BYTES = 1 << 20
 
 
@@ -34,25 +51,40 @@ class FileStore:
     """Opens a folder, or makes one. Raises InUse, Damaged, TooNew, or OSError."""
 
     def __init__(
-        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk | None = None
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        durability: Durability = "fsync",
+        interval_ms: int = INTERVAL_MS,
+        disk: Disk | None = None,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
-        self.last: Frame | None = None
+        self._durability = durability
+        self._interval_ms = interval_ms
+        self.snapshots = FileSnapshots(folder, self._disk)
         self.cut_at: int | None = None  # the position from which an unsynced tail was cut
         self.full = False
+        self.rolled = asyncio.Event()  # a segment was begun, so that there is more to fold
         self._disk.make_folder(folder)
         self._lock = self._disk.lock(folder / LOCK)
         try:
-            self._segments = self._recover()
+            self._segments, last = self._recover()
             self._claim()
         except BaseException:
             self._disk.close(self._lock)
             raise
+        self.last = last
         self._file: int | None = None  # of the last segment, once it is written to
         self._pending: list[Frame] = []
         self._lost: str | None = None
+        self.durable = self._written = last.end if last is not None else 1
+        self._unsynced = False
+        self._behind_bytes = 0
+        self._begun = self._told = 0  # segments begun since the start
+        self._late: asyncio.TimerHandle | None = None
         self._writer = ThreadPoolExecutor(1, "posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
@@ -67,13 +99,46 @@ class FileStore:
         if self._lost is not None:
             raise Lost(self._lost)
         loop = asyncio.get_running_loop()
+        stopping = any(frame.kind == CLOSING for frame in frames)
+        now = self._durability == "fsync" or stopping
+        writing = loop.run_in_executor(self._writer, self._write, frames, now)
+        if self._durability == "memory" and not stopping:
+            size = sum(frame.size_bytes for frame in frames)
+            self._behind_bytes += size
+            writing.add_done_callback(lambda done: self._done_behind(done, size))
+            if self._behind_bytes <= BEHIND_BYTES_MAX:
+                return
         try:
-            await loop.run_in_executor(self._writer, self._write, frames)
+            await writing
         except OSError as error:
-            self._lost = f"the journal could not be written: {error}"
+            self._lose(error)
             raise Lost(self._lost) from error
+        self._tell_of_segments()
+        if self._durability == "interval" and self._late is None and not stopping:
+            self._late = loop.call_later(self._interval_ms / 1000, self._sync_late)
 
-    def _write(self, frames: list[Frame]) -> None:
+    def _done_behind(self, done: "asyncio.Future[None]", size: int = 0) -> None:
+        """Nobody waited for it: the next sync tells of a failure."""
+        self._behind_bytes -= size
+        self._tell_of_segments()
+        error = done.exception()
+        if isinstance(error, OSError):
+            self._lose(error)
+
+    def _tell_of_segments(self) -> None:
+        if self._begun != self._told:
+            self._told = self._begun
+            self.rolled.set()
+
+    def _sync_late(self) -> None:
+        self._late = None
+        syncing = asyncio.get_running_loop().run_in_executor(self._writer, self._sync)
+        syncing.add_done_callback(self._done_behind)
+
+    def _lose(self, error: BaseException) -> None:
+        self._lost = f"the journal could not be written: {error}"
+
+    def _write(self, frames: list[Frame], now: bool) -> None:
         """Everything in one write and one sync, unless a segment ends on the way."""
         chunks: list[bytes] = []
         size = 0
@@ -85,9 +150,12 @@ class FileStore:
                 chunks, size = [], 0
                 segment = self._roll(frame)
             segment.note(frame, len(data))
+            self._written = frame.end
             chunks.append(data)
             size += len(data)
         self._flush(chunks, size)
+        if now:
+            self._sync()
         if frames and frames[-1].kind == CLOSING:
             self._mark_closed(frames[-1])
         self._claim()
@@ -97,13 +165,20 @@ class FileStore:
             segment = self._segments[-1]
             if self._file is None:
                 self._file = self._disk.open(segment.path)
+            self._unsynced = True
             self._disk.write(self._file, segment.offset - size, chunks)
+
+    def _sync(self) -> None:
+        if self._file is not None and self._unsynced:
             self._disk.sync(self._file)
+            self._unsynced = False
+            self.durable = self._written
 
     def _roll(self, frame: Frame) -> Segment:
         """The next segment, from the space that was claimed for it."""
-        disk, folder = self._disk, self._folder
+        disk, folder = self._disk, self.folder
         if self._file is not None:
+            self._sync()
             disk.close(self._file)
             self._file = None
         self._claim()  # one sync may fill several segments
@@ -120,30 +195,31 @@ class FileStore:
         self._file = file
         segment = Segment(path, frame.first, disk.size(path))
         self._segments.append(segment)
+        self._begun += 1
         return segment
 
     def _claim(self) -> None:
         """Space ahead. Where there is none, the store is full until a later try succeeds."""
-        there = self._disk.names(self._folder)
+        there = self._disk.names(self.folder)
         try:
             for each in (NEXT, RESERVE):
                 if each not in there:
-                    self._disk.claim(self._folder / each, self._segment_bytes)
-                    self._disk.sync_folder(self._folder)
+                    self._disk.claim(self.folder / each, self._segment_bytes)
+                    self._disk.sync_folder(self.folder)
         except OSError:
             self.full = True
         else:
             self.full = False
 
     def _mark_closed(self, frame: Frame) -> None:
-        disk, path = self._disk, self._folder / CLOSED
+        disk, path = self._disk, self.folder / CLOSED
         data = f"{frame.end} {frame.number}\n".encode()
         disk.claim(path, len(data))
         file = disk.open(path)
         disk.write(file, 0, [data])
         disk.sync(file)
         disk.close(file)
-        disk.sync_folder(self._folder)
+        disk.sync_folder(self.folder)
 
     # Reading.
 
@@ -152,24 +228,44 @@ class FileStore:
         for segment in list(self._segments):
             if segment.end <= first or segment.first >= end:
                 continue
-            at = segment.offset_before(first)
+            await loop.run_in_executor(self._reader, self._know, segment)
+            at, last = segment.offset_before(first), None
             while at < segment.offset:
                 found = await loop.run_in_executor(self._reader, self._frames_at, segment, at)
                 for frame in found:
-                    at += frame.size_bytes
+                    if last is not None and not frame.follows(last):
+                        raise Damaged(segment.path, at, f"this is not frame {last.number + 1}")
+                    at, last = at + frame.size_bytes, frame
                     if frame.end > first and frame.first < end:
                         yield frame
-                if not found or found[-1].end >= end:
+                if found[-1].end >= end:
                     break
 
+    def _know(self, segment: Segment) -> None:
+        """Looks at a segment that the start had no need to look at. Raises Damaged."""
+        if not segment.is_known:
+            found = Segment(segment.path, segment.first, segment.size)
+            data = self._disk.read(segment.path, 0, segment.size)
+            for _, frame in frames_from(data, SEGMENT_HEADER_BYTES):
+                found.note(frame, frame.size_bytes)
+            if found.end != segment.end:
+                raise Damaged(
+                    segment.path,
+                    found.offset,
+                    f"all up to position {segment.end} was durable, and this is {found.end}",
+                )
+            segment.take_index(found)
+
     def _frames_at(self, segment: Segment, at: int) -> list[Frame]:
-        """The frames from an offset on, about a megabyte of them, at least one."""
+        """The frames from an offset on, about a megabyte of them, at least one. Raises Damaged."""
         length = _READ_BYTES
         while True:
             data = self._disk.read(segment.path, at, min(length, segment.offset - at))
             frames = [frame for _, frame in frames_from(data, 0)]
-            if frames or length >= HEADER_BYTES + PAYLOAD_BYTES_MAX:
+            if frames:
                 return frames
+            if length >= HEADER_BYTES + PAYLOAD_BYTES_MAX or length >= segment.offset - at:
+                raise Damaged(segment.path, at, "a frame was here, and is not any more")
             length *= 8
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:
@@ -195,12 +291,17 @@ class FileStore:
         if at < 0:
             return []
         segment = self._segments[at]
+        self._know(segment)
         offset = segment.offset_before(position)
-        while offset < segment.offset and (frames := self._frames_at(segment, offset)):
+        while offset < segment.offset:
+            frames = self._frames_at(segment, offset)
             if _holding(frames, position) is not None:
                 return frames
             offset += sum(frame.size_bytes for frame in frames)
         return []
+
+    def extents(self) -> list[Extent]:
+        return [Extent(s.first, s.end, s.size, s.begun_ms) for s in self._segments]
 
     async def trim(self, before: int) -> None:
         """Whole segments go, never the last."""
@@ -211,9 +312,11 @@ class FileStore:
         while len(self._segments) > 1 and self._segments[0].end <= before:
             self._disk.remove(self._segments[0].path)
             del self._segments[0]
-        self._disk.sync_folder(self._folder)
+        self._disk.sync_folder(self.folder)
 
     async def close(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
         self._writer.shutdown()
         self._reader.shutdown()
         if self._file is not None:
@@ -223,18 +326,24 @@ class FileStore:
 
     # Opening.
 
-    def _recover(self) -> list[Segment]:
+    def _recover(self) -> tuple[list[Segment], Frame | None]:
         """Cuts an unsynced tail, and takes `closed` away. Raises Damaged, with nothing changed."""
-        found = look(self._disk, self._folder)
-        self.last = found.last
+        newest = self.snapshots.newest()
+        found = look(self._disk, self.folder, newest.number if newest is not None else 0)
+        if newest is not None and found.end < newest.end:
+            raise Damaged(
+                found.segments[-1].path if found.segments else self.folder,
+                found.segments[-1].offset if found.segments else 0,
+                f"the journal ends at {found.end}, and a snapshot holds all up to {newest.end}",
+            )
         if found.tail:
             last = found.segments[-1]
             self.cut_at = found.end
             self._disk.cut(last.path, last.offset, last.size)
         if found.closed:
-            self._disk.remove(self._folder / CLOSED)
-            self._disk.sync_folder(self._folder)
-        return found.segments
+            self._disk.remove(self.folder / CLOSED)
+            self._disk.sync_folder(self.folder)
+        return found.segments, found.last or newest
 
 
 def _holding(frames: Sequence[Frame], position: int) -> Frame | None:

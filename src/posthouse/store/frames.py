@@ -69,6 +69,11 @@ def encode(frame: Frame) -> bytes:
     return b"".join((_PREFIX.pack(MAGIC, checksum, length), rest, frame.payload))
 
 
+def decode_time_ms(data: bytes) -> int:
+    """When a frame was written, by its header alone, which nobody has checked."""
+    return int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "big")
+
+
 def decode(data: bytes | memoryview, at: int = 0) -> Frame | None:
     """The frame that begins at an offset, or None if no whole, undamaged frame does."""
     if len(data) - at < HEADER_BYTES:

@@ -1,6 +1,8 @@
 """Looking at a journal's files: every frame, without changing anything.
 
 Opening a store and verifying one are the same look; only opening then cuts what no sync covered.
+A start needs not look at what a snapshot holds already: what was durable and is not read at a start
+is checked when it is read, and now and then by the folding process.
 """
 
 from pathlib import Path
@@ -8,10 +10,11 @@ from typing import NamedTuple
 
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged
-from posthouse.store.frames import Frame
+from posthouse.store.frames import HEADER_BYTES, Frame, decode_time_ms
 from posthouse.store.segments import (
     SEGMENT_HEADER_BYTES,
     SUFFIX,
+    Header,
     Segment,
     decode_header,
     frames_from,
@@ -22,7 +25,7 @@ CLOSED = "closed"
 
 
 class Found(NamedTuple):
-    """What there is. All of it is sound; a tail may have to be cut."""
+    """What there is. All that was looked at is sound; a tail may have to be cut."""
 
     segments: list[Segment]
     frames: int
@@ -38,42 +41,68 @@ class Found(NamedTuple):
         return self.segments[-1].first if self.segments else 1
 
 
-def look(disk: Disk, folder: Path) -> Found:
-    """Raises Damaged or TooNew."""
-    names = disk.names(folder)
-    paths = [folder / each for each in names if each.endswith(SUFFIX)]
+def segment_paths(disk: Disk, folder: Path) -> list[Path]:
+    return [folder / each for each in disk.names(folder) if each.endswith(SUFFIX)]
+
+
+def look(disk: Disk, folder: Path, after: int = 0) -> Found:
+    """At all frames, or only at segments with frames after number `after`.
+
+    Raises Damaged or TooNew.
+    """
+    paths = segment_paths(disk, folder)
+    heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
     segments: list[Segment] = []
     count, last, tail = 0, None, False
-    for number, path in enumerate(paths):
+    for at, (path, head) in enumerate(zip(paths, heads, strict=True)):
+        following = heads[at + 1] if at + 1 < len(heads) else None
+        if following is not None and following.number <= after + 1:
+            segments.append(_unread(disk, path, head, following))
+            continue
         data = disk.read(path, 0, disk.size(path))
-        header = decode_header(path, data)
-        segment = Segment(path, header.first, len(data))
-        for at, frame in frames_from(data, SEGMENT_HEADER_BYTES):
-            begins = at == SEGMENT_HEADER_BYTES and header == (frame.first, frame.number)
-            if not (frame.follows(last) if last is not None else begins):
-                break
-            segment.note(frame, frame.size_bytes)
-            last = frame.without_payload()
-            count += 1
+        segment = Segment(path, head.first, len(data))
         segments.append(segment)
-        if number + 1 < len(paths):
-            _check_next(disk, segment, last, paths[number + 1])
+        for frame in _frames(segment, data, head, last):
+            last = frame
+            count += 1
+        if following is not None:
+            check_next(segment, last, following, paths[at + 1].name)
         else:
             tail = _is_tail(segment, data, last)
-    found = Found(segments, count, last, tail, CLOSED in names)
+    found = Found(segments, count, last, tail, CLOSED in disk.names(folder))
     if found.closed:
         _check_closed(disk, folder, found)
     return found
 
 
-def _check_next(disk: Disk, segment: Segment, last: Frame | None, path: Path) -> None:
+def _frames(segment: Segment, data: bytes, head: Header, last: Frame | None) -> list[Frame]:
+    """The good frames from the segment's beginning on, without their payloads."""
+    found: list[Frame] = []
+    for at, frame in frames_from(data, SEGMENT_HEADER_BYTES):
+        begins = at == SEGMENT_HEADER_BYTES and head == (frame.first, frame.number)
+        if not (frame.follows(last) if last is not None else begins):
+            break
+        segment.note(frame, frame.size_bytes)
+        last = frame.without_payload()
+        found.append(last)
+    return found
+
+
+def _unread(disk: Disk, path: Path, head: Header, following: Header) -> Segment:
+    """A segment as its header and the next one's describe it."""
+    segment = Segment(path, head.first, disk.size(path))
+    segment.end, segment.offset = following.first, segment.size
+    segment.begun_ms = decode_time_ms(disk.read(path, SEGMENT_HEADER_BYTES, HEADER_BYTES))
+    return segment
+
+
+def check_next(segment: Segment, last: Frame | None, following: Header, name: str) -> None:
     """A segment is only begun when all before it is durable."""
-    header = decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES))
-    if last is None or header != (last.end, last.number + 1):
+    if last is None or following != (last.end, last.number + 1):
         raise Damaged(
             segment.path,
             segment.offset,
-            f"{path.name} was begun when all up to frame {header.number} was durable",
+            f"{name} was begun when all up to frame {following.number} was durable",
         )
 
 

@@ -3,8 +3,10 @@
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 
+from posthouse.store import Extent
 from posthouse.store.errors import NotThere
 from posthouse.store.frames import Frame
+from posthouse.store.snapshots import MemorySnapshots
 
 
 class MemoryStore:
@@ -14,7 +16,12 @@ class MemoryStore:
         self.frames = list(frames)  # the durable ones
         self.last = self.frames[-1].without_payload() if self.frames else None
         self.full = False
+        self.snapshots = MemorySnapshots()
         self._pending: list[Frame] = []
+
+    @property
+    def durable(self) -> int:
+        return self.frames[-1].end if self.frames else 1
 
     def append(self, frame: Frame) -> None:
         self._pending.append(frame)
@@ -39,6 +46,9 @@ class MemoryStore:
         if at < 0 or self.frames[at].end <= position:
             raise NotThere(f"position {position} is not in the journal")
         return self.frames[at]
+
+    def extents(self) -> list[Extent]:
+        return [Extent(f.first, f.end, f.size_bytes, f.time_ms) for f in self.frames]
 
     async def trim(self, before: int) -> None:
         keep = [frame for frame in self.frames if frame.end > before]
