@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from posthouse.core.message import NewMessage, Properties, timestamp, uuid
+from posthouse.core.message import NewMessage, Properties, size_bytes, timestamp, uuid
 from posthouse.core.model import QueueProperties, Receiver
 from posthouse.core.records import (
     Activated,
@@ -48,6 +48,7 @@ from posthouse.core.records import (
     Woken,
     decode,
     encode,
+    head,
     is_kept,
     span,
 )
@@ -192,6 +193,18 @@ def test_a_record_covers_a_position_for_each_of_its_messages(record: Kept | OfNa
         Moved: 2, Missing: 7,
     }  # fmt: skip
     assert span(record) == expected.get(type(record), 1)
+
+
+@by_kind
+def test_a_record_can_be_cut_at_each_of_its_positions(record: Kept | OfNamespaces) -> None:
+    for count in range(1, span(record)):
+        part = head(record, count)
+        assert span(part) == count
+        lists = [len(each) for each in msgspec.structs.astuple(part) if isinstance(each, list)]
+        assert all(each == count for each in lists)
+        if isinstance(record, Sent) and isinstance(part, Sent):
+            assert part.size_bytes == sum(map(size_bytes, record.messages[:count]))
+    assert head(record, span(record)) is record
 
 
 def test_what_concerns_connections_is_not_kept() -> None:

@@ -62,6 +62,30 @@ def test_a_new_store_is_empty(open_store: Opener) -> None:
     run(main())
 
 
+def test_a_store_says_what_it_holds_and_up_to_where_it_is_durable(open_store: Opener) -> None:
+    async def main() -> None:
+        store = open_store(None)
+        assert store.durable == 1
+        assert store.extents() == []
+        made = frames(200)
+        for frame in made:
+            store.append(frame)
+        assert store.durable == 1
+        await store.sync()
+        assert store.durable == made[-1].end
+        extents = store.extents()
+        assert len(extents) > 1
+        assert extents[0].first == 1
+        assert extents[-1].end == made[-1].end
+        assert [each.first for each in extents[1:]] == [each.end for each in extents[:-1]]
+        begun = {frame.first: frame.time_ms for frame in made}
+        assert all(each.begun_ms == begun[each.first] for each in extents)
+        assert sum(e.size_bytes for e in extents) >= sum(frame.size_bytes for frame in made)
+        await store.close()
+
+    run(main())
+
+
 def test_what_was_synced_is_there_when_it_is_opened_again(open_store: Opener) -> None:
     async def main() -> None:
         store = open_store(None)

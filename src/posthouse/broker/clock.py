@@ -1,42 +1,102 @@
-"""What time it is, for a namespace: milliseconds since 1970 that never go back."""
+"""What time it is: milliseconds since 1970 that never go back."""
 
 import time
 from typing import Protocol
+
+STEP_MS = 5_000  # a forward jump larger than this is a step, and locks are extended by it
+_COMPARE_NS = 1_000_000_000
+IDLE_SECONDS = 0.01  # how long nothing must happen before time is moved on by itself
 
 
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Never less than before."""
 
+    def take_step_ms(self) -> int:
+        """By how much it has jumped forward since this was last asked; 0 but for real jumps."""
+
     def seconds_until(self, moment_ms: int) -> float | None:
         """How long to wait in real time; None where time does not pass by itself."""
 
 
 class SystemClock:
-    """The machine's clock, held where it is while that goes back."""
+    """The machine's clock. Where that goes back, time passes at half its speed until they agree."""
 
     def __init__(self) -> None:
-        self._last_ms = 0
+        self._step_ns = 0
+        self._last_ns = self._wall_ns = time.time_ns()
+        self._steady_ns = time.monotonic_ns()  # when it was `_wall_ns`
 
     def now_ms(self) -> int:
-        self._last_ms = max(self._last_ms, time.time_ns() // 1_000_000)
-        return self._last_ms
+        wall_ns = time.time_ns()
+        if wall_ns < self._last_ns or wall_ns - self._wall_ns > _COMPARE_NS:
+            wall_ns = self._compare(wall_ns)
+        self._last_ns = wall_ns
+        return wall_ns // 1_000_000
+
+    def _compare(self, wall_ns: int) -> int:
+        """Once a second, and when something is odd: what a clock says that nobody can set."""
+        steady_ns = time.monotonic_ns()
+        passed_ns = steady_ns - self._steady_ns
+        expected_ns = self._wall_ns + passed_ns
+        if wall_ns < expected_ns:
+            wall_ns = max(wall_ns, self._last_ns, self._wall_ns + passed_ns // 2)
+        elif wall_ns - expected_ns > STEP_MS * 1_000_000:
+            self._step_ns += wall_ns - expected_ns
+        self._wall_ns, self._steady_ns = wall_ns, steady_ns
+        return wall_ns
+
+    def take_step_ms(self) -> int:
+        if not self._step_ns:
+            return 0
+        step_ms, self._step_ns = self._step_ns // 1_000_000, 0
+        return step_ms
 
     def seconds_until(self, moment_ms: int) -> float | None:
         return max(0, moment_ms - self.now_ms()) / 1000
 
 
 class VirtualClock:
-    """Stands still until it is moved, which `Engine.advance` does."""
+    """A clock that can be moved forward. It runs with another one, or stands still without one."""
 
-    def __init__(self, now_ms: int = 0) -> None:
+    def __init__(self, now_ms: int = 0, base: Clock | None = None) -> None:
+        self._base = base
         self._now_ms = now_ms
+        self._base_ms = 0 if base is None else base.now_ms()  # what the base said then
+        self._frozen = base is None
+        self.auto = False  # moves on by itself to what is due next, when everything is idle
+
+    @property
+    def runs(self) -> bool:
+        return not self._frozen
 
     def now_ms(self) -> int:
-        return self._now_ms
+        if self._frozen or self._base is None:
+            return self._now_ms
+        return self._now_ms + self._base.now_ms() - self._base_ms
+
+    def take_step_ms(self) -> int:
+        return 0  # the base is asked for itself
 
     def seconds_until(self, moment_ms: int) -> float | None:
-        return 0 if moment_ms <= self._now_ms else None
+        now_ms = self.now_ms()
+        if moment_ms <= now_ms:
+            return 0
+        seconds = None if self._frozen else (moment_ms - now_ms) / 1000
+        if self.auto:
+            return IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)
+        return seconds
 
     def move_to(self, moment_ms: int) -> None:
-        self._now_ms = max(self._now_ms, moment_ms)
+        """Forward only; it goes on from there as it did."""
+        self._now_ms = max(self.now_ms(), moment_ms)
+        self._base_ms = 0 if self._base is None else self._base.now_ms()
+
+    def freeze(self) -> None:
+        self.move_to(0)
+        self._frozen = True
+
+    def resume(self) -> None:
+        """Runs on from where it stands, if it has something to run with."""
+        self.move_to(0)
+        self._frozen = self._base is None

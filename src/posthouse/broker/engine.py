@@ -10,45 +10,94 @@ answered with the failure. Recovery reads the journal.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import gc
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Access, Open, Principal
-from posthouse.broker.clock import Clock, VirtualClock
+from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
+from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
+from posthouse.broker.replay import recover
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
     AcceptSession,
     Answer,
     Command,
+    CreateQueue,
     Delivery,
     Detach,
     Granted,
     Notice,
+    Peeked,
     Receive,
     Received,
     Resubmit,
+    Seen,
     Send,
+    SetClock,
+    SetSessionState,
     Start,
+    StepClock,
     Tick,
     Waiting,
 )
-from posthouse.core.errors import NotFound, QuotaExceeded, Refused, SessionLockLost
-from posthouse.core.namespaces import Namespaces, SpaceCommand
+from posthouse.core.errors import (
+    Busy,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    SessionLockLost,
+)
+from posthouse.core.message import Message, size_bytes
+from posthouse.core.model import State
+from posthouse.core.namespaces import CreateNamespace, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import Kept, OfNamespaces, Sent, is_kept, span
-from posthouse.store import Store
+from posthouse.core.records import Kept, Sent, is_kept, span
+from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
 
 Reply = Callable[[Answer | Refused | StoreError], None]
 Deliver = Callable[[Sequence[Delivered]], None]
+_Items: TypeAlias = MutableSequence[Any]  # deliveries, or what was peeked
 
+BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
+BATCH_COMMANDS = 10_000
 _FULL_RETRY_SECONDS = 0.5
-_FRAME_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
-_END = 1 << 63
+
+_SPACE = frozenset(SpaceCommand.__args__)
+_WAITS = frozenset((Receive, AcceptSession))
+_PUBLISHES = frozenset((Send, Resubmit))  # refused where there is no room
+_GROWS = frozenset((CreateQueue, CreateNamespace, SetSessionState))  # refused in dire need too
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """Something that was due when a clock was moved, and how often."""
+
+    kind: str  # the name of the record
+    queue: str
+    count: int
+
+
+class Figures(NamedTuple):
+    """How the engine is, for metrics."""
+
+    position: int  # of the next record
+    durable: int
+    pending_commands: int
+    pending_bytes: int
+    bodies_bytes: int  # of bodies in memory
+    held_bytes: int  # of what cannot be dropped
+    level: int  # how many of the marks that is above
+    refused: int  # commands that were refused for want of room
+    slowed: int  # answers that were held back
 
 
 class _Submitted(NamedTuple):
@@ -56,64 +105,95 @@ class _Submitted(NamedTuple):
     namespace: str
     command: Command | SpaceCommand
     reply: Reply
+    size_bytes: int
 
 
 class _Batch:
     """What has been decided since the last frame."""
 
-    __slots__ = ("answers", "bytes", "deliveries", "entries", "replies")
+    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "replies")
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
         self.answers: list[tuple[Reply, Answer | Refused]] = []
-        self.deliveries: list[Sequence[Delivered]] = []
+        self.deliveries: list[list[Delivered]] = []
         self.replies: list[Reply] = []  # all of them, also of those who will wait
-        self.bytes = 0  # of messages
+        self.messages = 0  # that were sent
+        self.bytes = 0  # of them
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.replies or self.deliveries)
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes > BATCH_BYTES or len(self.replies) >= BATCH_COMMANDS
 
 
 class Engine:
     """All namespaces of one journal. `open` it; it is complete then."""
 
     def __init__(
-        self, store: Store, clock: Clock, access: Access, world: Namespaces, last: Frame
+        self,
+        store: Store,
+        clock: Clock,
+        access: Access,
+        limits: Limits,
+        world: Namespaces,
+        last: Frame,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._clocks: dict[str, VirtualClock] = {}  # of namespaces that have their own
         self._access = access
+        self._limits = limits
         self._world = world
+        self._memory = Memory(store, world, limits)
         self._last = last  # the last frame, without its payload
-        self._durable = last.end  # the position up to which everything is synced
+        self._safe = last.end  # everything below is as durable as was asked for
         self._position = last.end  # the position of the next record
         self._batch = _Batch()  # gathers
         self._writing = _Batch()  # is being synced
         self._pending: deque[_Submitted] = deque()  # did not fit into the batch any more
+        self._pending_bytes = 0
         self._receivers: dict[int, Deliver] = {}
         self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
         self._next_receiver = 1
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: StoreError | None = None
+        self._fired: Counter[tuple[str, str]] | None = None  # what falls due, while that is asked
+        self._seen_ms = clock.now_ms()
+        self._refused = self._slowed = 0
         self.failed = asyncio.Event()
 
     @classmethod
     async def open(
-        cls, store: Store, clock: Clock, salt: int, access: Access | None = None
+        cls,
+        store: Store,
+        clock: Clock,
+        salt: int,
+        access: Access | None = None,
+        *,
+        snapshots: Snapshots | None = None,
+        limits: Limits | None = None,
     ) -> "Engine":
-        """Recovers from the journal and starts a new epoch."""
-        world = Namespaces()
-        async for frame in store.read(0, _END):
-            position = frame.first
-            for namespace, record in payload.decode(frame.payload) if frame.payload else ():
-                _evolve(world, namespace, record, position)
-                position += span(record)
+        """Recovers from the last snapshot and the journal, and starts a new epoch."""
+        limits = limits or Limits()
+        collecting = gc.isenabled()
+        gc.disable()  # everything that is made here stays
+        try:
+            world = await recover(store, snapshots, keep_bytes=limits.bodies_bytes)
+        finally:
+            if collecting:
+                gc.enable()
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
-        engine = cls(store, clock, access or Open(), world, last)
+        engine = cls(store, clock, access or Open(), limits, world, last)
+        for name, state in world.states.items():
+            if state.clock_ms > clock.now_ms():  # it was moved by hand, and does not go back
+                engine._clocks[name] = VirtualClock(state.clock_ms, clock)
         for name in world.names:
-            engine._decide(_Submitted(BROKER, name, Start(last.epoch, salt), _ignore))
+            engine._decide(BROKER, name, Start(last.epoch, salt), _ignore)
         await engine._commit()
         engine._arm()
         return engine
@@ -126,6 +206,18 @@ class Engine:
     def namespaces(self) -> Namespaces:
         """To look at, not to touch."""
         return self._world
+
+    @property
+    def store(self) -> Store:
+        """To read, not to write."""
+        return self._store
+
+    def figures(self) -> Figures:
+        memory = self._memory
+        return Figures(
+            self._position, self._store.durable, len(self._pending), self._pending_bytes,
+            memory.bodies_bytes, memory.held_bytes, memory.level, self._refused, self._slowed,
+        )  # fmt: skip
 
     # For callers.
 
@@ -140,11 +232,10 @@ class Engine:
         if self._failure is not None:
             reply(self._failure)
             return
-        submitted = _Submitted(principal, namespace, command, reply)
-        if self._pending or self._batch.bytes > _FRAME_BYTES:
-            self._pending.append(submitted)
+        if self._pending or self._batch.is_full:
+            self._put_off(principal, namespace, command, reply)
         else:
-            self._decide(submitted)
+            self._decide(principal, namespace, command, reply)
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._run())
 
@@ -157,7 +248,7 @@ class Engine:
         def reply(answer: Answer | Refused | StoreError) -> None:
             if answered.cancelled():
                 return
-            if isinstance(answer, Refused | StoreError):
+            if isinstance(answer, Exception):
                 answered.set_exception(answer)
             else:
                 answered.set_result(answer)
@@ -178,20 +269,6 @@ class Engine:
             self._receivers[number] = deliver
         return number
 
-    async def advance(self, ms: int) -> None:
-        """Moves a virtual clock; returns when everything that falls due meanwhile has been done."""
-        assert isinstance(self._clock, VirtualClock)
-        end_ms = self._clock.now_ms() + ms
-        while True:
-            while self._work is not None:
-                await asyncio.shield(self._work)
-            due_ms = self._next_due_ms()
-            if due_ms is None or due_ms > end_ms:
-                break
-            self._clock.move_to(due_ms)
-            self._wake()
-        self._clock.move_to(end_ms)
-
     async def close(self) -> None:
         """A clean stop: what was submitted is done, then the journal is closed."""
         while self._work is not None:
@@ -200,24 +277,40 @@ class Engine:
             self._timer.cancel()
         if self._failure is None:
             last, end = self._last, self._last.end
-            now_ms = self._clock.now_ms()
             self._store.append(
-                Frame(last.epoch, last.number + 1, end, 0, end, now_ms, b"", CLOSING)
+                Frame(last.epoch, last.number + 1, end, 0, end, self.time_ms(), b"", CLOSING)
             )
             await self._store.sync()
         await self._store.close()
 
     # The work.
 
-    def _decide(self, submitted: _Submitted) -> None:
+    def _put_off(
+        self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
+    ) -> None:
+        """For the next batch, if not too much waits for it already."""
+        size = sum(map(size_bytes, command.messages)) if isinstance(command, Send) else 0
+        if (
+            len(self._pending) >= self._limits.pending_commands
+            or self._pending_bytes + size > self._limits.pending_bytes
+        ):
+            self._refused += 1
+            reply(Busy("more is waiting than it can write"))
+            return
+        self._pending.append(_Submitted(principal, namespace, command, reply, size))
+        self._pending_bytes += size
+
+    def _decide(
+        self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
+    ) -> None:
         """Makes a command part of the batch: what it does is done, but not durable yet."""
-        principal, namespace, command, reply = submitted
         batch = self._batch
         batch.replies.append(reply)
+        kind = type(command)
         whole = False
         try:
             self._access.check(principal, namespace, command)
-            outcome = self._apply(namespace, command, batch)
+            answer, deliveries = self._apply(namespace, command)
             whole = True
         except Refused as refused:
             batch.answers.append((reply, refused))
@@ -226,49 +319,85 @@ class Engine:
         finally:
             if not whole:
                 self._stop_for_a_bug()
-        if isinstance(command, Receive | AcceptSession) and isinstance(outcome.answer, Waiting):
+        if type(answer) is Waiting and kind in _WAITS:
+            assert isinstance(command, Receive | AcceptSession)
             self._waits[command.receiver] = (reply, command)
+        elif kind is Send and self._memory.level:
+            batch.answers.append((self._held_back(reply), answer))
         else:
-            batch.answers.append((reply, outcome.answer))
-        if isinstance(command, Detach):
+            batch.answers.append((reply, answer))
+        if kind is Detach:
+            assert isinstance(command, Detach)
             self._receivers.pop(command.receiver, None)
             self._waits.pop(command.receiver, None)
-        if outcome.deliveries:
-            batch.deliveries.append(self._push_early(outcome.deliveries))
+        if deliveries:
+            batch.deliveries.append(self._push_early(deliveries))
 
     def _apply(
-        self, namespace: str, command: Command | SpaceCommand, batch: _Batch
-    ) -> Outcome | spaces.SpaceOutcome:
+        self, namespace: str, command: Command | SpaceCommand
+    ) -> tuple[Answer, Sequence[Delivered]]:
         """Decides and evolves. Raises Refused."""
-        now_ms = self._now_ms()
-        if isinstance(command, SpaceCommand):
-            outcome = spaces.decide(self._world, command, now_ms)
-            for change in outcome.records:
-                spaces.evolve(self._world, change, self._position)
-                batch.entries.append(("", change))
-                self._position += span(change)
-            return outcome
+        kind = type(command)
+        if (kind in _PUBLISHES or kind in _GROWS) and (self._memory.level or self._store.full):
+            self._check_room(command)
+        if kind in _SPACE:
+            return self._apply_to_spaces(command)  # type: ignore[arg-type]  # by its kind
         state = self._world.states.get(namespace)
         if state is None:
             raise NotFound("namespace", namespace)
-        if self._store.full and isinstance(command, Send | Resubmit):
-            raise QuotaExceeded(command.queue, "disk space", 0, 0)
-        result = decide(state, command, now_ms)
-        for record in result.records:
+        outcome = decide(state, command, self._now_ms(namespace))  # type: ignore[arg-type]
+        self._evolve(state, outcome)
+        return outcome.answer, outcome.deliveries
+
+    def _evolve(self, state: State, outcome: Outcome) -> None:
+        batch = self._batch
+        for record in outcome.records:
             evolve(state, record, self._position)
             if is_kept(record):
-                batch.entries.append((namespace, record))
-                batch.bytes += record.size_bytes if isinstance(record, Sent) else 0
+                batch.entries.append((state.name, record))
+                if type(record) is Sent:
+                    batch.bytes += record.size_bytes
+                    batch.messages += len(record.messages)
+                    if self._memory.tight:
+                        self._memory.remember(state, record, self._position)
                 self._position += span(record)
-        return result
+
+    def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
+        outcome = spaces.decide(self._world, command, self.time_ms())
+        for record in outcome.records:
+            spaces.evolve(self._world, record, self._position)
+            self._batch.entries.append(("", record))
+            self._position += span(record)
+        return outcome.answer, outcome.deliveries
+
+    def _check_room(self, command: Command | SpaceCommand) -> None:
+        """Raises QuotaExceeded or Busy."""
+        if isinstance(command, Send | Resubmit) and self._store.full:
+            self._refused += 1
+            raise QuotaExceeded(command.queue, "disk space", 0, 0)
+        level = self._memory.level
+        if level >= (REFUSE if type(command) is Send else OVERFLOW):
+            self._refused += 1
+            raise Busy("its memory is used up by messages that wait to be received")
+
+    def _held_back(self, reply: Reply) -> Reply:
+        """Slows a publisher down: it is told late that its messages are there."""
+        seconds = self._memory.slow_ms / 1000
+
+        def late(answer: Answer | Refused | StoreError) -> None:
+            asyncio.get_running_loop().call_later(seconds, reply, answer)
+
+        self._slowed += 1
+        return late
 
     def _do_what_is_due(self) -> None:
-        now_ms = self._now_ms()
         for name, state in self._world.states.items():
             due_ms = next_deadline_ms(state)
-            if due_ms is not None and due_ms <= now_ms:
-                outcome = self._apply(name, Tick(), self._batch)
+            if due_ms is not None and due_ms <= self._now_ms(name):
+                outcome = decide(state, Tick(), self._now_ms(name))
+                self._evolve(state, outcome)
                 self._batch.deliveries.append(self._push_early(outcome.deliveries))
+                self._note_fired(outcome)
 
     async def _run(self) -> None:
         whole = False
@@ -295,24 +424,29 @@ class Engine:
         self._batch = _Batch()
         if batch.entries:
             await self._write(batch)
+        if self._memory.aside:
+            await self._fill_in(batch)
         self._writing = _Batch()
         for reply, answer in batch.answers:
             reply(answer)
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
-        while self._pending and self._batch.bytes <= _FRAME_BYTES:
-            self._decide(self._pending.popleft())
+        self._memory.relieve(batch.messages, batch.bytes)
+        while self._pending and not self._batch.is_full:
+            principal, namespace, command, reply, size = self._pending.popleft()
+            self._pending_bytes -= size
+            self._decide(principal, namespace, command, reply)
 
     async def _write(self, batch: _Batch) -> None:
-        last, now_ms = self._last, self._now_ms()
+        last = self._last
         frame = Frame(
-            last.epoch, last.number + 1, last.end, self._position - last.end, self._durable, now_ms,
-            payload.encode(batch.entries),
+            last.epoch, last.number + 1, last.end, self._position - last.end, self._store.durable,
+            self.time_ms(), payload.encode(batch.entries),
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
         await self._store.sync()
-        self._durable = frame.end
+        self._safe = frame.end
 
     def _stop_for_a_bug(self) -> None:
         """It rises to the log. The state may be half changed, and nobody is to wait for ever."""
@@ -332,14 +466,31 @@ class Engine:
 
     # Deliveries.
 
+    async def _fill_in(self, batch: _Batch) -> None:
+        """Reads back the bodies that this batch delivers, and puts copies that have them in."""
+        wanted = [
+            (items, at, message)
+            for items in _delivered(batch)
+            for at, message in enumerate(map(_message, items))
+            if message is not None and isinstance(message.body, int)
+        ]
+        if not wanted:
+            return
+        bodies = await self._memory.fetch({message.position for _, _, message in wanted})
+        for items, at, message in wanted:
+            full = copy(message)
+            full.body = bodies[message.position]
+            items[at] = msgspec.structs.replace(items[at], message=full)
+
     def _push_early(self, deliveries: Sequence[Delivered]) -> list[Delivered]:
         """Pushes what may leave before the sync; returns the rest."""
         rest: list[Delivered] = []
         for each in deliveries:
             if (
-                isinstance(each, Delivery)
+                type(each) is Delivery
                 and each.token
-                and 0 < each.message.position < self._durable
+                and 0 < each.message.position < self._safe
+                and type(each.message.body) is bytes
                 and each.receiver in self._receivers
                 and not any(other.receiver == each.receiver for other in rest)
             ):
@@ -365,18 +516,105 @@ class Engine:
 
     # Time.
 
-    def _now_ms(self) -> int:
-        """Not before what the journal has seen, though the clock was set back."""
-        return max(self._clock.now_ms(), self._last.time_ms)
+    def time_ms(self) -> int:
+        """The time of the broker: not before what the journal has seen, wherever the clock is."""
+        now_ms = max(self._clock.now_ms(), self._last.time_ms)
+        if now_ms - self._seen_ms > STEP_MS:
+            self._look_for_a_step(now_ms)
+        self._seen_ms = now_ms
+        return now_ms
 
-    def _next_due_ms(self) -> int | None:
-        due = [next_deadline_ms(state) for state in self._world.states.values()]
+    def _look_for_a_step(self, now_ms: int) -> None:
+        """Much time has passed, or the clock has jumped; by a jump nobody loses a lock."""
+        step_ms = self._clock.take_step_ms()
+        for name, state in self._world.states.items():
+            clock = self._clocks.get(name)
+            if step_ms and (clock is None or clock.runs):
+                self._evolve(state, decide(state, StepClock(step_ms), now_ms))
+
+    def _now_ms(self, namespace: str) -> int:
+        clock = self._clocks.get(namespace)
+        return self.time_ms() if clock is None else clock.now_ms()
+
+    def clock(self, namespace: str) -> VirtualClock:
+        """A clock of the namespace's own, to freeze, resume, or let move on by itself.
+
+        From the first time this is asked; until it is moved it goes as the broker's does. Raises
+        NotFound.
+        """
+        if namespace not in self._world.states:
+            raise NotFound("namespace", namespace)
+        clock = self._clocks.get(namespace)
+        if clock is None:
+            clock = self._clocks[namespace] = VirtualClock(self.time_ms(), self._clock)
+        self._wake_soon()
+        return clock
+
+    async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
+        """Moves a namespace's own clock to a moment; see `advance`."""
+        return await self.advance(moment_ms - self.clock(namespace).now_ms(), namespace)
+
+    async def advance(self, ms: int, namespace: str | None = None) -> list[Fired]:
+        """Moves the namespace's own clock, or the broker's where that is a virtual one.
+
+        Returns when everything that falls due meanwhile has been done, with what that was. Raises
+        Refused.
+        """
+        clock = self._clock if namespace is None else self.clock(namespace)
+        if not isinstance(clock, VirtualClock):
+            raise InvalidArgument("namespace", "must be named: the broker's clock is the machine's")
+        if ms < 0:
+            raise InvalidArgument("ms", "must not be negative: time never goes back")
+        end_ms = clock.now_ms() + ms
+        fired = self._fired = self._fired or Counter()
+        while True:
+            while self._work is not None:
+                await asyncio.shield(self._work)
+            due_ms = self._next_due_ms(namespace)
+            if due_ms is None or due_ms > end_ms or self._failure is not None:
+                break
+            clock.move_to(due_ms)
+            self._wake()
+        clock.move_to(end_ms)
+        self._fired = None
+        if namespace is not None:
+            await self.ask(BROKER, namespace, SetClock(clock.now_ms()))
+        self._arm()
+        return [Fired(kind, queue, count) for (kind, queue), count in sorted(fired.items())]
+
+    def _note_fired(self, outcome: Outcome) -> None:
+        if self._fired is not None:
+            for record in outcome.records:
+                if is_kept(record):
+                    kept: Kept = record
+                    queue = getattr(kept, "queue", "")
+                    self._fired[type(kept).__name__, queue] += span(kept)
+
+    def _next_due_ms(self, namespace: str | None = None) -> int | None:
+        states = self._world.states.values()
+        if namespace is not None:
+            states = [s for s in states if s.name == namespace]  # type: ignore[assignment]
+        due = [next_deadline_ms(state) for state in states]
         return min((each for each in due if each is not None), default=None)
 
     def _wake(self) -> None:
         self._timer = None
         if self._work is None and self._failure is None:
             self._work = asyncio.get_running_loop().create_task(self._run())
+
+    def _wake_soon(self) -> None:
+        """A clock is about to be touched; what is due by it is looked at when that is done."""
+        if self._work is None and self._failure is None:
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake_by_time(self) -> None:
+        """The timer: nothing has happened since it was set, so clocks may move by themselves."""
+        for name, clock in self._clocks.items():
+            state = self._world.states.get(name)
+            due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
+            if due_ms is not None:
+                clock.move_to(due_ms)
+        self._wake()
 
     def _arm(self) -> None:
         """Wakes exactly when the core says that something is due."""
@@ -385,24 +623,31 @@ class Engine:
             self._timer = None
         if self._failure is not None:
             return
-        due_ms = self._next_due_ms()
-        seconds = None if due_ms is None else self._clock.seconds_until(due_ms)
-        if self._store.full:
-            seconds = min(seconds or _FULL_RETRY_SECONDS, _FULL_RETRY_SECONDS)
+        waits = [self._seconds_until_due(state) for state in self._world.states.values()]
+        waits.append(_FULL_RETRY_SECONDS if self._store.full else None)
+        seconds = min((each for each in waits if each is not None), default=None)
         if seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._wake)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, self._wake_by_time)
+
+    def _seconds_until_due(self, state: State) -> float | None:
+        due_ms = next_deadline_ms(state)
+        clock = self._clocks.get(state.name, self._clock)
+        return None if due_ms is None else clock.seconds_until(due_ms)
 
 
-def _evolve(
-    world: Namespaces,
-    namespace: str,
-    record: Kept | OfNamespaces,
-    position: int,
-) -> None:
-    if isinstance(record, OfNamespaces):
-        spaces.evolve(world, record, position)
-    else:
-        evolve(world.states[namespace], record, position)
+def _delivered(batch: _Batch) -> Iterator[_Items]:
+    """Everything in a batch that holds messages for somebody."""
+    for _, answer in batch.answers:
+        if isinstance(answer, Received):
+            yield answer.deliveries
+        elif isinstance(answer, Peeked):
+            yield answer.messages
+    yield from batch.deliveries
+
+
+def _message(item: Delivered | Seen) -> Message | None:
+    return item.message if isinstance(item, Delivery | Seen) else None
 
 
 def _as_answer(

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from posthouse.core.records import Kept, OfNamespaces
+from posthouse.core.message import NewMessage
+from posthouse.core.records import Kept, Moved, OfNamespaces, Sent, span
+from posthouse.store.frames import Frame
 
 Entry = tuple[str, Kept | OfNamespaces]
 
@@ -25,8 +27,24 @@ def encode(entries: Sequence[Entry]) -> bytes:
     return _encoder.encode(runs)
 
 
-def decode(payload: bytes) -> Iterator[Entry]:
-    """Raises msgspec.DecodeError for what this version does not know."""
-    for namespace, records in _decoder.decode(payload):
+def entries(frame: Frame) -> Iterator[tuple[int, str, Kept | OfNamespaces]]:
+    """Every record with its position and namespace.
+
+    Raises msgspec.DecodeError for what this version does not know.
+    """
+    position = frame.first
+    for namespace, records in _decoder.decode(frame.payload) if frame.payload else ():
         for record in records:
-            yield namespace, record
+            yield position, namespace, record
+            position += span(record)
+
+
+def contents(frame: Frame) -> Iterator[tuple[int, str, str, int, NewMessage]]:
+    """Every content: position, namespace, and the queue and sequence it was written for."""
+    for position, namespace, record in entries(frame):
+        if isinstance(record, Sent):
+            for at, message in enumerate(record.messages):
+                yield position + at, namespace, record.queue, record.first_sequence + at, message
+        elif isinstance(record, Moved):
+            for at, sequence in enumerate(record.sequences):
+                yield position + at, namespace, record.queue, sequence, record.messages[at]

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeGuard, get_args
 
 import msgspec
 
-from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties
+from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
 from posthouse.core.model import QueueProperties, Receiver
 
 
@@ -374,3 +374,19 @@ def span(record: Kept | OfNamespaces) -> int:
 _SEVERAL = frozenset(
     each for each in get_args(Kept | OfNamespaces) if "sequences" in each.__struct_fields__
 )
+
+
+def head(record: Kept | OfNamespaces, count: int) -> Kept | OfNamespaces:
+    """The first `count` of the changes that a record stands for, as a record of their own."""
+    if count >= span(record):
+        return record
+    if isinstance(record, Forgotten | Missing):
+        return msgspec.structs.replace(record, count=count)
+    changes: dict[str, object] = {
+        name: value[:count]
+        for name in record.__struct_fields__
+        if isinstance(value := getattr(record, name), list)
+    }
+    if isinstance(record, Sent):
+        changes["size_bytes"] = sum(map(size_bytes, record.messages[:count]))
+    return msgspec.structs.replace(record, **changes)

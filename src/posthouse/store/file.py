@@ -33,9 +33,10 @@ from typing import Literal
 from posthouse.store import Extent
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
-from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode
+from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
 from posthouse.store.look import CLOSED, look
-from posthouse.store.segments import SEGMENT_HEADER_BYTES, Segment, encode_header, frames_from, name
+from posthouse.store.segments import SEGMENT_HEADER_BYTES, Segment, frames_from, name
+from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
 
 Durability = Literal["fsync", "interval", "memory"]
@@ -143,16 +144,16 @@ class FileStore:
         chunks: list[bytes] = []
         size = 0
         for frame in frames:
-            data = encode(frame)
+            length = frame.size_bytes
             segment = self._segments[-1] if self._segments else None
-            if segment is None or segment.offset + len(data) > segment.size:
+            if segment is None or segment.offset + length > segment.size:
                 self._flush(chunks, size)
                 chunks, size = [], 0
                 segment = self._roll(frame)
-            segment.note(frame, len(data))
+            segment.note(frame, length)
             self._written = frame.end
-            chunks.append(data)
-            size += len(data)
+            chunks += (encode_header(frame), frame.payload)
+            size += length
         self._flush(chunks, size)
         if now:
             self._sync()
@@ -188,7 +189,7 @@ class FileStore:
         claimed = folder / claims[0]
         path = folder / name(frame.number)
         file = disk.open(claimed)
-        disk.write(file, 0, [encode_header(frame.first, frame.number)])
+        disk.write(file, 0, [encode_segment_header(frame.first, frame.number)])
         disk.sync(file)
         disk.rename(claimed, path)
         disk.sync_folder(folder)
@@ -241,11 +242,17 @@ class FileStore:
                 if found[-1].end >= end:
                     break
 
+    def _bytes(self, segment: Segment, at: int, length: int) -> bytes:
+        try:
+            return self._disk.read(segment.path, at, length)
+        except FileNotFoundError:
+            raise NotThere(f"positions before {segment.end} were trimmed") from None
+
     def _know(self, segment: Segment) -> None:
         """Looks at a segment that the start had no need to look at. Raises Damaged."""
         if not segment.is_known:
             found = Segment(segment.path, segment.first, segment.size)
-            data = self._disk.read(segment.path, 0, segment.size)
+            data = self._bytes(segment, 0, segment.size)
             for _, frame in frames_from(data, SEGMENT_HEADER_BYTES):
                 found.note(frame, frame.size_bytes)
             if found.end != segment.end:
@@ -260,7 +267,7 @@ class FileStore:
         """The frames from an offset on, about a megabyte of them, at least one. Raises Damaged."""
         length = _READ_BYTES
         while True:
-            data = self._disk.read(segment.path, at, min(length, segment.offset - at))
+            data = self._bytes(segment, at, min(length, segment.offset - at))
             frames = [frame for _, frame in frames_from(data, 0)]
             if frames:
                 return frames

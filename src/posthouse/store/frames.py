@@ -60,13 +60,18 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode(frame: Frame) -> bytes:
+    return encode_header(frame) + frame.payload
+
+
+def encode_header(frame: Frame) -> bytes:
+    """What comes before the payload."""
     rest = _REST.pack(
         frame.kind, frame.epoch, frame.count, frame.number, frame.first, frame.durable,
         frame.time_ms,
     )  # fmt: skip
     length = len(frame.payload)
     checksum = zlib.crc32(frame.payload, zlib.crc32(rest, zlib.crc32(length.to_bytes(4, "big"))))
-    return b"".join((_PREFIX.pack(MAGIC, checksum, length), rest, frame.payload))
+    return _PREFIX.pack(MAGIC, checksum, length) + rest
 
 
 def decode_time_ms(data: bytes) -> int:

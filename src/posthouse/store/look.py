@@ -5,6 +5,7 @@ A start needs not look at what a snapshot holds already: what was durable and is
 is checked when it is read, and now and then by the folding process.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,3 +135,33 @@ def _check_closed(disk: Disk, folder: Path, found: Found) -> None:
             f"the journal was closed at {b' '.join(words)!r} (position, frame),"
             f" and is found to end at {found.end}, {number}",
         )
+
+
+class Sealed(NamedTuple):
+    """A segment that is complete, because the next one was begun."""
+
+    path: Path
+    head: Header
+    following: Header
+
+
+def sealed(disk: Disk, folder: Path) -> list[Sealed]:
+    """They do not change any more, so another process may read them. Raises Damaged or TooNew."""
+    paths = segment_paths(disk, folder)
+    heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
+    return [Sealed(*each) for each in zip(paths, heads, heads[1:], strict=False)]
+
+
+def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
+    """All of them, or Damaged."""
+    data = disk.read(segment.path, 0, disk.size(segment.path))
+    found = Segment(segment.path, segment.head.first, len(data))
+    last = None
+    for _, frame in frames_from(data, SEGMENT_HEADER_BYTES):
+        begins = (frame.first, frame.number) == segment.head
+        if not (begins if last is None else frame.follows(last)):
+            break
+        yield frame
+        found.note(frame, frame.size_bytes)
+        last = frame
+    check_next(found, last, segment.following, "the next segment")

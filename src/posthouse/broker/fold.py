@@ -1,0 +1,112 @@
+"""Folding: what the journal has come to, written down so that a start need not read it all.
+
+A process of its own reads the segments that are complete, from the last snapshot on, runs the same
+`evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
+that they are still what was written. It shares nothing with the engine but files that do not change
+any more, and can be killed at any moment.
+
+    python -m posthouse.broker.fold DIR
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from posthouse.broker.replay import apply
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.snapshot import restore, take
+from posthouse.store import Snapshot
+from posthouse.store.disk import Disk
+from posthouse.store.errors import NotThere, StoreError
+from posthouse.store.frames import Frame
+from posthouse.store.look import Sealed, sealed, sealed_frames
+from posthouse.store.snapshots import FileSnapshots
+
+LOCK = "fold-lock"
+SCRUBBED = "scrubbed"  # holds the number of the frame up to which old segments were read again
+SCRUB_BYTES = 256 << 20
+
+
+class Folded(NamedTuple):
+    position: int  # the newest snapshot holds all below
+    frames: int  # that it holds more than the one before
+    scrubbed: int  # old segments that were read again
+
+
+def fold(folder: Path, disk: Disk | None = None, scrub_bytes: int = SCRUB_BYTES) -> Folded:
+    """Writes the next snapshot, if there is more to hold. Raises InUse, Damaged or NotThere."""
+    disk = disk or Disk()
+    lock = disk.lock(folder / LOCK)
+    try:
+        return asyncio.run(_fold(folder, disk, scrub_bytes))
+    finally:
+        disk.close(lock)
+
+
+async def _fold(folder: Path, disk: Disk, scrub_bytes: int) -> Folded:
+    snapshots = FileSnapshots(folder, disk)
+    segments = sealed(disk, folder)
+    old = await snapshots.load(1 << 63)
+    last = Frame(0, 0, 1, 0, 1, 0, b"") if old is None else old.last
+    new = [each for each in segments if each.following.number > last.number + 1]
+    if new and new[0].head.number > last.number + 1:
+        raise NotThere(
+            f"the journal begins at position {new[0].head.first}, and no snapshot that can be read"
+            " goes that far"
+        )
+    frames = 0
+    if new:
+        world = Namespaces() if old is None else restore(old.parts)
+        for segment in new:
+            for frame in sealed_frames(disk, segment):
+                if frame.number > last.number:
+                    apply(world, frame, keep_bytes=0)
+                    last = frame.without_payload()
+                    frames += 1
+        await snapshots.save(Snapshot(last, take(world)))
+    scrubbed = _scrub(folder, disk, [each for each in segments if each not in new], scrub_bytes)
+    return Folded(last.end, frames, scrubbed)
+
+
+def _scrub(folder: Path, disk: Disk, segments: Sequence[Sealed], left: int) -> int:
+    """Goes on where the last one ended, and begins again at the end. Raises Damaged."""
+    mark = folder / SCRUBBED
+    done = 0
+    if SCRUBBED in disk.names(folder):
+        words = disk.read(mark, 0, 20).split()
+        done = int(words[0]) if words and words[0].isdigit() else 0
+    rest = [each for each in segments if each.head.number > done] or segments
+    count = 0
+    for segment in rest:
+        try:
+            left -= disk.size(segment.path)
+            for _ in sealed_frames(disk, segment):
+                pass
+        except FileNotFoundError:
+            continue  # trimmed meanwhile
+        count += 1
+        file = disk.create(mark)
+        disk.write(file, 0, [b"%d\n" % segment.head.number])
+        disk.close(file)
+        if left <= 0:
+            break
+    return count
+
+
+def main(folder: Path) -> int:
+    os.nice(19)
+    try:
+        folded = fold(folder)
+    except StoreError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(folded._asdict()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

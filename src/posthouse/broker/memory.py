@@ -1,0 +1,196 @@
+"""How much memory messages take, what of it can be dropped, and when it is too much.
+
+Bodies are a cache: they are in the journal, and a message knows where. Above a budget the bodies of
+new messages are put aside as soon as they are durable, if enough others stand before them; when a
+message is delivered whose body is aside, it is read back, and with it what comes next.
+
+What cannot be dropped is held against a limit with three marks. Above the first publishers are
+slowed down, above the second they are refused, above the third everything is that makes the state
+larger.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from posthouse.broker import payload
+from posthouse.broker.replay import put_aside
+from posthouse.core.message import LOCKED
+from posthouse.core.model import Queue, State
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.records import Sent
+from posthouse.store import Store
+from posthouse.store.errors import NotThere
+from posthouse.store.frames import Frame
+
+MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
+GROUP_BYTES = 1_100
+MARKS = (0.80, 0.90, 0.95)
+FINE, SLOW, REFUSE, OVERFLOW = range(4)  # the level: how many marks are passed
+SLOW_MS_MAX = 100  # how long an answer to a publisher is held back just below the second mark
+AHEAD_BYTES_MAX = 4 << 20  # read back beyond what was asked for
+_WINDOW_BYTES = (16 << 10, 1 << 20)  # of a queue's bodies that stay in memory, the least and most
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container that is this process's machine."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine may use. Each has an answer for being reached."""
+
+    bodies_bytes: int = field(default_factory=lambda: machine_bytes() // 4)  # then put aside
+    memory_bytes: int = field(default_factory=lambda: machine_bytes() // 2)  # then see MARKS
+    pending_commands: int = 10_000  # then Busy
+    pending_bytes: int = 64 << 20  # then Busy
+
+
+class _Run(NamedTuple):
+    """Messages that were sent together."""
+
+    state: State
+    queue: str
+    first: int
+    messages: int
+    end: int  # the position after their contents
+
+
+class Memory:
+    """Counts exactly now and then, and in between guesses high by what has come since."""
+
+    def __init__(self, store: Store, world: Namespaces, limits: Limits) -> None:
+        self._store = store
+        self._world = world
+        self._limits = limits
+        self._bodies = self._fixed = 0  # at the last count
+        self._new_bodies = self._new_fixed = 0  # since, at most
+        self._window = _WINDOW_BYTES[1]
+        self._recent: deque[_Run] = deque()  # what could be put aside when it is durable
+        self.aside = False  # whether any body is
+        self.tight = False  # whether what is sent has to be remembered
+        self.level = FINE
+        self._count()
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be dropped, at most."""
+        return self._fixed + self._new_fixed
+
+    @property
+    def bodies_bytes(self) -> int:
+        """Bodies in memory, at most."""
+        return self._bodies + self._new_bodies
+
+    @property
+    def slow_ms(self) -> float:
+        """How long to hold back the answer to a publisher."""
+        if self.level == FINE:
+            return 0
+        part = self.held_bytes / self._limits.memory_bytes
+        return min(1.0, (part - MARKS[0]) / (MARKS[1] - MARKS[0])) * SLOW_MS_MAX
+
+    def remember(self, state: State, record: Sent, position: int) -> None:
+        """While it is tight: something that could be put aside when it is durable."""
+        count = len(record.messages)
+        new = _Run(state, record.queue, record.first_sequence, count, position + count)
+        self._recent.append(new)
+
+    def relieve(self, messages: int, size_bytes: int) -> None:
+        """After so much was sent and committed: puts aside what is too much, once it is durable."""
+        self._new_bodies += size_bytes
+        self._new_fixed += messages * MESSAGE_BYTES + size_bytes
+        limits = self._limits
+        crowded = self.level > FINE or self.held_bytes >= MARKS[0] * limits.memory_bytes
+        if crowded or self.bodies_bytes > limits.bodies_bytes:
+            self._count()
+        self.tight = 2 * self.bodies_bytes > limits.bodies_bytes
+        durable = self._store.durable
+        while self._recent and self._recent[0].end <= durable:
+            run = self._recent.popleft()
+            queue = run.state.queues.get(run.queue)
+            if queue is None or self.bodies_bytes <= limits.bodies_bytes:
+                continue
+            if queue.body_bytes - queue.aside_bytes > self._window:
+                self._bodies -= put_aside(queue, run.first, run.messages)
+                self.aside = True
+
+    def _count(self) -> None:
+        self._bodies = self._fixed = self._new_bodies = self._new_fixed = 0
+        queues = 0
+        for queue in _queues(self._world):
+            queues += 1
+            self._bodies += queue.body_bytes - queue.aside_bytes
+            self._fixed += queue.size_bytes - queue.body_bytes
+            self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
+            self.aside = self.aside or queue.aside_bytes > 0
+        least, most = _WINDOW_BYTES
+        share = self._limits.bodies_bytes // (4 * max(1, queues))
+        self._window = max(least, min(most, share))
+        part = self._fixed / self._limits.memory_bytes
+        self.level = sum(part >= mark for mark in MARKS)
+
+    # Reading back.
+
+    async def fetch(self, positions: set[int]) -> Mapping[int, bytes]:
+        """The bodies at these positions, and into the queues they are of what comes next.
+
+        Raises NotThere or Damaged.
+        """
+        frames = {frame.number: frame for frame in await self._store.get(sorted(positions))}
+        found: dict[int, bytes] = {}
+        hot: set[tuple[str, str]] = set()  # the queues that messages are taken from
+        for frame in frames.values():
+            for position, namespace, queue, _, message in payload.contents(frame):
+                if position in positions:
+                    found[position] = message.body
+                    hot.add((namespace, queue))
+        if len(found) < len(positions):
+            raise NotThere(f"there is no content at position {min(positions - set(found))}")
+        for frame in frames.values():
+            self._take_back(frame, hot)
+        await self._read_ahead(max(frame.end for frame in frames.values()), hot)
+        return found
+
+    async def _read_ahead(self, first: int, hot: set[tuple[str, str]]) -> None:
+        left = min(AHEAD_BYTES_MAX, self._limits.bodies_bytes // 8)
+        try:
+            async for frame in self._store.read(first, self._store.durable):
+                left -= frame.size_bytes
+                if left < 0:
+                    break
+                self._take_back(frame, hot)
+        except NotThere:
+            pass  # trimmed meanwhile, and not needed
+
+    def _take_back(self, frame: Frame, hot: set[tuple[str, str]]) -> None:
+        for position, namespace, name, sequence, content in payload.contents(frame):
+            state = self._world.states.get(namespace)
+            queue = None if state is None else state.queues.get(name)
+            if queue is None or (namespace, name) not in hot:
+                continue
+            message = queue.messages.get(sequence)
+            if (
+                message is not None
+                and message.position == position
+                and isinstance(message.body, int)
+                and message.state != LOCKED
+            ):
+                queue.aside_bytes -= message.body
+                self._new_bodies += message.body
+                message.body = content.body
+
+
+def _queues(world: Namespaces) -> Iterator[Queue]:
+    for state in world.states.values():
+        yield from state.queues.values()
+        yield from state.doomed

@@ -1,0 +1,83 @@
+"""From the journal to the state: what a start, the folding process and a look at the past share."""
+
+from posthouse.broker import payload
+from posthouse.core import evolve
+from posthouse.core import namespaces as spaces
+from posthouse.core.model import Queue
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.records import OfNamespaces, Sent, head
+from posthouse.core.snapshot import restore
+from posthouse.store import Snapshots, Store
+from posthouse.store.errors import NotThere
+from posthouse.store.frames import Frame
+
+END = 1 << 63
+
+
+def apply(world: Namespaces, frame: Frame, keep_bytes: int = END) -> int:
+    """Evolves a frame's records; returns the bytes of the bodies it keeps in memory.
+
+    When it has kept as much as it may, bodies are left in the journal.
+    """
+    kept = 0
+    for position, namespace, record in payload.entries(frame):
+        if isinstance(record, OfNamespaces):
+            spaces.evolve(world, record, position)
+            continue
+        state = world.states[namespace]
+        evolve(state, record, position)
+        if isinstance(record, Sent):
+            if kept + record.size_bytes > keep_bytes:
+                put_aside(state.queues[record.queue], record.first_sequence, len(record.messages))
+            else:
+                kept += record.size_bytes
+    return kept
+
+
+def put_aside(queue: Queue, first: int, count: int) -> int:
+    """Drops the bodies of these messages from memory; returns their bytes."""
+    dropped = 0
+    for sequence in range(first, first + count):
+        message = queue.messages.get(sequence)
+        if message is not None and isinstance(message.body, bytes):
+            dropped += len(message.body)
+            message.body = len(message.body)
+    queue.aside_bytes += dropped
+    return dropped
+
+
+async def recover(
+    store: Store, snapshots: Snapshots | None, end: int = END, keep_bytes: int = END
+) -> Namespaces:
+    """The world as it was when all positions below `end` had happened, and nothing else.
+
+    Raises NotThere where neither a snapshot nor the journal goes back far enough.
+    """
+    snapshot = None if snapshots is None else await snapshots.load(end)
+    world = Namespaces() if snapshot is None else restore(snapshot.parts)
+    first = 1 if snapshot is None else snapshot.last.end
+    expected = first
+    async for frame in store.read(first, end):
+        if frame.first > expected:
+            raise NotThere(
+                f"positions from {expected} up to {frame.first} are gone, and no snapshot that can"
+                " be read holds them"
+            )
+        expected = frame.end
+        if frame.end > end:
+            frame = _cut(frame, end)
+        keep_bytes -= apply(world, frame, keep_bytes)
+    return world
+
+
+def _cut(frame: Frame, end: int) -> Frame:
+    """As much of a frame as lies before a position."""
+    kept = [
+        (namespace, head(record, end - position))
+        for position, namespace, record in payload.entries(frame)
+        if position < end
+    ]
+    return Frame(
+        frame.epoch, frame.number, frame.first, end - frame.first, frame.durable, frame.time_ms,
+        payload.encode(kept),
+    )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Keeping the journal small: folding when enough has been written, trimming what nobody needs.
+
+Frames are kept for the feed and for looking back, by age and size. What is past that and held by
+snapshots goes, segment by segment from the oldest; contents of messages that are still there are
+written again first. Where more than half of it is still there little would be gained, and it stays.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from posthouse.broker import payload
+from posthouse.broker.access import BROKER
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import Content, Move
+from posthouse.core.errors import NotFound
+from posthouse.core.message import Message, NewMessage, size_bytes
+from posthouse.core.model import Queue
+from posthouse.store import Extent, Store
+from posthouse.store.file import FileStore
+
+_log = logging.getLogger(__name__)
+
+_SLICE = 2_000  # messages that are looked at in one go
+_MOVE_BYTES = 1 << 20  # of contents in one command
+_MOVE_MESSAGES = 1_000
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much of the journal is kept, and how often it is folded."""
+
+    keep_ms: int = 7 * 24 * 3_600_000
+    keep_bytes: int = 16 << 30
+    fold_bytes: int = 256 << 20  # written since the last snapshot
+
+
+async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> None:
+    """Until it is cancelled: folds in a process of its own, and trims."""
+    while True:
+        await store.rolled.wait()
+        store.rolled.clear()
+        newest = next(iter(store.snapshots.positions()), 0)
+        unfolded = [each for each in store.extents()[:-1] if each.end > newest]
+        enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
+        if enough and await fold_apart(store):
+            await trim(engine, store.snapshots.positions(), retention)
+
+
+async def fold_apart(store: FileStore) -> bool:
+    """Runs the folding process; whether it ended well."""
+    command = (sys.executable, "-m", "posthouse.broker.fold", str(store.folder))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    try:
+        _, errors = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        _log.error("The journal was not folded: %s", errors.decode().strip())
+    return process.returncode == 0
+
+
+async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -> int:
+    """Returns the position before which the journal was trimmed; 0 where nothing was.
+
+    `snapshots`: up to where each of the kept ones goes. The oldest of them must be enough to
+    start from.
+    """
+    old = _past_retention(engine.store.extents(), retention, engine.time_ms())
+    held = min(snapshots, default=0)
+    old = [extent for extent in old if extent.end <= held]
+    live = await _live_bytes(engine, old)
+    end, size, kept = 0, 0, 0
+    for extent, still in zip(old, live, strict=True):
+        size, kept = size + extent.size_bytes, kept + still
+        most = 0 if engine.store.full else size // 2  # what would be written again
+        if kept <= most:
+            end = extent.end
+    if end:
+        await _move_out(engine, end)
+        await engine.store.trim(end)
+    return end
+
+
+def _past_retention(extents: list[Extent], retention: Retention, now_ms: int) -> list[Extent]:
+    """Those that are too old, or behind too much, up to the first that is neither."""
+    size = sum(extent.size_bytes for extent in extents)
+    old = []
+    for extent, following in pairwise(extents):
+        if following.begun_ms > now_ms - retention.keep_ms and size <= retention.keep_bytes:
+            break
+        size -= extent.size_bytes
+        old.append(extent)
+    return old
+
+
+def _queues(engine: Engine) -> list[tuple[str, Queue]]:
+    states = engine.namespaces.states
+    return [(name, queue) for name, state in states.items() for queue in state.queues.values()]
+
+
+async def _live_bytes(engine: Engine, extents: list[Extent]) -> list[int]:
+    """For each extent, how much of it are contents of messages that are still there."""
+    live = [0] * len(extents)
+    firsts = [extent.first for extent in extents]
+    end = extents[-1].end if extents else 0
+    for _, queue in _queues(engine):
+        first = 0
+        while messages := list(islice(queue.messages.walk(first), _SLICE)):
+            for message in messages:
+                if message.position < end:
+                    live[bisect_right(firsts, message.position) - 1] += size_bytes(message)
+            first = messages[-1].sequence + 1
+            await asyncio.sleep(0)
+    return live
+
+
+async def _move_out(engine: Engine, end: int) -> None:
+    """Writes all contents from before a position again. When it returns there are none left.
+
+    A message may go from a queue that was not looked at yet to one that was; it has a new sequence
+    number there, so each further round looks at what is new, and the last finds nothing without
+    having let anybody else in between.
+    """
+    looked: dict[int, int] = {}  # queue number: the sequence up to which it was looked at
+    while True:
+        found = [
+            (namespace, queue, messages)
+            for namespace, queue in _queues(engine)
+            if (messages := _before(queue, looked, end))
+        ]
+        if not found and all(_is_looked_at(q, looked) for _, q in _queues(engine)):
+            return
+        for namespace, queue, messages in found:
+            await _move(engine, namespace, queue, messages)
+        await asyncio.sleep(0)
+
+
+def _is_looked_at(queue: Queue, looked: dict[int, int]) -> bool:
+    return looked.get(queue.number, 0) >= queue.next_sequence
+
+
+def _before(queue: Queue, looked: dict[int, int], end: int) -> list[Message]:
+    """Goes through the next slice of a queue."""
+    messages = list(islice(queue.messages.walk(looked.get(queue.number, 0)), _SLICE))
+    whole = len(messages) < _SLICE
+    looked[queue.number] = queue.next_sequence if whole else messages[-1].sequence + 1
+    return [message for message in messages if message.position < end]
+
+
+async def _move(engine: Engine, namespace: str, queue: Queue, messages: list[Message]) -> None:
+    contents: list[Content] = []
+    size = 0
+    bodies = await _bodies(engine.store, messages)
+    for message, body in zip(messages, bodies, strict=True):
+        new = NewMessage(message.envelope, body, message.native, message.group, message.priority)
+        contents.append(Content(message.sequence, message.position, new))
+        size += size_bytes(new)
+        if size >= _MOVE_BYTES or len(contents) >= _MOVE_MESSAGES:
+            await _ask_to_move(engine, namespace, queue, contents)
+            contents, size = [], 0
+    if contents:
+        await _ask_to_move(engine, namespace, queue, contents)
+
+
+async def _ask_to_move(
+    engine: Engine, namespace: str, queue: Queue, contents: list[Content]
+) -> None:
+    with contextlib.suppress(NotFound):  # deleted meanwhile
+        await engine.ask(BROKER, namespace, Move(queue.name, contents))
+
+
+async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
+    """As they are in memory, or else in the journal."""
+    aside = [message.position for message in messages if isinstance(message.body, int)]
+    found: dict[int, bytes] = {}
+    for frame in {f.number: f for f in await store.get(aside)}.values():
+        found |= {position: new.body for position, _, _, _, new in payload.contents(frame)}
+    return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]

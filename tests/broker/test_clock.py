@@ -1,0 +1,236 @@
+"""Clocks: the machine's, which may jump, and those of namespaces, which can be moved."""
+
+import asyncio
+import time
+
+import pytest
+
+from posthouse.broker.access import BROKER
+from posthouse.broker.clock import SystemClock, VirtualClock
+from posthouse.broker.engine import Engine, Fired
+from posthouse.broker.payload import entries
+from posthouse.core.commands import Complete, CreateQueue, GetQueue, QueueInfo
+from posthouse.core.errors import InvalidArgument, NotFound
+from posthouse.core.model import QueueProperties
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.core.records import ClockStepped
+from posthouse.store.memory import MemoryStore
+from tests.broker.desk import NS, Desk, bodies
+
+SECOND_NS = 1_000_000_000
+HOUR_MS = 3_600_000
+
+
+class Hands:
+    """What the machine's two clocks say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_ns, self.steady_ns = 1_700_000_000 * SECOND_NS, 5 * SECOND_NS
+        monkeypatch.setattr(time, "time_ns", lambda: self.wall_ns)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.steady_ns)
+
+    def pass_time(self, seconds: float) -> None:
+        self.wall_ns += int(seconds * SECOND_NS)
+        self.steady_ns += int(seconds * SECOND_NS)
+
+    def set(self, seconds: float) -> None:
+        """Somebody sets the wall clock, forward or back."""
+        self.wall_ns += int(seconds * SECOND_NS)
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    return Hands(monkeypatch)
+
+
+def test_the_system_clock_follows_the_machine(hands: Hands) -> None:
+    clock = SystemClock()
+    start_ms = clock.now_ms()
+    for _ in range(100):
+        hands.pass_time(7.5)
+        clock.now_ms()
+    assert clock.now_ms() == start_ms + 750_000
+    assert clock.take_step_ms() == 0
+
+
+def test_a_jump_forward_is_a_step_unless_it_is_small(hands: Hands) -> None:
+    clock = SystemClock()
+    hands.pass_time(100)
+    hands.set(4)
+    clock.now_ms()
+    assert clock.take_step_ms() == 0
+    hands.pass_time(0.1)
+    hands.set(3_600)
+    clock.now_ms()
+    assert clock.take_step_ms() == HOUR_MS
+    assert clock.take_step_ms() == 0
+
+
+def test_when_the_machine_is_set_back_time_goes_on_slowly_until_they_agree(hands: Hands) -> None:
+    clock = SystemClock()
+    start_ms = clock.now_ms()
+    hands.set(-60)
+    last_ms, ahead = start_ms, []
+    for _ in range(130):
+        hands.pass_time(1)
+        now_ms = clock.now_ms()
+        assert now_ms >= last_ms, "time went back"
+        last_ms = now_ms
+        ahead.append(now_ms - hands.wall_ns // 1_000_000)
+    assert last_ms > start_ms
+    assert ahead[0] > 59_000
+    assert ahead == sorted(ahead, reverse=True)
+    assert ahead[-1] == 0
+    assert clock.take_step_ms() == 0
+
+
+def test_nobody_loses_a_lock_when_the_clock_jumps(hands: Hands) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await Desk.open(store, SystemClock(), lock_ms=30_000)
+        await desk.send("a", "b")
+        first, second = await desk.receive(2)
+        hands.set(3_600)
+        await desk.do(Complete("q", [first.token]))
+        lock = desk.engine.namespaces.states[NS].locks[second.token]
+        assert lock.until_ms == second.until_ms + HOUR_MS
+        await desk.engine.close()
+        again = await Desk.open(MemoryStore(store.frames), SystemClock())
+        state = again.engine.namespaces.states[NS]
+        assert state.locks[second.token].until_ms == lock.until_ms
+        records = [record for frame in store.frames for _, _, record in entries(frame)]
+        assert sum(isinstance(record, ClockStepped) for record in records) == 1
+
+    asyncio.run(main())
+
+
+def test_a_virtual_clock_runs_stands_and_moves(hands: Hands) -> None:
+    clock = VirtualClock(1_000, SystemClock())
+    hands.pass_time(2)
+    assert clock.now_ms() == 3_000
+    assert clock.seconds_until(4_000) == 1
+    clock.freeze()
+    hands.pass_time(2)
+    assert clock.now_ms() == 3_000
+    assert clock.seconds_until(4_000) is None
+    clock.move_to(10_000)
+    clock.move_to(9_000)
+    assert clock.now_ms() == 10_000
+    clock.resume()
+    hands.pass_time(1)
+    assert clock.now_ms() == 11_000
+    assert clock.seconds_until(5) == 0
+
+
+def test_a_clock_without_a_base_does_not_run() -> None:
+    clock = VirtualClock(5)
+    clock.resume()
+    assert clock.now_ms() == 5
+    assert clock.seconds_until(6) is None
+
+
+async def two_namespaces(store: MemoryStore) -> Desk:
+    desk = await Desk.open(store, SystemClock(), lock_ms=60_000)
+    await desk.engine.ask(BROKER, "other", CreateNamespace("other", desk.engine.epoch, 5))
+    await desk.engine.ask(BROKER, "other", CreateQueue("q", QueueProperties()))
+    return desk
+
+
+def test_advancing_a_namespace_fires_what_is_due_in_it_and_says_what() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        engine = desk.engine
+        now_ms = engine.time_ms()
+        await desk.send("later", "later too", due_ms=now_ms + HOUR_MS)
+        await desk.send("soon gone", ttl_ms=1_000)
+        await desk.send("held")
+        (_, held) = await desk.receive(2)
+        assert bodies([held]) == ["held"]
+        engine.clock(NS).freeze()
+        fired = await engine.advance(2 * HOUR_MS, NS)
+        assert fired == [
+            Fired("Activated", "q", 2),
+            Fired("Expired", "q", 1),
+            Fired("Returned", "q", 1),
+        ]
+        assert engine.clock(NS).now_ms() >= now_ms + 2 * HOUR_MS
+        assert engine.time_ms() < now_ms + HOUR_MS, "the others' time did not move"
+        assert bodies(await desk.receive(9)) == ["held", "later", "later too"]
+        assert await engine.advance(0, NS) == []
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_time_is_set_forward_never_back() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        moment_ms = desk.engine.time_ms() + HOUR_MS
+        await desk.engine.set_time(NS, moment_ms)
+        assert desk.engine.clock(NS).now_ms() >= moment_ms
+        with pytest.raises(InvalidArgument):
+            await desk.engine.set_time(NS, moment_ms - 1)
+        with pytest.raises(NotFound):
+            await desk.engine.advance(5, "none")
+        with pytest.raises(InvalidArgument):
+            await desk.engine.advance(5)
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_clock_that_was_moved_does_not_go_back_with_a_restart() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await two_namespaces(store)
+        moment_ms = desk.engine.time_ms() + 24 * HOUR_MS
+        await desk.engine.set_time(NS, moment_ms)
+        await desk.engine.close()
+        again = await Desk.open(MemoryStore(store.frames), SystemClock())
+        await again.do(CreateQueue("new"))
+        info = await again.do(GetQueue("new"))
+        assert isinstance(info, QueueInfo)
+        assert info.created_ms >= moment_ms
+        await again.engine.close()
+
+    asyncio.run(main())
+
+
+def test_when_everything_is_idle_time_moves_on_by_itself() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        now_ms = desk.engine.time_ms()
+        await desk.send("tomorrow", due_ms=now_ms + 24 * HOUR_MS)
+        desk.engine.clock(NS).auto = True
+        assert bodies(await desk.receive(deadline_ms=now_ms + 48 * HOUR_MS)) == ["tomorrow"]
+        assert desk.engine.clock(NS).now_ms() >= now_ms + 24 * HOUR_MS
+        assert desk.engine.time_ms() < now_ms + HOUR_MS
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_frozen_clock_holds_everything_where_it_is() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        desk.engine.clock(NS).freeze()
+        now_ms = desk.engine.clock(NS).now_ms()
+        await desk.send("soon", due_ms=now_ms + 1)
+        await asyncio.sleep(0.02)
+        assert await desk.receive() == []
+        desk.engine.clock(NS).resume()
+        assert bodies(await desk.receive(deadline_ms=now_ms + HOUR_MS)) == ["soon"]
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_broker_s_own_clock_can_be_virtual() -> None:
+    async def main() -> None:
+        engine = await Engine.open(MemoryStore(), VirtualClock(1_000), 5)
+        assert await engine.advance(500) == []
+        assert engine.time_ms() == 1_500
+        with pytest.raises(InvalidArgument):
+            await engine.advance(-1)
+
+    asyncio.run(main())

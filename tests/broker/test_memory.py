@@ -1,0 +1,269 @@
+"""Bodies that are put aside and read back, and what happens when memory runs short."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from posthouse.broker.access import BROKER
+from posthouse.broker.memory import FINE, OVERFLOW, REFUSE, SLOW, Limits, machine_bytes
+from posthouse.core.commands import (
+    Attach,
+    Command,
+    Complete,
+    CreateQueue,
+    DeadLetter,
+    Delivery,
+    Enqueued,
+    GetQueue,
+    Peek,
+    Peeked,
+    Purge,
+    QueueInfo,
+    Receive,
+    Received,
+    Resubmit,
+    Send,
+)
+from posthouse.core.errors import Busy, Refused
+from posthouse.core.message import ACTIVE, NewMessage
+from posthouse.core.model import dead_letter_queue
+from posthouse.core.plan import Delivered
+from posthouse.store.errors import NotThere, StoreError
+from posthouse.store.file import FileStore
+from posthouse.store.frames import Frame
+from posthouse.store.memory import MemoryStore
+from tests.broker.desk import NS, Desk, bodies, text
+from tests.broker.test_engine import GatedStore
+from tests.invariants import check
+
+SMALL = Limits(bodies_bytes=64 << 10)
+
+
+def padded(number: int) -> str:
+    return f"{number:04}" + "x" * 1_000
+
+
+async def a_backlog(desk: Desk, count: int = 400) -> None:
+    for at in range(0, count, 20):
+        await desk.send(*(padded(n) for n in range(at, at + 20)))
+
+
+def aside(desk: Desk, queue: str = "q") -> int:
+    return desk.engine.namespaces.states[NS].queues[queue].aside_bytes
+
+
+def test_above_the_budget_bodies_are_put_aside_and_come_back_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path, segment_bytes=128 << 10), limits=SMALL)
+        await a_backlog(desk)
+        figures = desk.engine.figures()
+        assert figures.bodies_bytes < 100 << 10
+        assert aside(desk) > 250 << 10
+        check(desk.engine.namespaces.states[NS], 1_000)
+        for at in range(0, 400, 25):
+            got = await desk.receive(25)
+            assert bodies(got) == [padded(n) for n in range(at, at + 25)]
+            await desk.do(Complete("q", [each.token for each in got]))
+            assert desk.engine.figures().bodies_bytes < 120 << 10
+        check(desk.engine.namespaces.states[NS], 1_000)
+        assert aside(desk) == 0
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_reading_back_brings_what_comes_next_too() -> None:
+    class Counting(MemoryStore):
+        gets = 0
+
+        async def get(self, positions: object) -> list[Frame]:
+            self.gets += 1
+            return await super().get(positions)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        store = Counting()
+        desk = await Desk.open(store, limits=SMALL)
+        await a_backlog(desk)
+        got = 0
+        while deliveries := await desk.receive(1):
+            got += 1
+            await desk.do(Complete("q", [deliveries[0].token]))
+        assert got == 400
+        assert 0 < store.gets < 60
+
+    asyncio.run(main())
+
+
+def test_pushed_peeked_and_waiting_receivers_get_whole_messages() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=SMALL)
+        await a_backlog(desk, 200)
+        pushed: list[Delivered] = []
+        receiver = desk.engine.new_receiver(pushed.extend)
+        await desk.do(Attach("q", receiver, 120))
+        assert bodies([d for d in pushed if isinstance(d, Delivery)]) == [
+            padded(n) for n in range(120)
+        ]
+        peeked = await desk.do(Peek("q", 0, 200))
+        assert isinstance(peeked, Peeked)
+        assert [text(seen.message.body) for seen in peeked.messages] == [
+            padded(n) for n in range(200)
+        ]
+        assert bodies(await desk.receive(100, delete=True)) == [padded(n) for n in range(120, 200)]
+        check(desk.engine.namespaces.states[NS], 1_000)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_was_put_aside_follows_its_message_to_other_queues() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=SMALL)
+        await desk.do(CreateQueue("other"))
+        await a_backlog(desk, 200)
+        held = await desk.receive(200)
+        await desk.do(DeadLetter("q", [each.token for each in held]))
+        assert aside(desk) == 0
+        assert aside(desk, dead_letter_queue("q")) > 0
+        await desk.do(Resubmit(dead_letter_queue("q"), target="other"))
+        assert bodies(await desk.receive(200, queue="other")) == [padded(n) for n in range(200)]
+        await desk.do(Purge("other", frozenset({ACTIVE})))
+        check(desk.engine.namespaces.states[NS], 1_000)
+
+    asyncio.run(main())
+
+
+def test_after_a_restart_bodies_beyond_the_budget_stay_in_the_journal(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path))
+        await a_backlog(desk, 200)
+        await desk.engine.close()
+        desk = await Desk.open(FileStore(tmp_path), limits=SMALL)
+        assert desk.engine.figures().bodies_bytes <= 64 << 10
+        assert aside(desk) > 100 << 10
+        assert bodies(await desk.receive(200)) == [padded(n) for n in range(200)]
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_short_queue_keeps_its_bodies_in_memory_though_a_long_one_fills_it() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=Limits(bodies_bytes=256 << 10))
+        await desk.do(CreateQueue("short"))
+        await a_backlog(desk, 600)
+        await desk.send(padded(1), padded(2), queue="short")
+        assert aside(desk, "short") == 0
+        assert aside(desk) > 0
+
+    asyncio.run(main())
+
+
+def test_a_body_that_cannot_be_read_back_stops_the_engine_with_the_reason() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await Desk.open(store, limits=SMALL)
+        await a_backlog(desk, 200)
+        del store.frames[10:20]
+        with pytest.raises(NotThere):
+            await desk.receive(200)
+        assert desk.engine.failed.is_set()
+
+    asyncio.run(main())
+
+
+# Too much of it.
+
+
+def a_limit(messages: int) -> Limits:
+    """Room for about so many small messages."""
+    return Limits(memory_bytes=messages * 351)
+
+
+def test_publishers_are_slowed_down_then_refused_and_receivers_are_not() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=a_limit(1_000))
+        engine = desk.engine
+        levels, answers = [], []
+        for at in range(110):
+            try:
+                answers.append(await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 10)))
+            except Busy as busy:
+                answers.append(busy)
+            levels.append(engine.figures().level)
+            if at == 84:
+                assert levels[-1] == SLOW
+        assert levels[70] == FINE
+        assert levels == sorted(levels)
+        assert levels[-1] == REFUSE
+        assert engine.figures().refused == sum(isinstance(each, Busy) for each in answers) > 0
+        assert engine.figures().slowed > 0
+        assert engine.figures().held_bytes < 1_000 * 351
+        got = await desk.receive(500)
+        await desk.do(Complete("q", [each.token for each in got]))
+        await desk.send("there is room again")
+        assert engine.figures().level == FINE
+
+    asyncio.run(main())
+
+
+def test_a_slowed_publisher_is_told_later_than_its_messages_are_there() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=a_limit(1_000))
+        await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 880))
+        sending = asyncio.create_task(desk.do(Send("q", [NewMessage(b"\x80", b"last")])))
+        await asyncio.sleep(0)
+        info = await desk.do(GetQueue("q"))
+        assert isinstance(info, QueueInfo)
+        assert info.counts.active == 881
+        assert not sending.done()
+        assert isinstance(await sending, Enqueued)
+
+    asyncio.run(main())
+
+
+def test_in_dire_need_nothing_that_grows_is_accepted() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=a_limit(1_000))
+        await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 990))
+        assert desk.engine.figures().level == OVERFLOW
+        for command in (CreateQueue("more"), Resubmit(dead_letter_queue("q"))):
+            with pytest.raises(Busy):
+                await desk.do(command)
+        assert len(await desk.receive(5)) == 5
+
+    asyncio.run(main())
+
+
+def test_more_than_may_wait_is_refused_at_once() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        limits = Limits(pending_commands=50, pending_bytes=30 << 20)
+        desk = await Desk.open(store, limits=limits)
+        store.gate.clear()
+        answers: list[object] = []
+        large = Send("q", [NewMessage(b"\x80", bytes(5 << 20))])
+        small = Receive("q", 99)
+        commands: list[Command] = [*[large] * 12, *[small] * 60]
+        for command in commands:
+            desk.engine.submit(BROKER, NS, command, answers.append)
+            await asyncio.sleep(0)
+        busy = [each for each in answers if isinstance(each, Busy)]
+        assert len(busy) > 10
+        assert len(busy) == len(answers)
+        figures = desk.engine.figures()
+        assert figures.pending_commands == 50
+        assert figures.pending_bytes <= 30 << 20
+        store.gate.set()
+        await desk.engine.close()
+        assert len(answers) == 72
+        assert sum(isinstance(each, Enqueued) for each in answers) > 6
+        assert any(isinstance(each, Received | Refused) for each in answers)
+        assert not any(isinstance(each, StoreError) for each in answers)
+
+    asyncio.run(main())
+
+
+def test_the_limits_follow_the_machine() -> None:
+    assert Limits().bodies_bytes == machine_bytes() // 4
+    assert machine_bytes() > 64 << 20

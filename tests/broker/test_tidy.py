@@ -1,0 +1,224 @@
+"""Trimming: what is past retention goes, and what is still needed of it is written again."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from posthouse.broker.clock import VirtualClock
+from posthouse.broker.fold import fold
+from posthouse.broker.tidy import Retention, trim
+from posthouse.core.commands import Complete, DeadLetter, DeleteQueue, Delivery
+from posthouse.core.dump import dump
+from posthouse.core.model import dead_letter_queue
+from posthouse.store.errors import NotThere
+from posthouse.store.file import FileStore
+from posthouse.store.memory import MemoryStore
+from tests.broker.desk import NS, Desk, bodies
+
+SEGMENT_BYTES = 64 << 10
+NOTHING = Retention(keep_ms=0, keep_bytes=0)
+HOUR_MS = 3_600_000
+
+
+def a_store(folder: Path) -> FileStore:
+    return FileStore(folder, segment_bytes=SEGMENT_BYTES)
+
+
+async def opened(folder: Path, now_ms: int = 1_000) -> tuple[FileStore, Desk]:
+    store = a_store(folder)
+    return store, await Desk.open(store, VirtualClock(now_ms), snapshots=store.snapshots)
+
+
+async def fill(desk: Desk, count: int, keep: int) -> list[Delivery]:
+    """Sends and completes all but every `keep`th, which stays locked."""
+    kept: list[Delivery] = []
+    for at in range(0, count, 20):
+        await desk.send(*(f"{n} " + "x" * 400 for n in range(at, at + 20)))
+        got = await desk.receive(20)
+        kept += [each for at, each in enumerate(got) if at % keep == 0]
+        done = [each.token for at, each in enumerate(got) if at % keep]
+        if done:
+            await desk.do(Complete("q", done))
+    return kept
+
+
+def a_folder(folder: Path, count: int = 1_200, keep: int = 10) -> list[Delivery]:
+    """Closed and folded."""
+
+    async def main() -> list[Delivery]:
+        _, desk = await opened(folder)
+        kept = await fill(desk, count, keep)
+        await desk.engine.close()
+        return kept
+
+    kept = asyncio.run(main())
+    fold(folder)
+    return kept
+
+
+def test_what_is_past_retention_goes_and_messages_stay(tmp_path: Path) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        before = len(store.extents())
+        end = await trim(desk.engine, store.snapshots.positions(), NOTHING)
+        assert end > 1
+        assert len(store.extents()) < before / 2
+        with pytest.raises(NotThere):
+            await store.get([1])
+        queue = desk.engine.namespaces.states[NS].queues["q"]
+        assert all(message.position >= end for message in queue.messages.walk(0))
+        await desk.engine.advance(60_000)  # the locks end
+        assert [b.split()[0] for b in bodies(await desk.receive(500))] == [
+            str(n) for n in range(0, 1_200, 10)
+        ]
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+    async def again() -> None:
+        _, desk = await opened(tmp_path, 100_000)
+        await desk.engine.advance(60_000)
+        assert len(bodies(await desk.receive(500))) == 120
+        await desk.engine.close()
+
+    asyncio.run(again())
+
+
+def test_nothing_goes_that_no_snapshot_holds(tmp_path: Path) -> None:
+    async def main() -> None:
+        _, desk = await opened(tmp_path)
+        await fill(desk, 1_200, 10)
+        assert await trim(desk.engine, [], NOTHING) == 0
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_older_of_two_snapshots_can_still_be_started_from(tmp_path: Path) -> None:
+    a_folder(tmp_path)
+    kept = a_folder(tmp_path)
+    assert kept
+
+    async def main() -> dict[str, object]:
+        store, desk = await opened(tmp_path)
+        assert len(store.snapshots.positions()) == 2
+        await trim(desk.engine, store.snapshots.positions(), NOTHING)
+        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        await store.close()
+        return state
+
+    async def again() -> dict[str, object]:
+        store = a_store(tmp_path)
+        store.snapshots.paths()[0].unlink()
+        await store.close()
+        store, desk = await opened(tmp_path)
+        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        await store.close()
+        return state
+
+    first, second = asyncio.run(main()), asyncio.run(again())
+    for each in (first, second):
+        for word in ("era", "started_ms"):
+            del each[word]
+    assert first == second
+
+
+def test_frames_are_kept_for_their_time(tmp_path: Path) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        policy = Retention(keep_ms=HOUR_MS)
+        assert await trim(desk.engine, store.snapshots.positions(), policy) == 0
+        await desk.engine.advance(HOUR_MS + 1)
+        assert await trim(desk.engine, store.snapshots.positions(), policy) > 0
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_frames_are_kept_up_to_a_size(tmp_path: Path) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        size = sum(extent.size_bytes for extent in store.extents())
+        policy = Retention(keep_bytes=size - 2 * SEGMENT_BYTES)
+        before = store.extents()
+        end = await trim(desk.engine, store.snapshots.positions(), policy)
+        assert end == before[1].end
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_mostly_still_needed_is_not_written_again(tmp_path: Path) -> None:
+    a_folder(tmp_path, keep=1)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        assert await trim(desk.engine, store.snapshots.positions(), NOTHING) == 0
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_messages_that_change_queues_meanwhile_are_not_forgotten(tmp_path: Path) -> None:
+    """Into a queue that was looked at before, out of one that was not."""
+    kept = a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+
+        async def bury() -> None:
+            for each in kept:
+                await desk.do(DeadLetter("q", [each.token]))
+                await asyncio.sleep(0)
+
+        burying = asyncio.create_task(bury())
+        end = await trim(desk.engine, store.snapshots.positions(), NOTHING)
+        await burying
+        assert end > 1
+        state = desk.engine.namespaces.states[NS]
+        for queue in state.queues.values():
+            assert all(message.position >= end for message in queue.messages.walk(0))
+        assert len(bodies(await desk.receive(500, dead_letter_queue("q")))) == len(kept)
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_queue_may_be_deleted_meanwhile(tmp_path: Path) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        trimming = asyncio.create_task(trim(desk.engine, store.snapshots.positions(), NOTHING))
+        await asyncio.sleep(0)
+        await desk.do(DeleteQueue("q"))
+        assert await trimming > 1
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_on_a_full_disk_only_that_goes_which_needs_no_room() -> None:
+    class Full(MemoryStore):
+        full = False
+
+    async def main() -> None:
+        store = Full()
+        desk = await Desk.open(store)
+        await fill(desk, 100, 10)
+        store.full = True
+        frames = len(store.frames)
+        assert await trim(desk.engine, [store.durable], NOTHING) > 0
+        assert len(store.frames) < frames
+        held = [m.position for m in desk.engine.namespaces.states[NS].queues["q"].messages.walk(0)]
+        assert store.frames[0].first <= min(held)
+        assert await store.get(held)
+
+    asyncio.run(main())
