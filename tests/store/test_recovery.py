@@ -14,7 +14,7 @@ from posthouse.store.errors import Damaged, Lost, TooNew
 from posthouse.store.file import NEXT, RESERVE, FileStore
 from posthouse.store.frames import Frame, encode
 from posthouse.store.look import CLOSED
-from posthouse.store.segments import SUFFIX, encode_header, name
+from posthouse.store.segments import SUFFIX, Header, decode_header, encode_header, name
 from tests.store.faulty_disk import FaultyDisk, File, PowerCut
 from tests.store.test_conformance import closing, frames, read_all
 
@@ -75,6 +75,12 @@ def written(count: int, *, clean: bool = False) -> tuple[FaultyDisk, list[Frame]
 
 def segments(disk: FaultyDisk) -> list[str]:
     return [each for each in disk.names(FOLDER) if each.endswith(SUFFIX)]
+
+
+def salt(disk: FaultyDisk) -> int:
+    """Of the last segment."""
+    path = FOLDER / segments(disk)[-1]
+    return decode_header(path, disk.read(path, 0, 64)).salt
 
 
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged() -> None:
@@ -226,7 +232,8 @@ def test_a_tail_that_was_cut_is_told() -> None:
     disk, every = written(3)
     last = segments(disk)[-1]
     content = disk.names_now[last].now()
-    torn = encode(frames(1, first=every[-1].end, number=every[-1].number + 1)[0])[:-3]
+    (new,) = frames(1, first=every[-1].end, number=every[-1].number + 1)
+    torn = encode(new, salt(disk))[:-3]
     end = len(content.rstrip(b"\0"))
     disk.names_now[last] = File((content[:end] + torn).ljust(len(content), b"\0"))
     store = opened(disk)
@@ -241,13 +248,29 @@ def test_frames_of_a_lower_epoch_do_not_count() -> None:
     content = disk.names_now[last].now()
     end = len(content.rstrip(b"\0"))
     stale = Frame(0, every[-1].number + 1, every[-1].end, 1, 1, 0, b"of one who was deposed")
-    disk.names_now[last] = File((content[:end] + encode(stale)).ljust(len(content), b"\0"))
+    disk.names_now[last] = File(
+        (content[:end] + encode(stale, salt(disk))).ljust(len(content), b"\0")
+    )
+    assert recovered(disk) == every
+
+
+def test_what_a_sender_made_to_look_like_a_frame_is_not_taken_for_one() -> None:
+    """In a torn tail it would vouch for what was never durable, and the start would be refused."""
+    disk, every = written(2)
+    last = segments(disk)[-1]
+    content = disk.names_now[last].now()
+    end = len(content.rstrip(b"\0"))
+    forged = Frame(9, every[-1].number + 2, every[-1].end + 1, 1, 1 << 40, 0, b"forged")
+    body = b"".join(encode(forged, guess) for guess in (0, 1, 0xFFFFFFFF))
+    torn = Frame(1, every[-1].number + 1, every[-1].end, 1, 1, 0, body + b"rest")
+    data = encode(torn, salt(disk))[:-2]
+    disk.names_now[last] = File((content[:end] + data).ljust(len(content), b"\0"))
     assert recovered(disk) == every
 
 
 def test_a_newer_format_is_refused() -> None:
     disk = FaultyDisk()
-    header = bytearray(encode_header(1, 1))
+    header = bytearray(encode_header(Header(1, 1, 0)))
     header[12:16] = (9).to_bytes(4, "big")
     header[8:12] = zlib.crc32(bytes(header[12:])).to_bytes(4, "big")
     disk.names_now[name(1)] = File(bytes(header))

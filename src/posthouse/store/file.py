@@ -24,6 +24,7 @@ only begun when all before it is durable.
 
 import asyncio
 import errno
+import secrets
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,13 +36,13 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
 from posthouse.store.look import CLOSED, look
-from posthouse.store.segments import SEGMENT_HEADER_BYTES, Segment, frames_from, name
+from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
 
 Durability = Literal["fsync", "interval", "memory"]
 
-NEXT, RESERVE, LOCK = "next", "reserve", "lock"
+NEXT, RESERVE, LOCK, CLOSING_NAME = "next", "reserve", "lock", "closing"
 SEGMENT_BYTES = 64 << 20
 INTERVAL_MS = 100
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
@@ -152,7 +153,7 @@ class FileStore:
                 segment = self._roll(frame)
             segment.note(frame, length)
             self._written = frame.end
-            chunks += (encode_header(frame), frame.payload)
+            chunks += (encode_header(frame, segment.head.salt), frame.payload)
             size += length
         self._flush(chunks, size)
         if now:
@@ -189,12 +190,13 @@ class FileStore:
         claimed = folder / claims[0]
         path = folder / name(frame.number)
         file = disk.open(claimed)
-        disk.write(file, 0, [encode_segment_header(frame.first, frame.number)])
+        head = Header(frame.first, frame.number, secrets.randbits(32))
+        disk.write(file, 0, [encode_segment_header(head)])
         disk.sync(file)
         disk.rename(claimed, path)
         disk.sync_folder(folder)
         self._file = file
-        segment = Segment(path, frame.first, disk.size(path))
+        segment = Segment(path, head, disk.size(path))
         self._segments.append(segment)
         self._begun += 1
         return segment
@@ -213,13 +215,13 @@ class FileStore:
             self.full = False
 
     def _mark_closed(self, frame: Frame) -> None:
-        disk, path = self._disk, self.folder / CLOSED
-        data = f"{frame.end} {frame.number}\n".encode()
-        disk.claim(path, len(data))
-        file = disk.open(path)
-        disk.write(file, 0, [data])
+        """Under another name first: there is a `closed` only if it says where the end is."""
+        disk, unfinished = self._disk, self.folder / CLOSING_NAME
+        file = disk.create(unfinished)
+        disk.write(file, 0, [f"{frame.end} {frame.number}\n".encode()])
         disk.sync(file)
         disk.close(file)
+        disk.rename(unfinished, self.folder / CLOSED)
         disk.sync_folder(self.folder)
 
     # Reading.
@@ -251,9 +253,9 @@ class FileStore:
     def _know(self, segment: Segment) -> None:
         """Looks at a segment that the start had no need to look at. Raises Damaged."""
         if not segment.is_known:
-            found = Segment(segment.path, segment.first, segment.size)
+            found = Segment(segment.path, segment.head, segment.size)
             data = self._bytes(segment, 0, segment.size)
-            for _, frame in frames_from(data, SEGMENT_HEADER_BYTES):
+            for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
                 found.note(frame, frame.size_bytes)
             if found.end != segment.end:
                 raise Damaged(
@@ -268,7 +270,7 @@ class FileStore:
         length = _READ_BYTES
         while True:
             data = self._bytes(segment, at, min(length, segment.offset - at))
-            frames = [frame for _, frame in frames_from(data, 0)]
+            frames = [frame for _, frame in frames_from(data, 0, segment.head.salt)]
             if frames:
                 return frames
             if length >= HEADER_BYTES + PAYLOAD_BYTES_MAX or length >= segment.offset - at:

@@ -1,7 +1,7 @@
 """Frames: the unit of the journal. One is written for each commit, and counts whole or not at all.
 
      0   4  magic, "PHF1"
-     4   4  checksum: CRC-32 of all that follows, payload included
+     4   4  checksum: CRC-32 of all that follows, payload included, begun from the segment's salt
      8   4  length of the payload
     12   1  kind: 0 records, 1 closing (a clean stop; no payload)
     13   3  zero
@@ -15,6 +15,9 @@
 
 All numbers are unsigned and big-endian. A frame counts only if its epoch is not lower than that of
 the frame before, its number is the next, and its first position is where that frame ended.
+
+The salt is drawn at random for each segment. Without it a sender could put something that looks
+like a frame into a message, where a search behind damage would find it.
 """
 
 import struct
@@ -59,18 +62,19 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def encode(frame: Frame) -> bytes:
-    return encode_header(frame) + frame.payload
+def encode(frame: Frame, salt: int = 0) -> bytes:
+    return encode_header(frame, salt) + frame.payload
 
 
-def encode_header(frame: Frame) -> bytes:
+def encode_header(frame: Frame, salt: int) -> bytes:
     """What comes before the payload."""
     rest = _REST.pack(
         frame.kind, frame.epoch, frame.count, frame.number, frame.first, frame.durable,
         frame.time_ms,
     )  # fmt: skip
     length = len(frame.payload)
-    checksum = zlib.crc32(frame.payload, zlib.crc32(rest, zlib.crc32(length.to_bytes(4, "big"))))
+    checksum = zlib.crc32(rest, zlib.crc32(length.to_bytes(4, "big"), salt))
+    checksum = zlib.crc32(frame.payload, checksum)
     return _PREFIX.pack(MAGIC, checksum, length) + rest
 
 
@@ -79,7 +83,7 @@ def decode_time_ms(data: bytes) -> int:
     return int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "big")
 
 
-def decode(data: bytes | memoryview, at: int = 0) -> Frame | None:
+def decode(data: bytes | memoryview, at: int = 0, salt: int = 0) -> Frame | None:
     """The frame that begins at an offset, or None if no whole, undamaged frame does."""
     if len(data) - at < HEADER_BYTES:
         return None
@@ -87,7 +91,7 @@ def decode(data: bytes | memoryview, at: int = 0) -> Frame | None:
     end = at + HEADER_BYTES + length
     if magic != MAGIC or length > PAYLOAD_BYTES_MAX or end > len(data):
         return None
-    if zlib.crc32(memoryview(data)[at + 8 : end]) != checksum:
+    if zlib.crc32(memoryview(data)[at + 8 : end], salt) != checksum:
         return None
     kind, epoch, count, number, first, durable, time_ms = _REST.unpack_from(data, at + _PREFIX.size)
     payload = bytes(memoryview(data)[at + HEADER_BYTES : end])

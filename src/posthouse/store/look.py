@@ -61,9 +61,9 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
             segments.append(_unread(disk, path, head, following))
             continue
         data = disk.read(path, 0, disk.size(path))
-        segment = Segment(path, head.first, len(data))
+        segment = Segment(path, head, len(data))
         segments.append(segment)
-        for frame in _frames(segment, data, head, last):
+        for frame in _frames(segment, data, last):
             last = frame
             count += 1
         if following is not None:
@@ -76,12 +76,11 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     return found
 
 
-def _frames(segment: Segment, data: bytes, head: Header, last: Frame | None) -> list[Frame]:
+def _frames(segment: Segment, data: bytes, last: Frame | None) -> list[Frame]:
     """The good frames from the segment's beginning on, without their payloads."""
     found: list[Frame] = []
-    for at, frame in frames_from(data, SEGMENT_HEADER_BYTES):
-        begins = at == SEGMENT_HEADER_BYTES and head == (frame.first, frame.number)
-        if not (frame.follows(last) if last is not None else begins):
+    for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
+        if not (frame.follows(last) if last is not None else segment.head.begins_with(frame)):
             break
         segment.note(frame, frame.size_bytes)
         last = frame.without_payload()
@@ -91,7 +90,7 @@ def _frames(segment: Segment, data: bytes, head: Header, last: Frame | None) -> 
 
 def _unread(disk: Disk, path: Path, head: Header, following: Header) -> Segment:
     """A segment as its header and the next one's describe it."""
-    segment = Segment(path, head.first, disk.size(path))
+    segment = Segment(path, head, disk.size(path))
     segment.end, segment.offset = following.first, segment.size
     segment.begun_ms = decode_time_ms(disk.read(path, SEGMENT_HEADER_BYTES, HEADER_BYTES))
     return segment
@@ -99,7 +98,7 @@ def _unread(disk: Disk, path: Path, head: Header, following: Header) -> Segment:
 
 def check_next(segment: Segment, last: Frame | None, following: Header, name: str) -> None:
     """A segment is only begun when all before it is durable."""
-    if last is None or following != (last.end, last.number + 1):
+    if last is None or not following.follows(last):
         raise Damaged(
             segment.path,
             segment.offset,
@@ -112,7 +111,7 @@ def _is_tail(segment: Segment, data: bytes, last: Frame | None) -> bool:
     end = last.end if last is not None else segment.first
     number = last.number if last is not None else 0
     rest = data[segment.offset :]
-    for frame in frames_within(rest, 0):
+    for frame in frames_within(rest, 0, segment.head.salt):
         if frame.number > number and frame.durable > end:
             raise Damaged(
                 segment.path,
@@ -155,11 +154,10 @@ def sealed(disk: Disk, folder: Path) -> list[Sealed]:
 def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
     """All of them, or Damaged."""
     data = disk.read(segment.path, 0, disk.size(segment.path))
-    found = Segment(segment.path, segment.head.first, len(data))
+    found = Segment(segment.path, segment.head, len(data))
     last = None
-    for _, frame in frames_from(data, SEGMENT_HEADER_BYTES):
-        begins = (frame.first, frame.number) == segment.head
-        if not (begins if last is None else frame.follows(last)):
+    for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
+        if not (frame.follows(last) if last is not None else segment.head.begins_with(frame)):
             break
         yield frame
         found.note(frame, frame.size_bytes)

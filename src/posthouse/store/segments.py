@@ -5,7 +5,8 @@
     12   4  version of the format
     16   8  position of the first frame
     24   8  number of the first frame
-    32  32  zero
+    32   4  salt: drawn at random; the frames' checksums begin from it
+    36  28  zero
 
 Numbers are unsigned and big-endian. A segment is called `<number of its first frame, 20
 digits>.journal`, and has that name only once its header is durable.
@@ -28,17 +29,24 @@ SEGMENT_HEADER_BYTES = 64
 SUFFIX = ".journal"
 _INDEX_EVERY = 64 << 10
 
-_HEADER = struct.Struct(">IQQ32x")
-
-
-def encode_header(first: int, number: int) -> bytes:
-    rest = _HEADER.pack(VERSION, first, number)
-    return SEGMENT_MAGIC + zlib.crc32(rest).to_bytes(4, "big") + rest
+_HEADER = struct.Struct(">IQQI28x")
 
 
 class Header(NamedTuple):
     first: int
     number: int
+    salt: int
+
+    def begins_with(self, frame: Frame) -> bool:
+        return (self.first, self.number) == (frame.first, frame.number)
+
+    def follows(self, last: Frame) -> bool:
+        return (self.first, self.number) == (last.end, last.number + 1)
+
+
+def encode_header(header: Header) -> bytes:
+    rest = _HEADER.pack(VERSION, *header)
+    return SEGMENT_MAGIC + zlib.crc32(rest).to_bytes(4, "big") + rest
 
 
 def decode_header(path: Path, data: bytes) -> Header:
@@ -51,12 +59,13 @@ def decode_header(path: Path, data: bytes) -> Header:
         or zlib.crc32(rest) != checksum
     ):
         raise Damaged(path, 0, "its header is not that of a segment")
-    version, first, number = _HEADER.unpack(rest)
+    version, *fields = _HEADER.unpack(rest)
+    header = Header(*fields)
     if version > VERSION:
         raise TooNew(path, version, VERSION)
-    if name(number) != path.name:
-        raise Damaged(path, 0, f"its name does not fit its first frame, {number}")
-    return Header(first, number)
+    if name(header.number) != path.name:
+        raise Damaged(path, 0, f"its name does not fit its first frame, {header.number}")
+    return header
 
 
 def name(number: int) -> str:
@@ -67,11 +76,12 @@ def name(number: int) -> str:
 class Segment:
     """One segment as the store knows it: where it is, how far it goes, and where to look."""
 
-    def __init__(self, path: Path, first: int, size: int) -> None:
+    def __init__(self, path: Path, head: Header, size: int) -> None:
         self.path = path
-        self.first = first
+        self.head = head
+        self.first = head.first
         self.size = size
-        self.end = first  # the position after its last
+        self.end = head.first  # the position after its last
         self.offset = SEGMENT_HEADER_BYTES  # where the next frame goes
         self.begun_ms = 0  # when its first frame was written
         self._positions = array("Q")
@@ -103,17 +113,17 @@ class Segment:
         return self._offsets[max(at, 0)] if self._offsets else SEGMENT_HEADER_BYTES
 
 
-def frames_from(data: bytes, at: int) -> Iterator[tuple[int, Frame]]:
+def frames_from(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
     """Good frames one behind the other, with their offsets, up to the first place that is none."""
-    while (frame := decode(data, at)) is not None:
+    while (frame := decode(data, at, salt)) is not None:
         yield at, frame
         at += frame.size_bytes
 
 
-def frames_within(data: bytes, at: int) -> Iterator[Frame]:
+def frames_within(data: bytes, at: int, salt: int) -> Iterator[Frame]:
     """Every good frame anywhere behind an offset, also behind damage."""
     while (at := data.find(MAGIC, at)) >= 0:
-        frame = decode(data, at)
+        frame = decode(data, at, salt)
         if frame is not None:
             yield frame
         at += 1 if frame is None else HEADER_BYTES + len(frame.payload)
