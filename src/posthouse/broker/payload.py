@@ -39,12 +39,17 @@ def entries(frame: Frame) -> Iterator[tuple[int, str, Kept | OfNamespaces]]:
             position += span(record)
 
 
-def contents(frame: Frame) -> Iterator[tuple[int, str, str, int, NewMessage]]:
-    """Every content: position, namespace, and the queue and sequence it was written for."""
+def contents(
+    frame: Frame, *, moved: bool = True
+) -> Iterator[tuple[int, str, str, int, NewMessage]]:
+    """Every content: position, namespace, and the queue and sequence it was written for.
+
+    Those that were written again are there too, unless `moved` is False.
+    """
     for position, namespace, record in entries(frame):
         if isinstance(record, Sent):
             for at, message in enumerate(record.messages):
                 yield position + at, namespace, record.queue, record.first_sequence + at, message
-        elif isinstance(record, Moved):
+        elif isinstance(record, Moved) and moved:
             for at, sequence in enumerate(record.sequences):
                 yield position + at, namespace, record.queue, sequence, record.messages[at]

@@ -332,7 +332,7 @@ def _activated(state: State, record: Activated, _: int) -> None:
         queue.messages.put(message)
         _watch_expiry(state, queue, message)
         _make_ready(queue, message)
-    queue.next_sequence += len(record.sequences)
+    queue.next_sequence = record.first_sequence + len(record.sequences)
     queue.accessed_ms = record.time_ms
     _count(queue, SCHEDULED, ACTIVE, len(record.sequences))
 

@@ -35,7 +35,7 @@ from posthouse.store import Extent
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
-from posthouse.store.look import CLOSED, look
+from posthouse.store.look import CLOSED, Found, look
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
@@ -50,7 +50,10 @@ _READ_BYTES = 1 << 20
 
 
 class FileStore:
-    """Opens a folder, or makes one. Raises InUse, Damaged, TooNew, or OSError."""
+    """Opens a folder, or makes one. Raises InUse, Damaged, TooNew, or OSError.
+
+    With `read_only` it is left as it is, and cannot be written to.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class FileStore:
         segment_bytes: int = SEGMENT_BYTES,
         durability: Durability = "fsync",
         interval_ms: int = INTERVAL_MS,
+        read_only: bool = False,
         disk: Disk | None = None,
     ) -> None:
         self.folder = folder
@@ -70,11 +74,13 @@ class FileStore:
         self.cut_at: int | None = None  # the position from which an unsynced tail was cut
         self.full = False
         self.rolled = asyncio.Event()  # a segment was begun, so that there is more to fold
-        self._disk.make_folder(folder)
+        if not read_only:
+            self._disk.make_folder(folder)
         self._lock = self._disk.lock(folder / LOCK)
         try:
-            self._segments, last = self._recover()
-            self._claim()
+            self._segments, last = self._look() if read_only else self._recover()
+            if not read_only:
+                self._claim()
         except BaseException:
             self._disk.close(self._lock)
             raise
@@ -335,8 +341,23 @@ class FileStore:
 
     # Opening.
 
+    def _look(self) -> tuple[list[Segment], Frame | None]:
+        found = self._find()
+        return found.segments, found.last or self.snapshots.newest()
+
     def _recover(self) -> tuple[list[Segment], Frame | None]:
         """Cuts an unsynced tail, and takes `closed` away. Raises Damaged, with nothing changed."""
+        found = self._find()
+        if found.tail:
+            last = found.segments[-1]
+            self.cut_at = found.end
+            self._disk.cut(last.path, last.offset, last.size)
+        if found.closed:
+            self._disk.remove(self.folder / CLOSED)
+            self._disk.sync_folder(self.folder)
+        return found.segments, found.last or self.snapshots.newest()
+
+    def _find(self) -> Found:
         newest = self.snapshots.newest()
         found = look(self._disk, self.folder, newest.number if newest is not None else 0)
         if newest is not None and found.end < newest.end:
@@ -345,14 +366,7 @@ class FileStore:
                 found.segments[-1].offset if found.segments else 0,
                 f"the journal ends at {found.end}, and a snapshot holds all up to {newest.end}",
             )
-        if found.tail:
-            last = found.segments[-1]
-            self.cut_at = found.end
-            self._disk.cut(last.path, last.offset, last.size)
-        if found.closed:
-            self._disk.remove(self.folder / CLOSED)
-            self._disk.sync_folder(self.folder)
-        return found.segments, found.last or newest
+        return found
 
 
 def _holding(frames: Sequence[Frame], position: int) -> Frame | None:

@@ -1,0 +1,259 @@
+"""Looking back: the state as of a position, the life of one message, and sending a range again."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import msgspec
+
+from posthouse.broker import payload
+from posthouse.broker.access import Principal
+from posthouse.broker.engine import Engine
+from posthouse.broker.replay import END, recover
+from posthouse.core.commands import SEND_BYTES_MAX, Send
+from posthouse.core.message import NewMessage, message_id, size_bytes
+from posthouse.core.model import DEAD, dead_letter_queue
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.records import (
+    Activated,
+    Cancelled,
+    Completed,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Kept,
+    Locked,
+    Moved,
+    NamespaceDeleted,
+    OfNamespaces,
+    Purged,
+    QueueDeleted,
+    Renewed,
+    Resubmitted,
+    Returned,
+    Sent,
+    Taken,
+    Woken,
+    span,
+)
+from posthouse.store import Snapshots, Store
+from posthouse.store.errors import NotThere
+
+_SEND_MESSAGES = 1_000
+_GONE = (Cancelled, Completed, Expired, Purged, Taken)
+
+
+async def state_at(store: Store, snapshots: Snapshots | None, position: int) -> Namespaces:
+    """The world when this position had just happened, without what concerns connections.
+
+    Bodies are not in it. Raises NotThere where the journal does not go back so far.
+    """
+    return await recover(store, snapshots, position + 1, keep_bytes=0)
+
+
+# One message.
+
+
+class Place(NamedTuple):
+    """Where a message stands: it has a new number wherever it goes."""
+
+    queue: str
+    sequence: int
+
+
+class Event(NamedTuple):
+    """Something that happened to a message."""
+
+    position: int
+    time_ms: int
+    kind: str  # the name of the record
+    queue: str
+    sequence: int
+    text: str
+
+
+class _Entry(NamedTuple):
+    position: int
+    time_ms: int
+    record: Kept | OfNamespaces
+
+
+async def find(store: Store, namespace: str, id: str) -> list[Place]:
+    """Where messages with this id were sent to, the oldest first."""
+    found = []
+    async for entry in _entries(store, namespace, 0, END):
+        record = entry.record
+        if isinstance(record, Sent):
+            for sequence, new in enumerate(record.messages, record.first_sequence):
+                if message_id(new.envelope) == id:
+                    found.append(Place(record.queue, sequence))
+    return found
+
+
+async def life(store: Store, namespace: str, place: Place) -> list[Event]:
+    """Everything that happened to the message that stands, or stood last, in a place.
+
+    From wherever it was sent to first, to its end or to now. Raises NotThere.
+    """
+    first, place = await _origin(store, namespace, place)
+    events: list[Event] = []
+    async for entry in _entries(store, namespace, first, END):
+        record = entry.record
+        at = entry.position
+        sequences = getattr(record, "sequences", ())
+        if isinstance(record, Sent) and not events:
+            at = first
+            text = _say(record, first - entry.position)
+        elif getattr(record, "queue", None) == place.queue and place.sequence in sequences:
+            index = sequences.index(place.sequence)
+            at += index
+            text = _say(record, index)
+        elif _ends(record, namespace, place):
+            text = _say(record, 0)
+        else:
+            continue
+        events.append(Event(at, entry.time_ms, type(record).__name__, *place, text))
+        if isinstance(record, _GONE) or _ends(record, namespace, place):
+            break
+        place = _next(record, place)
+    return events
+
+
+async def _entries(store: Store, namespace: str, first: int, end: int) -> AsyncIterator[_Entry]:
+    async for frame in store.read(first, end):
+        for position, name, record in payload.entries(frame):
+            mine = name == namespace or isinstance(record, NamespaceDeleted)
+            if mine and first < position + span(record) and position < end:
+                yield _Entry(position, frame.time_ms, record)
+
+
+async def _origin(store: Store, namespace: str, place: Place) -> tuple[int, Place]:
+    """The position at which the message was sent, and the place it was sent to."""
+    end = END
+    while True:
+        made: tuple[int, Place] | None = None
+        sent = False
+        async for entry in _entries(store, namespace, 0, end):
+            index, before = _made(entry.record, place)
+            if before is not None:
+                made = (entry.position + index, before)
+                sent = isinstance(entry.record, Sent)
+        if made is None:
+            raise NotThere(
+                f"the journal does not tell how message {place.sequence} came into"
+                f" {place.queue!r}; check the numbers, or it was trimmed"
+            )
+        if sent:
+            return made
+        end, place = made[0], made[1]
+
+
+def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]:
+    """If a record put a message there: which of its messages, and where that was before."""
+    if isinstance(record, Sent):
+        index = place.sequence - record.first_sequence
+        here = record.queue == place.queue and 0 <= index < len(record.messages)
+        return index, place if here else None
+    if isinstance(record, Activated | DeadLettered | Resubmitted):
+        index = place.sequence - record.first_sequence
+        if _target(record) == place.queue and 0 <= index < len(record.sequences):
+            return index, Place(record.queue, record.sequences[index])
+    return 0, None
+
+
+def _target(record: Activated | DeadLettered | Resubmitted) -> str:
+    if isinstance(record, DeadLettered):
+        return dead_letter_queue(record.queue)
+    return record.target if isinstance(record, Resubmitted) else record.queue
+
+
+def _next(record: Kept | OfNamespaces, place: Place) -> Place:
+    """Where the message stands after a record that touched it."""
+    if isinstance(record, Activated | DeadLettered | Resubmitted):
+        index = record.sequences.index(place.sequence)
+        return Place(_target(record), record.first_sequence + index)
+    return place
+
+
+def _ends(record: Kept | OfNamespaces, namespace: str, place: Place) -> bool:
+    """With everything else that was there."""
+    if isinstance(record, NamespaceDeleted):
+        return record.name == namespace
+    return isinstance(record, QueueDeleted) and place.queue in (record.queue, record.queue + DEAD)
+
+
+def _say(record: Kept | OfNamespaces, index: int) -> str:
+    """What a record did to the message that is number `index` in it."""
+    match record:
+        case Sent():
+            due_ms = record.messages[index].due_ms
+            number = record.first_sequence + index
+            later = f", scheduled for {due_ms}" if due_ms else ""
+            return f"sent to {record.queue!r} as {number}{later}"
+        case Activated():
+            return f"was due, and is active as {record.first_sequence + index}"
+        case Woken():
+            return "is active again after its delay"
+        case Locked():
+            return f"delivered to receiver {record.receiver}, locked until {record.until_ms}"
+        case Taken():
+            return f"delivered to receiver {record.receiver} and deleted"
+        case Completed():
+            return "completed"
+        case Returned():
+            when = f", ready at {record.until_ms}" if record.until_ms else ""
+            counted = ", as if never delivered" if record.uncounted else ""
+            return f"returned to its place{when}{counted}"
+        case Deferred():
+            return "deferred"
+        case DeadLettered():
+            why = f": {record.reason}" if record.reason else ""
+            return f"dead-lettered as {record.first_sequence + index}{why}"
+        case Renewed():
+            return f"lock renewed until {record.until_ms}"
+        case Resubmitted():
+            return f"sent again to {record.target!r} as {record.first_sequence + index}"
+        case Moved():
+            return "its content was written again"
+        case QueueDeleted():
+            return f"gone with queue {record.queue!r}" + (", which was idle" if record.idle else "")
+        case NamespaceDeleted():
+            return f"gone with namespace {record.name!r}"
+        case _:
+            return type(record).__name__.lower()
+
+
+# Sending again.
+
+
+class Range(NamedTuple):
+    """What was sent at positions from `first` up to `end`, to one queue or to any."""
+
+    first: int
+    end: int
+    queue: str | None = None
+
+
+async def resend(
+    engine: Engine, principal: Principal, namespace: str, what: Range, target: str
+) -> int:
+    """Sends it once more to the queue `target`; returns how many messages.
+
+    In the order in which they were sent; as new messages, without their old schedules. Raises
+    Refused or StoreError, with what was sent before that sent.
+    """
+    batch: list[NewMessage] = []
+    size = sent = 0
+    end = min(what.end, engine.store.durable)  # what is sent here is not sent again
+    async for frame in engine.store.read(what.first, end):
+        for position, name, queue, _, old in payload.contents(frame, moved=False):
+            wanted = name == namespace and what.queue in (None, queue)
+            if not wanted or not what.first <= position < end:
+                continue
+            new = msgspec.structs.replace(old, due_ms=0, expires_ms=0)
+            if size + size_bytes(new) > SEND_BYTES_MAX // 8 or len(batch) >= _SEND_MESSAGES:
+                await engine.ask(principal, namespace, Send(target, batch))
+                sent, batch, size = sent + len(batch), [], 0
+            batch.append(new)
+            size += size_bytes(new)
+    await engine.ask(principal, namespace, Send(target, batch))
+    return sent + len(batch)
