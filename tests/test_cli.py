@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from posthouse.broker.clock import VirtualClock
+from posthouse.core.commands import Complete, CreateQueue, DeadLetter, Send
+from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.store.disk import Disk
 from posthouse.store.file import LOCK, FileStore
+from tests.broker.desk import NS, Desk
 from tests.store.test_conformance import closing, frames
 
 
@@ -89,3 +93,110 @@ def test_help_needs_nothing_heavy() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == (
         "False False\n"
     )
+
+
+# With a journal that an engine has written.
+
+
+def a_broker_s_folder(folder: Path) -> None:
+    """Two queues; one message was dead-lettered, one completed, one waits."""
+
+    async def main() -> None:
+        store = FileStore(folder, segment_bytes=4096)
+        desk = await Desk.open(store, VirtualClock(1_700_000_000_000))
+        await desk.do(CreateQueue("again"))
+        for id in ("one", "two", "three"):
+            envelope = encode_envelope(Envelope(id=id))
+            await desk.do(Send("q", [NewMessage(envelope, id.encode() + bytes(2_000))]))
+        first, second = await desk.receive(2)
+        await desk.do(Complete("q", [first.token]))
+        await desk.do(DeadLetter("q", [second.token], reason="bad"))
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_life_of_a_message_is_shown(tmp_path: Path) -> None:
+    a_broker_s_folder(tmp_path)
+    arguments = ("store", "trace", "--data", str(tmp_path), "--namespace", NS)
+    done = posthouse(*arguments, "--id", "two")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{NS}/q, message 2:"
+    assert lines[1].endswith("2023-11-14T22:13:20.000+00:00  sent to 'q' as 2")
+    assert lines[-1].endswith("dead-lettered as 1: bad")
+    (events,) = json.loads(
+        posthouse(*arguments, "--queue", "q", "--sequence", "1", "--json").stdout
+    )
+    assert [event["kind"] for event in events] == ["Sent", "Locked", "Completed"]
+    assert posthouse(*arguments, "--id", "none").returncode == 3
+    assert posthouse(*arguments, "--queue", "q", "--sequence", "99").returncode == 3
+    assert posthouse(*arguments).returncode == 2
+
+
+def test_the_state_at_a_position_is_shown_and_nothing_is_changed(tmp_path: Path) -> None:
+    a_broker_s_folder(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    arguments = ("store", "state", "--data", str(tmp_path))
+    now = posthouse(*arguments)
+    assert f"  {NS}/q: 1 active\n  {NS}/q/$dead: 1 active\n" in now.stdout
+    then = json.loads(posthouse(*arguments, "--at", "5", "--json").stdout)
+    assert then["position"] == 5
+    assert [q["active"] for q in then["queues"] if q["queue"] == "q"] == [2]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_range_is_sent_again(tmp_path: Path) -> None:
+    a_broker_s_folder(tmp_path)
+    arguments = ("store", "resend", "--data", str(tmp_path), "--namespace", NS, "--first", "1")
+    done = posthouse(*arguments, "--last", "99", "--from", "q", "--into", "again")
+    assert (done.returncode, done.stdout) == (0, "3 messages were sent again.\n")
+    assert f"{NS}/again: 3 active" in posthouse("store", "state", "--data", str(tmp_path)).stdout
+    wrong = posthouse(*arguments, "--last", "99", "--into", "none")
+    assert wrong.returncode == 3
+    assert "create it first" in wrong.stderr
+    assert "clean" in posthouse("store", "verify", "--data", str(tmp_path)).stdout
+
+
+def test_a_folder_is_folded_damaged_and_repaired(tmp_path: Path) -> None:
+    a_broker_s_folder(tmp_path)
+    data = ("--data", str(tmp_path))
+    assert "A snapshot holds all up to" in posthouse("store", "fold", *data).stdout
+    assert "nothing more to fold" in posthouse("store", "fold", *data).stdout
+    assert "1 snapshots" in posthouse("store", "verify", *data).stdout
+    path = sorted(tmp_path.glob("*.journal"))[-1]
+    spoiled = bytearray(path.read_bytes())
+    spoiled[200] ^= 1
+    path.write_bytes(spoiled)
+    broken = posthouse("store", "verify", *data)
+    assert broken.returncode == 1
+    assert "posthouse store repair" in broken.stderr
+    done = posthouse("store", "repair", *data)
+    assert done.returncode == 0
+    assert f"Not readable: {path.name} at byte" in done.stdout
+    assert "positions missing" in done.stdout
+    assert posthouse("store", "verify", *data).returncode == 0
+    again = json.loads(posthouse("store", "repair", *data, "--json").stdout)
+    assert (again["missing"], again["old_files"]) == (0, "damaged-2")
+
+
+def test_when_the_journal_cannot_be_written_the_exit_code_says_so(tmp_path: Path) -> None:
+    """A write that fails inside claimed space: the only way out is to stop."""
+    a_broker_s_folder(tmp_path)
+    program = """
+import errno, os, sys
+from posthouse.cli import main
+from posthouse.broker.clock import VirtualClock
+from posthouse.core.commands import Complete, CreateQueue, DeadLetter, Send
+from posthouse.core.message import Envelope, NewMessage, encode_envelope
+from posthouse.store.disk import Disk
+def fail(self, file):
+    raise OSError(errno.EIO, "the disk is gone")
+Disk.sync = fail
+sys.exit(main(sys.argv[1:]))
+"""
+    arguments = ["resend", "--data", str(tmp_path), "--namespace", NS, "--first", "1"]
+    command = [sys.executable, "-c", program, "store", *arguments, "--last", "9", "--into", "again"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 74
+    assert done.stderr == ("the journal could not be written: [Errno 5] the disk is gone\n")

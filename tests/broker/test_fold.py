@@ -37,7 +37,7 @@ async def work(desk: Desk, rounds: int, seed: int = 1) -> None:
     """Sends, locks, completes, returns and buries; leaves something of each."""
     random = Random(seed)
     for number in range(rounds):
-        await desk.send(*(f"{number}-{n} " + "x" * random.randrange(300) for n in range(5)))
+        await desk.send(*(f"{seed}-{number}-{n} " + "x" * random.randrange(300) for n in range(5)))
         for each in await desk.receive(4):
             token = [each.token]
             choice = random.randrange(5)

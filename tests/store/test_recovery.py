@@ -14,7 +14,14 @@ from posthouse.store.errors import Damaged, Lost, TooNew
 from posthouse.store.file import NEXT, RESERVE, FileStore
 from posthouse.store.frames import Frame, encode
 from posthouse.store.look import CLOSED
-from posthouse.store.segments import SUFFIX, Header, decode_header, encode_header, name
+from posthouse.store.segments import (
+    SEGMENT_HEADER_BYTES,
+    SUFFIX,
+    Header,
+    decode_header,
+    encode_header,
+    name,
+)
 from tests.store.faulty_disk import FaultyDisk, File, PowerCut
 from tests.store.test_conformance import closing, frames, read_all
 
@@ -80,7 +87,7 @@ def segments(disk: FaultyDisk) -> list[str]:
 def salt(disk: FaultyDisk) -> int:
     """Of the last segment."""
     path = FOLDER / segments(disk)[-1]
-    return decode_header(path, disk.read(path, 0, 64)).salt
+    return decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)).salt
 
 
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged() -> None:
@@ -272,7 +279,7 @@ def test_a_newer_format_is_refused() -> None:
     disk = FaultyDisk()
     header = bytearray(encode_header(Header(1, 1, 0)))
     header[12:16] = (9).to_bytes(4, "big")
-    header[8:12] = zlib.crc32(bytes(header[12:])).to_bytes(4, "big")
+    header[8:12] = zlib.crc32(bytes(header[12:64])).to_bytes(4, "big")
     disk.names_now[name(1)] = File(bytes(header))
     with pytest.raises(TooNew, match="newer version"):
         recovered(disk)

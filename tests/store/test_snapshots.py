@@ -220,7 +220,7 @@ def test_damage_that_comes_while_the_store_is_open_is_named(tmp_path: Path) -> N
     async def main() -> None:
         store = FileStore(tmp_path, segment_bytes=4096)
         second = segment_paths(Disk(), tmp_path)[1]
-        flip(second, 70)
+        flip(second, 140)
         with pytest.raises(Damaged, match=second.name):
             await read_all(store)
         with pytest.raises(Damaged, match=second.name):
@@ -242,8 +242,8 @@ def test_frames_that_were_exchanged_are_named(tmp_path: Path) -> None:
         path = segment_paths(Disk(), tmp_path)[0]
         data = path.read_bytes()
         first = made[0].size_bytes
-        head, one = data[:64], data[64 : 64 + first]
-        path.write_bytes(head + one + one + data[64 + 2 * first :])
+        head, one = data[:128], data[128 : 128 + first]
+        path.write_bytes(head + one + one + data[128 + 2 * first :])
         with pytest.raises(Damaged, match="not frame 2"):
             await read_all(store)
         await store.close()
@@ -271,7 +271,7 @@ def test_a_segment_that_was_only_begun_follows_a_snapshot_of_all_before() -> Non
     held = [frame for frame in every if frame.number < last]
     asyncio.run(FileSnapshots(FOLDER, disk).save(Snapshot(held[-1].without_payload(), [b"x"])))
     content = disk.names_now[names[-1]].now()
-    disk.names_now[names[-1]].durable = content[:64].ljust(len(content), b"\0")
+    disk.names_now[names[-1]].durable = content[:128].ljust(len(content), b"\0")
 
     async def main() -> None:
         store = FileStore(FOLDER, segment_bytes=SEGMENT_BYTES, disk=disk)

@@ -12,7 +12,8 @@ from posthouse.core.message import NewMessage
 from posthouse.core.records import Kept, Moved, OfNamespaces, Sent, span
 from posthouse.store.frames import Frame
 
-Entry = tuple[str, Kept | OfNamespaces]
+Record = Kept | OfNamespaces
+Entry = tuple[str, Record]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[Kept | OfNamespaces]]])

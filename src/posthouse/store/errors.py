@@ -34,12 +34,21 @@ class TooNew(StoreError):
         )
 
 
+class Unfinished(StoreError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"A repair of {folder} was interrupted; finish it: posthouse store repair --data"
+            f" {folder}"
+        )
+
+
 class Damaged(StoreError):
     """Bytes that were durable have changed. Nothing was skipped or deleted."""
 
     def __init__(self, path: Path, offset: int, what: str) -> None:
         super().__init__(
-            f"{path} is damaged at byte {offset}: {what}. Restore the folder from a copy."
+            f"{path} is damaged at byte {offset}: {what}. Restore the folder from a copy, or keep"
+            f" what can be read: posthouse store repair --data {path.parent}"
         )
         self.path = path
         self.offset = offset

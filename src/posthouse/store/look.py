@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Damaged
+from posthouse.store.errors import Damaged, Unfinished
 from posthouse.store.frames import HEADER_BYTES, Frame, decode_time_ms
 from posthouse.store.segments import (
     SEGMENT_HEADER_BYTES,
     SUFFIX,
     Header,
     Segment,
+    decode_either_header,
     decode_header,
     frames_from,
     frames_within,
 )
 
 CLOSED = "closed"
+REPAIRED = "repaired"  # a repair is done but for putting its files in place
 
 
 class Found(NamedTuple):
@@ -49,8 +51,10 @@ def segment_paths(disk: Disk, folder: Path) -> list[Path]:
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     """At all frames, or only at segments with frames after number `after`.
 
-    Raises Damaged or TooNew.
+    Raises Damaged, TooNew or Unfinished.
     """
+    if REPAIRED in disk.names(folder):
+        raise Unfinished(folder)
     paths = segment_paths(disk, folder)
     heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
     segments: list[Segment] = []
@@ -111,7 +115,7 @@ def _is_tail(segment: Segment, data: bytes, last: Frame | None) -> bool:
     end = last.end if last is not None else segment.first
     number = last.number if last is not None else 0
     rest = data[segment.offset :]
-    for frame in frames_within(rest, 0, segment.head.salt):
+    for _, frame in frames_within(rest, 0, segment.head.salt):
         if frame.number > number and frame.durable > end:
             raise Damaged(
                 segment.path,
@@ -163,3 +167,43 @@ def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
         found.note(frame, frame.size_bytes)
         last = frame
     check_next(found, last, segment.following, "the next segment")
+
+
+class Hole(NamedTuple):
+    """Where frames should be and are not, as far as can be told."""
+
+    path: Path
+    offset: int
+    what: str
+
+
+def salvage(disk: Disk, folder: Path) -> Iterator[Frame | Hole]:
+    """Every frame that can be read and comes behind those before it, whatever lies between."""
+    last = Frame(0, 0, 1, 0, 1, 0, b"")
+    for path in segment_paths(disk, folder):
+        data = disk.read(path, 0, disk.size(path))
+        try:
+            head = decode_either_header(path, data)
+        except Damaged:
+            yield Hole(path, 0, "neither of its headers can be read, so nothing in it can")
+            continue
+        expected = SEGMENT_HEADER_BYTES
+        for at, frame in frames_within(data, SEGMENT_HEADER_BYTES, head.salt):
+            behind = frame.number > last.number and frame.first >= last.end
+            if not behind or frame.epoch < last.epoch:
+                continue
+            if at > expected:
+                yield Hole(path, expected, f"{at - expected} bytes are not frames")
+            yield frame
+            expected, last = at + frame.size_bytes, frame
+        rest = len(data[expected:].rstrip(b"\0"))
+        if rest:
+            yield Hole(path, expected, f"{rest} bytes at the end are not frames")
+
+
+def closed_at(disk: Disk, folder: Path) -> int | None:
+    """The position at which a clean stop left the journal, if the last stop was one."""
+    if CLOSED not in disk.names(folder):
+        return None
+    words = disk.read(folder / CLOSED, 0, 64).split()
+    return int(words[0]) if words and words[0].isdigit() else None

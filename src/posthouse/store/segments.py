@@ -1,5 +1,7 @@
 """Segments: the files of the journal. Each begins with a header, then come frames, then zeros.
 
+The header is there twice, for a repair: without its salt no frame can be told from noise.
+
      0   8  magic, "PHJOURNL"
      8   4  checksum: CRC-32 of bytes 12 to 63
     12   4  version of the format
@@ -7,6 +9,7 @@
     24   8  number of the first frame
     32   4  salt: drawn at random; the frames' checksums begin from it
     36  28  zero
+    64  64  the same once more
 
 Numbers are unsigned and big-endian. A segment is called `<number of its first frame, 20
 digits>.journal`, and has that name only once its header is durable.
@@ -25,7 +28,8 @@ from posthouse.store.frames import HEADER_BYTES, MAGIC, Frame, decode
 
 SEGMENT_MAGIC = b"PHJOURNL"
 VERSION = 1
-SEGMENT_HEADER_BYTES = 64
+_COPY_BYTES = 64
+SEGMENT_HEADER_BYTES = 2 * _COPY_BYTES
 SUFFIX = ".journal"
 _INDEX_EVERY = 64 << 10
 
@@ -46,18 +50,29 @@ class Header(NamedTuple):
 
 def encode_header(header: Header) -> bytes:
     rest = _HEADER.pack(VERSION, *header)
-    return SEGMENT_MAGIC + zlib.crc32(rest).to_bytes(4, "big") + rest
+    return 2 * (SEGMENT_MAGIC + zlib.crc32(rest).to_bytes(4, "big") + rest)
 
 
 def decode_header(path: Path, data: bytes) -> Header:
     """Raises Damaged or TooNew."""
-    rest = data[12:SEGMENT_HEADER_BYTES]
+    header = _decode_copy(path, data[:_COPY_BYTES])
+    if data[_COPY_BYTES:SEGMENT_HEADER_BYTES] != data[:_COPY_BYTES]:
+        raise Damaged(path, _COPY_BYTES, "the copy of its header differs from it")
+    return header
+
+
+def decode_either_header(path: Path, data: bytes) -> Header:
+    """From whichever of the two is sound. Raises Damaged or TooNew."""
+    try:
+        return _decode_copy(path, data[:_COPY_BYTES])
+    except Damaged:
+        return _decode_copy(path, data[_COPY_BYTES:SEGMENT_HEADER_BYTES])
+
+
+def _decode_copy(path: Path, data: bytes) -> Header:
+    rest = data[12:]
     checksum = int.from_bytes(data[8:12], "big")
-    if (
-        len(data) < SEGMENT_HEADER_BYTES
-        or data[:8] != SEGMENT_MAGIC
-        or zlib.crc32(rest) != checksum
-    ):
+    if len(data) < _COPY_BYTES or data[:8] != SEGMENT_MAGIC or zlib.crc32(rest) != checksum:
         raise Damaged(path, 0, "its header is not that of a segment")
     version, *fields = _HEADER.unpack(rest)
     header = Header(*fields)
@@ -120,10 +135,10 @@ def frames_from(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
         at += frame.size_bytes
 
 
-def frames_within(data: bytes, at: int, salt: int) -> Iterator[Frame]:
-    """Every good frame anywhere behind an offset, also behind damage."""
+def frames_within(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
+    """Every good frame anywhere behind an offset, also behind damage, with its offset."""
     while (at := data.find(MAGIC, at)) >= 0:
         frame = decode(data, at, salt)
         if frame is not None:
-            yield frame
+            yield at, frame
         at += 1 if frame is None else HEADER_BYTES + len(frame.payload)

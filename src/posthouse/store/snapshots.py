@@ -103,19 +103,19 @@ class FileSnapshots:
                 last = self._header(path)
                 if last.end > end:
                     continue
-                for _ in self._parts(path):
+                for _ in self.parts(path):
                     pass
             except Damaged as damaged:
                 self.damaged.append(damaged)
             else:
-                return Snapshot(last, self._parts(path))
+                return Snapshot(last, _Parts(self, path))
         return None
 
     def verify(self) -> int:
         """How many there are. Raises Damaged or TooNew where one is not whole."""
         for path in self.paths():
             self._header(path)
-            for _ in self._parts(path):
+            for _ in self.parts(path):
                 pass
         return len(self.paths())
 
@@ -132,7 +132,7 @@ class FileSnapshots:
             raise Damaged(path, 0, f"its name does not fit its position, {end}")
         return Frame(epoch, number, end, 0, end, time_ms, b"")
 
-    def _parts(self, path: Path) -> Iterator[bytes]:
+    def parts(self, path: Path) -> Iterator[bytes]:
         """Raises Damaged."""
         offset, whole = HEADER_BYTES, 0
         while True:
@@ -150,6 +150,16 @@ class FileSnapshots:
             yield part
             whole = zlib.crc32(checksum.to_bytes(4, "big"), whole)
             offset += _PART.size + length
+
+
+class _Parts:
+    """Read anew each time they are gone through."""
+
+    def __init__(self, keeper: FileSnapshots, path: Path) -> None:
+        self._keeper, self._path = keeper, path
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._keeper.parts(self._path)
 
 
 class MemorySnapshots:

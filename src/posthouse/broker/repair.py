@@ -1,0 +1,327 @@
+"""Repair: what can still be read of a damaged journal, made into a sound one.
+
+Frames that can be read are kept, with their positions; what lies between them becomes `Missing`.
+Records behind a gap that speak of what was in it are mended (posthouse.core.mend). Messages whose
+content is gone are removed, and named. The state as of the newest whole snapshot is taken as it is.
+
+The old files are not touched until the new ones are complete; then they are moved into a folder of
+their own beside them, and the new ones into their place. If that is interrupted, a start refuses,
+and running the repair again goes on with it.
+"""
+
+import asyncio
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from posthouse.broker import payload
+from posthouse.broker.fold import LOCK as FOLD_LOCK
+from posthouse.broker.payload import Entry
+from posthouse.broker.replay import END, put_aside
+from posthouse.core import evolve
+from posthouse.core import namespaces as spaces
+from posthouse.core.mend import mend
+from posthouse.core.message import message_id
+from posthouse.core.model import QueueProperties
+from posthouse.core.namespaces import Namespaces
+from posthouse.core.records import (
+    Missing,
+    NamespaceCreated,
+    NamespaceDeleted,
+    OfNamespaces,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    Sent,
+    span,
+)
+from posthouse.core.snapshot import restore, take
+from posthouse.store import Snapshot
+from posthouse.store.disk import Disk
+from posthouse.store.file import LOCK, SEGMENT_BYTES, FileStore
+from posthouse.store.frames import CLOSING, Frame
+from posthouse.store.look import REPAIRED, Hole, closed_at, salvage
+from posthouse.store.snapshots import FileSnapshots
+
+WORKSHOP = "repairing"
+OLD = "damaged-"
+_SYNC_BYTES = 16 << 20
+
+
+class Report(msgspec.Struct):
+    """What a repair has kept and lost."""
+
+    frames: int = 0  # kept
+    missing: int = 0  # positions whose records could not be kept
+    holes: list[str] = []  # where in the files something could not be read
+    queues: list[str] = []  # made again with default properties, because their creation is missing
+    messages: list[str] = []  # whose content is gone
+    old_files: str = ""  # the folder in which the files are as they were
+
+
+class _Plan(msgspec.Struct):
+    """What is left to do when everything is ready: the file REPAIRED."""
+
+    report: Report
+    old: list[str]
+    new: list[str]
+
+
+def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Report:
+    """Raises InUse or OSError; then nothing has changed, or running it again goes on."""
+    disk = Disk()
+    locks = [disk.lock(folder / name) for name in (LOCK, FOLD_LOCK)]
+    try:
+        if not (folder / REPAIRED).exists():
+            _prepare(folder, disk, segment_bytes)
+        return _put_in_place(folder, disk)
+    finally:
+        for lock in locks:
+            disk.close(lock)
+
+
+def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
+    workshop = folder / WORKSHOP
+    shutil.rmtree(workshop, ignore_errors=True)
+    report = asyncio.run(_Repair(folder, disk).run(workshop, segment_bytes))
+    kept = {LOCK, FOLD_LOCK, WORKSHOP}
+    old = [n for n in disk.names(folder) if n not in kept and not n.startswith(OLD)]
+    new = [n for n in disk.names(workshop) if n != LOCK]
+    taken = [int(n.removeprefix(OLD)) for n in disk.names(folder) if n.startswith(OLD)]
+    report.old_files = f"{OLD}{max(taken, default=0) + 1}"
+    (folder / report.old_files).mkdir(mode=0o700)
+    disk.sync_folder(workshop)
+    unfinished = workshop / REPAIRED
+    file = disk.create(unfinished)
+    disk.write(file, 0, [msgspec.json.encode(_Plan(report, old, new))])
+    disk.sync(file)
+    disk.close(file)
+    disk.rename(unfinished, folder / REPAIRED)
+    disk.sync_folder(folder)
+
+
+def _put_in_place(folder: Path, disk: Disk) -> Report:
+    plan = msgspec.json.decode((folder / REPAIRED).read_bytes(), type=_Plan)
+    workshop, beside = folder / WORKSHOP, folder / plan.report.old_files
+    for name in plan.old:
+        replaced = name in plan.new and not (workshop / name).exists()
+        if (folder / name).exists() and not replaced:
+            (folder / name).rename(beside / name)
+    disk.sync_folder(beside)
+    for name in plan.new:
+        if (workshop / name).exists():
+            (workshop / name).rename(folder / name)
+    disk.sync_folder(folder)
+    disk.remove(folder / REPAIRED)
+    disk.sync_folder(folder)
+    shutil.rmtree(workshop, ignore_errors=True)
+    return plan.report
+
+
+class _Repair:
+    """Reads the old files and writes the new."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._report = Report()
+        self._world = Namespaces()
+        self._last = Frame(0, 0, 1, 0, 1, 0, b"")  # of the new journal
+        self._gaps: list[range] = []
+        self._time_ms = 0
+
+    async def run(self, workshop: Path, segment_bytes: int) -> Report:
+        self._store = FileStore(workshop, segment_bytes=segment_bytes)
+        self._unsynced = 0
+        held = await FileSnapshots(self._folder, self._disk).load(END)
+        begin = 1 if held is None else held.last.end  # from here on the state is worked out
+        lost = self._lost_creations(begin, held)
+        first = next((f for f in self._frames() if f.kind != CLOSING), None)
+        if held is not None:
+            start = min(begin, begin if first is None else first.first)
+            self._last = msgspec.structs.replace(self._last, first=start, durable=start)
+        for item in salvage(self._disk, self._folder):
+            if isinstance(item, Hole):
+                where = item.path.relative_to(self._folder)
+                self._report.holes.append(f"{where} at byte {item.offset}: {item.what}")
+                continue
+            self._time_ms = max(self._time_ms, item.time_ms)
+            if item.kind == CLOSING:
+                continue
+            if held is not None and item.end > begin:
+                await self._take_up(held)
+                held = None
+            await self._fill(item, lost)
+            await self._keep(item, as_it_is=held is not None)
+        if held is not None:
+            await self._take_up(held)
+        end = closed_at(self._disk, self._folder) or 0
+        if end > self._last.end:
+            await self._write([("", self._missing(end - self._last.end))], self._last)
+        await self._remove_what_has_no_content()
+        await self._finish(workshop)
+        return self._report
+
+    def _frames(self) -> Iterator[Frame]:
+        return (f for f in salvage(self._disk, self._folder) if isinstance(f, Frame))
+
+    async def _take_up(self, held: Snapshot) -> None:
+        """All up to the snapshot is written; from here on its state is what counts."""
+        if self._last.end < held.last.end:
+            missing = self._missing(held.last.end - self._last.end)
+            await self._write([("", missing)], held.last)
+        self._world = restore(held.parts)
+        await self._store.sync()
+        mark = msgspec.structs.replace(self._last, payload=b"")
+        await self._store.snapshots.save(Snapshot(mark, held.parts))
+
+    def _missing(self, count: int) -> Missing:
+        self._report.missing += count
+        self._gaps.append(range(self._last.end, self._last.end + count))
+        return Missing(count)
+
+    # Gaps.
+
+    def _lost_creations(self, begin: int, held: Snapshot | None) -> dict[int, list[Entry]]:
+        """For each gap, by the position behind it: queues and namespaces that must be from it."""
+        world = Namespaces() if held is None else restore(held.parts)
+        known = {name: set(state.queues) for name, state in world.states.items()}
+        lost: dict[int, list[Entry]] = defaultdict(list)
+        end, gap = begin, 0
+        for frame in self._frames():
+            if frame.end <= begin or frame.kind == CLOSING:
+                continue
+            gap = frame.first if frame.first > end else gap
+            end = frame.end
+            for _, namespace, record in payload.entries(frame):
+                if isinstance(record, NamespaceCreated):
+                    known[record.name] = set()
+                elif isinstance(record, NamespaceDeleted):
+                    known.pop(record.name, None)
+                elif isinstance(record, OfNamespaces):
+                    continue
+                elif namespace not in known:
+                    known[namespace] = set()
+                    made = NamespaceCreated(namespace, frame.time_ms, frame.epoch, 0)
+                    lost[gap].append(("", made))
+                if isinstance(record, QueueCreated):
+                    known[namespace].add(record.queue)
+                elif isinstance(record, QueueDeleted):
+                    known[namespace].discard(record.queue)
+                elif isinstance(record, Sent) and record.queue not in known[namespace]:
+                    known[namespace].add(record.queue)
+                    queue = QueueCreated(record.queue, record.time_ms, QueueProperties())
+                    lost[gap].append((namespace, queue))
+        return lost
+
+    async def _fill(self, frame: Frame, lost: dict[int, list[Entry]]) -> None:
+        """Puts something in the place of what is missing before a frame."""
+        room = frame.first - self._last.end
+        if room <= 0:
+            return
+        made = lost.get(frame.first, [])[:room]
+        entries: list[Entry] = list(made)
+        for namespace, record in made:
+            if isinstance(record, QueueCreated):
+                self._report.queues.append(f"{namespace}/{record.queue}")
+        if room > len(made):
+            entries.append(("", Missing(room - len(made))))
+        self._missing(room)
+        position = self._last.end
+        for namespace, record in made:
+            self._evolve(namespace, record, position)
+            position += 1
+        await self._write(entries, frame)
+
+    # Frames.
+
+    async def _keep(self, frame: Frame, *, as_it_is: bool) -> None:
+        self._report.frames += 1
+        if as_it_is:
+            await self._append(frame)
+            return
+        kept: list[Entry] = []
+        for position, namespace, record in payload.entries(frame):
+            kept += self._mended(position, namespace, record)
+        await self._write(kept, frame)
+
+    def _mended(self, position: int, namespace: str, record: payload.Record) -> Iterator[Entry]:
+        state = self._world.states.get(namespace)
+        if isinstance(record, NamespaceCreated | NamespaceDeleted):
+            there = record.name in self._world.states
+            fits = there == isinstance(record, NamespaceDeleted)
+            parts: list[payload.Record] = [record if fits else Missing(1)]
+        elif isinstance(record, Missing) or state is None:
+            parts = [Missing(span(record))]
+        else:
+            parts = [*mend(state, record)]
+        for part in parts:
+            if isinstance(part, Missing):
+                self._report.missing += 0 if isinstance(record, Missing) else part.count
+                yield "", part
+            else:
+                self._evolve(namespace, part, position)
+                yield namespace, part
+            position += span(part)
+
+    def _evolve(self, namespace: str, record: payload.Record, position: int) -> None:
+        if isinstance(record, OfNamespaces):
+            spaces.evolve(self._world, record, position)
+            return
+        state = self._world.states[namespace]
+        evolve(state, record, position)
+        if isinstance(record, Sent):
+            put_aside(state.queues[record.queue], record.first_sequence, len(record.messages))
+
+    async def _remove_what_has_no_content(self) -> None:
+        entries: list[Entry] = []
+        for name, state in self._world.states.items():
+            for queue in state.queues.values():
+                gone = [
+                    message
+                    for message in queue.messages.walk(0)
+                    if any(message.position in gap for gap in self._gaps)
+                ]
+                for message in gone:
+                    id = message_id(message.envelope)
+                    self._report.messages.append(
+                        f"{name}/{queue.name}, message {message.sequence}, id {id!r}"
+                    )
+                if gone:
+                    entries.append((name, Purged(queue.name, [m.sequence for m in gone])))
+        position = self._last.end
+        for namespace, record in entries:
+            self._evolve(namespace, record, position)
+            position += span(record)
+        if entries:
+            await self._write(entries, self._last)
+
+    # Writing.
+
+    async def _write(self, entries: list[Entry], like: Frame) -> None:
+        """A frame of these records behind the last one, of the epoch and time of another."""
+        count = sum(span(record) for _, record in entries)
+        epoch, time_ms = max(like.epoch, self._last.epoch), like.time_ms
+        end = self._last.end
+        await self._append(Frame(epoch, 0, end, count, 0, time_ms, payload.encode(entries)))
+
+    async def _append(self, frame: Frame) -> None:
+        number, durable = self._last.number + 1, self._store.durable
+        frame = msgspec.structs.replace(frame, number=number, durable=durable)
+        self._store.append(frame)
+        self._last = frame.without_payload()
+        self._unsynced += frame.size_bytes
+        if self._unsynced > _SYNC_BYTES:
+            await self._store.sync()
+            self._unsynced = 0
+
+    async def _finish(self, workshop: Path) -> None:
+        last = self._last
+        await self._append(Frame(last.epoch, 0, last.end, 0, 0, self._time_ms, b"", CLOSING))
+        await self._store.sync()
+        await self._store.close()
+        mark = msgspec.structs.replace(last, payload=b"")
+        await FileSnapshots(workshop).save(Snapshot(mark, take(self._world)))

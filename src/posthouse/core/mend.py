@@ -1,0 +1,197 @@
+"""What is left of a record when some of those before it were lost.
+
+After a repair the journal has gaps, and records behind a gap may speak of what was in it. `evolve`
+cannot fail only on what fits the state, so what does not fit is replaced by `Missing`, position for
+position. When in doubt a message stays: it may be delivered again, but is not lost.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, Message
+from posthouse.core.model import Queue, State
+from posthouse.core.records import (
+    Activated,
+    Cancelled,
+    ClockSet,
+    ClockStepped,
+    Completed,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Forgotten,
+    Kept,
+    Locked,
+    Missing,
+    Moved,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    QueueUpdated,
+    Renewed,
+    Resubmitted,
+    Returned,
+    Sent,
+    SessionAccepted,
+    SessionReleased,
+    SessionRenewed,
+    SessionStateSet,
+    Started,
+    Taken,
+    Woken,
+    span,
+)
+
+
+def mend(state: State, record: Kept) -> list[Kept | Missing]:
+    """Records that cover the same positions and fit the state."""
+    if isinstance(record, Started | ClockStepped | ClockSet):
+        return [record]
+    if isinstance(record, QueueCreated):
+        clash = record.queue.casefold() in state.folded
+        return [Missing(1) if clash else record]
+    queue = state.queues.get(record.queue)
+    if queue is None:
+        return [Missing(span(record))]
+    fits = _WHOLE.get(type(record))
+    if fits is not None:
+        return [record if fits(state, queue, record) else Missing(span(record))]
+    if isinstance(record, QueueUpdated):
+        return [_kept_in_kind(queue, record)]
+    return [_mend_one(state, queue, each) for each in _singles(record)]
+
+
+def _kept_in_kind(queue: Queue, record: QueueUpdated) -> QueueUpdated:
+    """What cannot be changed of a queue stays as it was taken to be."""
+    old = queue.properties
+    properties = msgspec.structs.replace(
+        record.properties,
+        order=old.order,
+        grouping=old.grouping,
+        requires_session=old.requires_session,
+        duplicate_detection=old.duplicate_detection,
+    )
+    return msgspec.structs.replace(record, properties=properties)
+
+
+def _fits_sent(_: State, queue: Queue, record: Sent) -> bool:
+    return record.first_sequence >= queue.next_sequence
+
+
+def _fits_forgotten(_: State, queue: Queue, record: Forgotten) -> bool:
+    return record.count <= len(queue.seen_order)
+
+
+def _fits_accepted(state: State, queue: Queue, record: SessionAccepted) -> bool:
+    group = queue.groups.get(record.session)
+    free = group is None or not group.token
+    return queue.properties.grouping == "session" and free and record.lock >= state.next_lock
+
+
+def _fits_renewed(_: State, queue: Queue, record: SessionRenewed) -> bool:
+    group = queue.groups.get(record.session)
+    return group is not None and group.token != 0
+
+
+def _fits_released(_: State, queue: Queue, record: SessionReleased) -> bool:
+    group = queue.groups.get(record.session)
+    return group is not None and group.token != 0 and not group.locks
+
+
+def _fits_state_set(_: State, queue: Queue, record: SessionStateSet) -> bool:
+    return record.session in queue.groups
+
+
+_WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
+    QueueDeleted: lambda *_: True,
+    Sent: _fits_sent,
+    Forgotten: _fits_forgotten,
+    SessionAccepted: _fits_accepted,
+    SessionRenewed: _fits_renewed,
+    SessionReleased: _fits_released,
+    SessionStateSet: _fits_state_set,
+}
+
+
+def _singles(record: Kept) -> list[Any]:
+    """A record for each message of one about several."""
+    made = []
+    for at in range(span(record)):
+        changes: dict[str, object] = {}
+        for name in record.__struct_fields__:
+            value = getattr(record, name)
+            if isinstance(value, list):
+                changes[name] = value[at : at + 1]
+            elif name in ("first_sequence", "first_lock"):
+                changes[name] = value + at
+        made.append(msgspec.structs.replace(record, **changes))
+    return made
+
+
+def _mend_one(state: State, queue: Queue, record: Any) -> Kept | Missing:
+    message = queue.messages.get(record.sequences[0])
+    if message is None:
+        return Missing(1)
+    if isinstance(record, Completed) and message.state != LOCKED:
+        return Purged(queue.name, record.sequences)  # it was done, whatever is missing between
+    return record if _FITS[type(record)](state, queue, message, record) else Missing(1)
+
+
+def _always(*_: object) -> bool:
+    return True
+
+
+def _in(*states: int) -> Callable[[State, Queue, Message, Any], bool]:
+    return lambda _state, _queue, message, _record: message.state in states
+
+
+def _fits_activated(_: State, queue: Queue, message: Message, record: Activated) -> bool:
+    return message.state == SCHEDULED and record.first_sequence >= queue.next_sequence
+
+
+def _fits_locked(state: State, queue: Queue, message: Message, record: Locked) -> bool:
+    if message.state not in (ACTIVE, DEFERRED) or record.first_lock < state.next_lock:
+        return False
+    group = queue.group(message)
+    if group is None:
+        return True
+    if queue.properties.grouping == "session":
+        return group.token != 0
+    return not group.locks and not group.delayed
+
+
+def _fits_lock_renewed(state: State, _: Queue, message: Message, record: Renewed) -> bool:
+    return message.state == LOCKED and state.locks[message.lock].session is None
+
+
+def _fits_dead(_: State, queue: Queue, message: Message, record: DeadLettered) -> bool:
+    return queue.dead is not None and record.first_sequence >= queue.dead.next_sequence
+
+
+def _fits_resubmitted(state: State, queue: Queue, message: Message, record: Resubmitted) -> bool:
+    target = state.queues.get(record.target)
+    return (
+        target is not None
+        and message.sequence in queue.notes
+        and record.first_sequence >= target.next_sequence
+    )
+
+
+_FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {
+    Activated: _fits_activated,
+    Woken: _in(DELAYED),
+    Cancelled: _always,
+    Locked: _fits_locked,
+    Taken: _always,
+    Completed: _always,
+    Returned: _in(LOCKED),
+    Deferred: _in(LOCKED),
+    DeadLettered: _fits_dead,
+    Expired: _always,
+    Renewed: _fits_lock_renewed,
+    Resubmitted: _fits_resubmitted,
+    Purged: _always,
+    Moved: _always,
+}

@@ -1,0 +1,291 @@
+"""Repair: whatever happened to the files, what can be read is kept and what is lost is named."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from posthouse.broker.fold import fold
+from posthouse.broker.repair import OLD, WORKSHOP, Report, repair
+from posthouse.core.commands import CreateQueue, Delivery
+from posthouse.core.dump import dump
+from posthouse.core.model import dead_letter_queue
+from posthouse.store.disk import Disk
+from posthouse.store.errors import Damaged, InUse, StoreError, Unfinished
+from posthouse.store.file import LOCK, FileStore
+from posthouse.store.look import REPAIRED, look, segment_paths
+from tests.broker.desk import NS, Desk, bodies
+from tests.broker.test_fold import work
+from tests.invariants import check
+
+SEGMENT_BYTES = 16 << 10
+DLQ = dead_letter_queue("q")
+
+
+def a_store(folder: Path) -> FileStore:
+    return FileStore(folder, segment_bytes=SEGMENT_BYTES)
+
+
+async def opened(folder: Path) -> Desk:
+    store = a_store(folder)
+    return await Desk.open(store, snapshots=store.snapshots)
+
+
+def a_journal(folder: Path, rounds: int = 60, seed: int = 1) -> dict[str, object]:
+    async def main() -> dict[str, object]:
+        desk = await opened(folder)
+        await work(desk, rounds, seed)
+        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        await desk.engine.close()
+        return state
+
+    return asyncio.run(main())
+
+
+def found(folder: Path) -> tuple[dict[str, object], set[str]]:
+    """A sound state, and the bodies of all its messages."""
+
+    async def main() -> tuple[dict[str, object], set[str]]:
+        desk = await opened(folder)
+        state = desk.engine.namespaces.states[NS]
+        check(state, 1 << 50)
+        seen = dump(state, bodies=False)
+        await desk.engine.advance(1 << 32)
+        names: set[str] = set()
+        for queue in ("q", DLQ):
+            got: list[Delivery] = []
+            while some := await desk.receive(500, queue, delete=True):
+                got += some
+            texts = bodies(got)
+            assert len(set(texts)) == len(texts)
+            names |= set(texts)
+        await desk.engine.store.close()
+        return seen, names
+
+    before = folder.with_name("look")
+    shutil.copytree(folder, before)
+    try:
+        return asyncio.run(main())
+    finally:
+        shutil.rmtree(folder)
+        before.rename(folder)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+def mended(folder: Path) -> Report:
+    return repair(folder, SEGMENT_BYTES)
+
+
+def test_a_sound_journal_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder)
+    before = found(folder)
+    report = mended(folder)
+    assert (report.missing, report.holes, report.messages, report.queues) == (0, [], [], [])
+    assert found(folder) == before
+    assert look(Disk(), folder).closed
+    assert sorted(p.name for p in folder.glob(f"{OLD}*")) == [report.old_files]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_any_damage_the_rest_is_there_and_sound(tmp_path: Path, seed: int) -> None:
+    folder, random = tmp_path / "data", Random(seed)
+    a_journal(folder)
+    if seed % 3 == 0:
+        fold(folder)
+        a_journal(folder, 20, seed=100)
+    _, every = found(folder)
+    paths = segment_paths(Disk(), folder)
+    for _ in range(random.randrange(1, 4)):
+        path = random.choice(paths)
+        kind = random.randrange(4)
+        if kind == 0 and len(paths) > 2:
+            path.unlink(missing_ok=True)
+            paths.remove(path)
+        elif kind == 1:
+            data = path.read_bytes()
+            path.write_bytes(data[: random.randrange(len(data))])
+        else:
+            flip(path, random.randrange(path.stat().st_size // 2))
+    try:
+        asyncio.run(_open_and_close(folder))
+        sound = True
+    except StoreError:
+        sound = False
+    report = mended(folder)
+    _, left = found(folder)
+    assert sound or report.missing > 0 or report.holes
+    assert left
+    assert len(every - left) <= report.missing + 5 * len(report.holes)
+
+
+async def _open_and_close(folder: Path) -> None:
+    store = a_store(folder)
+    try:
+        await Desk.open(store, snapshots=store.snapshots)
+    finally:
+        await store.close()
+
+
+def test_messages_behind_the_damage_are_kept_and_positions_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def fill() -> None:
+        desk = await opened(folder)
+        for number in range(50):
+            await desk.send(f"{number} " + "x" * 900)
+        await desk.engine.close()
+
+    asyncio.run(fill())
+    end = look(Disk(), folder).end
+    second = segment_paths(Disk(), folder)[1]
+    flip(second, 2_000)
+    with pytest.raises(Damaged, match="posthouse store repair"):
+        a_store(folder)
+    report = mended(folder)
+    assert report.missing == 1
+    assert len(report.holes) == 1
+    assert second.name in report.holes[0]
+    _, left = found(folder)
+    assert len(left) == 49
+    assert look(Disk(), folder).end == end
+
+
+def test_a_queue_whose_creation_is_lost_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def fill() -> None:
+        desk = await opened(folder)
+        await desk.do(CreateQueue("late"))
+        await desk.send("x" * 10_000)
+        await desk.send("x" * 10_000)
+        await desk.send("y", "z", queue="late")
+        await desk.engine.close()
+
+    asyncio.run(fill())
+    segment_paths(Disk(), folder)[0].unlink()
+    report = mended(folder)
+    assert report.queues == [f"{NS}/q", f"{NS}/late"]
+
+    async def drain() -> None:
+        desk = await opened(folder)
+        assert bodies(await desk.receive(5, "late")) == ["y", "z"]
+        await desk.engine.close()
+
+    asyncio.run(drain())
+
+
+def test_messages_that_a_snapshot_holds_without_their_content_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def fill() -> None:
+        desk = await opened(folder)
+        for number in range(50):
+            await desk.send(f"{number} " + "x" * 900)
+        await desk.engine.close()
+
+    asyncio.run(fill())
+    fold(folder)
+    first = segment_paths(Disk(), folder)[0]
+    flip(first, 5_000)
+    report = mended(folder)
+    (lost,) = report.messages
+    assert lost.startswith(f"{NS}/q, message ")
+    _, left = found(folder)
+    assert len(left) == 49
+    assert len(list(folder.glob("*.snapshot"))) == 2
+
+
+def test_one_of_two_headers_is_enough(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder)
+    before = found(folder)
+    flip(segment_paths(Disk(), folder)[0], 20)
+    flip(segment_paths(Disk(), folder)[1], 64 + 20)
+    with pytest.raises(Damaged):
+        a_store(folder)
+    report = mended(folder)
+    assert report.missing == 0
+    assert found(folder) == before
+
+
+def test_a_segment_without_a_header_is_lost_and_said_so(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder)
+    second = segment_paths(Disk(), folder)[1]
+    flip(second, 20)
+    flip(second, 64 + 20)
+    report = mended(folder)
+    assert report.missing > 10
+    assert any("headers" in hole and second.name in hole for hole in report.holes)
+    found(folder)
+
+
+def test_a_journal_of_which_nothing_is_left_becomes_an_empty_one(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder)
+    end = look(Disk(), folder).end
+    for path in segment_paths(Disk(), folder):
+        path.write_bytes(b"gone")
+    report = mended(folder)
+    assert report.frames == 0
+    assert look(Disk(), folder).end == end
+
+
+def test_a_folder_in_use_is_not_repaired(tmp_path: Path) -> None:
+    a_journal(tmp_path)
+    lock = Disk().lock(tmp_path / LOCK)
+    with pytest.raises(InUse):
+        mended(tmp_path)
+    Disk().close(lock)
+
+
+def test_a_repair_can_be_killed_at_any_moment_and_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder, 100)
+    flip(segment_paths(Disk(), folder)[1], 3_000)
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(folder, spoiled)
+    mended(folder)
+    expected = found(folder)
+    program = f"""
+import os, sys, time
+from pathlib import Path
+from posthouse.broker.repair import repair
+import posthouse.broker.repair as room
+slow = Path.rename
+def rename(self, target):
+    time.sleep(0.01)
+    return slow(self, target)
+Path.rename = rename
+print("go", flush=True)
+repair(Path(sys.argv[1]), {SEGMENT_BYTES})
+"""
+    interrupted = 0
+    for number in range(12):
+        shutil.rmtree(folder)
+        shutil.copytree(spoiled, folder)
+        command = [sys.executable, "-c", program, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.06 * number)
+            process.kill()
+        if (folder / REPAIRED).exists():
+            interrupted += 1
+            with pytest.raises(Unfinished):
+                a_store(folder)
+        mended(folder)
+        assert found(folder) == expected
+        assert not (folder / WORKSHOP).exists()
+    assert interrupted > 0
