@@ -293,7 +293,7 @@ def test_sealed_segments_can_be_read_by_another_process(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=complete[1].path.name):
         list(sealed_frames(Disk(), complete[1]))
     first = complete[0]
-    other = first._replace(path=complete[2].path)
+    other = first._replace(head=first.head._replace(first=99))
     with pytest.raises(Damaged):
         list(sealed_frames(Disk(), other))
 
