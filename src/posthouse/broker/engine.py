@@ -55,7 +55,7 @@ from posthouse.core.errors import (
     Refused,
     SessionLockLost,
 )
-from posthouse.core.message import Message, size_bytes
+from posthouse.core.message import size_bytes
 from posthouse.core.model import State
 from posthouse.core.namespaces import CreateNamespace, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
@@ -74,6 +74,7 @@ _FULL_RETRY_SECONDS = 0.5
 
 _SPACE = frozenset(SpaceCommand.__args__)
 _WAITS = frozenset((Receive, AcceptSession))
+_HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 _PUBLISHES = frozenset((Send, Resubmit))  # refused where there is no room
 _GROWS = frozenset((CreateQueue, CreateNamespace, SetSessionState))  # refused in dire need too
 
@@ -469,10 +470,10 @@ class Engine:
     async def _fill_in(self, batch: _Batch) -> None:
         """Reads back the bodies that this batch delivers, and puts copies that have them in."""
         wanted = [
-            (items, at, message)
+            (items, at, item.message)
             for items in _delivered(batch)
-            for at, message in enumerate(map(_message, items))
-            if message is not None and isinstance(message.body, int)
+            for at, item in enumerate(items)
+            if type(item) in _HOLDS and type(item.message.body) is int
         ]
         if not wanted:
             return
@@ -644,10 +645,6 @@ def _delivered(batch: _Batch) -> Iterator[_Items]:
         elif isinstance(answer, Peeked):
             yield answer.messages
     yield from batch.deliveries
-
-
-def _message(item: Delivered | Seen) -> Message | None:
-    return item.message if isinstance(item, Delivery | Seen) else None
 
 
 def _as_answer(

@@ -11,8 +11,9 @@ larger.
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +22,9 @@ from posthouse.broker.replay import put_aside
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue, State
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import Sent
+from posthouse.core.records import Moved, Sent
 from posthouse.store import Store
 from posthouse.store.errors import NotThere
-from posthouse.store.frames import Frame
 
 MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
 GROUP_BYTES = 1_100
@@ -147,17 +147,19 @@ class Memory:
         Raises NotThere or Damaged.
         """
         frames = {frame.number: frame for frame in await self._store.get(sorted(positions))}
+        decoded = [list(payload.entries(frame)) for frame in frames.values()]
         found: dict[int, bytes] = {}
         hot: set[tuple[str, str]] = set()  # the queues that messages are taken from
-        for frame in frames.values():
-            for position, namespace, queue, _, message in payload.contents(frame):
-                if position in positions:
-                    found[position] = message.body
-                    hot.add((namespace, queue))
+        for entry in chain.from_iterable(decoded):
+            first, namespace, record = entry
+            if isinstance(record, Sent | Moved):
+                for position in positions & set(range(first, first + len(record.messages))):
+                    found[position] = record.messages[position - first].body
+                    hot.add((namespace, record.queue))
         if len(found) < len(positions):
             raise NotThere(f"there is no content at position {min(positions - set(found))}")
-        for frame in frames.values():
-            self._take_back(frame, hot)
+        for entries in decoded:
+            self._take_back(entries, hot)
         await self._read_ahead(max(frame.end for frame in frames.values()), hot)
         return found
 
@@ -168,26 +170,34 @@ class Memory:
                 left -= frame.size_bytes
                 if left < 0:
                     break
-                self._take_back(frame, hot)
+                self._take_back(payload.entries(frame), hot)
         except NotThere:
             pass  # trimmed meanwhile, and not needed
 
-    def _take_back(self, frame: Frame, hot: set[tuple[str, str]]) -> None:
-        for position, namespace, name, sequence, content in payload.contents(frame):
-            state = self._world.states.get(namespace)
-            queue = None if state is None else state.queues.get(name)
-            if queue is None or (namespace, name) not in hot:
+    def _take_back(
+        self, entries: Iterable[tuple[int, str, payload.Record]], hot: set[tuple[str, str]]
+    ) -> None:
+        """Puts the bodies in these records back into the queues they were sent to."""
+        for first, namespace, record in entries:
+            if not isinstance(record, Sent) or (namespace, record.queue) not in hot:
                 continue
-            message = queue.messages.get(sequence)
-            if (
-                message is not None
-                and message.position == position
-                and isinstance(message.body, int)
-                and message.state != LOCKED
-            ):
-                queue.aside_bytes -= message.body
-                self._new_bodies += message.body
-                message.body = content.body
+            state = self._world.states.get(namespace)
+            queue = None if state is None else state.queues.get(record.queue)
+            if queue is None:
+                continue
+            taken, messages = 0, queue.messages
+            for at, content in enumerate(record.messages):
+                message = messages.get(record.first_sequence + at)
+                if (
+                    message is not None
+                    and message.position == first + at
+                    and isinstance(message.body, int)
+                    and message.state != LOCKED
+                ):
+                    taken += message.body
+                    message.body = content.body
+            queue.aside_bytes -= taken
+            self._new_bodies += taken
 
 
 def _queues(world: Namespaces) -> Iterator[Queue]:
