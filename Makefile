@@ -23,12 +23,14 @@ check: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m bench.core
 	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.recovery
+	$(BIN)/python -m bench.backlog
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready
-	KILLS=$(KILLS) $(BIN)/pytest tests/crash
+	TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash
 
 clean:
 	rm -rf .venv .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
