@@ -27,7 +27,7 @@ from posthouse.store.file import FileStore
 _log = logging.getLogger(__name__)
 
 _SLICE = 2_000  # messages that are looked at in one go
-_MOVE_BYTES = 1 << 20  # of contents in one command
+_MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
 
 
