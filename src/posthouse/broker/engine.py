@@ -72,11 +72,11 @@ BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may
 BATCH_COMMANDS = 10_000
 _FULL_RETRY_SECONDS = 0.5
 
-_SPACE = frozenset(SpaceCommand.__args__)
-_WAITS = frozenset((Receive, AcceptSession))
+_SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
+_ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
-_PUBLISHES = frozenset((Send, Resubmit))  # refused where there is no room
-_GROWS = frozenset((CreateQueue, CreateNamespace, SetSessionState))  # refused in dire need too
+# What is refused where there is no room.
+_ROOMY = frozenset((Send, Resubmit, CreateQueue, CreateNamespace, SetSessionState))
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -112,22 +112,21 @@ class _Submitted(NamedTuple):
 class _Batch:
     """What has been decided since the last frame."""
 
-    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "replies")
+    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages")
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
         self.answers: list[tuple[Reply, Answer | Refused]] = []
         self.deliveries: list[list[Delivered]] = []
-        self.replies: list[Reply] = []  # all of them, also of those who will wait
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.replies or self.deliveries)
+        return bool(self.entries or self.answers or self.deliveries)
 
     @property
     def is_full(self) -> bool:
-        return self.bytes > BATCH_BYTES or len(self.replies) >= BATCH_COMMANDS
+        return self.bytes > BATCH_BYTES or len(self.answers) >= BATCH_COMMANDS
 
 
 class Engine:
@@ -195,8 +194,9 @@ class Engine:
                 engine._clocks[name] = VirtualClock(state.clock_ms, clock)
         for name in world.names:
             engine._decide(BROKER, name, Start(last.epoch, salt), _ignore)
-        await engine._commit()
-        engine._arm()
+        await engine._run()
+        if engine._failure is not None:
+            raise engine._failure
         return engine
 
     @property
@@ -233,7 +233,8 @@ class Engine:
         if self._failure is not None:
             reply(self._failure)
             return
-        if self._pending or self._batch.is_full:
+        batch = self._batch
+        if self._pending or batch.bytes > BATCH_BYTES or len(batch.answers) >= BATCH_COMMANDS:
             self._put_off(principal, namespace, command, reply)
         else:
             self._decide(principal, namespace, command, reply)
@@ -244,23 +245,17 @@ class Engine:
         self, principal: Principal, namespace: str, command: Command | SpaceCommand
     ) -> Answer:
         """As `submit`, for who can wait. Raises Refused or StoreError."""
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def reply(answer: Answer | Refused | StoreError) -> None:
-            if answered.cancelled():
-                return
-            if isinstance(answer, Exception):
-                answered.set_exception(answer)
-            else:
-                answered.set_result(answer)
-
-        self.submit(principal, namespace, command, reply)
+        asked = asyncio.get_running_loop().create_future()
+        self.submit(principal, namespace, command, asked.set_result)
         try:
-            return await answered
+            answer: Answer | Refused | StoreError = await asked
         except asyncio.CancelledError:
             if isinstance(command, Receive | AcceptSession):
                 self.submit(principal, namespace, Detach(command.receiver), _ignore)
             raise
+        if isinstance(answer, Refused | StoreError):
+            raise answer
+        return answer
 
     def new_receiver(self, deliver: Deliver | None = None) -> int:
         """An id for a receiver; `deliver` is called with what is pushed to it."""
@@ -305,12 +300,12 @@ class Engine:
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
     ) -> None:
         """Makes a command part of the batch: what it does is done, but not durable yet."""
-        batch = self._batch
-        batch.replies.append(reply)
-        kind = type(command)
+        batch, kind = self._batch, type(command)
         whole = False
         try:
             self._access.check(principal, namespace, command)
+            if kind in _ROOMY and (self._memory.level or self._store.full):
+                self._check_room(command)
             answer, deliveries = self._apply(namespace, command)
             whole = True
         except Refused as refused:
@@ -319,34 +314,38 @@ class Engine:
             return
         finally:
             if not whole:
+                batch.answers.append((reply, None))
                 self._stop_for_a_bug()
-        if type(answer) is Waiting and kind in _WAITS:
-            assert isinstance(command, Receive | AcceptSession)
-            self._waits[command.receiver] = (reply, command)
+        if kind in _ODD:
+            reply = self._note_odd(command, answer, reply)
         elif kind is Send and self._memory.level:
-            batch.answers.append((self._held_back(reply), answer))
-        else:
-            batch.answers.append((reply, answer))
-        if kind is Detach:
-            assert isinstance(command, Detach)
-            self._receivers.pop(command.receiver, None)
-            self._waits.pop(command.receiver, None)
+            reply = self._held_back(reply)
+        batch.answers.append((reply, answer))
         if deliveries:
             batch.deliveries.append(self._push_early(deliveries))
+
+    def _note_odd(self, command: Command | SpaceCommand, answer: Answer, reply: Reply) -> Reply:
+        """What the engine has to know of some commands; returns who is to get the answer."""
+        if isinstance(command, Receive | AcceptSession):
+            if isinstance(answer, Waiting):
+                self._waits[command.receiver] = (reply, command)
+                return _ignore
+        elif isinstance(command, Detach):
+            self._receivers.pop(command.receiver, None)
+            self._waits.pop(command.receiver, None)
+        return reply
 
     def _apply(
         self, namespace: str, command: Command | SpaceCommand
     ) -> tuple[Answer, Sequence[Delivered]]:
         """Decides and evolves. Raises Refused."""
-        kind = type(command)
-        if (kind in _PUBLISHES or kind in _GROWS) and (self._memory.level or self._store.full):
-            self._check_room(command)
-        if kind in _SPACE:
+        if type(command) in _SPACE:
             return self._apply_to_spaces(command)  # type: ignore[arg-type]  # by its kind
         state = self._world.states.get(namespace)
         if state is None:
             raise NotFound("namespace", namespace)
-        outcome = decide(state, command, self._now_ms(namespace))  # type: ignore[arg-type]
+        now_ms = self._now_ms(namespace) if self._clocks else self.time_ms()
+        outcome = decide(state, command, now_ms)  # type: ignore[arg-type]
         self._evolve(state, outcome)
         return outcome.answer, outcome.deliveries
 
@@ -354,13 +353,16 @@ class Engine:
         batch = self._batch
         for record in outcome.records:
             evolve(state, record, self._position)
-            if is_kept(record):
+            if isinstance(record, Sent):
+                count = len(record.messages)
                 batch.entries.append((state.name, record))
-                if type(record) is Sent:
-                    batch.bytes += record.size_bytes
-                    batch.messages += len(record.messages)
-                    if self._memory.tight:
-                        self._memory.remember(state, record, self._position)
+                batch.bytes += record.size_bytes
+                batch.messages += count
+                if self._memory.tight:
+                    self._memory.remember(state, record, self._position)
+                self._position += count
+            elif is_kept(record):
+                batch.entries.append((state.name, record))
                 self._position += span(record)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
@@ -421,15 +423,16 @@ class Engine:
 
     async def _commit(self) -> None:
         """One frame, one sync, and then the answers."""
+        now_ms = self.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = _Batch()
         if batch.entries:
-            await self._write(batch)
+            await self._write(batch, now_ms)
         if self._memory.aside:
             await self._fill_in(batch)
         self._writing = _Batch()
         for reply, answer in batch.answers:
-            reply(answer)
+            _tell(reply, answer)
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
         self._memory.relieve(batch.messages, batch.bytes)
@@ -438,11 +441,11 @@ class Engine:
             self._pending_bytes -= size
             self._decide(principal, namespace, command, reply)
 
-    async def _write(self, batch: _Batch) -> None:
+    async def _write(self, batch: _Batch, now_ms: int) -> None:
         last = self._last
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._store.durable,
-            self.time_ms(), payload.encode(batch.entries),
+            now_ms, payload.encode(batch.entries),
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
@@ -456,13 +459,14 @@ class Engine:
     def _fail(self, error: StoreError) -> None:
         """Everybody who has no answer yet gets this one."""
         self._failure = error
-        replies = [*self._writing.replies, *self._batch.replies]
+        answers = [*self._writing.answers, *self._batch.answers]
+        replies = [reply for reply, _ in answers]
         replies += [each.reply for each in self._pending]
         replies += [reply for reply, _ in self._waits.values()]
         self._writing, self._batch, self._waits = _Batch(), _Batch(), {}
         self._pending.clear()
-        for reply in dict.fromkeys(replies):
-            reply(error)
+        for reply in replies:
+            _tell(reply, error)
         self.failed.set()
 
     # Deliveries.
@@ -507,7 +511,7 @@ class Engine:
         for number, mine in by_receiver.items():
             if number in self._waits:
                 reply, command = self._waits.pop(number)
-                reply(_as_answer(mine, command))
+                _tell(reply, _as_answer(mine, command))
                 continue
             deliver = self._receivers.get(number)
             if deliver is not None:
@@ -519,7 +523,9 @@ class Engine:
 
     def time_ms(self) -> int:
         """The time of the broker: not before what the journal has seen, wherever the clock is."""
-        now_ms = max(self._clock.now_ms(), self._last.time_ms)
+        now_ms = self._clock.now_ms()
+        if now_ms < self._last.time_ms:
+            now_ms = self._last.time_ms
         if now_ms - self._seen_ms > STEP_MS:
             self._look_for_a_step(now_ms)
         self._seen_ms = now_ms
@@ -661,6 +667,13 @@ def _as_answer(
             return SessionLockLost(command.queue, command.session)
         return Received([]) if isinstance(command, Receive) else None
     return Received([each for each in deliveries if isinstance(each, Delivery)])
+
+
+def _tell(reply: Reply, answer: Answer | Refused | StoreError) -> None:
+    try:  # noqa: SIM105 (a suppress costs half a microsecond for each answer)
+        reply(answer)
+    except asyncio.InvalidStateError:  # who asked does not wait any more
+        pass
 
 
 def _ignore(_: object) -> None:

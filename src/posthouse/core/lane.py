@@ -2,14 +2,13 @@
 
 New messages come with rising numbers, so they are appended to a flat array (8 bytes each, invisible
 to the garbage collector) and taken from its head. A message that comes back goes to its place, not
-to the tail: it was taken before, so it is lower than all that is left in the array, and the few
-that do come back are kept in a heap of their own, which goes first. One that leaves from the middle
-is only marked as gone, until the head reaches it.
+to the tail: the few that do are kept in a heap of their own, and the lower of the two heads goes
+first. One that leaves from the middle is only marked as gone, until the head reaches it.
 """
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import islice
 
 from posthouse.core.heaps import walk
@@ -29,9 +28,10 @@ class Lane:
         self._gone: set[int] = set()
 
     def first(self) -> int | None:
-        if self._returned:
+        fresh = self._fresh[self._head] if self._head < len(self._fresh) else None
+        if self._returned and (fresh is None or self._returned[0] < fresh):
             return self._returned[0]
-        return self._fresh[self._head] if self._head < len(self._fresh) else None
+        return fresh
 
     def append(self, sequence: int) -> None:
         """A new number, higher than any before."""
@@ -94,10 +94,6 @@ class Lane:
 
     def walk(self) -> Iterator[int]:
         """Every number in order."""
-        gone = self._gone
-        for sequence in walk(self._returned):
-            if sequence not in gone:
-                yield sequence
-        for at in range(self._head, len(self._fresh)):
-            if self._fresh[at] not in gone:
-                yield self._fresh[at]
+        fresh = map(self._fresh.__getitem__, range(self._head, len(self._fresh)))
+        all_of_them = merge(walk(self._returned), fresh) if self._returned else fresh
+        return (sequence for sequence in all_of_them if sequence not in self._gone)
