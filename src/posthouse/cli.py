@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), NOT_FOUND)
     except Lost as error:
         return _fail(str(error), LOST)
-    except (Refused, StoreError) as error:
+    except (Refused, StoreError, OSError) as error:
         return _fail(str(error), FAILED)
 
 

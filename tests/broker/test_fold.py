@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from posthouse.broker.access import BROKER
@@ -18,9 +19,11 @@ from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
 from posthouse.core.commands import Abandon, Complete, CreateQueue, DeadLetter
 from posthouse.core.dump import dump
 from posthouse.core.namespaces import Namespaces
+from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Damaged, InUse, NotThere
+from posthouse.store.errors import Damaged, InUse, NotThere, Unknown
 from posthouse.store.file import FileStore
+from posthouse.store.frames import Frame
 from posthouse.store.look import segment_paths
 from posthouse.store.snapshots import SUFFIX, UNFINISHED, FileSnapshots
 from tests.broker.desk import NS, Desk, bodies
@@ -120,6 +123,30 @@ def test_bodies_are_read_back_from_segments_that_the_start_did_not_read(tmp_path
     asyncio.run(fill())
     fold(tmp_path)
     asyncio.run(drain())
+
+
+def test_words_of_a_later_version_are_named_and_not_passed_over(tmp_path: Path) -> None:
+    a_journal(tmp_path / "plain", rounds=2)
+
+    async def append() -> None:
+        store = a_store(tmp_path / "plain")
+        assert store.last is not None
+        last, unknown = store.last, msgspec.msgpack.encode([[NS, [[99, "what is this"]]]])
+        store.append(Frame(last.epoch, last.number + 1, last.end, 1, last.end, 0, unknown))
+        await store.sync()
+        await store.close()
+
+    asyncio.run(append())
+    with pytest.raises(Unknown, match="use the version that wrote it"):
+        found(tmp_path / "plain")
+    a_journal(tmp_path / "folded")
+    fold(tmp_path / "folded")
+    kept = FileSnapshots(tmp_path / "folded")
+    last = kept.newest()
+    assert last is not None
+    asyncio.run(kept.save(Snapshot(last, [msgspec.msgpack.encode([99, "what is this"])])))
+    with pytest.raises(Unknown, match="The snapshot up to"):
+        found(tmp_path / "folded")
 
 
 def test_folding_goes_on_from_the_last_snapshot_and_keeps_two(tmp_path: Path) -> None:

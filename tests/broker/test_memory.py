@@ -11,11 +11,13 @@ from posthouse.core.commands import (
     Attach,
     Command,
     Complete,
+    Content,
     CreateQueue,
     DeadLetter,
     Delivery,
     Enqueued,
     GetQueue,
+    Move,
     Peek,
     Peeked,
     Purge,
@@ -143,6 +145,28 @@ def test_after_a_restart_bodies_beyond_the_budget_stay_in_the_journal(tmp_path: 
         assert aside(desk) > 100 << 10
         assert bodies(await desk.receive(200)) == [padded(n) for n in range(200)]
         await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_body_is_read_from_where_it_was_though_it_is_moved_meanwhile() -> None:
+    """The new place is in a frame that is not written yet."""
+
+    async def main() -> None:
+        store = GatedStore()
+        desk = await Desk.open(store, limits=SMALL)
+        await a_backlog(desk, 200)
+        message = next(desk.engine.namespaces.states[NS].queues["q"].messages.walk(150))
+        assert isinstance(message.body, int)
+        store.gate.clear()
+        receiving = asyncio.create_task(desk.receive(200))
+        await asyncio.sleep(0.01)
+        content = Content(message.sequence, message.position, NewMessage(b"\x80", b"moved"))
+        moving = asyncio.create_task(desk.do(Move("q", [content])))
+        await asyncio.sleep(0.01)
+        store.gate.set()
+        assert bodies(await receiving) == [padded(n) for n in range(200)]
+        await moving
 
     asyncio.run(main())
 

@@ -55,6 +55,10 @@ EVERY: list[tuple[Refused, str]] = [
         " receive messages or raise the limit.",
     ),
     (
+        QuotaExceeded("orders", "disk space", 0, 0),
+        "There is no disk space left for 'orders'; free some, and send again.",
+    ),
+    (
         MessageTooLarge("orders", 300, 256),
         "The message has 300 bytes; 'orders' takes at most 256.",
     ),

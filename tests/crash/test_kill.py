@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
+from posthouse.store.file import Durability
 from tests.crash.history import History
 from tests.crash.worker import (
     PLAIN,
@@ -359,9 +360,10 @@ class Load:
 class Life:
     """Workers one after the other on one folder, each of them killed."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, durability: Durability = "fsync") -> None:
         self.history = History()
         self._folder = folder
+        self._durability = durability
         self._random = Random(seed)
         self._load = Load(self._random)
         self._starts = 0
@@ -378,7 +380,7 @@ class Life:
         self._starts += 1
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.crash.worker", str(self._folder), str(self._starts),
-            stdin=PIPE, stdout=PIPE, cwd=ROOT,
+            self._durability, stdin=PIPE, stdout=PIPE, cwd=ROOT,
         )  # fmt: skip
         try:
             async with asyncio.timeout(60):
@@ -430,3 +432,9 @@ def test_a_killed_broker_keeps_its_promises(tmp_path: Path) -> None:
     log.info("%s", dict(counts))
     for word in LOAD:
         assert counts[word] > KILLS / 2, f"there was hardly any load: {counts}"
+
+
+def test_what_the_kernel_has_survives_a_kill_too(tmp_path: Path) -> None:
+    life = Life(tmp_path, seed=1, durability="interval")
+    asyncio.run(life.run(max(2, KILLS // 5)))
+    assert life.history.counts["sent"] > KILLS / 2

@@ -28,7 +28,7 @@ from posthouse.core.model import QueueProperties, dead_letter_queue
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.core.plan import Delivered
 from posthouse.store.errors import StoreError
-from posthouse.store.file import FileStore
+from posthouse.store.file import Durability, FileStore
 from tests.invariants import check
 
 NS = "crash"
@@ -223,12 +223,12 @@ async def create(engine: Engine, salt: int) -> None:
             await engine.ask(BROKER, namespace, command)
 
 
-async def main(folder: Path, salt: int) -> None:
+async def main(folder: Path, salt: int, durability: Durability) -> None:
     loop, clock = asyncio.get_running_loop(), MonotonicClock()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
-    store = FileStore(folder, segment_bytes=SEGMENT_BYTES)
+    store = FileStore(folder, segment_bytes=SEGMENT_BYTES, durability=durability)
     engine = await Engine.open(store, clock, salt, snapshots=store.snapshots, limits=LIMITS)
     tidying = asyncio.create_task(keep_tidy(engine, store, RETENTION))
     await create(engine, salt)
@@ -239,4 +239,4 @@ async def main(folder: Path, salt: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))  # type: ignore[arg-type]

@@ -116,6 +116,19 @@ def test_with_memory_a_sync_does_not_wait() -> None:
     asyncio.run(main())
 
 
+def test_what_is_not_written_yet_can_be_read() -> None:
+    async def main() -> None:
+        store = opened(FaultyDisk(), "memory")
+        made = frames(200)
+        for frame in made:
+            store.append(frame)
+            await store.sync()
+            assert await store.get([frame.first]) == [frame]
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_not_written_yet_is_bounded() -> None:
     async def main() -> None:
         disk = FaultyDisk()

@@ -426,10 +426,11 @@ class Engine:
         now_ms = self.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = _Batch()
+        bare = _bare(batch) if self._memory.aside else []
         if batch.entries:
             await self._write(batch, now_ms)
-        if self._memory.aside:
-            await self._fill_in(batch)
+        if bare:
+            await self._fill_in(bare)
         self._writing = _Batch()
         for reply, answer in batch.answers:
             _tell(reply, answer)
@@ -471,20 +472,12 @@ class Engine:
 
     # Deliveries.
 
-    async def _fill_in(self, batch: _Batch) -> None:
-        """Reads back the bodies that this batch delivers, and puts copies that have them in."""
-        wanted = [
-            (items, at, item.message)
-            for items in _delivered(batch)
-            for at, item in enumerate(items)
-            if type(item) in _HOLDS and type(item.message.body) is int
-        ]
-        if not wanted:
-            return
-        bodies = await self._memory.fetch({message.position for _, _, message in wanted})
-        for items, at, message in wanted:
-            full = copy(message)
-            full.body = bodies[message.position]
+    async def _fill_in(self, bare: "list[_Bare]") -> None:
+        """Reads back the bodies of messages that are delivered, and puts in copies with them."""
+        bodies = await self._memory.fetch({each.position for each in bare})
+        for items, at, position in bare:
+            full = copy(items[at].message)
+            full.body = bodies[position]
             items[at] = msgspec.structs.replace(items[at], message=full)
 
     def _push_early(self, deliveries: Sequence[Delivered]) -> list[Delivered]:
@@ -641,6 +634,23 @@ class Engine:
         due_ms = next_deadline_ms(state)
         clock = self._clocks.get(state.name, self._clock)
         return None if due_ms is None else clock.seconds_until(due_ms)
+
+
+class _Bare(NamedTuple):
+    """A message that is delivered and has no body in memory."""
+
+    items: _Items
+    at: int
+    position: int  # of its content when the batch was closed; it may be moved meanwhile
+
+
+def _bare(batch: _Batch) -> list[_Bare]:
+    return [
+        _Bare(items, at, item.message.position)
+        for items in _delivered(batch)
+        for at, item in enumerate(items)
+        if type(item) in _HOLDS and type(item.message.body) is int
+    ]
 
 
 def _delivered(batch: _Batch) -> Iterator[_Items]:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from posthouse.broker.replay import apply
+from posthouse.broker.replay import apply, unfold
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.snapshot import restore, take
+from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere, StoreError
@@ -60,7 +60,7 @@ async def _fold(folder: Path, disk: Disk, scrub_bytes: int) -> Folded:
         )
     frames = 0
     if new:
-        world = Namespaces() if old is None else restore(old.parts)
+        world = Namespaces() if old is None else unfold(old)
         for segment in new:
             for frame in sealed_frames(disk, segment):
                 if frame.number > last.number:

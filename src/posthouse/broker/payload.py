@@ -10,6 +10,7 @@ import msgspec
 
 from posthouse.core.message import NewMessage
 from posthouse.core.records import Kept, Moved, OfNamespaces, Sent, span
+from posthouse.store.errors import Unknown
 from posthouse.store.frames import Frame
 
 Record = Kept | OfNamespaces
@@ -29,12 +30,13 @@ def encode(entries: Sequence[Entry]) -> bytes:
 
 
 def entries(frame: Frame) -> Iterator[tuple[int, str, Kept | OfNamespaces]]:
-    """Every record with its position and namespace.
-
-    Raises msgspec.DecodeError for what this version does not know.
-    """
+    """Every record with its position and namespace. Raises Unknown."""
     position = frame.first
-    for namespace, records in _decoder.decode(frame.payload) if frame.payload else ():
+    try:
+        runs = _decoder.decode(frame.payload) if frame.payload else []
+    except msgspec.DecodeError as error:
+        raise Unknown(f"The frame at position {frame.first}", str(error)) from error
+    for namespace, records in runs:
         for record in records:
             yield position, namespace, record
             position += span(record)

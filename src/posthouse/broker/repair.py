@@ -20,7 +20,7 @@ import msgspec
 from posthouse.broker import payload
 from posthouse.broker.fold import LOCK as FOLD_LOCK
 from posthouse.broker.payload import Entry
-from posthouse.broker.replay import END, put_aside
+from posthouse.broker.replay import END, put_aside, unfold
 from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
 from posthouse.core.mend import mend
@@ -38,7 +38,7 @@ from posthouse.core.records import (
     Sent,
     span,
 )
-from posthouse.core.snapshot import restore, take
+from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
 from posthouse.store.file import LOCK, SEGMENT_BYTES, FileStore
@@ -173,7 +173,7 @@ class _Repair:
         if self._last.end < held.last.end:
             missing = self._missing(held.last.end - self._last.end)
             await self._write([("", missing)], held.last)
-        self._world = restore(held.parts)
+        self._world = unfold(held)
         await self._store.sync()
         mark = msgspec.structs.replace(self._last, payload=b"")
         await self._store.snapshots.save(Snapshot(mark, held.parts))
@@ -187,7 +187,7 @@ class _Repair:
 
     def _lost_creations(self, begin: int, held: Snapshot | None) -> dict[int, list[Entry]]:
         """For each gap, by the position behind it: queues and namespaces that must be from it."""
-        world = Namespaces() if held is None else restore(held.parts)
+        world = Namespaces() if held is None else unfold(held)
         known = {name: set(state.queues) for name, state in world.states.items()}
         lost: dict[int, list[Entry]] = defaultdict(list)
         end, gap = begin, 0

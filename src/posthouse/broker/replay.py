@@ -1,5 +1,7 @@
 """From the journal to the state: what a start, the folding process and a look at the past share."""
 
+import msgspec
+
 from posthouse.broker import payload
 from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
@@ -7,8 +9,8 @@ from posthouse.core.model import Queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import OfNamespaces, Sent, head
 from posthouse.core.snapshot import restore
-from posthouse.store import Snapshots, Store
-from posthouse.store.errors import NotThere
+from posthouse.store import Snapshot, Snapshots, Store
+from posthouse.store.errors import NotThere, Unknown
 from posthouse.store.frames import Frame
 
 END = 1 << 63
@@ -46,15 +48,23 @@ def put_aside(queue: Queue, first: int, count: int) -> int:
     return dropped
 
 
+def unfold(snapshot: Snapshot) -> Namespaces:
+    """Raises Unknown."""
+    try:
+        return restore(snapshot.parts)
+    except msgspec.DecodeError as error:
+        raise Unknown(f"The snapshot up to {snapshot.last.end}", str(error)) from error
+
+
 async def recover(
     store: Store, snapshots: Snapshots | None, end: int = END, keep_bytes: int = END
 ) -> Namespaces:
     """The world as it was when all positions below `end` had happened, and nothing else.
 
-    Raises NotThere where neither a snapshot nor the journal goes back far enough.
+    Raises NotThere where neither a snapshot nor the journal goes back far enough, or Unknown.
     """
     snapshot = None if snapshots is None else await snapshots.load(end)
-    world = Namespaces() if snapshot is None else restore(snapshot.parts)
+    world = Namespaces() if snapshot is None else unfold(snapshot)
     first = 1 if snapshot is None else snapshot.last.end
     expected = first
     async for frame in store.read(first, end):

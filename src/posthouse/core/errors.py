@@ -80,6 +80,8 @@ class QuotaExceeded(Refused):
     current: int
 
     def __str__(self) -> str:
+        if not self.maximum:  # not the queue's own limit
+            return f"There is no {self.limit} left for {self.queue!r}; free some, and send again."
         return (
             f"Queue {self.queue!r} is full: {self.limit} is {self.maximum}, and {self.current} are"
             " used; receive messages or raise the limit."

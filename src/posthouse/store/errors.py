@@ -34,6 +34,16 @@ class TooNew(StoreError):
         )
 
 
+class Unknown(StoreError):
+    """Whole, but not in words that this version knows."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(
+            f"{where} holds something that this version does not know ({why}); use the version that"
+            " wrote it, or a newer one."
+        )
+
+
 class Unfinished(StoreError):
     def __init__(self, folder: Path) -> None:
         super().__init__(

@@ -285,6 +285,8 @@ class FileStore:
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:
         loop = asyncio.get_running_loop()
+        if self._behind_bytes:
+            await loop.run_in_executor(self._writer, _nothing)  # all before it is written then
         return await loop.run_in_executor(self._reader, self._get, positions)
 
     def _get(self, positions: Sequence[int]) -> list[Frame]:
@@ -367,6 +369,10 @@ class FileStore:
                 f"the journal ends at {found.end}, and a snapshot holds all up to {newest.end}",
             )
         return found
+
+
+def _nothing() -> None:
+    """Its turn comes when all that was handed in before is done."""
 
 
 def _holding(frames: Sequence[Frame], position: int) -> Frame | None:
