@@ -112,7 +112,7 @@ def _verify(options: argparse.Namespace) -> int:
             "snapshots": snapshots,
             "end": found.end,
             "closed": found.closed,
-            "tail": found.tail,
+            "tail": found.tail > 0,
         }
         _say(json.dumps(report))
         return OK

@@ -259,8 +259,6 @@ def allowed_after_change(journal: Journal, file: str, at: int) -> Allowed:
             return Allowed(named=(file, frame.begin))
     if file != last.file:
         return Allowed(frame=last.number)  # between the last frame of a segment and the next
-    if journal.clean:
-        return Allowed(_end_of(journal), last.number)
     return Allowed(frame=last.number, cut_at=last.after)
 
 
@@ -270,15 +268,7 @@ def allowed_after_truncation(journal: Journal, file: str, length: int) -> Allowe
         return Allowed(_end_of(journal), last.number)
     if length < FRAMES_BEGIN:
         return Allowed(named=(file, length // HEADER_BYTES * HEADER_BYTES))
-    for frame in journal.frames:
-        if frame.file == file and frame.begin <= length < frame.end:
-            if journal.clean or file != last.file:
-                return Allowed(named=(file, frame.begin))
-            # Whatever vouched for this frame is gone with it. That the file is too short could
-            # be told, and may be.
-            torn = frame.first if length > frame.begin else None
-            return Allowed((file, frame.begin), frame.number - 1, torn)
-    return Allowed(frame=last.number)
+    return Allowed(named=(file, length))  # the header says how long the file is
 
 
 def _end_of(journal: Journal) -> tuple[str, int]:

@@ -125,10 +125,11 @@ class FaultyDisk(Disk):
     def close(self, file: int) -> None:
         self.open_files.pop(file)
 
-    def cut(self, path: Path, offset: int, size: int) -> None:
-        self._operate()
+    def clear(self, path: Path, offset: int, length: int) -> None:
         file = self.names_now[path.name]
-        file.durable, file.pending = file.now()[:offset].ljust(size, b"\0"), []
+        file.pending.append((offset, bytes(length)))
+        self._operate()
+        file.durable, file.pending = file.now(), []
 
     def rename(self, old: Path, new: Path) -> None:
         self._operate()

@@ -37,8 +37,8 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     disk.sync(file)
     disk.close(file)
     assert disk.read(path, 10, 12_000) == b"".join(chunks)
-    disk.cut(path, 14, 20)
-    assert disk.read(path, 0, 100) == bytes(10) + b"0000" + bytes(6)
+    disk.clear(path, 14, 6)
+    assert disk.read(path, 0, 26) == bytes(10) + b"0000" + bytes(6) + b"020003"
 
 
 def test_a_file_that_cannot_have_its_space_is_not_left_behind(tmp_path: Path) -> None:

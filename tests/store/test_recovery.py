@@ -235,6 +235,74 @@ def test_a_missing_last_segment_is_damage_after_a_clean_stop() -> None:
         recovered(disk)
 
 
+def test_damage_to_a_closing_frame_is_named_though_it_has_no_positions() -> None:
+    """Else all that was acknowledged behind it would look like a tail."""
+    disk, every = written(1, clean=True)
+    start = Frame(2, every[-1].number + 1, every[-1].end, 1, every[-1].end, 9, b"another start")
+
+    async def again() -> None:
+        store = opened(disk)
+        store.append(start)
+        await store.sync()
+        await store.close()
+
+    asyncio.run(again())
+    assert recovered(disk.copy()) == [*every, start]
+    name = segments(disk)[-1]
+    content = bytearray(disk.names_now[name].now())
+    at = len(bytes(content).rstrip(b"\0")) - start.size_bytes
+    content[at - 5] ^= 1
+    disk.names_now[name] = File(bytes(content))
+    with pytest.raises(Damaged) as damaged:
+        recovered(disk)
+    assert damaged.value.offset == at - every[-1].size_bytes
+
+
+def test_a_byte_changed_in_space_that_was_claimed_does_no_harm() -> None:
+    disk, every = written(1)
+    del disk.names_now[NEXT]
+    disk.names_now[NEXT] = File(bytes(1_500) + b"x" + bytes(SEGMENT_BYTES - 1_501))
+    more = batches(12)[1:]
+    more[-1].append(closing(more[-1][-1]))
+
+    async def again() -> None:
+        store = opened(disk)
+        for frame in [frame for batch in more for frame in batch]:
+            store.append(frame)
+            await store.sync()
+        await store.close()
+
+    asyncio.run(again())
+    assert CLOSED in disk.names_now
+    assert len(recovered(disk)) == len(every) + sum(map(len, more))
+
+
+def test_a_file_that_was_cut_off_is_damaged_also_after_a_crash() -> None:
+    disk, _ = written(3)
+    name = segments(disk)[-1]
+    content = disk.names_now[name].now()
+    disk.names_now[name] = File(content[: len(content.rstrip(b"\0")) // 2])
+    with pytest.raises(Damaged, match="the file ends here"):
+        recovered(disk)
+
+
+def test_a_clean_stop_without_room_for_its_mark_is_one_all_the_same() -> None:
+    class Full(FaultyDisk):
+        def create(self, path: Path) -> int:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    disk = Full()
+    made = batches(2)
+    made[-1].append(closing(made[-1][-1]))
+
+    async def main() -> None:
+        await (await write(disk, made, [])).close()
+
+    asyncio.run(main())
+    assert CLOSED not in disk.names_now
+    assert len(recovered(disk.copy())) == 9
+
+
 def test_a_tail_that_was_cut_is_told() -> None:
     disk, every = written(3)
     last = segments(disk)[-1]
@@ -277,7 +345,7 @@ def test_what_a_sender_made_to_look_like_a_frame_is_not_taken_for_one() -> None:
 
 def test_a_newer_format_is_refused() -> None:
     disk = FaultyDisk()
-    header = bytearray(encode_header(Header(1, 1, 0)))
+    header = bytearray(encode_header(Header(1, 1, 0, 0)))
     header[12:16] = (9).to_bytes(4, "big")
     header[8:12] = zlib.crc32(bytes(header[12:64])).to_bytes(4, "big")
     disk.names_now[name(1)] = File(bytes(header))

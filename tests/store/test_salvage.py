@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Unfinished
+from posthouse.store.errors import Unfinished, Unknown
 from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame, encode
 from posthouse.store.look import CLOSED, REPAIRED, Hole, closed_at, look, salvage, segment_paths
@@ -74,6 +74,11 @@ def test_a_clean_stop_says_where_the_end_was(tmp_path: Path) -> None:
     assert closed_at(Disk(), tmp_path) is None
 
 
+def test_words_that_this_version_does_not_know_are_told_apart_from_damage() -> None:
+    error = Unknown("The frame at position 7", "kind 99")
+    assert str(error).startswith("The frame at position 7 holds something that this version")
+
+
 def test_with_a_repair_half_done_nothing_opens(tmp_path: Path) -> None:
     a_folder(tmp_path)
     (tmp_path / REPAIRED).write_text("{}")
@@ -87,8 +92,8 @@ def test_a_folder_that_is_only_read_stays_as_it_is(tmp_path: Path) -> None:
     a_folder(tmp_path)
     (tmp_path / "next").unlink()
     path = segment_paths(Disk(), tmp_path)[-1]
-    data = path.read_bytes().rstrip(b"\0")
-    path.write_bytes(data + b"torn")
+    data = path.read_bytes()
+    path.write_bytes((data.rstrip(b"\0") + b"torn").ljust(len(data), b"\0"))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     store = FileStore(tmp_path, read_only=True)
     assert store.last is not None

@@ -271,13 +271,15 @@ class Engine:
             await asyncio.shield(self._work)
         if self._timer is not None:
             self._timer.cancel()
-        if self._failure is None:
-            last, end = self._last, self._last.end
-            self._store.append(
-                Frame(last.epoch, last.number + 1, end, 0, end, self.time_ms(), b"", CLOSING)
-            )
-            await self._store.sync()
-        await self._store.close()
+        try:
+            if self._failure is None:
+                last, end = self._last, self._last.end
+                self._store.append(
+                    Frame(last.epoch, last.number + 1, end, 0, end, self.time_ms(), b"", CLOSING)
+                )
+                await self._store.sync()
+        finally:
+            await self._store.close()
 
     # The work.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from posthouse.store.errors import InUse
 
 _VECTOR_MAX = 1024  # buffers that one call may take (IOV_MAX)
+_CLEAR_BYTES = 1 << 20
 
 
 class Disk:
@@ -72,12 +73,12 @@ class Disk:
     def close(self, file: int) -> None:
         os.close(file)
 
-    def cut(self, path: Path, offset: int, size: int) -> None:
-        """Zeros from an offset to the end, durably."""
+    def clear(self, path: Path, offset: int, length: int) -> None:
+        """Zeros at this place, durably. The file keeps its size whatever happens meanwhile."""
         file = os.open(path, os.O_WRONLY)
         try:
-            os.ftruncate(file, offset)
-            os.posix_fallocate(file, 0, size)
+            for at in range(offset, offset + length, _CLEAR_BYTES):
+                self.write(file, at, [bytes(min(_CLEAR_BYTES, offset + length - at))])
             os.fsync(file)
         finally:
             os.close(file)

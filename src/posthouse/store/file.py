@@ -23,6 +23,7 @@ only begun when all before it is durable.
 """
 
 import asyncio
+import contextlib
 import errno
 import secrets
 from bisect import bisect_right
@@ -88,6 +89,7 @@ class FileStore:
         self._file: int | None = None  # of the last segment, once it is written to
         self._pending: list[Frame] = []
         self._lost: str | None = None
+        self._closed = False
         self.durable = self._written = last.end if last is not None else 1
         self._unsynced = False
         self._behind_bytes = 0
@@ -196,13 +198,13 @@ class FileStore:
         claimed = folder / claims[0]
         path = folder / name(frame.number)
         file = disk.open(claimed)
-        head = Header(frame.first, frame.number, secrets.randbits(32))
+        head = Header(frame.first, frame.number, disk.size(claimed), secrets.randbits(32))
         disk.write(file, 0, [encode_segment_header(head)])
         disk.sync(file)
         disk.rename(claimed, path)
         disk.sync_folder(folder)
         self._file = file
-        segment = Segment(path, head, disk.size(path))
+        segment = Segment(path, head, head.size)
         self._segments.append(segment)
         self._begun += 1
         return segment
@@ -221,14 +223,21 @@ class FileStore:
             self.full = False
 
     def _mark_closed(self, frame: Frame) -> None:
-        """Under another name first: there is a `closed` only if it says where the end is."""
+        """Under another name first: there is a `closed` only if it says where the end is.
+
+        The closing frame is durable, so a disk without room for this does not make a stop fail; it
+        only leaves less to tell damage by.
+        """
         disk, unfinished = self._disk, self.folder / CLOSING_NAME
-        file = disk.create(unfinished)
-        disk.write(file, 0, [f"{frame.end} {frame.number}\n".encode()])
-        disk.sync(file)
-        disk.close(file)
-        disk.rename(unfinished, self.folder / CLOSED)
-        disk.sync_folder(self.folder)
+        with contextlib.suppress(OSError):
+            file = disk.create(unfinished)
+            try:
+                disk.write(file, 0, [f"{frame.end} {frame.number}\n".encode()])
+                disk.sync(file)
+            finally:
+                disk.close(file)
+            disk.rename(unfinished, self.folder / CLOSED)
+            disk.sync_folder(self.folder)
 
     # Reading.
 
@@ -332,6 +341,9 @@ class FileStore:
         self._disk.sync_folder(self.folder)
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if self._late is not None:
             self._late.cancel()
         self._writer.shutdown()
@@ -353,7 +365,7 @@ class FileStore:
         if found.tail:
             last = found.segments[-1]
             self.cut_at = found.end
-            self._disk.cut(last.path, last.offset, last.size)
+            self._disk.clear(last.path, last.offset, found.tail)
         if found.closed:
             self._disk.remove(self.folder / CLOSED)
             self._disk.sync_folder(self.folder)

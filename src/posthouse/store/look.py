@@ -17,6 +17,7 @@ from posthouse.store.segments import (
     SUFFIX,
     Header,
     Segment,
+    check_size,
     decode_either_header,
     decode_header,
     frames_from,
@@ -33,7 +34,7 @@ class Found(NamedTuple):
     segments: list[Segment]
     frames: int
     last: Frame | None  # without its payload
-    tail: bool  # behind the last frame is something that no sync had covered
+    tail: int  # bytes behind the last frame that no sync had covered
     closed: bool  # the last stop was clean
 
     @property
@@ -58,13 +59,14 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     paths = segment_paths(disk, folder)
     heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
     segments: list[Segment] = []
-    count, last, tail = 0, None, False
+    count, last, tail = 0, None, 0
     for at, (path, head) in enumerate(zip(paths, heads, strict=True)):
         following = heads[at + 1] if at + 1 < len(heads) else None
         if following is not None and following.number <= after + 1:
             segments.append(_unread(disk, path, head, following))
             continue
         data = disk.read(path, 0, disk.size(path))
+        check_size(path, head, len(data))
         segment = Segment(path, head, len(data))
         segments.append(segment)
         for frame in _frames(segment, data, last):
@@ -73,7 +75,7 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
         if following is not None:
             check_next(segment, last, following, paths[at + 1].name)
         else:
-            tail = _is_tail(segment, data, last)
+            tail = _tail_bytes(segment, data, last)
     found = Found(segments, count, last, tail, CLOSED in disk.names(folder))
     if found.closed:
         _check_closed(disk, folder, found)
@@ -95,6 +97,7 @@ def _frames(segment: Segment, data: bytes, last: Frame | None) -> list[Frame]:
 def _unread(disk: Disk, path: Path, head: Header, following: Header) -> Segment:
     """A segment as its header and the next one's describe it."""
     segment = Segment(path, head, disk.size(path))
+    check_size(path, head, segment.size)
     segment.end, segment.offset = following.first, segment.size
     segment.begun_ms = decode_time_ms(disk.read(path, SEGMENT_HEADER_BYTES, HEADER_BYTES))
     return segment
@@ -110,27 +113,32 @@ def check_next(segment: Segment, last: Frame | None, following: Header, name: st
         )
 
 
-def _is_tail(segment: Segment, data: bytes, last: Frame | None) -> bool:
-    """The frames end here. Behind them may be nothing, a tail, or proof of damage."""
+def _tail_bytes(segment: Segment, data: bytes, last: Frame | None) -> int:
+    """The frames end here. Behind them may be nothing, a tail, or proof of damage.
+
+    A frame proves it that says so, and one that begins at the position where the frames end, though
+    it is not the next: between them was a closing frame, which is durable before another start.
+    """
     end = last.end if last is not None else segment.first
-    number = last.number if last is not None else 0
+    number = last.number if last is not None else segment.head.number - 1
     rest = data[segment.offset :]
     for _, frame in frames_within(rest, 0, segment.head.salt):
-        if frame.number > number and frame.durable > end:
+        behind_closing = frame.number > number + 1 and frame.first == end
+        if frame.number > number and (frame.durable > end or behind_closing):
             raise Damaged(
                 segment.path,
                 segment.offset,
                 f"frame {frame.number} was written when this place was durable",
             )
-    return rest.count(0) < len(rest)
+    return len(rest.rstrip(b"\0"))
 
 
 def _check_closed(disk: Disk, folder: Path, found: Found) -> None:
-    """After a clean stop there is no tail: what is missing was there."""
+    """After a clean stop nothing was unsynced: what is missing was there."""
     path = folder / CLOSED
     words = disk.read(path, 0, 64).split()
     number = found.last.number if found.last is not None else 0
-    if words != [b"%d" % found.end, b"%d" % number] or found.tail:
+    if words != [b"%d" % found.end, b"%d" % number]:
         where = found.segments[-1] if found.segments else None
         raise Damaged(
             path if where is None else where.path,

@@ -7,8 +7,9 @@ The header is there twice, for a repair: without its salt no frame can be told f
     12   4  version of the format
     16   8  position of the first frame
     24   8  number of the first frame
-    32   4  salt: drawn at random; the frames' checksums begin from it
-    36  28  zero
+    32   8  size of the file
+    40   4  salt: drawn at random; the frames' checksums begin from it
+    44  20  zero
     64  64  the same once more
 
 Numbers are unsigned and big-endian. A segment is called `<number of its first frame, 20
@@ -33,12 +34,13 @@ SEGMENT_HEADER_BYTES = 2 * _COPY_BYTES
 SUFFIX = ".journal"
 _INDEX_EVERY = 64 << 10
 
-_HEADER = struct.Struct(">IQQI28x")
+_HEADER = struct.Struct(">IQQQI20x")
 
 
 class Header(NamedTuple):
     first: int
     number: int
+    size: int
     salt: int
 
     def begins_with(self, frame: Frame) -> bool:
@@ -59,6 +61,12 @@ def decode_header(path: Path, data: bytes) -> Header:
     if data[_COPY_BYTES:SEGMENT_HEADER_BYTES] != data[:_COPY_BYTES]:
         raise Damaged(path, _COPY_BYTES, "the copy of its header differs from it")
     return header
+
+
+def check_size(path: Path, header: Header, size: int) -> None:
+    """Files of segments do not shrink. Raises Damaged."""
+    if size < header.size:
+        raise Damaged(path, size, f"the file ends here, and was made with {header.size} bytes")
 
 
 def decode_either_header(path: Path, data: bytes) -> Header:
