@@ -245,3 +245,12 @@ def test_a_frame_may_be_large(open_store: Opener) -> None:
         await store.close()
 
     run(main())
+
+
+def test_closing_twice_is_closing_once(open_store: Opener) -> None:
+    async def main() -> None:
+        store = open_store(None)
+        await store.close()
+        await store.close()
+
+    run(main())
