@@ -12,7 +12,7 @@ from posthouse.broker.payload import entries
 from posthouse.core.commands import Complete, CreateQueue, GetQueue, QueueInfo
 from posthouse.core.errors import InvalidArgument, NotFound
 from posthouse.core.model import QueueProperties
-from posthouse.core.namespaces import CreateNamespace
+from posthouse.core.namespaces import CreateNamespace, DeleteNamespace
 from posthouse.core.records import ClockStepped
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
@@ -232,5 +232,50 @@ def test_the_broker_s_own_clock_can_be_virtual() -> None:
         assert engine.time_ms() == 1_500
         with pytest.raises(InvalidArgument):
             await engine.advance(-1)
+
+    asyncio.run(main())
+
+
+def test_a_clock_that_ran_on_after_it_was_moved_does_not_go_back_either(hands: Hands) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await two_namespaces(store)
+        await desk.engine.advance(HOUR_MS, NS)
+        hands.pass_time(1_800)
+        await desk.send("half an hour later")
+        now_ms = desk.engine.clock(NS).now_ms()
+        await desk.engine.close()
+        again = await Desk.open(MemoryStore(store.frames), SystemClock())
+        assert again.engine.clock(NS).now_ms() >= now_ms
+        await again.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_namespace_does_not_inherit_the_clock_of_an_old_one() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        desk.engine.clock(NS).freeze()
+        await desk.engine.advance(HOUR_MS, NS)
+        await desk.engine.ask(BROKER, "", DeleteNamespace(NS))
+        await desk.engine.ask(BROKER, "", CreateNamespace(NS, desk.engine.epoch, 5))
+        assert desk.engine.clock(NS).now_ms() - desk.engine.time_ms() < HOUR_MS // 2
+        assert desk.engine.clock(NS).runs
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_broker_s_clock_moves_though_a_namespace_stands_still_by_its_own() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        desk.engine.clock(NS).freeze()
+        await desk.send("a")
+        await desk.receive()
+        assert await asyncio.wait_for(desk.engine.advance(100_000), 30) == []
+        both = await asyncio.gather(desk.engine.advance(10, NS), desk.engine.advance(70_000, NS))
+        assert list(both) == [[], [Fired("Returned", "q", 1)]]
+        with pytest.raises(InvalidArgument):
+            await desk.engine.advance(1 << 60, NS)
 
     asyncio.run(main())

@@ -8,6 +8,8 @@ import pytest
 from posthouse.broker.access import BROKER
 from posthouse.broker.memory import FINE, OVERFLOW, REFUSE, SLOW, Limits, machine_bytes
 from posthouse.core.commands import (
+    Abandon,
+    AcceptSession,
     Attach,
     Command,
     Complete,
@@ -17,6 +19,7 @@ from posthouse.core.commands import (
     Delivery,
     Enqueued,
     GetQueue,
+    Granted,
     Move,
     Peek,
     Peeked,
@@ -26,6 +29,7 @@ from posthouse.core.commands import (
     Received,
     Resubmit,
     Send,
+    SetSessionState,
 )
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.message import ACTIVE, NewMessage
@@ -284,6 +288,29 @@ def test_more_than_may_wait_is_refused_at_once() -> None:
         assert sum(isinstance(each, Enqueued) for each in answers) > 6
         assert any(isinstance(each, Received | Refused) for each in answers)
         assert not any(isinstance(each, StoreError) for each in answers)
+
+    asyncio.run(main())
+
+
+def test_session_states_and_properties_that_wait_are_counted_too() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        desk = await Desk.open(store, limits=Limits(pending_bytes=2 << 20), grouping="session")
+        await desk.send("x", group="s")
+        granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "s"))
+        assert isinstance(granted, Granted)
+        store.gate.clear()
+        answers: list[object] = []
+        state = SetSessionState("q", granted.token, bytes(256 << 10))
+        abandon = Abandon("q", [1], properties={"x": "y" * 60_000})
+        commands: list[Command] = [*[state] * 60, *[abandon] * 60]
+        for command in commands:
+            desk.engine.submit(BROKER, NS, command, answers.append)
+        assert desk.engine.figures().pending_bytes <= 2 << 20
+        assert any(isinstance(each, Busy) for each in answers)
+        store.gate.set()
+        await desk.engine.close()
+        assert len(answers) == 120
 
     asyncio.run(main())
 

@@ -115,7 +115,7 @@ EVERY: list[Kept | OfNamespaces] = [
     Forgotten("orders", 601_003, 2),
     Moved("orders", [21, 22], MESSAGES),
     ClockStepped(1_008, 7_000),
-    ClockSet(9_000_000),
+    ClockSet(9_000_000, 8_000_000),
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
     Missing(7),

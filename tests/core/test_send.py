@@ -348,3 +348,15 @@ def test_a_key_that_is_used_again_after_its_window_is_not_forgotten_with_the_old
     world.send(queue, a_message(id="a"))
     world.advance(50)
     assert world.send(queue, a_message(id="a")) == [2]
+
+
+def test_an_id_that_is_not_text_or_too_long_serves_nobody() -> None:
+    world = World()
+    world.queue(duplicate_detection=True)
+    broken = NewMessage(b"\x81\xa2id\xa1\xff", b"x")
+    assert len(world.send("orders", broken, broken)) == 2
+    world.queue("other")
+    world.send("other", broken, a_message("y", id="z" * (KEY_CHARS_MAX + 1)))
+    held = world.receive("other", 2, by_id=True)
+    assert not world.state.ids
+    world.do(Complete("other", [each.token for each in held]))

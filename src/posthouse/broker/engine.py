@@ -11,6 +11,7 @@ answered with the failure. Recovery reads the journal.
 
 import asyncio
 import gc
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from copy import copy
@@ -26,10 +27,17 @@ from posthouse.broker.replay import recover
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
+    GROUP_CHARS_MAX,
+    KEY_CHARS_MAX,
+    TIME_MS_MAX,
+    Abandon,
     AcceptSession,
     Answer,
+    Attach,
     Command,
     CreateQueue,
+    DeadLetter,
+    Defer,
     Delivery,
     Detach,
     Granted,
@@ -57,12 +65,29 @@ from posthouse.core.errors import (
 )
 from posthouse.core.message import size_bytes
 from posthouse.core.model import State
-from posthouse.core.namespaces import CreateNamespace, Namespaces, SpaceCommand
+from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import Kept, Sent, is_kept, span
+from posthouse.core.records import (
+    Cancelled,
+    Completed,
+    Expired,
+    Kept,
+    Locked,
+    NamespaceDeleted,
+    Purged,
+    Renewed,
+    Sent,
+    Taken,
+    Woken,
+    encode,
+    is_kept,
+    span,
+)
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
+
+_log = logging.getLogger(__name__)
 
 Reply = Callable[[Answer | Refused | StoreError], None]
 Deliver = Callable[[Sequence[Delivered]], None]
@@ -112,7 +137,7 @@ class _Submitted(NamedTuple):
 class _Batch:
     """What has been decided since the last frame."""
 
-    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages")
+    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "weight")
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
@@ -120,13 +145,14 @@ class _Batch:
         self.deliveries: list[list[Delivered]] = []
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
+        self.weight = 0  # of all records: at least what they will take in the frame
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.answers or self.deliveries)
 
     @property
     def is_full(self) -> bool:
-        return self.bytes > BATCH_BYTES or len(self.answers) >= BATCH_COMMANDS
+        return self.weight > BATCH_BYTES or len(self.answers) >= BATCH_COMMANDS
 
 
 class Engine:
@@ -164,6 +190,8 @@ class Engine:
         self._fired: Counter[tuple[str, str]] | None = None  # what falls due, while that is asked
         self._seen_ms = clock.now_ms()
         self._refused = self._slowed = 0
+        self._moving = asyncio.Lock()  # held by who moves a clock
+        self._closing = False
         self.failed = asyncio.Event()
 
     @classmethod
@@ -190,8 +218,9 @@ class Engine:
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
         engine = cls(store, clock, access or Open(), limits, world, last)
         for name, state in world.states.items():
-            if state.clock_ms > clock.now_ms():  # it was moved by hand, and does not go back
-                engine._clocks[name] = VirtualClock(state.clock_ms, clock)
+            if state.clock_ms:  # it was moved, and does not go back behind where it was since
+                passed_ms = max(0, engine.time_ms() - state.broker_ms)
+                engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
             engine._decide(BROKER, name, Start(last.epoch, salt), _ignore)
         await engine._run()
@@ -233,8 +262,11 @@ class Engine:
         if self._failure is not None:
             reply(self._failure)
             return
+        if self._closing:
+            reply(Busy("it is being stopped"))
+            return
         batch = self._batch
-        if self._pending or batch.bytes > BATCH_BYTES or len(batch.answers) >= BATCH_COMMANDS:
+        if self._pending or batch.weight > BATCH_BYTES or len(batch.answers) >= BATCH_COMMANDS:
             self._put_off(principal, namespace, command, reply)
         else:
             self._decide(principal, namespace, command, reply)
@@ -266,11 +298,18 @@ class Engine:
         return number
 
     async def close(self) -> None:
-        """A clean stop: what was submitted is done, then the journal is closed."""
-        while self._work is not None:
-            await asyncio.shield(self._work)
+        """A clean stop: what was submitted is done, then the journal is closed.
+
+        What comes from now on is refused, and who waits gets what he would at his deadline.
+        """
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        while self._work is not None:
+            await asyncio.shield(self._work)
+        for reply, command in self._waits.values():
+            _call(reply, Received([]) if isinstance(command, Receive) else None)
+        self._waits.clear()
         try:
             if self._failure is None:
                 last, end = self._last, self._last.end
@@ -287,7 +326,7 @@ class Engine:
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
     ) -> None:
         """For the next batch, if not too much waits for it already."""
-        size = sum(map(size_bytes, command.messages)) if isinstance(command, Send) else 0
+        size = _load(command)
         if (
             len(self._pending) >= self._limits.pending_commands
             or self._pending_bytes + size > self._limits.pending_bytes
@@ -313,6 +352,8 @@ class Engine:
         except Refused as refused:
             batch.answers.append((reply, refused))
             whole = True
+            if isinstance(command, Attach | Detach):
+                self._receivers.pop(command.receiver, None)
             return
         finally:
             if not whole:
@@ -358,6 +399,7 @@ class Engine:
             if isinstance(record, Sent):
                 count = len(record.messages)
                 batch.entries.append((state.name, record))
+                batch.weight += _weight_of_sent(record)
                 batch.bytes += record.size_bytes
                 batch.messages += count
                 if self._memory.tight:
@@ -365,6 +407,7 @@ class Engine:
                 self._position += count
             elif is_kept(record):
                 batch.entries.append((state.name, record))
+                batch.weight += _weight(record)
                 self._position += span(record)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
@@ -373,6 +416,8 @@ class Engine:
             spaces.evolve(self._world, record, self._position)
             self._batch.entries.append(("", record))
             self._position += span(record)
+            if isinstance(record, NamespaceDeleted):
+                self._clocks.pop(record.name, None)
         return outcome.answer, outcome.deliveries
 
     def _check_room(self, command: Command | SpaceCommand) -> None:
@@ -410,7 +455,7 @@ class Engine:
             if self._store.full:  # perhaps there is room again
                 await self._store.sync()
             self._do_what_is_due()
-            while self._batch:
+            while self._batch and self._failure is None:
                 await self._commit()
                 self._do_what_is_due()
             whole = True
@@ -433,9 +478,11 @@ class Engine:
             await self._write(batch, now_ms)
         if bare:
             await self._fill_in(bare)
+        if self._failure is not None:  # a bug, meanwhile; everybody has been told
+            return
         self._writing = _Batch()
         for reply, answer in batch.answers:
-            _tell(reply, answer)
+            _call(reply, answer)
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
         self._memory.relieve(batch.messages, batch.bytes)
@@ -468,8 +515,9 @@ class Engine:
         replies += [reply for reply, _ in self._waits.values()]
         self._writing, self._batch, self._waits = _Batch(), _Batch(), {}
         self._pending.clear()
+        self._pending_bytes = 0
         for reply in replies:
-            _tell(reply, error)
+            _call(reply, error)
         self.failed.set()
 
     # Deliveries.
@@ -494,7 +542,7 @@ class Engine:
                 and each.receiver in self._receivers
                 and not any(other.receiver == each.receiver for other in rest)
             ):
-                self._receivers[each.receiver]([each])
+                _call(self._receivers[each.receiver], [each])
             else:
                 rest.append(each)
         return rest
@@ -506,11 +554,11 @@ class Engine:
         for number, mine in by_receiver.items():
             if number in self._waits:
                 reply, command = self._waits.pop(number)
-                _tell(reply, _as_answer(mine, command))
+                _call(reply, _as_answer(mine, command))
                 continue
             deliver = self._receivers.get(number)
             if deliver is not None:
-                deliver(mine)
+                _call(deliver, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
                 self._receivers.pop(number, None)
 
@@ -562,27 +610,34 @@ class Engine:
         Returns when everything that falls due meanwhile has been done, with what that was. Raises
         Refused.
         """
-        clock = self._clock if namespace is None else self.clock(namespace)
-        if not isinstance(clock, VirtualClock):
-            raise InvalidArgument("namespace", "must be named: the broker's clock is the machine's")
-        if ms < 0:
-            raise InvalidArgument("ms", "must not be negative: time never goes back")
-        end_ms = clock.now_ms() + ms
-        fired = self._fired = self._fired or Counter()
-        while True:
-            while self._work is not None:
-                await asyncio.shield(self._work)
-            due_ms = self._next_due_ms(namespace)
-            if due_ms is None or due_ms > end_ms or self._failure is not None:
-                break
-            clock.move_to(due_ms)
-            self._wake()
-        clock.move_to(end_ms)
-        self._fired = None
-        if namespace is not None:
-            await self.ask(BROKER, namespace, SetClock(clock.now_ms()))
-        self._arm()
+        async with self._moving:
+            clock = self._clock if namespace is None else self.clock(namespace)
+            if not isinstance(clock, VirtualClock):
+                raise InvalidArgument("namespace", "must be named: the broker's clock is real")
+            end_ms = clock.now_ms() + ms
+            if ms < 0 or end_ms > TIME_MS_MAX:
+                raise InvalidArgument("ms", f"must not be negative, nor lead beyond {TIME_MS_MAX}")
+            fired = self._fired = Counter()
+            try:
+                while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:
+                    clock.move_to(due_ms)
+                    await self._everything_due()
+                clock.move_to(end_ms)
+                await self._note_clock(namespace, clock)
+                await self._everything_due()
+            finally:
+                self._fired = None
         return [Fired(kind, queue, count) for (kind, queue), count in sorted(fired.items())]
+
+    async def _everything_due(self) -> None:
+        """Until what is due now has been done and is durable: it comes before this answer."""
+        await self.ask(BROKER, "", ListNamespaces(limit=1))
+
+    async def _note_clock(self, namespace: str | None, clock: VirtualClock) -> None:
+        """So that a start knows where a namespace's own clock was."""
+        if namespace in self._world.states:
+            assert namespace is not None
+            await self.ask(BROKER, namespace, SetClock(clock.now_ms(), self.time_ms()))
 
     def _note_fired(self, outcome: Outcome) -> None:
         if self._fired is not None:
@@ -593,15 +648,17 @@ class Engine:
                     self._fired[type(kept).__name__, queue] += span(kept)
 
     def _next_due_ms(self, namespace: str | None = None) -> int | None:
-        states = self._world.states.values()
-        if namespace is not None:
-            states = [s for s in states if s.name == namespace]  # type: ignore[assignment]
-        due = [next_deadline_ms(state) for state in states]
+        """In that namespace, or in those that go by the broker's clock."""
+        due = [
+            next_deadline_ms(state)
+            for name, state in self._world.states.items()
+            if (name == namespace if namespace is not None else name not in self._clocks)
+        ]
         return min((each for each in due if each is not None), default=None)
 
     def _wake(self) -> None:
         self._timer = None
-        if self._work is None and self._failure is None:
+        if self._work is None and self._failure is None and not self._closing:
             self._work = asyncio.get_running_loop().create_task(self._run())
 
     def _wake_soon(self) -> None:
@@ -614,8 +671,10 @@ class Engine:
         for name, clock in self._clocks.items():
             state = self._world.states.get(name)
             due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
-            if due_ms is not None:
+            if state is not None and due_ms is not None and due_ms > clock.now_ms():
                 clock.move_to(due_ms)
+                command = SetClock(clock.now_ms(), self.time_ms())
+                self._evolve(state, decide(state, command, clock.now_ms()))
         self._wake()
 
     def _arm(self) -> None:
@@ -623,7 +682,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._failure is not None:
+        if self._failure is not None or self._closing:
             return
         waits = [self._seconds_until_due(state) for state in self._world.states.values()]
         waits.append(_FULL_RETRY_SECONDS if self._store.full else None)
@@ -681,11 +740,40 @@ def _as_answer(
     return Received([each for each in deliveries if isinstance(each, Delivery)])
 
 
-def _tell(reply: Reply, answer: Answer | Refused | StoreError) -> None:
-    try:  # noqa: SIM105 (a suppress costs half a microsecond for each answer)
-        reply(answer)
+def _call(callback: Callable[[Any], None], what: object) -> None:
+    """Tells somebody something. It is his own affair what comes of it."""
+    try:
+        callback(what)
     except asyncio.InvalidStateError:  # who asked does not wait any more
         pass
+    except Exception:  # noqa: BLE001 (a connection's code must not stop the others' broker)
+        _log.exception("somebody who was told an answer has failed")
+
+
+def _load(command: Command | SpaceCommand) -> int:
+    """The bytes that a command makes wait."""
+    if isinstance(command, Send):
+        return sum(map(size_bytes, command.messages))
+    if isinstance(command, SetSessionState):
+        return len(command.state or b"")
+    if isinstance(command, Abandon | Defer | DeadLetter):
+        return len(msgspec.msgpack.encode(command.properties))
+    return 0
+
+
+def _weight_of_sent(record: Sent) -> int:
+    count = len(record.messages)
+    keys = 0 if record.keys is None else 4 * KEY_CHARS_MAX + 8
+    return record.size_bytes + count * (64 + 4 * GROUP_CHARS_MAX + keys)
+
+
+def _weight(record: Kept) -> int:
+    """An upper bound of its bytes, cheaply where it is small."""
+    if isinstance(record, Completed | Renewed | Woken | Cancelled | Expired | Taken | Purged):
+        return 2_048 + 10 * len(record.sequences)
+    if isinstance(record, Locked) and record.ids is None:
+        return 2_048 + 10 * len(record.sequences)
+    return len(encode(record))
 
 
 def _ignore(_: object) -> None:

@@ -60,10 +60,11 @@ class StepClock(_Command, frozen=True):
 
 
 class SetClock(_Command, frozen=True):
-    """The namespace's own clock is here now, and never before."""
+    """The namespace's own clock is here now, the broker's there."""
 
     right = "manage"
     time_ms: int
+    broker_ms: int = 0
 
 
 class Move(_Command, frozen=True):

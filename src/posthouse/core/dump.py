@@ -23,7 +23,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
         "number": state.number,
         "era": f"{state.era >> 64:016x}",
         "started_ms": state.started_ms,
-        "clock_ms": state.clock_ms,
+        "clock": [state.clock_ms, state.broker_ms],
         "next_lock": state.next_lock,
         "names": list(state.names),
         "folded": dict(state.folded),

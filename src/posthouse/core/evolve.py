@@ -95,7 +95,7 @@ def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
 
 
 def _clock_set(state: State, record: ClockSet, _: int) -> None:
-    state.clock_ms = record.time_ms
+    state.clock_ms, state.broker_ms = record.time_ms, record.broker_ms
 
 
 def _started(state: State, record: Started, _: int) -> None:

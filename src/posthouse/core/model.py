@@ -156,7 +156,8 @@ class State(msgspec.Struct):
     number: int = 0  # the position at which the namespace was created
     era: int = 0  # the upper 64 bits of tokens: epoch and salt of this start
     started_ms: int = 0
-    clock_ms: int = 0  # where its clock was last set to by hand
+    clock_ms: int = 0  # where its own clock was last moved to,
+    broker_ms: int = 0  # and where the broker's was then
     next_lock: int = 1
     queues: dict[str, Queue] = {}  # dead-letter queues too
     names: list[str] = []  # sorted, without dead-letter queues

@@ -18,7 +18,15 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from posthouse.core.commands import LOOK_MAX, STEPS_MAX, Answer, Delivery, Granted, Notice
+from posthouse.core.commands import (
+    KEY_CHARS_MAX,
+    LOOK_MAX,
+    STEPS_MAX,
+    Answer,
+    Delivery,
+    Granted,
+    Notice,
+)
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
 from posthouse.core.message import (
@@ -191,9 +199,15 @@ def deliver(
         token += step
     if to.delete:
         return Taken(queue.name, now_ms, sequences, receiver), deliveries
-    ids = [message_id(message.envelope) for message in messages] if to.by_id else None
+    ids = [_short_id(message) for message in messages] if to.by_id else None
     record = Locked(queue.name, now_ms, sequences, first_lock, until_ms, receiver, to.bound, ids)
     return record, deliveries
+
+
+def _short_id(message: Message) -> str:
+    """The id by which a lock can be settled; one that is too long cannot serve."""
+    id = message_id(message.envelope)
+    return id if len(id) <= KEY_CHARS_MAX else ""
 
 
 def _hand_out(plan: Plan, side: Side) -> None:

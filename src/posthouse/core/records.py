@@ -246,9 +246,10 @@ class ClockStepped(_Kept, frozen=True, tag=27):
 
 
 class ClockSet(_Kept, frozen=True, tag=28):
-    """The namespace's own clock was moved by hand; time does not go back behind this."""
+    """The namespace's own clock was moved to `time_ms`, when the broker's was at `broker_ms`."""
 
     time_ms: int
+    broker_ms: int = 0
 
 
 class Missing(_Kept, frozen=True, tag=29):

@@ -45,6 +45,7 @@ class Space(_Part, frozen=True, tag=0):
     era: int  # its upper 64 bits
     started_ms: int
     clock_ms: int
+    broker_ms: int
     next_lock: int
 
 
@@ -117,7 +118,7 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
     for state in world.states.values():
         yield Space(
             state.name, state.number, state.era >> 64, state.started_ms, state.clock_ms,
-            state.next_lock,
+            state.broker_ms, state.next_lock,
         )  # fmt: skip
         for queue in state.queues.values():
             yield from _take_queue(queue)
@@ -205,8 +206,9 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
 
 def _state(part: Space) -> State:
     return State(
-        part.name, part.number, part.era << 64, part.started_ms, part.clock_ms, part.next_lock
-    )
+        part.name, part.number, part.era << 64, part.started_ms, part.clock_ms, part.broker_ms,
+        part.next_lock,
+    )  # fmt: skip
 
 
 def _queue(state: State, part: Contents) -> Queue:

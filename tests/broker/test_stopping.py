@@ -1,0 +1,162 @@
+"""Stopping, and what must not stop an engine."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from posthouse.broker.access import BROKER
+from posthouse.core.commands import (
+    AcceptSession,
+    Attach,
+    CreateQueue,
+    Detach,
+    Enqueued,
+    Granted,
+    Send,
+    SetSessionState,
+)
+from posthouse.core.errors import Busy, NotFound
+from posthouse.core.message import NewMessage
+from posthouse.store.errors import Deposed, StoreError
+from posthouse.store.file import FileStore
+from posthouse.store.memory import MemoryStore
+from tests.broker.desk import NS, Desk, bodies
+from tests.broker.test_engine import GatedStore
+
+
+def a_send(body: str) -> Send:
+    return Send("q", [NewMessage(b"\x80", body.encode())])
+
+
+def test_what_comes_while_it_is_closed_is_refused_and_not_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path))
+        await desk.send("first")
+        closing = asyncio.create_task(desk.engine.close())
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="being stopped"):
+            await desk.send("second")
+        await closing
+        desk = await Desk.open(FileStore(tmp_path))
+        assert bodies(await desk.receive(5)) == ["first"]
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_though_clients_go_on_and_who_waits_is_told() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        engine = desk.engine
+
+        async def client() -> None:
+            while True:
+                await desk.send("x")
+
+        await desk.do(CreateQueue("other"))
+        waiting = asyncio.create_task(desk.receive(1, "other", deadline_ms=1 << 40))
+        clients = [asyncio.create_task(client()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(engine.advance(5), 30)
+        await asyncio.wait_for(engine.close(), 30)
+        assert await waiting == []
+        answers = await asyncio.gather(*clients, return_exceptions=True)
+        assert all(isinstance(each, Busy) for each in answers)
+
+    asyncio.run(main())
+
+
+def test_a_callback_that_fails_stops_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+
+        def fail(_: object) -> None:
+            raise RuntimeError("this connection is gone")
+
+        answers: list[object] = []
+        for number in range(4):
+            reply = fail if number == 1 else answers.append
+            desk.engine.submit(BROKER, NS, a_send(f"{number}"), reply)
+        receiver = desk.engine.new_receiver(fail)
+        await desk.do(Attach("q", receiver, 2))
+        await desk.send("more")
+        assert len(answers) == 3
+        assert not desk.engine.failed.is_set()
+        assert "this connection is gone" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_bug_while_a_sync_runs_stops_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = GatedStore()
+        desk = await Desk.open(store)
+        store.gate.clear()
+        answers: list[object] = []
+        desk.engine.submit(BROKER, NS, a_send("first"), answers.append)
+        await asyncio.sleep(0.01)
+        desk.engine.submit(BROKER, NS, a_send("second"), answers.append)
+
+        def broken(*_: object) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr("posthouse.broker.engine.evolve", broken)
+        with pytest.raises(KeyError):
+            desk.engine.submit(BROKER, NS, a_send("third"), answers.append)
+        assert len(answers) == 3
+        assert all(isinstance(each, StoreError) for each in answers)
+        frames = len(store.frames)
+        store.gate.set()
+        await asyncio.sleep(0.01)
+        assert len(answers) == 3, "told twice"
+        assert len(store.frames) == frames + 1, "nothing more is written"
+        with pytest.raises(StoreError):
+            await desk.send("fourth")
+
+    asyncio.run(main())
+
+
+def test_a_writer_that_was_deposed_tells_everybody_and_stops() -> None:
+    class Taken(GatedStore):
+        async def sync(self) -> None:
+            if self.syncs >= 2:
+                raise Deposed("another writer has epoch 9")
+            await super().sync()
+
+    async def main() -> None:
+        desk = await Desk.open(Taken())
+        with pytest.raises(Deposed):
+            await desk.send("void")
+        assert desk.engine.failed.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_was_refused_is_forgotten() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        for _ in range(3):
+            number = desk.engine.new_receiver(lambda _: None)
+            with pytest.raises(NotFound):
+                await desk.do(Attach("nowhere", number, 1))
+        number = desk.engine.new_receiver(lambda _: None)
+        with pytest.raises(NotFound):
+            await desk.do(Detach(number))
+        assert not desk.engine._receivers
+
+    asyncio.run(main())
+
+
+def test_however_much_is_asked_at_once_a_frame_fits_a_segment(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path), grouping="session")
+        granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "s"))
+        assert isinstance(granted, Granted)
+        state = SetSessionState("q", granted.token, bytes(256 << 10))
+        await asyncio.gather(*(desk.do(state) for _ in range(250)))
+        answer = await desk.do(Send("q", [NewMessage(b"", b"", None, "\U0001f600" * 128)] * 10_000))
+        assert isinstance(answer, Enqueued)
+        await desk.engine.close()
+
+    asyncio.run(main())
