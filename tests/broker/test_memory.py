@@ -1,11 +1,13 @@
 """Bodies that are put aside and read back, and what happens when memory runs short."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from posthouse.broker.access import BROKER
+from posthouse.broker.fold import fold
 from posthouse.broker.memory import FINE, OVERFLOW, REFUSE, SLOW, Limits, machine_bytes
 from posthouse.core.commands import (
     Abandon,
@@ -15,6 +17,7 @@ from posthouse.core.commands import (
     Complete,
     Content,
     CreateQueue,
+    Credit,
     DeadLetter,
     Delivery,
     Enqueued,
@@ -175,6 +178,107 @@ def test_a_body_is_read_from_where_it_was_though_it_is_moved_meanwhile() -> None
     asyncio.run(main())
 
 
+def test_what_somebody_was_given_keeps_its_body() -> None:
+    """Though the queue's own message is put aside at the same moment."""
+
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=Limits(bodies_bytes=100))
+        pushed: list[Delivered] = []
+        await desk.do(Attach("q", desk.engine.new_receiver(pushed.extend), 5))
+        await desk.send(*(padded(n) for n in range(100)))
+        peeking = asyncio.create_task(desk.do(Peek("q", 0, 100)))
+        got = await desk.receive(20)
+        peeked = await peeking
+        await desk.send(*(padded(n) for n in range(100, 130)))
+        assert bodies(got) == [padded(n) for n in range(5, 25)]
+        assert bodies([d for d in pushed if isinstance(d, Delivery)]) == [
+            padded(n) for n in range(5)
+        ]
+        assert isinstance(peeked, Peeked)
+        assert all(isinstance(seen.message.body, bytes) for seen in peeked.messages)
+        check(desk.engine.namespaces.states[NS], 1_000)
+
+    asyncio.run(main())
+
+
+def test_an_empty_body_is_never_aside(tmp_path: Path) -> None:
+    async def fill() -> None:
+        desk = await Desk.open(FileStore(tmp_path, segment_bytes=8 << 10))
+        await desk.send("", "")
+        for number in range(40):
+            await desk.send("x" * 500 if number % 2 else "")
+        await desk.engine.close()
+
+    async def look() -> None:
+        store = FileStore(tmp_path, segment_bytes=8 << 10)
+        desk = await Desk.open(store, snapshots=store.snapshots, limits=Limits(bodies_bytes=0))
+        assert bodies(await desk.receive(3)) == ["", "", ""]
+        await desk.engine.close()
+
+    asyncio.run(fill())
+    fold(tmp_path)
+    asyncio.run(look())
+
+
+def test_looking_through_a_backlog_does_not_bring_it_all_into_memory() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=SMALL)
+        await a_backlog(desk, 1_000)
+        first = 0
+        while True:
+            peeked = await desk.do(Peek("q", first, 50))
+            assert isinstance(peeked, Peeked)
+            assert all(isinstance(seen.message.body, bytes) for seen in peeked.messages)
+            if peeked.next is None:
+                break
+            first = peeked.next
+        queue = desk.engine.namespaces.states[NS].queues["q"]
+        assert queue.body_bytes - queue.aside_bytes < 150 << 10
+
+    asyncio.run(main())
+
+
+def test_nothing_that_is_pushed_overtakes() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=SMALL)
+        await a_backlog(desk, 300)
+        order: list[str] = []
+
+        def deliver(deliveries: Sequence[Delivered]) -> None:
+            for each in deliveries:
+                assert isinstance(each, Delivery)
+                order.append(text(each.message.body))
+                desk.engine.submit(BROKER, NS, Credit(receiver, 3), lambda _: None)
+
+        receiver = desk.engine.new_receiver(deliver)
+        await desk.do(Attach("q", receiver, 1))
+        for _ in range(300):
+            await desk.engine.flush()
+        assert order == [padded(n) for n in range(300)]
+
+    asyncio.run(main())
+
+
+def test_session_states_and_queues_count_too() -> None:
+    async def main() -> None:
+        limits = Limits(memory_bytes=4 << 20)
+        desk = await Desk.open(MemoryStore(), limits=limits, grouping="session")
+        refused = 0
+        for number in range(40):
+            granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), f"{number}"))
+            assert isinstance(granted, Granted)
+            try:
+                await desk.do(SetSessionState("q", granted.token, bytes(200_000)))
+            except Busy:
+                refused += 1
+        assert 10 < refused < 30
+        assert desk.engine.figures().level == OVERFLOW
+        granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "more"))
+        assert isinstance(granted, Granted)
+
+    asyncio.run(main())
+
+
 def test_a_short_queue_keeps_its_bodies_in_memory_though_a_long_one_fills_it() -> None:
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), limits=Limits(bodies_bytes=256 << 10))
@@ -205,7 +309,7 @@ def test_a_body_that_cannot_be_read_back_stops_the_engine_with_the_reason() -> N
 
 def a_limit(messages: int) -> Limits:
     """Room for about so many small messages."""
-    return Limits(memory_bytes=messages * 351)
+    return Limits(memory_bytes=messages * 351 + 8_000)
 
 
 def test_publishers_are_slowed_down_then_refused_and_receivers_are_not() -> None:

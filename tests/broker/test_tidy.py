@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from posthouse.broker.access import Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.fold import fold
 from posthouse.broker.tidy import Retention, trim
-from posthouse.core.commands import Complete, DeadLetter, DeleteQueue, Delivery
+from posthouse.core.commands import (
+    Answer,
+    Command,
+    Complete,
+    DeadLetter,
+    DeleteQueue,
+    Delivery,
+    Move,
+)
 from posthouse.core.dump import dump
+from posthouse.core.errors import Busy
 from posthouse.core.model import dead_letter_queue
 from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
@@ -220,5 +230,45 @@ def test_on_a_full_disk_only_that_goes_which_needs_no_room() -> None:
         held = [m.position for m in desk.engine.namespaces.states[NS].queues["q"].messages.walk(0)]
         assert store.frames[0].first <= min(held)
         assert await store.get(held)
+
+    asyncio.run(main())
+
+
+def test_what_is_taken_out_while_its_segment_goes_is_read_before(tmp_path: Path) -> None:
+    """Receive-and-delete: nobody has the message any more but who is getting it."""
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        await desk.engine.advance(60_000)
+        trimming = asyncio.create_task(trim(desk.engine, store.snapshots.positions(), NOTHING))
+        taken = asyncio.create_task(desk.receive(500, delete=True))
+        assert len(bodies(await taken)) == 120
+        assert await trimming > 1
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_trimming_waits_while_the_broker_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        ask, refused = desk.engine.ask, 0
+
+        async def busy(principal: Principal, namespace: str, command: Command) -> Answer:
+            nonlocal refused
+            if isinstance(command, Move) and refused < 2:
+                refused += 1
+                raise Busy("more is waiting than it can write")
+            return await ask(principal, namespace, command)
+
+        monkeypatch.setattr(desk.engine, "ask", busy)
+        assert await trim(desk.engine, store.snapshots.positions(), NOTHING) > 1
+        assert refused == 2
+        await desk.engine.close()
 
     asyncio.run(main())

@@ -128,6 +128,20 @@ def test_a_snapshot_holds_every_namespace_and_many_messages() -> None:
         assert dump(restored.states[name], bodies=False) == dump(state, bodies=False)
 
 
+def test_no_part_of_a_snapshot_is_large() -> None:
+    world = World()
+    world.queue(grouping="session")
+    for number in range(8):
+        world.send("orders", a_message("x", native=bytes(300_000), group=f"{number}"))
+        held = world.hold("orders", f"{number}")
+        world.do(SetSessionState("orders", held.token, bytes(250_000)))
+    parts = list(take(of(world.state)))
+    assert max(map(len, parts)) < 2 << 20
+    (state,) = restore(parts).states.values()
+    assert dump(state, bodies=False) == dump(world.state, bodies=False)
+    check(state, world.now_ms)
+
+
 def test_a_key_that_was_sent_again_is_remembered_as_often_as_before() -> None:
     """Until the tick that forgets it, its old entry stands beside the new one."""
     world = World()

@@ -303,6 +303,25 @@ def test_a_clean_stop_without_room_for_its_mark_is_one_all_the_same() -> None:
     assert len(recovered(disk.copy())) == 9
 
 
+def test_a_frame_larger_than_a_segment_gets_one_of_its_own() -> None:
+    disk = FaultyDisk()
+    small, large = batches(2, 1)
+    big = msgspec.structs.replace(large[0], payload=b"x" * 3 * SEGMENT_BYTES)
+    (more,) = frames(1, first=big.end, number=big.number + 1)
+    disk.names_now["large"] = File(b"left over")
+
+    async def main() -> None:
+        store = opened(disk)
+        for frame in (small[0], big, more):
+            store.append(frame)
+            await store.sync()
+        await store.close()
+
+    asyncio.run(main())
+    assert recovered(disk) == [small[0], big, more]
+    assert len(segments(disk)) == 3
+
+
 def test_a_tail_that_was_cut_is_told() -> None:
     disk, every = written(3)
     last = segments(disk)[-1]

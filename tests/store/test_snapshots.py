@@ -89,6 +89,28 @@ def test_a_damaged_snapshot_is_passed_over_and_told_of(tmp_path: Path) -> None:
     assert keeper.newest() == a_mark(20)
 
 
+def test_a_damaged_snapshot_does_not_count_as_one_that_is_kept(tmp_path: Path) -> None:
+    keeper = FileSnapshots(tmp_path)
+    save(keeper, 10, b"old")
+    save(keeper, 20, b"newer")
+    flip(keeper.paths()[0], 75)
+    save(keeper, 30, b"newest")
+    assert keeper.positions() == [30, 20, 10]
+    assert keeper.whole() == [30, 10]
+    save(keeper, 40, b"newest of all")
+    assert keeper.positions() == [40, 30]
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    keeper = FileSnapshots(tmp_path)
+    for name in ("backup.snapshot", "mine.journal", "1.journal"):
+        (tmp_path / name).write_text("not ours")
+    save(keeper, 10, b"x")
+    assert keeper.positions() == [10]
+    assert segment_paths(Disk(), tmp_path) == []
+    assert (tmp_path / "backup.snapshot").read_text() == "not ours"
+
+
 def test_the_newest_with_a_sound_header_says_where_to_look_from(tmp_path: Path) -> None:
     keeper = FileSnapshots(tmp_path)
     assert keeper.newest() is None

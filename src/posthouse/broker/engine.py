@@ -162,6 +162,7 @@ class Engine:
         self,
         store: Store,
         clock: Clock,
+        salt: int,
         access: Access,
         limits: Limits,
         world: Namespaces,
@@ -169,6 +170,7 @@ class Engine:
     ) -> None:
         self._store = store
         self._clock = clock
+        self._salt = salt
         self._clocks: dict[str, VirtualClock] = {}  # of namespaces that have their own
         self._access = access
         self._limits = limits
@@ -190,6 +192,8 @@ class Engine:
         self._fired: Counter[tuple[str, str]] | None = None  # what falls due, while that is asked
         self._seen_ms = clock.now_ms()
         self._refused = self._slowed = 0
+        self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
+        self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = False
         self.failed = asyncio.Event()
@@ -216,17 +220,22 @@ class Engine:
                 gc.enable()
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
-        engine = cls(store, clock, access or Open(), limits, world, last)
+        engine = cls(store, clock, salt, access or Open(), limits, world, last)
         for name, state in world.states.items():
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
                 passed_ms = max(0, engine.time_ms() - state.broker_ms)
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
-            engine._decide(BROKER, name, Start(last.epoch, salt), _ignore)
+            engine._start(name, Start(last.epoch, salt))
         await engine._run()
         if engine._failure is not None:
             raise engine._failure
         return engine
+
+    def _start(self, name: str, command: Start) -> None:
+        state = self._world.states[name]
+        outcome = decide(state, command, self._now_ms(name))
+        self._evolve(state, outcome)
 
     @property
     def epoch(self) -> int:
@@ -411,6 +420,8 @@ class Engine:
                 self._position += span(record)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
+        if isinstance(command, CreateNamespace):  # its tokens are of this start, whoever asks
+            command = CreateNamespace(command.name, self.epoch, self._salt)
         outcome = spaces.decide(self._world, command, self.time_ms())
         for record in outcome.records:
             spaces.evolve(self._world, record, self._position)
@@ -485,7 +496,7 @@ class Engine:
             _call(reply, answer)
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
-        self._memory.relieve(batch.messages, batch.bytes)
+        self._memory.relieve(batch.messages, batch.bytes, batch.weight)
         while self._pending and not self._batch.is_full:
             principal, namespace, command, reply, size = self._pending.popleft()
             self._pending_bytes -= size
@@ -531,7 +542,11 @@ class Engine:
             items[at] = msgspec.structs.replace(items[at], message=full)
 
     def _push_early(self, deliveries: Sequence[Delivered]) -> list[Delivered]:
-        """Pushes what may leave before the sync; returns the rest."""
+        """Pushes what may leave before the sync; returns the rest.
+
+        Nothing overtakes: who is still owed something gets what is new behind that.
+        """
+        early: dict[int, list[Delivered]] = {}
         rest: list[Delivered] = []
         for each in deliveries:
             if (
@@ -540,25 +555,37 @@ class Engine:
                 and 0 < each.message.position < self._safe
                 and type(each.message.body) is bytes
                 and each.receiver in self._receivers
-                and not any(other.receiver == each.receiver for other in rest)
+                and each.receiver not in self._owed
+                and not self._pushing
             ):
-                _call(self._receivers[each.receiver], [each])
+                early.setdefault(each.receiver, []).append(each)
             else:
                 rest.append(each)
+                self._owed[each.receiver] += 1
+        for number, mine in early.items():
+            self._push(number, mine)
         return rest
+
+    def _push(self, number: int, mine: Sequence[Delivered]) -> None:
+        """What the callback asks for in turn is pushed later, not from within it."""
+        within, self._pushing = self._pushing, True
+        _call(self._receivers[number], mine)
+        self._pushing = within
 
     def _hand_over(self, deliveries: Sequence[Delivered]) -> None:
         by_receiver: dict[int, list[Delivered]] = {}
         for each in deliveries:
             by_receiver.setdefault(each.receiver, []).append(each)
         for number, mine in by_receiver.items():
+            self._owed[number] -= len(mine)
+            if not self._owed[number]:
+                del self._owed[number]
             if number in self._waits:
                 reply, command = self._waits.pop(number)
                 _call(reply, _as_answer(mine, command))
                 continue
-            deliver = self._receivers.get(number)
-            if deliver is not None:
-                _call(deliver, mine)
+            if number in self._receivers:
+                self._push(number, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
                 self._receivers.pop(number, None)
 
@@ -621,16 +648,16 @@ class Engine:
             try:
                 while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:
                     clock.move_to(due_ms)
-                    await self._everything_due()
+                    await self.flush()
                 clock.move_to(end_ms)
                 await self._note_clock(namespace, clock)
-                await self._everything_due()
+                await self.flush()
             finally:
                 self._fired = None
         return [Fired(kind, queue, count) for (kind, queue), count in sorted(fired.items())]
 
-    async def _everything_due(self) -> None:
-        """Until what is due now has been done and is durable: it comes before this answer."""
+    async def flush(self) -> None:
+        """Until what was decided, and what is due, is durable and everybody has been told."""
         await self.ask(BROKER, "", ListNamespaces(limit=1))
 
     async def _note_clock(self, namespace: str | None, clock: VirtualClock) -> None:

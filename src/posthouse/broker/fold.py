@@ -35,6 +35,7 @@ class Folded(NamedTuple):
     position: int  # the newest snapshot holds all below
     frames: int  # that it holds more than the one before
     scrubbed: int  # old segments that were read again
+    kept: list[int]  # up to where each snapshot goes that is whole, the newest first
 
 
 def fold(folder: Path, disk: Disk | None = None, scrub_bytes: int = SCRUB_BYTES) -> Folded:
@@ -69,7 +70,7 @@ async def _fold(folder: Path, disk: Disk, scrub_bytes: int) -> Folded:
                     frames += 1
         await snapshots.save(Snapshot(last, take(world)))
     scrubbed = _scrub(folder, disk, [each for each in segments if each not in new], scrub_bytes)
-    return Folded(last.end, frames, scrubbed)
+    return Folded(last.end, frames, scrubbed, snapshots.whole())
 
 
 def _scrub(folder: Path, disk: Disk, segments: Sequence[Sealed], left: int) -> int:

@@ -28,6 +28,10 @@ from posthouse.store.errors import NotThere
 
 MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
 GROUP_BYTES = 1_100
+QUEUE_BYTES = 4_000  # with its dead-letter queue half as much again
+NOTE_BYTES = 1_000  # guessed: what was noted may be anything up to 64 KiB
+KEY_BYTES = 500
+RECEIVER_BYTES = 700
 MARKS = (0.80, 0.90, 0.95)
 FINE, SLOW, REFUSE, OVERFLOW = range(4)  # the level: how many marks are passed
 SLOW_MS_MAX = 100  # how long an answer to a publisher is held back just below the second mark
@@ -105,10 +109,10 @@ class Memory:
         new = _Run(state, record.queue, record.first_sequence, count, position + count)
         self._recent.append(new)
 
-    def relieve(self, messages: int, size_bytes: int) -> None:
-        """After so much was sent and committed: puts aside what is too much, once it is durable."""
+    def relieve(self, messages: int, size_bytes: int, weight: int) -> None:
+        """After a commit of so much: puts aside what is too much of it, once it is durable."""
         self._new_bodies += size_bytes
-        self._new_fixed += messages * MESSAGE_BYTES + size_bytes
+        self._new_fixed += messages * (MESSAGE_BYTES + KEY_BYTES) + weight
         limits = self._limits
         crowded = self.level > FINE or self.held_bytes >= MARKS[0] * limits.memory_bytes
         if crowded or self.bodies_bytes > limits.bodies_bytes:
@@ -130,8 +134,10 @@ class Memory:
         for queue in _queues(self._world):
             queues += 1
             self._bodies += queue.body_bytes - queue.aside_bytes
-            self._fixed += queue.size_bytes - queue.body_bytes
+            self._fixed += queue.size_bytes - queue.body_bytes + queue.state_bytes + QUEUE_BYTES
             self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
+            self._fixed += len(queue.notes) * NOTE_BYTES + len(queue.seen_order) * KEY_BYTES
+            self._fixed += len(queue.attached) * RECEIVER_BYTES
             self.aside = self.aside or queue.aside_bytes > 0
         least, most = _WINDOW_BYTES
         share = self._limits.bodies_bytes // (4 * max(1, queues))
@@ -158,13 +164,19 @@ class Memory:
                     hot.add((namespace, record.queue))
         if len(found) < len(positions):
             raise NotThere(f"there is no content at position {min(positions - set(found))}")
+        if self.bodies_bytes > self._limits.bodies_bytes:
+            self._count()
         for entries in decoded:
             self._take_back(entries, hot)
         await self._read_ahead(max(frame.end for frame in frames.values()), hot)
         return found
 
+    @property
+    def _ahead_bytes(self) -> int:
+        return min(AHEAD_BYTES_MAX, self._limits.bodies_bytes // 8)
+
     async def _read_ahead(self, first: int, hot: set[tuple[str, str]]) -> None:
-        left = min(AHEAD_BYTES_MAX, self._limits.bodies_bytes // 8)
+        left = self._ahead_bytes
         try:
             async for frame in self._store.read(first, self._store.durable):
                 left -= frame.size_bytes
@@ -173,6 +185,11 @@ class Memory:
                 self._take_back(payload.entries(frame), hot)
         except NotThere:
             pass  # trimmed meanwhile, and not needed
+
+    def _has_room(self, queue: Queue) -> bool:
+        """Where there is none, each queue still has a little of its own."""
+        mine = queue.body_bytes - queue.aside_bytes
+        return self.bodies_bytes < self._limits.bodies_bytes or mine < self._ahead_bytes
 
     def _take_back(
         self, entries: Iterable[tuple[int, str, payload.Record]], hot: set[tuple[str, str]]
@@ -183,7 +200,7 @@ class Memory:
                 continue
             state = self._world.states.get(namespace)
             queue = None if state is None else state.queues.get(record.queue)
-            if queue is None:
+            if queue is None or not self._has_room(queue):
                 continue
             taken, messages = 0, queue.messages
             for at, content in enumerate(record.messages):

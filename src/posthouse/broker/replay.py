@@ -1,10 +1,14 @@
 """From the journal to the state: what a start, the folding process and a look at the past share."""
 
+from copy import copy
+
 import msgspec
 
 from posthouse.broker import payload
 from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
+from posthouse.core.index import CHUNK
+from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import OfNamespaces, Sent, head
@@ -37,13 +41,21 @@ def apply(world: Namespaces, frame: Frame, keep_bytes: int = END) -> int:
 
 
 def put_aside(queue: Queue, first: int, count: int) -> int:
-    """Drops the bodies of these messages from memory; returns their bytes."""
+    """Drops the bodies of these messages from memory; returns their bytes.
+
+    A message that somebody was just given keeps its own: the queue gets another in its place. Those
+    that are locked are left alone.
+    """
     dropped = 0
     for sequence in range(first, first + count):
         message = queue.messages.get(sequence)
-        if message is not None and isinstance(message.body, bytes):
-            dropped += len(message.body)
-            message.body = len(message.body)
+        if message is None or message.state == LOCKED:
+            continue
+        if isinstance(message.body, bytes) and message.body:
+            bare = copy(message)
+            bare.body = len(message.body)
+            dropped += bare.body
+            queue.messages.chunks[sequence // CHUNK][sequence] = bare
     queue.aside_bytes += dropped
     return dropped
 

@@ -6,7 +6,7 @@ written again first. Where more than half of it is still there little would be g
 """
 
 import asyncio
-import contextlib
+import json
 import logging
 import sys
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from posthouse.broker import payload
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import Content, Move
-from posthouse.core.errors import NotFound
+from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
 from posthouse.store import Extent, Store
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _SLICE = 2_000  # messages that are looked at in one go
 _MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
+_BUSY_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,31 +49,37 @@ async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> N
         newest = next(iter(store.snapshots.positions()), 0)
         unfolded = [each for each in store.extents()[:-1] if each.end > newest]
         enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
-        if enough and await fold_apart(store):
-            await trim(engine, store.snapshots.positions(), retention)
+        kept = await fold_apart(store) if enough else []
+        try:
+            if kept:
+                await trim(engine, kept, retention)
+        except Busy as busy:
+            _log.warning("The journal was not trimmed, but will be: %s", busy)
 
 
-async def fold_apart(store: FileStore) -> bool:
-    """Runs the folding process; whether it ended well."""
+async def fold_apart(store: FileStore) -> list[int]:
+    """Runs the folding process; up to where the snapshots go that are whole, none if it failed."""
     command = (sys.executable, "-m", "posthouse.broker.fold", str(store.folder))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        _, errors = await process.communicate()
+        output, errors = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
         await process.wait()
         raise
     if process.returncode:
         _log.error("The journal was not folded: %s", errors.decode().strip())
-    return process.returncode == 0
+        return []
+    kept: list[int] = json.loads(output)["kept"]
+    return kept
 
 
 async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -> int:
     """Returns the position before which the journal was trimmed; 0 where nothing was.
 
-    `snapshots`: up to where each of the kept ones goes. The oldest of them must be enough to
-    start from.
+    `snapshots`: up to where each goes of those that are whole. From the oldest of them a start
+    must be possible.
     """
     old = _past_retention(engine.store.extents(), retention, engine.time_ms())
     held = min(snapshots, default=0)
@@ -86,6 +93,7 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
             end = extent.end
     if end:
         await _move_out(engine, end)
+        await engine.flush()  # also what was taken out of a queue before, and is being read
         await engine.store.trim(end)
     return end
 
@@ -174,8 +182,15 @@ async def _move(engine: Engine, namespace: str, queue: Queue, messages: list[Mes
 async def _ask_to_move(
     engine: Engine, namespace: str, queue: Queue, contents: list[Content]
 ) -> None:
-    with contextlib.suppress(NotFound):  # deleted meanwhile
-        await engine.ask(BROKER, namespace, Move(queue.name, contents))
+    while True:
+        try:
+            await engine.ask(BROKER, namespace, Move(queue.name, contents))
+        except NotFound:
+            return  # deleted meanwhile
+        except Busy:
+            await asyncio.sleep(_BUSY_SECONDS)
+        else:
+            return
 
 
 async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:

@@ -728,7 +728,9 @@ def _end_session(state: State, group: Group) -> None:
 
 
 def _session_state_set(state: State, record: SessionStateSet, _: int) -> None:
-    group = state.queues[record.queue].groups[record.session]
+    queue = state.queues[record.queue]
+    group = queue.groups[record.session]
+    queue.state_bytes += len(record.state or b"") - len(group.state or b"")
     group.state, group.state_ms = record.state, record.time_ms
 
 

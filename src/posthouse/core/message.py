@@ -67,7 +67,7 @@ def message_id(envelope: bytes) -> str:
     """The id in an encoded envelope; empty where there is none, or no envelope."""
     try:
         return _envelope_decoder.decode(envelope).id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 

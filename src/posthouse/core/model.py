@@ -101,6 +101,7 @@ class Queue(msgspec.Struct):
     counts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0, 0])  # by state
     size_bytes: int = 0
     body_bytes: int = 0  # the bodies' part of it
+    state_bytes: int = 0  # of its sessions' states
     notes: dict[int, Note] = {}
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     groups: dict[str, Group] = {}

@@ -27,12 +27,12 @@ class Namespaces(msgspec.Struct):
 
 
 class CreateNamespace(msgspec.Struct, frozen=True, gc=False):
-    """`epoch` and `salt` are those of the running start, as in `Start`."""
+    """`epoch` and `salt` are those of the running start, as in `Start`; an engine fills them in."""
 
     right: ClassVar[Right] = "manage"
     name: str
-    epoch: int
-    salt: int
+    epoch: int = 1
+    salt: int = 0
 
 
 class DeleteNamespace(msgspec.Struct, frozen=True, gc=False):

@@ -15,13 +15,13 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     5 Locks      of the whole namespace, behind its queues
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from posthouse.core.commands import PROPERTIES_BYTES_MAX
 from posthouse.core.evolve import rebuild_heads, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
@@ -30,6 +30,7 @@ from posthouse.core.model import PRIORITIES, Group, Lock, Queue, QueueProperties
 from posthouse.core.namespaces import Namespaces
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
+_PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
 _Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks"
@@ -146,9 +147,10 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
         )
         for group in queue.groups.values()
     )  # fmt: skip
-    yield from map(Groups, _batches(groups))
-    yield from map(Messages, _batches(map(_as_kept, queue.messages.walk(0))))
-    for notes in _batches(sorted(queue.notes.items())):
+    yield from map(Groups, _batches(groups, lambda group: len(group.state or b"")))
+    messages = map(_as_kept, queue.messages.walk(0))
+    yield from map(Messages, _batches(messages, _weight))
+    for notes in _batches(sorted(queue.notes.items()), lambda _: PROPERTIES_BYTES_MAX):
         yield Extras(notes=notes)
     for lives in _batches(sorted(queue.lives.items())):
         yield Extras(lives=lives)
@@ -162,7 +164,7 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
 
 
 def _as_kept(message: Message) -> Message:
-    if isinstance(message.body, int) and message.state != LOCKED:
+    if type(message.body) is int and message.state != LOCKED:
         return message
     kept = copy(message)
     if isinstance(kept.body, bytes):
@@ -172,9 +174,21 @@ def _as_kept(message: Message) -> Message:
     return kept
 
 
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(items)
-    while some := list(islice(rest, _PART)):
+def _weight(message: Message) -> int:
+    return len(message.envelope) + len(message.native or b"")
+
+
+def _batches(items: Iterable[T], weight: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
+    """So many that a part is neither long nor large."""
+    some: list[T] = []
+    size = 0
+    for item in items:
+        some.append(item)
+        size += weight(item)
+        if len(some) >= _PART or size >= _PART_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
         yield some
 
 
@@ -238,6 +252,7 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
                 each.key, Lane(), token=token, until_ms=each.until_ms, bound=each.bound,
                 state=each.state, state_ms=each.state_ms,
             )  # fmt: skip
+            queue.state_bytes += len(each.state or b"")
             if token:
                 state.sessions[token] = (queue, group)
                 state.session_timers.add(group.until_ms, token)
@@ -261,6 +276,8 @@ def _put(state: State, queue: Queue, messages: list[Message]) -> None:
         if chunk is None:
             chunk = chunks[sequence // CHUNK] = {}
         chunk[sequence] = message
+        if not message.body:
+            message.body = b""
         if message.state == ACTIVE and plain:
             lane.append(sequence)
             if message.expires_ms:

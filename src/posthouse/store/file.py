@@ -43,7 +43,7 @@ from posthouse.store.snapshots import FileSnapshots
 
 Durability = Literal["fsync", "interval", "memory"]
 
-NEXT, RESERVE, LOCK, CLOSING_NAME = "next", "reserve", "lock", "closing"
+NEXT, RESERVE, LARGE, LOCK, CLOSING_NAME = "next", "reserve", "large", "lock", "closing"
 SEGMENT_BYTES = 64 << 20
 INTERVAL_MS = 100
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
@@ -101,7 +101,6 @@ class FileStore:
     # Writing.
 
     def append(self, frame: Frame) -> None:
-        assert frame.size_bytes <= self._segment_bytes - SEGMENT_HEADER_BYTES
         self._pending.append(frame)
 
     async def sync(self) -> None:
@@ -191,11 +190,7 @@ class FileStore:
             self._sync()
             disk.close(self._file)
             self._file = None
-        self._claim()  # one sync may fill several segments
-        claims = [each for each in (NEXT, RESERVE) if each in disk.names(folder)]
-        if not claims:
-            raise OSError(errno.ENOSPC, "the disk is full, and the reserve is used up")
-        claimed = folder / claims[0]
+        claimed = self._claimed_for(frame)
         path = folder / name(frame.number)
         file = disk.open(claimed)
         head = Header(frame.first, frame.number, disk.size(claimed), secrets.randbits(32))
@@ -208,6 +203,21 @@ class FileStore:
         self._segments.append(segment)
         self._begun += 1
         return segment
+
+    def _claimed_for(self, frame: Frame) -> Path:
+        """The space that was claimed; for a frame larger than that, its own."""
+        disk, folder = self._disk, self.folder
+        needed = SEGMENT_HEADER_BYTES + frame.size_bytes
+        if needed > self._segment_bytes:
+            if LARGE in disk.names(folder):  # of one who did not come to use it
+                disk.remove(folder / LARGE)
+            disk.claim(folder / LARGE, needed)
+            return folder / LARGE
+        self._claim()  # one sync may fill several segments
+        claims = [each for each in (NEXT, RESERVE) if each in disk.names(folder)]
+        if not claims:
+            raise OSError(errno.ENOSPC, "the disk is full, and the reserve is used up")
+        return folder / claims[0]
 
     def _claim(self) -> None:
         """Space ahead. Where there is none, the store is full until a later try succeeds."""
@@ -313,10 +323,11 @@ class FileStore:
 
     def _frames_near(self, position: int) -> list[Frame]:
         """Some frames, among them the one that holds a position, if there is one."""
-        at = bisect_right(self._segments, position, key=lambda segment: segment.first) - 1
+        segments = self._segments  # a trim puts another list in its place
+        at = bisect_right(segments, position, key=lambda segment: segment.first) - 1
         if at < 0:
             return []
-        segment = self._segments[at]
+        segment = segments[at]
         self._know(segment)
         offset = segment.offset_before(position)
         while offset < segment.offset:
@@ -336,8 +347,9 @@ class FileStore:
 
     def _trim(self, before: int) -> None:
         while len(self._segments) > 1 and self._segments[0].end <= before:
-            self._disk.remove(self._segments[0].path)
-            del self._segments[0]
+            first, *rest = self._segments
+            self._segments = rest
+            self._disk.remove(first.path)
         self._disk.sync_folder(self.folder)
 
     async def close(self) -> None:

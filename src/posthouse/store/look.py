@@ -13,8 +13,8 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Unfinished
 from posthouse.store.frames import HEADER_BYTES, Frame, decode_time_ms
 from posthouse.store.segments import (
+    NAME,
     SEGMENT_HEADER_BYTES,
-    SUFFIX,
     Header,
     Segment,
     check_size,
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 def segment_paths(disk: Disk, folder: Path) -> list[Path]:
-    return [folder / each for each in disk.names(folder) if each.endswith(SUFFIX)]
+    return [folder / each for each in disk.names(folder) if NAME.fullmatch(each)]
 
 
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:

@@ -16,6 +16,7 @@ Numbers are unsigned and big-endian. A segment is called `<number of its first f
 digits>.journal`, and has that name only once its header is durable.
 """
 
+import re
 import struct
 import zlib
 from array import array
@@ -32,6 +33,7 @@ VERSION = 1
 _COPY_BYTES = 64
 SEGMENT_HEADER_BYTES = 2 * _COPY_BYTES
 SUFFIX = ".journal"
+NAME = re.compile(r"\d{20}\.journal")
 _INDEX_EVERY = 64 << 10
 
 _HEADER = struct.Struct(">IQQQI20x")

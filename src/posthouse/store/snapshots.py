@@ -18,6 +18,8 @@ durable, so that a name that is there stands for a whole snapshot. The last two 
 one is damaged, the other and more of the journal give the same state.
 """
 
+import contextlib
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ MAGIC = b"PHSNAPSH"
 VERSION = 1
 HEADER_BYTES = 64
 SUFFIX = ".snapshot"
+_NAME = re.compile(r"\d{20}\.snapshot")
 UNFINISHED = "folding"
 KEPT = 2
 PART_BYTES_MAX = 64 << 20
@@ -51,12 +54,22 @@ class FileSnapshots:
 
     def paths(self) -> list[Path]:
         """The newest first."""
-        names = [name for name in self._disk.names(self._folder) if name.endswith(SUFFIX)]
-        return [self._folder / name for name in reversed(names)]
+        names = filter(_NAME.fullmatch, self._disk.names(self._folder))
+        return [self._folder / name for name in reversed(list(names))]
 
     def positions(self) -> list[int]:
         """Up to where each of them goes, the newest first."""
         return [int(path.name.removesuffix(SUFFIX)) for path in self.paths()]
+
+    def whole(self) -> list[int]:
+        """As `positions`, without those that are damaged: the newest two."""
+        found: list[int] = []
+        for path in self.paths():
+            with contextlib.suppress(Damaged):
+                found.append(self._check(path).end)
+            if len(found) == KEPT:
+                break
+        return found
 
     def newest(self) -> Frame | None:
         """The last frame in the newest snapshot, by its header alone."""
@@ -78,8 +91,10 @@ class FileSnapshots:
             disk.close(file)
         disk.rename(unfinished, folder / f"{snapshot.last.end:020}{SUFFIX}")
         disk.sync_folder(folder)
-        for old in self.paths()[KEPT:]:
-            disk.remove(old)
+        whole = self.whole()
+        for old, end in zip(self.paths(), self.positions(), strict=True):
+            if len(whole) >= KEPT and end < whole[KEPT - 1]:
+                disk.remove(old)
         disk.sync_folder(folder)
 
     def _write(self, file: int, snapshot: Snapshot) -> None:
@@ -100,11 +115,9 @@ class FileSnapshots:
     async def load(self, end: int) -> Snapshot | None:
         for path in self.paths():
             try:
-                last = self._header(path)
-                if last.end > end:
+                if self._header(path).end > end:
                     continue
-                for _ in self.parts(path):
-                    pass
+                last = self._check(path)
             except Damaged as damaged:
                 self.damaged.append(damaged)
             else:
@@ -113,11 +126,14 @@ class FileSnapshots:
 
     def verify(self) -> int:
         """How many there are. Raises Damaged or TooNew where one is not whole."""
-        for path in self.paths():
-            self._header(path)
-            for _ in self.parts(path):
-                pass
-        return len(self.paths())
+        return len([self._check(path) for path in self.paths()])
+
+    def _check(self, path: Path) -> Frame:
+        """Reads all of it. Raises Damaged or TooNew."""
+        last = self._header(path)
+        for _ in self.parts(path):
+            pass
+        return last
 
     def _header(self, path: Path) -> Frame:
         data = self._disk.read(path, 0, HEADER_BYTES)
