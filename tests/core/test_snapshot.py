@@ -128,6 +128,14 @@ def test_a_snapshot_holds_every_namespace_and_many_messages() -> None:
         assert dump(restored.states[name], bodies=False) == dump(state, bodies=False)
 
 
+def test_an_empty_body_is_there_again() -> None:
+    world = World()
+    world.queue()
+    world.send("orders", "", "x")
+    (state,) = restore(take(of(world.state))).states.values()
+    assert [message.body for message in state.queues["orders"].messages.walk(0)] == [b"", 1]
+
+
 def test_no_part_of_a_snapshot_is_large() -> None:
     world = World()
     world.queue(grouping="session")

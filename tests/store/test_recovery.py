@@ -303,12 +303,14 @@ def test_a_clean_stop_without_room_for_its_mark_is_one_all_the_same() -> None:
     assert len(recovered(disk.copy())) == 9
 
 
-def test_a_frame_larger_than_a_segment_gets_one_of_its_own() -> None:
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_frame_larger_than_a_segment_gets_one_of_its_own(left_over: bool) -> None:
     disk = FaultyDisk()
     small, large = batches(2, 1)
     big = msgspec.structs.replace(large[0], payload=b"x" * 3 * SEGMENT_BYTES)
     (more,) = frames(1, first=big.end, number=big.number + 1)
-    disk.names_now["large"] = File(b"left over")
+    if left_over:
+        disk.names_now["large"] = File(b"left over")
 
     async def main() -> None:
         store = opened(disk)
