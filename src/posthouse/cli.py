@@ -5,6 +5,7 @@ was named is not there; 74 the journal could not be written, and what was not ac
 """
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,6 +22,9 @@ OK, FAILED, NOT_FOUND, LOST = 0, 1, 3, 74  # argparse has 2 for a command line t
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name need not be text that can be shown
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     from posthouse.core.errors import NotFound, Refused
     from posthouse.store.errors import Lost, NotThere, StoreError

@@ -279,3 +279,28 @@ def test_the_broker_s_clock_moves_though_a_namespace_stands_still_by_its_own() -
             await desk.engine.advance(1 << 60, NS)
 
     asyncio.run(main())
+
+
+def test_advancing_a_namespace_that_is_deleted_meanwhile_ends_there() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        await desk.send("later", due_ms=100_000)
+        advancing = asyncio.create_task(desk.engine.advance(HOUR_MS, NS))
+        await desk.engine.ask(BROKER, "", DeleteNamespace(NS))
+        await desk.engine.ask(BROKER, "", CreateNamespace(NS))
+        with pytest.raises(NotFound):
+            await advancing
+        assert desk.engine.namespaces.states[NS].clock_ms == 0
+
+    asyncio.run(main())
+
+
+def test_a_running_clock_can_be_advanced_as_often_as_one_likes() -> None:
+    async def main() -> None:
+        desk = await two_namespaces(MemoryStore())
+        desk.engine.clock(NS)
+        for _ in range(300):
+            await desk.engine.advance(0, NS)
+        await desk.engine.close()
+
+    asyncio.run(main())

@@ -12,11 +12,11 @@ import pytest
 
 from posthouse.broker.fold import fold
 from posthouse.broker.repair import OLD, WORKSHOP, Report, repair
-from posthouse.core.commands import CreateQueue, Delivery
+from posthouse.core.commands import CreateQueue, DeleteQueue, Delivery
 from posthouse.core.dump import dump
 from posthouse.core.model import dead_letter_queue
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Damaged, InUse, StoreError, Unfinished
+from posthouse.store.errors import Damaged, InUse, NotThere, StoreError, Unfinished, Unknown
 from posthouse.store.file import LOCK, FileStore
 from posthouse.store.look import REPAIRED, look, segment_paths
 from tests.broker.desk import NS, Desk, bodies
@@ -289,3 +289,70 @@ repair(Path(sys.argv[1]), {SEGMENT_BYTES})
         assert found(folder) == expected
         assert not (folder / WORKSHOP).exists()
     assert interrupted > 0
+
+
+def spoil(folder: Path, body: str) -> None:
+    """Damages the frame that holds this text."""
+    for path in segment_paths(Disk(), folder):
+        at = path.read_bytes().find(body.encode())
+        if at >= 0:
+            flip(path, at)
+            return
+    raise AssertionError(f"{body} is nowhere")
+
+
+def test_a_queue_that_was_created_again_is_so_though_its_deletion_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def main() -> None:
+        desk = await opened(folder)
+        await desk.send("old")
+        await asyncio.gather(desk.do(DeleteQueue("q")), desk.do(CreateQueue("spoiled")))
+        await desk.do(CreateQueue("q"))
+        await desk.send("new")
+        await desk.engine.close()
+
+    asyncio.run(main())
+    spoil(folder, "spoiled")
+    report = mended(folder)
+    assert report.missing == 2
+    assert found(folder)[1] == {"new"}
+
+
+def test_content_that_went_with_the_first_segment_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def main() -> None:
+        desk = await opened(folder)
+        for number in range(50):
+            await desk.send(f"{number} " + "x" * 900)
+        await desk.engine.close()
+
+    asyncio.run(main())
+    fold(folder)
+    segment_paths(Disk(), folder)[0].unlink()
+    report = mended(folder)
+    assert len(report.messages) > 5
+    assert len(found(folder)[1]) == 50 - len(report.messages)
+
+
+def test_only_the_journal_s_own_files_are_touched(tmp_path: Path) -> None:
+    with pytest.raises(NotThere, match="holds no journal"):
+        mended(tmp_path)
+    folder = tmp_path / "data"
+    a_journal(folder, 5)
+    (folder / "letter.txt").write_text("mine")
+    (folder / "damaged-old").mkdir()
+    report = mended(folder)
+    assert (folder / "letter.txt").read_text() == "mine"
+    assert report.old_files == "damaged-1"
+    (folder / REPAIRED).write_text("{")
+    with pytest.raises(Unknown):
+        mended(folder)
+
+
+def test_a_spoiled_mark_of_a_clean_stop_does_not_lead_a_repair_astray(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder, 5)
+    (folder / "closed").write_text("9" * 30 + " 5")
+    assert mended(folder).missing == 0

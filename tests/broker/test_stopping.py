@@ -9,14 +9,16 @@ from posthouse.broker.access import BROKER
 from posthouse.core.commands import (
     AcceptSession,
     Attach,
+    Content,
     CreateQueue,
     Detach,
     Enqueued,
     Granted,
+    Move,
     Send,
     SetSessionState,
 )
-from posthouse.core.errors import Busy, NotFound
+from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.message import NewMessage
 from posthouse.store.errors import Deposed, StoreError
 from posthouse.store.file import FileStore
@@ -144,6 +146,35 @@ def test_a_receiver_that_was_refused_is_forgotten() -> None:
         with pytest.raises(NotFound):
             await desk.do(Detach(number))
         assert not desk.engine._receivers
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_lives_is_not_forgotten_by_a_refusal() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        pushed: list[object] = []
+        number = desk.engine.new_receiver(pushed.extend)
+        await desk.do(Attach("q", number, 5))
+        with pytest.raises(InvalidArgument):
+            await desk.do(Attach("q", number, 5))
+        await desk.send("x")
+        assert len(pushed) == 1
+
+    asyncio.run(main())
+
+
+def test_closing_lets_go_of_the_folder_also_after_a_bug(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path))
+        await desk.send("a")
+        position = desk.engine.namespaces.states[NS].queues["q"].messages[1].position
+        broken = Content(1, position, NewMessage(b"", b"", None, "\ud800"))  # cannot be written
+        moving = asyncio.create_task(desk.do(Move("q", [broken])))
+        await asyncio.sleep(0)
+        await desk.engine.close()
+        assert isinstance((await asyncio.gather(moving, return_exceptions=True))[0], Exception)
+        await FileStore(tmp_path).close()
 
     asyncio.run(main())
 

@@ -63,11 +63,11 @@ def test_a_clock_is_never_set_back() -> None:
     world.do(SetClock(5_000))
     assert world.state.clock_ms == 5_000
     assert world.replayed().clock_ms == 5_000
-    with pytest.raises(InvalidArgument):
-        world.do(SetClock(4_999))
+    world.do(SetClock(4_999))
+    assert world.state.clock_ms == 5_000
     world.now_ms = 6_000
-    with pytest.raises(InvalidArgument):
-        world.do(SetClock(5_999))
+    world.do(SetClock(5_999))
+    assert world.state.clock_ms == 6_000
 
 
 def test_a_content_that_is_written_again_is_found_at_its_new_position() -> None:

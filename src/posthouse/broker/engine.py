@@ -223,7 +223,7 @@ class Engine:
         engine = cls(store, clock, salt, access or Open(), limits, world, last)
         for name, state in world.states.items():
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
-                passed_ms = max(0, engine.time_ms() - state.broker_ms)
+                passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt))
@@ -315,7 +315,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         while self._work is not None:
-            await asyncio.shield(self._work)
+            await asyncio.wait([self._work])  # a bug in it was told by `failed`
         for reply, command in self._waits.values():
             _call(reply, Received([]) if isinstance(command, Receive) else None)
         self._waits.clear()
@@ -362,7 +362,7 @@ class Engine:
             batch.answers.append((reply, refused))
             whole = True
             if isinstance(command, Attach | Detach):
-                self._receivers.pop(command.receiver, None)
+                self._forget_if_gone(command.receiver)
             return
         finally:
             if not whole:
@@ -375,6 +375,11 @@ class Engine:
         batch.answers.append((reply, answer))
         if deliveries:
             batch.deliveries.append(self._push_early(deliveries))
+
+    def _forget_if_gone(self, receiver: int) -> None:
+        """Of one whose attach or detach was refused, unless it is attached all the same."""
+        if not any(receiver in state.receivers for state in self._world.states.values()):
+            self._receivers.pop(receiver, None)
 
     def _note_odd(self, command: Command | SpaceCommand, answer: Answer, reply: Reply) -> Reply:
         """What the engine has to know of some commands; returns who is to get the answer."""
@@ -649,6 +654,8 @@ class Engine:
                 while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:
                     clock.move_to(due_ms)
                     await self.flush()
+                    if namespace is not None and self._clocks.get(namespace) is not clock:
+                        raise NotFound("namespace", namespace)  # it was deleted meanwhile
                 clock.move_to(end_ms)
                 await self._note_clock(namespace, clock)
                 await self.flush()
@@ -662,8 +669,7 @@ class Engine:
 
     async def _note_clock(self, namespace: str | None, clock: VirtualClock) -> None:
         """So that a start knows where a namespace's own clock was."""
-        if namespace in self._world.states:
-            assert namespace is not None
+        if namespace is not None:
             await self.ask(BROKER, namespace, SetClock(clock.now_ms(), self.time_ms()))
 
     def _note_fired(self, outcome: Outcome) -> None:
@@ -698,7 +704,9 @@ class Engine:
         for name, clock in self._clocks.items():
             state = self._world.states.get(name)
             due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
-            if state is not None and due_ms is not None and due_ms > clock.now_ms():
+            if state is None or due_ms is None or due_ms > TIME_MS_MAX:
+                continue
+            if due_ms > clock.now_ms():
                 clock.move_to(due_ms)
                 command = SetClock(clock.now_ms(), self.time_ms())
                 self._evolve(state, decide(state, command, clock.now_ms()))

@@ -13,12 +13,14 @@ import asyncio
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from posthouse.broker import payload
 from posthouse.broker.fold import LOCK as FOLD_LOCK
+from posthouse.broker.fold import SCRUBBED
 from posthouse.broker.payload import Entry
 from posthouse.broker.replay import END, put_aside, unfold
 from posthouse.core import evolve
@@ -41,13 +43,17 @@ from posthouse.core.records import (
 from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
-from posthouse.store.file import LOCK, SEGMENT_BYTES, FileStore
+from posthouse.store.errors import NotThere, Unknown
+from posthouse.store.file import CLOSING_NAME, LARGE, LOCK, NEXT, RESERVE, SEGMENT_BYTES, FileStore
 from posthouse.store.frames import CLOSING, Frame
-from posthouse.store.look import REPAIRED, Hole, closed_at, salvage
-from posthouse.store.snapshots import FileSnapshots
+from posthouse.store.look import CLOSED, REPAIRED, Hole, closed_at, salvage
+from posthouse.store.segments import NAME as SEGMENT_NAME
+from posthouse.store.snapshots import NAME as SNAPSHOT_NAME
+from posthouse.store.snapshots import UNFINISHED, FileSnapshots
 
 WORKSHOP = "repairing"
 OLD = "damaged-"
+_OURS = frozenset((NEXT, RESERVE, LARGE, CLOSED, CLOSING_NAME, UNFINISHED, SCRUBBED))
 _SYNC_BYTES = 16 << 20
 
 
@@ -71,8 +77,11 @@ class _Plan(msgspec.Struct):
 
 
 def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Report:
-    """Raises InUse or OSError; then nothing has changed, or running it again goes on."""
+    """Raises InUse, NotThere or OSError; then nothing has changed, or running it again goes on."""
     disk = Disk()
+    names = disk.names(folder)
+    if REPAIRED not in names and not any(map(_is_ours, names)):
+        raise NotThere(f"{folder} holds no journal; check the name.")
     locks = [disk.lock(folder / name) for name in (LOCK, FOLD_LOCK)]
     try:
         if not (folder / REPAIRED).exists():
@@ -87,11 +96,11 @@ def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
     workshop = folder / WORKSHOP
     shutil.rmtree(workshop, ignore_errors=True)
     report = asyncio.run(_Repair(folder, disk).run(workshop, segment_bytes))
-    kept = {LOCK, FOLD_LOCK, WORKSHOP}
-    old = [n for n in disk.names(folder) if n not in kept and not n.startswith(OLD)]
-    new = [n for n in disk.names(workshop) if n != LOCK]
-    taken = [int(n.removeprefix(OLD)) for n in disk.names(folder) if n.startswith(OLD)]
-    report.old_files = f"{OLD}{max(taken, default=0) + 1}"
+    old = [name for name in disk.names(folder) if _is_ours(name)]
+    new = [name for name in disk.names(workshop) if name != LOCK]
+    taken = disk.names(folder)
+    number = next(n for n in count(1) if f"{OLD}{n}" not in taken)
+    report.old_files = f"{OLD}{number}"
     (folder / report.old_files).mkdir(mode=0o700)
     disk.sync_folder(workshop)
     unfinished = workshop / REPAIRED
@@ -103,8 +112,16 @@ def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
     disk.sync_folder(folder)
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a file is part of the journal, so that it is put aside. Others are left alone."""
+    return name in _OURS or any(known.fullmatch(name) for known in (SEGMENT_NAME, SNAPSHOT_NAME))
+
+
 def _put_in_place(folder: Path, disk: Disk) -> Report:
-    plan = msgspec.json.decode((folder / REPAIRED).read_bytes(), type=_Plan)
+    try:
+        plan = msgspec.json.decode((folder / REPAIRED).read_bytes(), type=_Plan)
+    except msgspec.DecodeError as error:
+        raise Unknown(str(folder / REPAIRED), str(error)) from error
     workshop, beside = folder / WORKSHOP, folder / plan.report.old_files
     for name in plan.old:
         replaced = name in plan.new and not (workshop / name).exists()
@@ -143,6 +160,7 @@ class _Repair:
         if held is not None:
             start = min(begin, begin if first is None else first.first)
             self._last = msgspec.structs.replace(self._last, first=start, durable=start)
+            self._gaps.append(range(1, start))  # trimmed; or gone, with what may still be needed
         for item in salvage(self._disk, self._folder):
             if isinstance(item, Hole):
                 where = item.path.relative_to(self._folder)
@@ -186,15 +204,28 @@ class _Repair:
     # Gaps.
 
     def _lost_creations(self, begin: int, held: Snapshot | None) -> dict[int, list[Entry]]:
-        """For each gap, by the position behind it: queues and namespaces that must be from it."""
+        """For each gap, by the position behind it: changes to entities that must be from it.
+
+        What is sent to was created; what is created again was deleted.
+        """
         world = Namespaces() if held is None else unfold(held)
         known = {name: set(state.queues) for name, state in world.states.items()}
         lost: dict[int, list[Entry]] = defaultdict(list)
-        end, gap = begin, 0
+        rooms: dict[int, int] = {}  # for each gap, how many more may be from it
+        end = begin
+
+        def note(namespace: str, record: payload.Record) -> None:
+            """In the last gap that has room."""
+            for gap in reversed(rooms):
+                if rooms[gap] > len(lost[gap]):
+                    lost[gap].append((namespace, record))
+                    return
+
         for frame in self._frames():
             if frame.end <= begin or frame.kind == CLOSING:
                 continue
-            gap = frame.first if frame.first > end else gap
+            if frame.first > end:
+                rooms[frame.first] = frame.first - end
             end = frame.end
             for _, namespace, record in payload.entries(frame):
                 if isinstance(record, NamespaceCreated):
@@ -205,16 +236,16 @@ class _Repair:
                     continue
                 elif namespace not in known:
                     known[namespace] = set()
-                    made = NamespaceCreated(namespace, frame.time_ms, frame.epoch, 0)
-                    lost[gap].append(("", made))
+                    note("", NamespaceCreated(namespace, frame.time_ms, frame.epoch, 0))
                 if isinstance(record, QueueCreated):
+                    if record.queue in known[namespace]:
+                        note(namespace, QueueDeleted(record.queue, record.time_ms))
                     known[namespace].add(record.queue)
                 elif isinstance(record, QueueDeleted):
                     known[namespace].discard(record.queue)
                 elif isinstance(record, Sent) and record.queue not in known[namespace]:
                     known[namespace].add(record.queue)
-                    queue = QueueCreated(record.queue, record.time_ms, QueueProperties())
-                    lost[gap].append((namespace, queue))
+                    note(namespace, QueueCreated(record.queue, record.time_ms, QueueProperties()))
         return lost
 
     async def _fill(self, frame: Frame, lost: dict[int, list[Entry]]) -> None:
@@ -222,18 +253,16 @@ class _Repair:
         room = frame.first - self._last.end
         if room <= 0:
             return
-        made = lost.get(frame.first, [])[:room]
-        entries: list[Entry] = list(made)
-        for namespace, record in made:
+        position = self._last.end
+        entries: list[Entry] = []
+        for namespace, record in lost.get(frame.first, []):
+            made = list(self._mended(position + len(entries), namespace, record))
             if isinstance(record, QueueCreated):
                 self._report.queues.append(f"{namespace}/{record.queue}")
-        if room > len(made):
-            entries.append(("", Missing(room - len(made))))
+            entries += made
+        if room > len(entries):
+            entries.append(("", Missing(room - len(entries))))
         self._missing(room)
-        position = self._last.end
-        for namespace, record in made:
-            self._evolve(namespace, record, position)
-            position += 1
         await self._write(entries, frame)
 
     # Frames.
@@ -303,10 +332,10 @@ class _Repair:
 
     async def _write(self, entries: list[Entry], like: Frame) -> None:
         """A frame of these records behind the last one, of the epoch and time of another."""
-        count = sum(span(record) for _, record in entries)
+        length = sum(span(record) for _, record in entries)
         epoch, time_ms = max(like.epoch, self._last.epoch), like.time_ms
         end = self._last.end
-        await self._append(Frame(epoch, 0, end, count, 0, time_ms, payload.encode(entries)))
+        await self._append(Frame(epoch, 0, end, length, 0, time_ms, payload.encode(entries)))
 
     async def _append(self, frame: Frame) -> None:
         number, durable = self._last.number + 1, self._store.durable

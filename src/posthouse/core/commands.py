@@ -60,7 +60,7 @@ class StepClock(_Command, frozen=True):
 
 
 class SetClock(_Command, frozen=True):
-    """The namespace's own clock is here now, the broker's there."""
+    """The namespace's own clock is here now, or later if it is past that; the broker's there."""
 
     right = "manage"
     time_ms: int

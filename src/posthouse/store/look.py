@@ -214,4 +214,5 @@ def closed_at(disk: Disk, folder: Path) -> int | None:
     if CLOSED not in disk.names(folder):
         return None
     words = disk.read(folder / CLOSED, 0, 64).split()
-    return int(words[0]) if words and words[0].isdigit() else None
+    end = int(words[0]) if words and words[0].isdigit() else 0
+    return end if 0 < end < 1 << 62 else None

@@ -34,7 +34,7 @@ MAGIC = b"PHSNAPSH"
 VERSION = 1
 HEADER_BYTES = 64
 SUFFIX = ".snapshot"
-_NAME = re.compile(r"\d{20}\.snapshot")
+NAME = re.compile(r"\d{20}\.snapshot")
 UNFINISHED = "folding"
 KEPT = 2
 PART_BYTES_MAX = 64 << 20
@@ -54,7 +54,7 @@ class FileSnapshots:
 
     def paths(self) -> list[Path]:
         """The newest first."""
-        names = filter(_NAME.fullmatch, self._disk.names(self._folder))
+        names = filter(NAME.fullmatch, self._disk.names(self._folder))
         return [self._folder / name for name in reversed(list(names))]
 
     def positions(self) -> list[int]:
