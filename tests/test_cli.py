@@ -200,3 +200,11 @@ sys.exit(main(sys.argv[1:]))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 74
     assert done.stderr == ("the journal could not be written: [Errno 5] the disk is gone\n")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    for action in ("verify", "repair", "fold", "state"):
+        done = posthouse("store", action, "--data", str(tmp_path))
+        assert (done.returncode, "holds no journal" in done.stderr) == (3, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

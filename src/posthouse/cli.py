@@ -27,12 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     from posthouse.core.errors import NotFound, Refused
+    from posthouse.store.disk import Disk
     from posthouse.store.errors import Lost, NotThere, StoreError
+    from posthouse.store.look import holds_journal
 
     run: Callable[[argparse.Namespace], int] = options.run
     if not options.data.is_dir():
         return _fail(f"There is no folder {options.data}; check the name.", NOT_FOUND)
     try:
+        if not holds_journal(Disk(), options.data):
+            return _fail(f"{options.data} holds no journal; check the name.", NOT_FOUND)
         return run(options)
     except (NotFound, NotThere) as error:
         return _fail(str(error), NOT_FOUND)

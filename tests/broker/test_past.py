@@ -94,6 +94,9 @@ def test_what_was_trimmed_cannot_be_seen_any_more() -> None:
         await desk.engine.store.trim(3)
         with pytest.raises(NotThere):
             await state_at(desk.engine.store, None, 4)
+        for position in (-1, 1, 1 << 40):
+            with pytest.raises(NotThere):
+                await state_at(desk.engine.store, None, position)
         with pytest.raises(NotThere, match="check the numbers"):
             await life(desk.engine.store, NS, Place("q", 77))
 

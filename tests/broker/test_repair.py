@@ -11,8 +11,9 @@ from random import Random
 import pytest
 
 from posthouse.broker.fold import fold
+from posthouse.broker.past import state_at
 from posthouse.broker.repair import OLD, WORKSHOP, Report, repair
-from posthouse.core.commands import CreateQueue, DeleteQueue, Delivery
+from posthouse.core.commands import Complete, CreateQueue, DeleteQueue, Delivery
 from posthouse.core.dump import dump
 from posthouse.core.model import dead_letter_queue
 from posthouse.store.disk import Disk
@@ -356,3 +357,32 @@ def test_a_spoiled_mark_of_a_clean_stop_does_not_lead_a_repair_astray(tmp_path: 
     a_journal(folder, 5)
     (folder / "closed").write_text("9" * 30 + " 5")
     assert mended(folder).missing == 0
+
+
+def test_the_past_of_a_repaired_journal_can_be_looked_at(tmp_path: Path) -> None:
+    """Before its snapshot there may be records of what is missing."""
+    folder = tmp_path / "data"
+
+    async def main() -> None:
+        desk = await opened(folder)
+        await desk.do(CreateQueue("spoiled"))
+        for number in range(40):
+            await desk.send(f"{number} " + "x" * 900, queue="spoiled")
+            for each in await desk.receive(1, "spoiled"):
+                await desk.do(Complete("spoiled", [each.token]))
+        await desk.engine.close()
+
+    asyncio.run(main())
+    fold(folder)
+    spoil(folder, "spoiled")
+    mended(folder)
+
+    async def look_back() -> None:
+        store = a_store(folder)
+        for position in range(1, store.durable, 7):
+            world = await state_at(store, store.snapshots, position)
+            for state in world.states.values():
+                check(state, 1 << 50)
+        await store.close()
+
+    asyncio.run(look_back())

@@ -8,7 +8,16 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Unfinished, Unknown
 from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame, encode
-from posthouse.store.look import CLOSED, REPAIRED, Hole, closed_at, look, salvage, segment_paths
+from posthouse.store.look import (
+    CLOSED,
+    REPAIRED,
+    Hole,
+    closed_at,
+    holds_journal,
+    look,
+    salvage,
+    segment_paths,
+)
 from posthouse.store.segments import decode_header
 from tests.store.test_snapshots import a_folder, flip
 
@@ -77,6 +86,13 @@ def test_a_clean_stop_says_where_the_end_was(tmp_path: Path) -> None:
 def test_words_that_this_version_does_not_know_are_told_apart_from_damage() -> None:
     error = Unknown("The frame at position 7", "kind 99")
     assert str(error).startswith("The frame at position 7 holds something that this version")
+
+
+def test_a_folder_is_ours_or_not(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("x")
+    assert not holds_journal(Disk(), tmp_path)
+    a_folder(tmp_path)
+    assert holds_journal(Disk(), tmp_path)
 
 
 def test_with_a_repair_half_done_nothing_opens(tmp_path: Path) -> None:

@@ -45,8 +45,10 @@ _GONE = (Cancelled, Completed, Expired, Purged, Taken)
 async def state_at(store: Store, snapshots: Snapshots | None, position: int) -> Namespaces:
     """The world when this position had just happened, without what concerns connections.
 
-    Bodies are not in it. Raises NotThere where the journal does not go back so far.
+    Bodies are not in it. Raises NotThere where the journal does not go so far, back or forth.
     """
+    if not 0 <= position < store.durable:
+        raise NotThere(f"the journal goes from 0 to {store.durable - 1}, not to {position}")
     return await recover(store, snapshots, position + 1, keep_bytes=0)
 
 

@@ -8,16 +8,27 @@ from posthouse.broker import payload
 from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
 from posthouse.core.index import CHUNK
+from posthouse.core.mend import mend
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import OfNamespaces, Sent, head
+from posthouse.core.records import (
+    Missing,
+    NamespaceCreated,
+    NamespaceDeleted,
+    OfNamespaces,
+    Sent,
+    encode,
+    head,
+    span,
+)
 from posthouse.core.snapshot import restore
 from posthouse.store import Snapshot, Snapshots, Store
 from posthouse.store.errors import NotThere, Unknown
 from posthouse.store.frames import Frame
 
 END = 1 << 63
+_MISSING = encode(Missing(1))[:2]
 
 
 def apply(world: Namespaces, frame: Frame, keep_bytes: int = END) -> int:
@@ -38,6 +49,31 @@ def apply(world: Namespaces, frame: Frame, keep_bytes: int = END) -> int:
             else:
                 kept += record.size_bytes
     return kept
+
+
+def _is_repaired(frame: Frame) -> bool:
+    """Whether something is missing; looking for how such a record begins is quick."""
+    if _MISSING not in frame.payload:
+        return False
+    return any(isinstance(record, Missing) for _, _, record in payload.entries(frame))
+
+
+def _apply_what_fits(world: Namespaces, frame: Frame) -> None:
+    """As `apply`, behind something that a repair found missing. It keeps no bodies."""
+    for position, namespace, record in payload.entries(frame):
+        if isinstance(record, NamespaceCreated | NamespaceDeleted):
+            if (record.name in world.states) == isinstance(record, NamespaceDeleted):
+                spaces.evolve(world, record, position)
+            continue
+        state = world.states.get(namespace)
+        if isinstance(record, Missing) or state is None:
+            continue
+        for part in mend(state, record):
+            if not isinstance(part, Missing):
+                evolve(state, part, position)
+                if isinstance(part, Sent):
+                    put_aside(state.queues[part.queue], part.first_sequence, len(part.messages))
+            position += span(part)
 
 
 def put_aside(queue: Queue, first: int, count: int) -> int:
@@ -78,17 +114,24 @@ async def recover(
     snapshot = None if snapshots is None else await snapshots.load(end)
     world = Namespaces() if snapshot is None else unfold(snapshot)
     first = 1 if snapshot is None else snapshot.last.end
-    expected = first
+    begin = next((extent.first for extent in store.extents()), first)
+    if begin > first and end > first:
+        raise NotThere(
+            f"positions from {first} up to {begin} are gone, and no snapshot that can be read holds"
+            " them"
+        )
+    expected, mending = first, False
     async for frame in store.read(first, end):
         if frame.first > expected:
-            raise NotThere(
-                f"positions from {expected} up to {frame.first} are gone, and no snapshot that can"
-                " be read holds them"
-            )
+            raise NotThere(f"positions from {expected} up to {frame.first} were trimmed meanwhile")
         expected = frame.end
         if frame.end > end:
             frame = _cut(frame, end)
-        keep_bytes -= apply(world, frame, keep_bytes)
+        mending = mending or _is_repaired(frame)
+        if mending:
+            _apply_what_fits(world, frame)
+        else:
+            keep_bytes -= apply(world, frame, keep_bytes)
     return world
 
 

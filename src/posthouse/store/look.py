@@ -49,6 +49,13 @@ def segment_paths(disk: Disk, folder: Path) -> list[Path]:
     return [folder / each for each in disk.names(folder) if NAME.fullmatch(each)]
 
 
+def holds_journal(disk: Disk, folder: Path) -> bool:
+    """Whether a folder is one of ours at all."""
+    return any(
+        name in (REPAIRED, CLOSED, "next") or NAME.fullmatch(name) for name in disk.names(folder)
+    )
+
+
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     """At all frames, or only at segments with frames after number `after`.
 
