@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from posthouse.broker.access import BROKER
+from posthouse.broker.access import BROKER, Principal
 from posthouse.core.commands import (
+    Abandon,
     AcceptSession,
     Attach,
     Content,
@@ -16,9 +17,13 @@ from posthouse.core.commands import (
     Granted,
     Move,
     Send,
+    SetClock,
     SetSessionState,
+    Start,
+    StepClock,
+    Tick,
 )
-from posthouse.core.errors import Busy, InvalidArgument, NotFound
+from posthouse.core.errors import Busy, InvalidArgument, NotFound, Unauthorized
 from posthouse.core.message import NewMessage
 from posthouse.store.errors import Deposed, StoreError
 from posthouse.store.file import FileStore
@@ -189,5 +194,55 @@ def test_however_much_is_asked_at_once_a_frame_fits_a_segment(tmp_path: Path) ->
         answer = await desk.do(Send("q", [NewMessage(b"", b"", None, "\U0001f600" * 128)] * 10_000))
         assert isinstance(answer, Enqueued)
         await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_callback_may_detach_other_receivers() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        numbers: list[int] = []
+
+        def break_down(_: object) -> None:
+            for number in numbers:
+                desk.engine.submit(BROKER, NS, Detach(number), lambda _: None)
+
+        numbers += [desk.engine.new_receiver(break_down) for _ in range(3)]
+        await desk.send("a", "b", "c")
+        held = await desk.receive(3)
+        for number in numbers:
+            await desk.do(Attach("q", number, 1))
+        await desk.do(Abandon("q", [each.token for each in held]))
+        await desk.engine.flush()
+        assert not desk.engine.failed.is_set()
+
+    asyncio.run(main())
+
+
+def test_what_only_the_broker_does_is_not_for_others() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        for command in (Tick(), SetClock(5), StepClock(5), Move("q", [])):
+            with pytest.raises(Unauthorized):
+                await desk.engine.ask(Principal("ann"), NS, command)
+        with pytest.raises(Unauthorized):
+            await desk.do(Start((1 << 32) - 1, 1))
+
+    asyncio.run(main())
+
+
+def test_one_command_does_not_write_more_than_can_be_read() -> None:
+    """Each queue it touches gets a record with all of its properties."""
+
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        tokens = []
+        for number in range(600):
+            await desk.do(CreateQueue(f"q{number}"))
+            await desk.send("x", queue=f"q{number}")
+            tokens += [each.token for each in await desk.receive(1, f"q{number}")]
+        with pytest.raises(InvalidArgument, match="do it in parts"):
+            await desk.do(Abandon(None, tokens, properties={"x": "y" * 60_000}))
+        await desk.do(Abandon(None, tokens[:50], properties={"x": "y" * 60_000}))
 
     asyncio.run(main())

@@ -41,6 +41,7 @@ from posthouse.core.commands import (
     Delivery,
     Detach,
     Granted,
+    Move,
     Notice,
     Peeked,
     Receive,
@@ -62,6 +63,7 @@ from posthouse.core.errors import (
     QuotaExceeded,
     Refused,
     SessionLockLost,
+    Unauthorized,
 )
 from posthouse.core.message import size_bytes
 from posthouse.core.model import State
@@ -95,11 +97,14 @@ _Items: TypeAlias = MutableSequence[Any]  # deliveries, or what was peeked
 
 BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 BATCH_COMMANDS = 10_000
+COMMAND_BYTES = 32 << 20  # of the records of one command that has many
+_FEW = 64  # records: each is bounded, so these need not be weighed
 _FULL_RETRY_SECONDS = 0.5
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
+_INTERNAL = frozenset((Start, Tick, StepClock, SetClock, Move))  # what only the broker may ask for
 # What is refused where there is no room.
 _ROOMY = frozenset((Send, Resubmit, CreateQueue, CreateNamespace, SetSessionState))
 
@@ -247,6 +252,10 @@ class Engine:
         return self._world
 
     @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    @property
     def store(self) -> Store:
         """To read, not to write."""
         return self._store
@@ -353,6 +362,8 @@ class Engine:
         batch, kind = self._batch, type(command)
         whole = False
         try:
+            if kind in _INTERNAL and (kind is Start or principal is not BROKER):
+                raise Unauthorized(principal.name, "do what only the broker does", namespace)
             self._access.check(principal, namespace, command)
             if kind in _ROOMY and (self._memory.level or self._store.full):
                 self._check_room(command)
@@ -403,6 +414,9 @@ class Engine:
             raise NotFound("namespace", namespace)
         now_ms = self._now_ms(namespace) if self._clocks else self.time_ms()
         outcome = decide(state, command, now_ms)  # type: ignore[arg-type]
+        records = outcome.records
+        if len(records) > _FEW and sum(_weight(r) for r in records if is_kept(r)) > COMMAND_BYTES:
+            raise InvalidArgument("the command", "writes too much at once; do it in parts")
         self._evolve(state, outcome)
         return outcome.answer, outcome.deliveries
 
@@ -573,9 +587,11 @@ class Engine:
 
     def _push(self, number: int, mine: Sequence[Delivered]) -> None:
         """What the callback asks for in turn is pushed later, not from within it."""
-        within, self._pushing = self._pushing, True
-        _call(self._receivers[number], mine)
-        self._pushing = within
+        deliver = self._receivers.get(number)
+        if deliver is not None:  # else it was detached from within another's
+            within, self._pushing = self._pushing, True
+            _call(deliver, mine)
+            self._pushing = within
 
     def _hand_over(self, deliveries: Sequence[Delivered]) -> None:
         by_receiver: dict[int, list[Delivered]] = {}
@@ -589,8 +605,7 @@ class Engine:
                 reply, command = self._waits.pop(number)
                 _call(reply, _as_answer(mine, command))
                 continue
-            if number in self._receivers:
-                self._push(number, mine)
+            self._push(number, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
                 self._receivers.pop(number, None)
 
@@ -634,7 +649,7 @@ class Engine:
 
     async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
         """Moves a namespace's own clock to a moment; see `advance`."""
-        return await self.advance(moment_ms - self.clock(namespace).now_ms(), namespace)
+        return await self._move_clock(namespace, lambda _: moment_ms)
 
     async def advance(self, ms: int, namespace: str | None = None) -> list[Fired]:
         """Moves the namespace's own clock, or the broker's where that is a virtual one.
@@ -642,13 +657,17 @@ class Engine:
         Returns when everything that falls due meanwhile has been done, with what that was. Raises
         Refused.
         """
+        return await self._move_clock(namespace, lambda now_ms: now_ms + ms)
+
+    async def _move_clock(self, namespace: str | None, end_of: Callable[[int], int]) -> list[Fired]:
         async with self._moving:
             clock = self._clock if namespace is None else self.clock(namespace)
             if not isinstance(clock, VirtualClock):
                 raise InvalidArgument("namespace", "must be named: the broker's clock is real")
-            end_ms = clock.now_ms() + ms
-            if ms < 0 or end_ms > TIME_MS_MAX:
-                raise InvalidArgument("ms", f"must not be negative, nor lead beyond {TIME_MS_MAX}")
+            now_ms = clock.now_ms()
+            end_ms = end_of(now_ms)
+            if not now_ms <= end_ms <= TIME_MS_MAX:
+                raise InvalidArgument("time", f"must not go back, nor lead beyond {TIME_MS_MAX}")
             fired = self._fired = Counter()
             try:
                 while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:

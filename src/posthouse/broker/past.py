@@ -9,7 +9,7 @@ from posthouse.broker import payload
 from posthouse.broker.access import Principal
 from posthouse.broker.engine import Engine
 from posthouse.broker.replay import END, recover
-from posthouse.core.commands import SEND_BYTES_MAX, Send
+from posthouse.core.commands import SEND_BYTES_MAX, Enqueued, Send
 from posthouse.core.message import NewMessage, message_id, size_bytes
 from posthouse.core.model import DEAD, dead_letter_queue
 from posthouse.core.namespaces import Namespaces
@@ -253,9 +253,15 @@ async def resend(
                 continue
             new = msgspec.structs.replace(old, due_ms=0, expires_ms=0)
             if size + size_bytes(new) > SEND_BYTES_MAX // 8 or len(batch) >= _SEND_MESSAGES:
-                await engine.ask(principal, namespace, Send(target, batch))
-                sent, batch, size = sent + len(batch), [], 0
+                sent += await _send(engine, principal, namespace, Send(target, batch))
+                batch, size = [], 0
             batch.append(new)
             size += size_bytes(new)
-    await engine.ask(principal, namespace, Send(target, batch))
-    return sent + len(batch)
+    return sent + await _send(engine, principal, namespace, Send(target, batch))
+
+
+async def _send(engine: Engine, principal: Principal, namespace: str, command: Send) -> int:
+    """How many were not duplicates of what was sent before."""
+    answer = await engine.ask(principal, namespace, command)
+    assert isinstance(answer, Enqueued)
+    return len(answer.sequences) - answer.duplicates

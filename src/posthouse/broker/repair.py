@@ -177,7 +177,7 @@ class _Repair:
         if held is not None:
             await self._take_up(held)
         end = closed_at(self._disk, self._folder) or 0
-        if end > self._last.end:
+        if self._last.end < end < self._last.end + (1 << 32):  # more cannot be, so it is spoiled
             await self._write([("", self._missing(end - self._last.end))], self._last)
         await self._remove_what_has_no_content()
         await self._finish(workshop)
@@ -229,6 +229,8 @@ class _Repair:
             end = frame.end
             for _, namespace, record in payload.entries(frame):
                 if isinstance(record, NamespaceCreated):
+                    if record.name in known:
+                        note("", NamespaceDeleted(record.name))
                     known[record.name] = set()
                 elif isinstance(record, NamespaceDeleted):
                     known.pop(record.name, None)

@@ -188,6 +188,8 @@ async def _ask_to_move(
         except NotFound:
             return  # deleted meanwhile
         except Busy:
+            if engine.is_closing:
+                raise
             await asyncio.sleep(_BUSY_SECONDS)
         else:
             return

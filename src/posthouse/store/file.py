@@ -101,6 +101,7 @@ class FileStore:
     # Writing.
 
     def append(self, frame: Frame) -> None:
+        assert len(frame.payload) <= PAYLOAD_BYTES_MAX  # nobody could read it
         self._pending.append(frame)
 
     async def sync(self) -> None:
