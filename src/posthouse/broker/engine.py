@@ -504,9 +504,13 @@ class Engine:
         batch = self._writing = self._batch
         self._batch = _Batch()
         bare = _bare(batch) if self._memory.aside else []
+        readable = all(each.position < self._safe for each in bare)
         if batch.entries:
-            await self._write(batch, now_ms)
-        if bare:
+            self._append(batch, now_ms)
+        if bare and readable:
+            await asyncio.gather(self._sync(batch), self._fill_in(bare))
+        else:
+            await self._sync(batch)
             await self._fill_in(bare)
         if self._failure is not None:  # a bug, meanwhile; everybody has been told
             return
@@ -521,7 +525,8 @@ class Engine:
             self._pending_bytes -= size
             self._decide(principal, namespace, command, reply)
 
-    async def _write(self, batch: _Batch, now_ms: int) -> None:
+    def _append(self, batch: _Batch, now_ms: int) -> None:
+        """At once when the batch is closed: what comes now has positions behind it."""
         last = self._last
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._store.durable,
@@ -529,8 +534,12 @@ class Engine:
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
-        await self._store.sync()
-        self._safe = frame.end
+
+    async def _sync(self, batch: _Batch) -> None:
+        end = self._last.end
+        if batch.entries:
+            await self._store.sync()
+            self._safe = end
 
     def _stop_for_a_bug(self) -> None:
         """It rises to the log. The state may be half changed, and nobody is to wait for ever."""
@@ -554,6 +563,8 @@ class Engine:
 
     async def _fill_in(self, bare: "list[_Bare]") -> None:
         """Reads back the bodies of messages that are delivered, and puts in copies with them."""
+        if not bare:
+            return
         bodies = await self._memory.fetch({each.position for each in bare})
         for items, at, position in bare:
             full = copy(items[at].message)

@@ -82,16 +82,17 @@ def put_aside(queue: Queue, first: int, count: int) -> int:
     A message that somebody was just given keeps its own: the queue gets another in its place. Those
     that are locked are left alone.
     """
-    dropped = 0
+    dropped, chunks = 0, queue.messages.chunks
     for sequence in range(first, first + count):
-        message = queue.messages.get(sequence)
-        if message is None or message.state == LOCKED:
+        chunk = chunks.get(sequence // CHUNK)
+        message = None if chunk is None else chunk.get(sequence)
+        if chunk is None or message is None or message.state == LOCKED:
             continue
-        if isinstance(message.body, bytes) and message.body:
-            bare = copy(message)
-            bare.body = len(message.body)
-            dropped += bare.body
-            queue.messages.chunks[sequence // CHUNK][sequence] = bare
+        body = message.body
+        if isinstance(body, bytes) and body:
+            bare = chunk[sequence] = copy(message)
+            bare.body = len(body)
+            dropped += len(body)
     queue.aside_bytes += dropped
     return dropped
 
