@@ -48,6 +48,18 @@ def a_journal(folder: Path, rounds: int = 60, seed: int = 1) -> dict[str, object
     return asyncio.run(main())
 
 
+def a_backlog(folder: Path) -> None:
+    """Fifty messages in four segments."""
+
+    async def main() -> None:
+        desk = await opened(folder)
+        for number in range(50):
+            await desk.send(f"{number} " + "x" * 900)
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
 def found(folder: Path) -> tuple[dict[str, object], set[str]]:
     """A sound state, and the bodies of all its messages."""
 
@@ -140,14 +152,7 @@ async def _open_and_close(folder: Path) -> None:
 
 def test_messages_behind_the_damage_are_kept_and_positions_stay(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-
-    async def fill() -> None:
-        desk = await opened(folder)
-        for number in range(50):
-            await desk.send(f"{number} " + "x" * 900)
-        await desk.engine.close()
-
-    asyncio.run(fill())
+    a_backlog(folder)
     end = look(Disk(), folder).end
     second = segment_paths(Disk(), folder)[1]
     flip(second, 2_000)
@@ -188,14 +193,7 @@ def test_a_queue_whose_creation_is_lost_is_made_again(tmp_path: Path) -> None:
 
 def test_messages_that_a_snapshot_holds_without_their_content_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-
-    async def fill() -> None:
-        desk = await opened(folder)
-        for number in range(50):
-            await desk.send(f"{number} " + "x" * 900)
-        await desk.engine.close()
-
-    asyncio.run(fill())
+    a_backlog(folder)
     fold(folder)
     first = segment_paths(Disk(), folder)[0]
     flip(first, 5_000)
@@ -322,14 +320,7 @@ def test_a_queue_that_was_created_again_is_so_though_its_deletion_is_lost(tmp_pa
 
 def test_content_that_went_with_the_first_segment_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-
-    async def main() -> None:
-        desk = await opened(folder)
-        for number in range(50):
-            await desk.send(f"{number} " + "x" * 900)
-        await desk.engine.close()
-
-    asyncio.run(main())
+    a_backlog(folder)
     fold(folder)
     segment_paths(Disk(), folder)[0].unlink()
     report = mended(folder)
