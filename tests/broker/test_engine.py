@@ -428,7 +428,7 @@ def test_a_bug_leaves_nobody_waiting() -> None:
 def test_a_command_that_cannot_be_carried_out_stops_the_engine() -> None:
     async def main() -> None:
         engine = await an_engine()
-        with pytest.raises(KeyError):
+        with pytest.raises(AttributeError):
             engine.submit(BROKER, NS, "not a command", lambda _: None)  # type: ignore[arg-type]
         assert engine.failed.is_set()
         with pytest.raises(Lost):

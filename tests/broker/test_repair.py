@@ -10,12 +10,14 @@ from random import Random
 
 import pytest
 
+from posthouse.broker.access import BROKER
 from posthouse.broker.fold import fold
 from posthouse.broker.past import state_at
 from posthouse.broker.repair import OLD, WORKSHOP, Report, repair
 from posthouse.core.commands import Complete, CreateQueue, DeleteQueue, Delivery
 from posthouse.core.dump import dump
 from posthouse.core.model import dead_letter_queue
+from posthouse.core.namespaces import CreateNamespace, DeleteNamespace
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, InUse, NotThere, StoreError, Unfinished, Unknown
 from posthouse.store.file import LOCK, FileStore
@@ -316,6 +318,44 @@ def test_a_queue_that_was_created_again_is_so_though_its_deletion_is_lost(tmp_pa
     report = mended(folder)
     assert report.missing == 2
     assert found(folder)[1] == {"new"}
+
+
+def test_a_namespace_that_was_created_again_is_so_though_its_deletion_is_lost(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "data"
+
+    async def main() -> None:
+        desk = await opened(folder)
+        await desk.send("old")
+        engine = desk.engine
+        await asyncio.gather(
+            engine.ask(BROKER, "", DeleteNamespace(NS)),
+            engine.ask(BROKER, "", CreateNamespace("spoiled")),
+        )
+        await engine.ask(BROKER, "", CreateNamespace(NS))
+        await desk.do(CreateQueue("q"))
+        await desk.send("new")
+        await engine.close()
+
+    asyncio.run(main())
+    spoil(folder, "spoiled")
+    mended(folder)
+    assert found(folder)[1] == {"new"}
+
+
+def test_a_folder_of_which_only_a_snapshot_is_left_is_damaged_not_foreign(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    a_journal(folder)
+    fold(folder)
+    for path in folder.iterdir():
+        if path.suffix != ".snapshot":
+            path.unlink()
+    with pytest.raises(Damaged):
+        a_store(folder)
+    report = mended(folder)
+    assert report.messages
+    found(folder)
 
 
 def test_content_that_went_with_the_first_segment_is_named(tmp_path: Path) -> None:

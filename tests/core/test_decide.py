@@ -1,5 +1,6 @@
 """`decide` changes nothing, whatever it answers."""
 
+import msgspec
 import pytest
 
 from posthouse.core import decide
@@ -32,6 +33,7 @@ from posthouse.core.commands import (
     Resubmit,
     Resume,
     Send,
+    SetClock,
     SetSessionState,
     Settle,
     Start,
@@ -39,7 +41,8 @@ from posthouse.core.commands import (
     UpdateQueue,
 )
 from posthouse.core.dump import dump
-from posthouse.core.errors import Refused
+from posthouse.core.errors import InvalidArgument, Refused
+from posthouse.core.message import NewMessage
 from posthouse.core.model import QueueProperties
 from tests.core.world import World, a_message
 
@@ -169,3 +172,43 @@ def test_a_refused_command_leaves_the_state_untouched() -> None:
         with pytest.raises(Refused):
             decide(state, command, scene.world.now_ms)
         assert dump(state, passing=True) == before, name(command)
+
+
+ODD: list[Command] = [
+    Send("orders", [NewMessage(b"", "text")]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage("text", b"")]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage(b"", b"", "text")]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage(b"", bytearray(b"x"))]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage(b"", b"", priority=True)]),
+    Send("orders", [NewMessage(b"", b"", ttl_ms=1.5)]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage(b"", b"", due_ms=99_999.5)]),  # type: ignore[arg-type]
+    Send("orders", [NewMessage(b"", b"", group=5)]),  # type: ignore[arg-type]
+    CreateQueue("x", QueueProperties(lock_ms=5.5)),  # type: ignore[arg-type]
+    CreateQueue("x", QueueProperties(metadata=None)),  # type: ignore[arg-type]
+    Abandon("orders", [1], delay_ms=1.5),  # type: ignore[arg-type]
+    Abandon("orders", [1], properties={1: 2}),  # type: ignore[dict-item]
+    DeadLetter("orders", [1], reason=5),  # type: ignore[arg-type]
+    Renew("orders", [1], lock_ms=10.5),  # type: ignore[arg-type]
+    SetClock(1.5),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("command", ODD, ids=repr)
+def test_what_could_not_be_read_from_the_journal_is_refused(command: Command) -> None:
+    """A slip of a dialect must not be acknowledged and keep the broker from starting."""
+    world = World()
+    world.queue()
+    world.send("orders", "x")
+    (held,) = world.receive("orders")
+    if isinstance(command, Abandon | DeadLetter | Renew):
+        command = msgspec.structs.replace(command, locks=[held.token])
+    with pytest.raises(InvalidArgument):
+        world.do(command)
+
+
+def test_a_session_s_state_is_bytes() -> None:
+    world = World()
+    world.queue(grouping="session")
+    held = world.hold("orders", "s")
+    with pytest.raises(InvalidArgument):
+        world.do(SetSessionState("orders", held.token, "text"))  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from posthouse.store.errors import Damaged, Lost, TooNew
-from posthouse.store.file import NEXT, RESERVE, FileStore
+from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame, encode
-from posthouse.store.look import CLOSED
+from posthouse.store.look import CLOSED, NEXT, RESERVE
 from posthouse.store.segments import (
     SEGMENT_HEADER_BYTES,
     SUFFIX,
@@ -324,7 +324,7 @@ def test_a_frame_larger_than_a_segment_gets_one_of_its_own(left_over: bool) -> N
     assert len(segments(disk)) == 3
 
 
-def test_a_tail_that_was_cut_is_told() -> None:
+def test_a_tail_that_was_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
     disk, every = written(3)
     last = segments(disk)[-1]
     content = disk.names_now[last].now()
@@ -334,6 +334,7 @@ def test_a_tail_that_was_cut_is_told() -> None:
     disk.names_now[last] = File((content[:end] + torn).ljust(len(content), b"\0"))
     store = opened(disk)
     assert store.cut_at == every[-1].end
+    assert f"cut off at position {every[-1].end}" in caplog.text
     assert disk.names_now[last].now() == content
     asyncio.run(store.close())
 

@@ -14,6 +14,7 @@ from posthouse.store.look import (
     Hole,
     closed_at,
     holds_journal,
+    is_part,
     look,
     salvage,
     segment_paths,
@@ -93,6 +94,9 @@ def test_a_folder_is_ours_or_not(tmp_path: Path) -> None:
     assert not holds_journal(Disk(), tmp_path)
     a_folder(tmp_path)
     assert holds_journal(Disk(), tmp_path)
+    assert is_part("next")
+    assert is_part(f"{7:020}.snapshot")
+    assert not is_part("letter.txt")
 
 
 def test_with_a_repair_half_done_nothing_opens(tmp_path: Path) -> None:

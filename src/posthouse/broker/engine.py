@@ -15,6 +15,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,24 +25,19 @@ from posthouse.broker.access import BROKER, Access, Open, Principal
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
 from posthouse.broker.replay import recover
+from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
-    GROUP_CHARS_MAX,
-    KEY_CHARS_MAX,
     TIME_MS_MAX,
-    Abandon,
     AcceptSession,
     Answer,
     Attach,
     Command,
     CreateQueue,
-    DeadLetter,
-    Defer,
     Delivery,
     Detach,
     Granted,
-    Move,
     Notice,
     Peeked,
     Receive,
@@ -65,26 +61,10 @@ from posthouse.core.errors import (
     SessionLockLost,
     Unauthorized,
 )
-from posthouse.core.message import size_bytes
 from posthouse.core.model import State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import (
-    Cancelled,
-    Completed,
-    Expired,
-    Kept,
-    Locked,
-    NamespaceDeleted,
-    Purged,
-    Renewed,
-    Sent,
-    Taken,
-    Woken,
-    encode,
-    is_kept,
-    span,
-)
+from posthouse.core.records import NamespaceDeleted, Sent, is_kept, span
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -97,14 +77,11 @@ _Items: TypeAlias = MutableSequence[Any]  # deliveries, or what was peeked
 
 BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 BATCH_COMMANDS = 10_000
-COMMAND_BYTES = 32 << 20  # of the records of one command that has many
-_FEW = 64  # records: each is bounded, so these need not be weighed
 _FULL_RETRY_SECONDS = 0.5
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
-_INTERNAL = frozenset((Start, Tick, StepClock, SetClock, Move))  # what only the broker may ask for
 # What is refused where there is no room.
 _ROOMY = frozenset((Send, Resubmit, CreateQueue, CreateNamespace, SetSessionState))
 
@@ -150,7 +127,7 @@ class _Batch:
         self.deliveries: list[list[Delivered]] = []
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
-        self.weight = 0  # of all records: at least what they will take in the frame
+        self.weight = 0  # of all records, in bytes, at most
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.answers or self.deliveries)
@@ -320,6 +297,8 @@ class Engine:
 
         What comes from now on is refused, and who waits gets what he would at his deadline.
         """
+        if self._closing:
+            return
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -344,7 +323,7 @@ class Engine:
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
     ) -> None:
         """For the next batch, if not too much waits for it already."""
-        size = _load(command)
+        size = load(command)
         if (
             len(self._pending) >= self._limits.pending_commands
             or self._pending_bytes + size > self._limits.pending_bytes
@@ -362,7 +341,7 @@ class Engine:
         batch, kind = self._batch, type(command)
         whole = False
         try:
-            if kind in _INTERNAL and (kind is Start or principal is not BROKER):
+            if command.right == "broker" and principal is not BROKER:
                 raise Unauthorized(principal.name, "do what only the broker does", namespace)
             self._access.check(principal, namespace, command)
             if kind in _ROOMY and (self._memory.level or self._store.full):
@@ -414,8 +393,7 @@ class Engine:
             raise NotFound("namespace", namespace)
         now_ms = self._now_ms(namespace) if self._clocks else self.time_ms()
         outcome = decide(state, command, now_ms)  # type: ignore[arg-type]
-        records = outcome.records
-        if len(records) > _FEW and sum(_weight(r) for r in records if is_kept(r)) > COMMAND_BYTES:
+        if is_too_much(outcome.records):
             raise InvalidArgument("the command", "writes too much at once; do it in parts")
         self._evolve(state, outcome)
         return outcome.answer, outcome.deliveries
@@ -427,7 +405,7 @@ class Engine:
             if isinstance(record, Sent):
                 count = len(record.messages)
                 batch.entries.append((state.name, record))
-                batch.weight += _weight_of_sent(record)
+                batch.weight += weight_of_sent(record)
                 batch.bytes += record.size_bytes
                 batch.messages += count
                 if self._memory.tight:
@@ -435,7 +413,7 @@ class Engine:
                 self._position += count
             elif is_kept(record):
                 batch.entries.append((state.name, record))
-                batch.weight += _weight(record)
+                batch.weight += weight(record)
                 self._position += span(record)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
@@ -479,11 +457,13 @@ class Engine:
                 self._batch.deliveries.append(self._push_early(outcome.deliveries))
                 self._note_fired(outcome)
 
-    async def _run(self) -> None:
+    async def _run(self, *, idle: bool = False) -> None:
         whole = False
         try:
             if self._store.full:  # perhaps there is room again
                 await self._store.sync()
+            if idle:
+                self._move_clocks_on()
             self._do_what_is_due()
             while self._batch and self._failure is None:
                 await self._commit()
@@ -655,7 +635,8 @@ class Engine:
         clock = self._clocks.get(namespace)
         if clock is None:
             clock = self._clocks[namespace] = VirtualClock(self.time_ms(), self._clock)
-        self._wake_soon()
+        # What is due by it is looked at when whoever asks has touched it.
+        asyncio.get_running_loop().call_soon(self._wake)
         return clock
 
     async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
@@ -706,9 +687,8 @@ class Engine:
         if self._fired is not None:
             for record in outcome.records:
                 if is_kept(record):
-                    kept: Kept = record
-                    queue = getattr(kept, "queue", "")
-                    self._fired[type(kept).__name__, queue] += span(kept)
+                    queue = getattr(record, "queue", "")
+                    self._fired[type(record).__name__, queue] += span(record)
 
     def _next_due_ms(self, namespace: str | None = None) -> int | None:
         """In that namespace, or in those that go by the broker's clock."""
@@ -719,18 +699,13 @@ class Engine:
         ]
         return min((each for each in due if each is not None), default=None)
 
-    def _wake(self) -> None:
+    def _wake(self, *, idle: bool = False) -> None:
         self._timer = None
         if self._work is None and self._failure is None and not self._closing:
-            self._work = asyncio.get_running_loop().create_task(self._run())
+            self._work = asyncio.get_running_loop().create_task(self._run(idle=idle))
 
-    def _wake_soon(self) -> None:
-        """A clock is about to be touched; what is due by it is looked at when that is done."""
-        if self._work is None and self._failure is None:
-            asyncio.get_running_loop().call_soon(self._wake)
-
-    def _wake_by_time(self) -> None:
-        """The timer: nothing has happened since it was set, so clocks may move by themselves."""
+    def _move_clocks_on(self) -> None:
+        """Nothing has happened since the timer was set, so clocks may move by themselves."""
         for name, clock in self._clocks.items():
             state = self._world.states.get(name)
             due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
@@ -740,7 +715,6 @@ class Engine:
                 clock.move_to(due_ms)
                 command = SetClock(clock.now_ms(), self.time_ms())
                 self._evolve(state, decide(state, command, clock.now_ms()))
-        self._wake()
 
     def _arm(self) -> None:
         """Wakes exactly when the core says that something is due."""
@@ -754,7 +728,7 @@ class Engine:
         seconds = min((each for each in waits if each is not None), default=None)
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, self._wake_by_time)
+            self._timer = loop.call_later(seconds, partial(self._wake, idle=True))
 
     def _seconds_until_due(self, state: State) -> float | None:
         due_ms = next_deadline_ms(state)
@@ -813,32 +787,6 @@ def _call(callback: Callable[[Any], None], what: object) -> None:
         pass
     except Exception:  # noqa: BLE001 (a connection's code must not stop the others' broker)
         _log.exception("somebody who was told an answer has failed")
-
-
-def _load(command: Command | SpaceCommand) -> int:
-    """The bytes that a command makes wait."""
-    if isinstance(command, Send):
-        return sum(map(size_bytes, command.messages))
-    if isinstance(command, SetSessionState):
-        return len(command.state or b"")
-    if isinstance(command, Abandon | Defer | DeadLetter):
-        return len(msgspec.msgpack.encode(command.properties))
-    return 0
-
-
-def _weight_of_sent(record: Sent) -> int:
-    count = len(record.messages)
-    keys = 0 if record.keys is None else 4 * KEY_CHARS_MAX + 8
-    return record.size_bytes + count * (64 + 4 * GROUP_CHARS_MAX + keys)
-
-
-def _weight(record: Kept) -> int:
-    """An upper bound of its bytes, cheaply where it is small."""
-    if isinstance(record, Completed | Renewed | Woken | Cancelled | Expired | Taken | Purged):
-        return 2_048 + 10 * len(record.sequences)
-    if isinstance(record, Locked) and record.ids is None:
-        return 2_048 + 10 * len(record.sequences)
-    return len(encode(record))
 
 
 def _ignore(_: object) -> None:

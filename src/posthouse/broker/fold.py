@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from posthouse.broker.replay import apply, unfold
+from posthouse.broker.replay import Replay, unfold
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
@@ -61,14 +61,14 @@ async def _fold(folder: Path, disk: Disk, scrub_bytes: int) -> Folded:
         )
     frames = 0
     if new:
-        world = Namespaces() if old is None else unfold(old)
+        replay = Replay(Namespaces() if old is None else unfold(old))
         for segment in new:
             for frame in sealed_frames(disk, segment):
                 if frame.number > last.number:
-                    apply(world, frame, keep_bytes=0)
+                    replay.apply(frame, keep_bytes=0)
                     last = frame.without_payload()
                     frames += 1
-        await snapshots.save(Snapshot(last, take(world)))
+        await snapshots.save(Snapshot(last, take(replay.world)))
     scrubbed = _scrub(folder, disk, [each for each in segments if each not in new], scrub_bytes)
     return Folded(last.end, frames, scrubbed, snapshots.whole())
 

@@ -22,13 +22,13 @@ from posthouse.broker.replay import put_aside
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue, State
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import Moved, Sent
+from posthouse.core.records import Sent
 from posthouse.store import Store
 from posthouse.store.errors import NotThere
 
 MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
 GROUP_BYTES = 1_100
-QUEUE_BYTES = 4_000  # with its dead-letter queue half as much again
+QUEUE_BYTES = 4_000  # its dead-letter queue as much again
 NOTE_BYTES = 1_000  # guessed: what was noted may be anything up to 64 KiB
 KEY_BYTES = 500
 RECEIVER_BYTES = 700
@@ -131,6 +131,7 @@ class Memory:
     def _count(self) -> None:
         self._bodies = self._fixed = self._new_bodies = self._new_fixed = 0
         queues = 0
+        self.aside = False
         for queue in _queues(self._world):
             queues += 1
             self._bodies += queue.body_bytes - queue.aside_bytes
@@ -156,12 +157,10 @@ class Memory:
         decoded = [list(payload.entries(frame)) for frame in frames.values()]
         found: dict[int, bytes] = {}
         hot: set[tuple[str, str]] = set()  # the queues that messages are taken from
-        for entry in chain.from_iterable(decoded):
-            first, namespace, record = entry
-            if isinstance(record, Sent | Moved):
-                for position in positions & set(range(first, first + len(record.messages))):
-                    found[position] = record.messages[position - first].body
-                    hot.add((namespace, record.queue))
+        for each in payload.contents(chain.from_iterable(decoded)):
+            if each.position in positions:
+                found[each.position] = each.message.body
+                hot.add((each.namespace, each.queue))
         if len(found) < len(positions):
             raise NotThere(f"there is no content at position {min(positions - set(found))}")
         if self.bodies_bytes > self._limits.bodies_bytes:
@@ -191,9 +190,7 @@ class Memory:
         mine = queue.body_bytes - queue.aside_bytes
         return self.bodies_bytes < self._limits.bodies_bytes or mine < self._ahead_bytes
 
-    def _take_back(
-        self, entries: Iterable[tuple[int, str, payload.Record]], hot: set[tuple[str, str]]
-    ) -> None:
+    def _take_back(self, entries: Iterable[payload.Located], hot: set[tuple[str, str]]) -> None:
         """Puts the bodies in these records back into the queues they were sent to."""
         for first, namespace, record in entries:
             if not isinstance(record, Sent) or (namespace, record.queue) not in hot:

@@ -247,11 +247,11 @@ async def resend(
     size = sent = 0
     end = min(what.end, engine.store.durable)  # what is sent here is not sent again
     async for frame in engine.store.read(what.first, end):
-        for position, name, queue, _, old in payload.contents(frame, moved=False):
-            wanted = name == namespace and what.queue in (None, queue)
-            if not wanted or not what.first <= position < end:
+        for old in payload.contents(payload.entries(frame), moved=False):
+            wanted = old.namespace == namespace and what.queue in (None, old.queue)
+            if not wanted or not what.first <= old.position < end:
                 continue
-            new = msgspec.structs.replace(old, due_ms=0, expires_ms=0)
+            new = msgspec.structs.replace(old.message, due_ms=0, expires_ms=0)
             if size + size_bytes(new) > SEND_BYTES_MAX // 8 or len(batch) >= _SEND_MESSAGES:
                 sent += await _send(engine, principal, namespace, Send(target, batch))
                 batch, size = [], 0

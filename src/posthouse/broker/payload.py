@@ -4,7 +4,8 @@ A MessagePack array of pairs [namespace, records]. The empty name stands for rec
 namespaces themselves. Positions are given to records in this order, from the frame's first on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from posthouse.store.frames import Frame
 
 Record = Kept | OfNamespaces
 Entry = tuple[str, Record]
+Located = tuple[int, str, Record]  # with its position
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[Kept | OfNamespaces]]])
@@ -29,7 +31,7 @@ def encode(entries: Sequence[Entry]) -> bytes:
     return _encoder.encode(runs)
 
 
-def entries(frame: Frame) -> Iterator[tuple[int, str, Kept | OfNamespaces]]:
+def entries(frame: Frame) -> Iterator[Located]:
     """Every record with its position and namespace. Raises Unknown."""
     position = frame.first
     try:
@@ -42,17 +44,24 @@ def entries(frame: Frame) -> Iterator[tuple[int, str, Kept | OfNamespaces]]:
             position += span(record)
 
 
-def contents(
-    frame: Frame, *, moved: bool = True
-) -> Iterator[tuple[int, str, str, int, NewMessage]]:
-    """Every content: position, namespace, and the queue and sequence it was written for.
+class Content(NamedTuple):
+    """A message as it was written, and what it was written for."""
 
-    Those that were written again are there too, unless `moved` is False.
-    """
-    for position, namespace, record in entries(frame):
+    position: int
+    namespace: str
+    queue: str
+    sequence: int
+    message: NewMessage
+
+
+def contents(located: Iterable[Located], *, moved: bool = True) -> Iterator[Content]:
+    """Those in these records; what was written again is there too, unless `moved` is False."""
+    for position, namespace, record in located:
         if isinstance(record, Sent):
+            first = record.first_sequence
             for at, message in enumerate(record.messages):
-                yield position + at, namespace, record.queue, record.first_sequence + at, message
+                yield Content(position + at, namespace, record.queue, first + at, message)
         elif isinstance(record, Moved) and moved:
             for at, sequence in enumerate(record.sequences):
-                yield position + at, namespace, record.queue, sequence, record.messages[at]
+                message = record.messages[at]
+                yield Content(position + at, namespace, record.queue, sequence, message)

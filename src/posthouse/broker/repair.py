@@ -11,6 +11,7 @@ and running the repair again goes on with it.
 
 import asyncio
 import shutil
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
@@ -22,10 +23,7 @@ from posthouse.broker import payload
 from posthouse.broker.fold import LOCK as FOLD_LOCK
 from posthouse.broker.fold import SCRUBBED
 from posthouse.broker.payload import Entry
-from posthouse.broker.replay import END, put_aside, unfold
-from posthouse.core import evolve
-from posthouse.core import namespaces as spaces
-from posthouse.core.mend import mend
+from posthouse.broker.replay import END, fitting, make_so, put_sent_aside, unfold
 from posthouse.core.message import message_id
 from posthouse.core.model import QueueProperties
 from posthouse.core.namespaces import Namespaces
@@ -44,16 +42,13 @@ from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere, Unknown
-from posthouse.store.file import CLOSING_NAME, LARGE, LOCK, NEXT, RESERVE, SEGMENT_BYTES, FileStore
+from posthouse.store.file import LOCK, SEGMENT_BYTES, FileStore
 from posthouse.store.frames import CLOSING, Frame
-from posthouse.store.look import CLOSED, REPAIRED, Hole, closed_at, salvage
-from posthouse.store.segments import NAME as SEGMENT_NAME
-from posthouse.store.snapshots import NAME as SNAPSHOT_NAME
-from posthouse.store.snapshots import UNFINISHED, FileSnapshots
+from posthouse.store.look import REPAIRED, Hole, closed_at, holds_journal, is_part, salvage
+from posthouse.store.snapshots import FileSnapshots
 
 WORKSHOP = "repairing"
 OLD = "damaged-"
-_OURS = frozenset((NEXT, RESERVE, LARGE, CLOSED, CLOSING_NAME, UNFINISHED, SCRUBBED))
 _SYNC_BYTES = 16 << 20
 
 
@@ -79,8 +74,7 @@ class _Plan(msgspec.Struct):
 def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Report:
     """Raises InUse, NotThere or OSError; then nothing has changed, or running it again goes on."""
     disk = Disk()
-    names = disk.names(folder)
-    if REPAIRED not in names and not any(map(_is_ours, names)):
+    if not holds_journal(disk, folder):
         raise NotThere(f"{folder} holds no journal; check the name.")
     locks = [disk.lock(folder / name) for name in (LOCK, FOLD_LOCK)]
     try:
@@ -95,8 +89,8 @@ def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Report:
 def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
     workshop = folder / WORKSHOP
     shutil.rmtree(workshop, ignore_errors=True)
-    report = asyncio.run(_Repair(folder, disk).run(workshop, segment_bytes))
-    old = [name for name in disk.names(folder) if _is_ours(name)]
+    report = asyncio.run(_Repair(folder, workshop, disk, segment_bytes).run())
+    old = [name for name in disk.names(folder) if is_part(name) or name == SCRUBBED]
     new = [name for name in disk.names(workshop) if name != LOCK]
     taken = disk.names(folder)
     number = next(n for n in count(1) if f"{OLD}{n}" not in taken)
@@ -110,11 +104,6 @@ def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
     disk.close(file)
     disk.rename(unfinished, folder / REPAIRED)
     disk.sync_folder(folder)
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a file is part of the journal, so that it is put aside. Others are left alone."""
-    return name in _OURS or any(known.fullmatch(name) for known in (SEGMENT_NAME, SNAPSHOT_NAME))
 
 
 def _put_in_place(folder: Path, disk: Disk) -> Report:
@@ -141,18 +130,18 @@ def _put_in_place(folder: Path, disk: Disk) -> Report:
 class _Repair:
     """Reads the old files and writes the new."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: Path, workshop: Path, disk: Disk, segment_bytes: int) -> None:
         self._folder = folder
         self._disk = disk
+        self._store = FileStore(workshop, segment_bytes=segment_bytes)
+        self._unsynced = 0
         self._report = Report()
         self._world = Namespaces()
         self._last = Frame(0, 0, 1, 0, 1, 0, b"")  # of the new journal
-        self._gaps: list[range] = []
+        self._gaps: list[range] = []  # in order
         self._time_ms = 0
 
-    async def run(self, workshop: Path, segment_bytes: int) -> Report:
-        self._store = FileStore(workshop, segment_bytes=segment_bytes)
-        self._unsynced = 0
+    async def run(self) -> Report:
         held = await FileSnapshots(self._folder, self._disk).load(END)
         begin = 1 if held is None else held.last.end  # from here on the state is worked out
         lost = self._lost_creations(begin, held)
@@ -180,7 +169,7 @@ class _Repair:
         if self._last.end < end < self._last.end + (1 << 32):  # more cannot be, so it is spoiled
             await self._write([("", self._missing(end - self._last.end))], self._last)
         await self._remove_what_has_no_content()
-        await self._finish(workshop)
+        await self._finish()
         return self._report
 
     def _frames(self) -> Iterator[Frame]:
@@ -192,9 +181,10 @@ class _Repair:
             missing = self._missing(held.last.end - self._last.end)
             await self._write([("", missing)], held.last)
         self._world = unfold(held)
+        epoch = max(self._last.epoch, held.last.epoch)  # there may be no frame left that says so
+        self._last = msgspec.structs.replace(self._last, epoch=epoch)
         await self._store.sync()
-        mark = msgspec.structs.replace(self._last, payload=b"")
-        await self._store.snapshots.save(Snapshot(mark, held.parts))
+        await self._store.snapshots.save(Snapshot(self._last, held.parts))
 
     def _missing(self, count: int) -> Missing:
         self._report.missing += count
@@ -258,10 +248,9 @@ class _Repair:
         position = self._last.end
         entries: list[Entry] = []
         for namespace, record in lost.get(frame.first, []):
-            made = list(self._mended(position + len(entries), namespace, record))
+            entries += self._made_so(position + len(entries), namespace, record)
             if isinstance(record, QueueCreated):
                 self._report.queues.append(f"{namespace}/{record.queue}")
-            entries += made
         if room > len(entries):
             entries.append(("", Missing(room - len(entries))))
         self._missing(room)
@@ -276,46 +265,25 @@ class _Repair:
             return
         kept: list[Entry] = []
         for position, namespace, record in payload.entries(frame):
-            kept += self._mended(position, namespace, record)
+            kept += self._made_so(position, namespace, record)
         await self._write(kept, frame)
 
-    def _mended(self, position: int, namespace: str, record: payload.Record) -> Iterator[Entry]:
-        state = self._world.states.get(namespace)
-        if isinstance(record, NamespaceCreated | NamespaceDeleted):
-            there = record.name in self._world.states
-            fits = there == isinstance(record, NamespaceDeleted)
-            parts: list[payload.Record] = [record if fits else Missing(1)]
-        elif isinstance(record, Missing) or state is None:
-            parts = [Missing(span(record))]
-        else:
-            parts = [*mend(state, record)]
-        for part in parts:
-            if isinstance(part, Missing):
-                self._report.missing += 0 if isinstance(record, Missing) else part.count
-                yield "", part
-            else:
-                self._evolve(namespace, part, position)
-                yield namespace, part
+    def _made_so(self, position: int, namespace: str, record: payload.Record) -> Iterator[Entry]:
+        """What is left of a record, evolved."""
+        for part in fitting(self._world, namespace, record):
+            make_so(self._world, namespace, part, position)
+            if isinstance(part, Sent):
+                put_sent_aside(self._world, namespace, part)
+            if isinstance(part, Missing) and not isinstance(record, Missing):
+                self._report.missing += part.count
+            yield "" if isinstance(part, Missing) else namespace, part
             position += span(part)
-
-    def _evolve(self, namespace: str, record: payload.Record, position: int) -> None:
-        if isinstance(record, OfNamespaces):
-            spaces.evolve(self._world, record, position)
-            return
-        state = self._world.states[namespace]
-        evolve(state, record, position)
-        if isinstance(record, Sent):
-            put_aside(state.queues[record.queue], record.first_sequence, len(record.messages))
 
     async def _remove_what_has_no_content(self) -> None:
         entries: list[Entry] = []
         for name, state in self._world.states.items():
             for queue in state.queues.values():
-                gone = [
-                    message
-                    for message in queue.messages.walk(0)
-                    if any(message.position in gap for gap in self._gaps)
-                ]
+                gone = [m for m in queue.messages.walk(0) if self._is_in_a_gap(m.position)]
                 for message in gone:
                     id = message_id(message.envelope)
                     self._report.messages.append(
@@ -325,10 +293,14 @@ class _Repair:
                     entries.append((name, Purged(queue.name, [m.sequence for m in gone])))
         position = self._last.end
         for namespace, record in entries:
-            self._evolve(namespace, record, position)
+            make_so(self._world, namespace, record, position)
             position += span(record)
         if entries:
             await self._write(entries, self._last)
+
+    def _is_in_a_gap(self, position: int) -> bool:
+        at = bisect_right(self._gaps, position, key=lambda gap: gap.start) - 1
+        return at >= 0 and position in self._gaps[at]
 
     # Writing.
 
@@ -349,10 +321,9 @@ class _Repair:
             await self._store.sync()
             self._unsynced = 0
 
-    async def _finish(self, workshop: Path) -> None:
+    async def _finish(self) -> None:
         last = self._last
         await self._append(Frame(last.epoch, 0, last.end, 0, 0, self._time_ms, b"", CLOSING))
         await self._store.sync()
+        await self._store.snapshots.save(Snapshot(last, take(self._world)))
         await self._store.close()
-        mark = msgspec.structs.replace(last, payload=b"")
-        await FileSnapshots(workshop).save(Snapshot(mark, take(self._world)))

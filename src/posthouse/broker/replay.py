@@ -1,5 +1,6 @@
 """From the journal to the state: what a start, the folding process and a look at the past share."""
 
+from collections.abc import Sequence
 from copy import copy
 
 import msgspec
@@ -18,7 +19,6 @@ from posthouse.core.records import (
     NamespaceDeleted,
     OfNamespaces,
     Sent,
-    encode,
     head,
     span,
 )
@@ -28,52 +28,60 @@ from posthouse.store.errors import NotThere, Unknown
 from posthouse.store.frames import Frame
 
 END = 1 << 63
-_MISSING = encode(Missing(1))[:2]
 
 
-def apply(world: Namespaces, frame: Frame, keep_bytes: int = END) -> int:
-    """Evolves a frame's records; returns the bytes of the bodies it keeps in memory.
+class Replay:
+    """A world, and frames that are made so in it, one after the other.
 
-    When it has kept as much as it may, bodies are left in the journal.
+    Behind something that a repair found missing, records may speak of what is not there; from then
+    on only what fits is made so.
     """
-    kept = 0
-    for position, namespace, record in payload.entries(frame):
-        if isinstance(record, OfNamespaces):
-            spaces.evolve(world, record, position)
-            continue
-        state = world.states[namespace]
-        evolve(state, record, position)
-        if isinstance(record, Sent):
-            if kept + record.size_bytes > keep_bytes:
-                put_aside(state.queues[record.queue], record.first_sequence, len(record.messages))
-            else:
-                kept += record.size_bytes
-    return kept
 
+    def __init__(self, world: Namespaces) -> None:
+        self.world = world
+        self._mending = False
 
-def _is_repaired(frame: Frame) -> bool:
-    """Whether something is missing; looking for how such a record begins is quick."""
-    if _MISSING not in frame.payload:
-        return False
-    return any(isinstance(record, Missing) for _, _, record in payload.entries(frame))
+    def apply(self, frame: Frame, keep_bytes: int = END) -> int:
+        """Evolves a frame's records; returns the bytes of the bodies it keeps in memory.
 
-
-def _apply_what_fits(world: Namespaces, frame: Frame) -> None:
-    """As `apply`, behind something that a repair found missing. It keeps no bodies."""
-    for position, namespace, record in payload.entries(frame):
-        if isinstance(record, NamespaceCreated | NamespaceDeleted):
-            if (record.name in world.states) == isinstance(record, NamespaceDeleted):
-                spaces.evolve(world, record, position)
-            continue
-        state = world.states.get(namespace)
-        if isinstance(record, Missing) or state is None:
-            continue
-        for part in mend(state, record):
-            if not isinstance(part, Missing):
-                evolve(state, part, position)
+        When it has kept as much as it may, bodies are left in the journal.
+        """
+        kept = 0
+        for position, namespace, record in payload.entries(frame):
+            self._mending = self._mending or isinstance(record, Missing)
+            parts = fitting(self.world, namespace, record) if self._mending else (record,)
+            for part in parts:
+                make_so(self.world, namespace, part, position)
                 if isinstance(part, Sent):
-                    put_aside(state.queues[part.queue], part.first_sequence, len(part.messages))
-            position += span(part)
+                    if kept + part.size_bytes > keep_bytes:
+                        put_sent_aside(self.world, namespace, part)
+                    else:
+                        kept += part.size_bytes
+                position += span(part)
+        return kept
+
+
+def make_so(world: Namespaces, namespace: str, record: payload.Record, position: int) -> None:
+    if isinstance(record, OfNamespaces):
+        spaces.evolve(world, record, position)
+    else:
+        evolve(world.states[namespace], record, position)
+
+
+def fitting(world: Namespaces, namespace: str, record: payload.Record) -> Sequence[payload.Record]:
+    """Records that cover the same positions and fit the world, whatever is missing before."""
+    if isinstance(record, NamespaceCreated | NamespaceDeleted):
+        fits = (record.name in world.states) == isinstance(record, NamespaceDeleted)
+        return [record if fits else Missing(1)]
+    state = world.states.get(namespace)
+    if isinstance(record, Missing) or state is None:
+        return [Missing(span(record))]
+    return mend(state, record)
+
+
+def put_sent_aside(world: Namespaces, namespace: str, record: Sent) -> None:
+    queue = world.states[namespace].queues[record.queue]
+    put_aside(queue, record.first_sequence, len(record.messages))
 
 
 def put_aside(queue: Queue, first: int, count: int) -> int:
@@ -113,7 +121,7 @@ async def recover(
     Raises NotThere where neither a snapshot nor the journal goes back far enough, or Unknown.
     """
     snapshot = None if snapshots is None else await snapshots.load(end)
-    world = Namespaces() if snapshot is None else unfold(snapshot)
+    replay = Replay(Namespaces() if snapshot is None else unfold(snapshot))
     first = 1 if snapshot is None else snapshot.last.end
     begin = next((extent.first for extent in store.extents()), first)
     if begin > first and end > first:
@@ -121,19 +129,15 @@ async def recover(
             f"positions from {first} up to {begin} are gone, and no snapshot that can be read holds"
             " them"
         )
-    expected, mending = first, False
+    expected = first
     async for frame in store.read(first, end):
         if frame.first > expected:
             raise NotThere(f"positions from {expected} up to {frame.first} were trimmed meanwhile")
         expected = frame.end
         if frame.end > end:
             frame = _cut(frame, end)
-        mending = mending or _is_repaired(frame)
-        if mending:
-            _apply_what_fits(world, frame)
-        else:
-            keep_bytes -= apply(world, frame, keep_bytes)
-    return world
+        keep_bytes -= replay.apply(frame, keep_bytes)
+    return replay.world
 
 
 def _cut(frame: Frame, end: int) -> Frame:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from posthouse.broker import payload
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
+from posthouse.broker.payload import contents, entries
 from posthouse.core.commands import Content, Move
 from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
@@ -200,5 +200,5 @@ async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
     aside = [message.position for message in messages if isinstance(message.body, int)]
     found: dict[int, bytes] = {}
     for frame in {f.number: f for f in await store.get(aside)}.values():
-        found |= {position: new.body for position, _, _, _, new in payload.contents(frame)}
+        found |= {each.position: each.message.body for each in contents(entries(frame))}
     return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]

@@ -15,9 +15,9 @@ from posthouse.core.message import TIMESTAMP, UUID, Properties
 from posthouse.core.model import QueueProperties
 
 
-def check_count(argument: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InvalidArgument(argument, f"must be from {least} to {most}")
+def check_count(argument: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgument(argument, f"must be a whole number from {least} to {most}")
 
 
 def check_duration(argument: str, value_ms: int) -> None:
@@ -29,9 +29,9 @@ def check_start(epoch: int, salt: int) -> None:
     check_count("salt", salt, 0, (1 << 32) - 1)
 
 
-def check_text(argument: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidArgument(argument, f"must be at most {most} characters")
+def check_text(argument: str, text: object, most: int) -> None:
+    if not isinstance(text, str) or len(text) > most:
+        raise InvalidArgument(argument, f"must be text of at most {most} characters")
     if not text.isascii():
         try:
             text.encode()

@@ -12,7 +12,7 @@ import msgspec
 from posthouse.core.message import Message, NewMessage, Note, Properties
 from posthouse.core.model import QueueProperties
 
-Right = Literal["manage", "send", "listen"]
+Right = Literal["manage", "send", "listen", "broker"]  # the last is the broker's own
 
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
@@ -41,7 +41,7 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 class Start(_Command, frozen=True):
     """The first command of a start. What was bound to connections is given back."""
 
-    right = "manage"
+    right = "broker"
     epoch: int
     salt: int
 
@@ -49,20 +49,20 @@ class Start(_Command, frozen=True):
 class Tick(_Command, frozen=True):
     """Do what is due: at most STEPS_MAX steps. The answer is `Ticked`."""
 
-    right = "manage"
+    right = "broker"
 
 
 class StepClock(_Command, frozen=True):
     """The clock has jumped forward; nobody loses a lock by it."""
 
-    right = "manage"
+    right = "broker"
     step_ms: int
 
 
 class SetClock(_Command, frozen=True):
     """The namespace's own clock is here now, or later if it is past that; the broker's there."""
 
-    right = "manage"
+    right = "broker"
     time_ms: int
     broker_ms: int = 0
 
@@ -73,7 +73,7 @@ class Move(_Command, frozen=True):
     Each with the position where its content was; those that are gone since are passed over.
     """
 
-    right = "manage"
+    right = "broker"
     queue: str
     contents: "Sequence[Content]"
 

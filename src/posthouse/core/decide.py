@@ -438,9 +438,14 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
     most_bytes = properties.max_message_bytes
     total = 0
     for at, message in enumerate(messages):
-        size = len(message.envelope) + len(message.body)
-        if message.native is not None:
-            size += len(message.native)
+        envelope, body, native = message.envelope, message.body, message.native
+        if type(envelope) is not bytes or type(body) is not bytes:
+            raise InvalidArgument("messages", "must have envelopes and bodies of bytes")
+        size = len(envelope) + len(body)
+        if native is not None:
+            if type(native) is not bytes:
+                raise InvalidArgument("messages", "must have native forms of bytes")
+            size += len(native)
         if most_bytes is not None and size > most_bytes:
             raise MessageTooLarge(queue.name, size, most_bytes)
         total += size
@@ -452,7 +457,8 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
             or message.expires_ms
         ):
             messages[at] = _as_sent(queue, message, size, now_ms)
-        if not 0 <= message.priority < PRIORITIES:
+        priority = message.priority
+        if type(priority) is not int or not 0 <= priority < PRIORITIES:
             raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
     if total > SEND_BYTES_MAX:
         raise InvalidArgument("messages", f"must be at most {SEND_BYTES_MAX} bytes at a time")
@@ -968,7 +974,8 @@ def _get_session_state(state: State, command: GetSessionState, now_ms: int) -> O
 def _set_session_state(state: State, command: SetSessionState, now_ms: int) -> Outcome:
     queue = _queue(state, command.queue)
     group = _session(state, queue, command.session, now_ms)
-    if command.state is not None and len(command.state) > SESSION_STATE_BYTES_MAX:
+    blob = command.state
+    if blob is not None and (type(blob) is not bytes or len(blob) > SESSION_STATE_BYTES_MAX):
         raise InvalidArgument("state", f"must be at most {SESSION_STATE_BYTES_MAX} bytes")
     return Outcome([SessionStateSet(queue.name, group.key, now_ms, command.state)])
 

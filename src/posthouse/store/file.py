@@ -25,6 +25,7 @@ only begun when all before it is durable.
 import asyncio
 import contextlib
 import errno
+import logging
 import secrets
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
@@ -36,14 +37,16 @@ from posthouse.store import Extent
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
-from posthouse.store.look import CLOSED, Found, look
+from posthouse.store.look import CLOSED, CLOSING_NAME, LARGE, NEXT, RESERVE, Found, frames_of, look
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
 
+_log = logging.getLogger(__name__)
+
 Durability = Literal["fsync", "interval", "memory"]
 
-NEXT, RESERVE, LARGE, LOCK, CLOSING_NAME = "next", "reserve", "large", "lock", "closing"
+LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
 INTERVAL_MS = 100
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
@@ -281,8 +284,8 @@ class FileStore:
         if not segment.is_known:
             found = Segment(segment.path, segment.head, segment.size)
             data = self._bytes(segment, 0, segment.size)
-            for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
-                found.note(frame, frame.size_bytes)
+            for _ in frames_of(found, data):
+                pass
             if found.end != segment.end:
                 raise Damaged(
                     segment.path,
@@ -378,6 +381,10 @@ class FileStore:
         if found.tail:
             last = found.segments[-1]
             self.cut_at = found.end
+            _log.warning(
+                "%s ended in %d bytes that were never synced; they were cut off at position %d.",
+                last.path, found.tail, found.end,
+            )  # fmt: skip
             self._disk.clear(last.path, last.offset, found.tail)
         if found.closed:
             self._disk.remove(self.folder / CLOSED)

@@ -23,8 +23,11 @@ from posthouse.store.segments import (
     frames_from,
     frames_within,
 )
+from posthouse.store.snapshots import NAME as SNAPSHOT_NAME
+from posthouse.store.snapshots import UNFINISHED
 
-CLOSED = "closed"
+NEXT, RESERVE, LARGE = "next", "reserve", "large"  # space that was claimed
+CLOSED, CLOSING_NAME = "closed", "closing"  # the mark of a clean stop, and while it is made
 REPAIRED = "repaired"  # a repair is done but for putting its files in place
 
 
@@ -50,10 +53,16 @@ def segment_paths(disk: Disk, folder: Path) -> list[Path]:
 
 
 def holds_journal(disk: Disk, folder: Path) -> bool:
-    """Whether a folder is one of ours at all."""
-    return any(
-        name in (REPAIRED, CLOSED, "next") or NAME.fullmatch(name) for name in disk.names(folder)
-    )
+    """Whether a folder is one of ours at all; a new one has nothing but claimed space."""
+    names = set(disk.names(folder))
+    parts = any(NAME.fullmatch(name) or SNAPSHOT_NAME.fullmatch(name) for name in names)
+    return parts or REPAIRED in names or {NEXT, RESERVE} <= names
+
+
+def is_part(name: str) -> bool:
+    """Whether a file in such a folder is part of the journal."""
+    others = (NEXT, RESERVE, LARGE, CLOSED, CLOSING_NAME, UNFINISHED)
+    return name in others or any(known.fullmatch(name) for known in (NAME, SNAPSHOT_NAME))
 
 
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:
@@ -76,8 +85,8 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
         check_size(path, head, len(data))
         segment = Segment(path, head, len(data))
         segments.append(segment)
-        for frame in _frames(segment, data, last):
-            last = frame
+        for frame in frames_of(segment, data, last):
+            last = frame.without_payload()
             count += 1
         if following is not None:
             check_next(segment, last, following, paths[at + 1].name)
@@ -89,16 +98,14 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     return found
 
 
-def _frames(segment: Segment, data: bytes, last: Frame | None) -> list[Frame]:
-    """The good frames from the segment's beginning on, without their payloads."""
-    found: list[Frame] = []
+def frames_of(segment: Segment, data: bytes, last: Frame | None = None) -> Iterator[Frame]:
+    """The frames that count from the segment's beginning on; it takes note of each."""
     for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
         if not (frame.follows(last) if last is not None else segment.head.begins_with(frame)):
             break
         segment.note(frame, frame.size_bytes)
-        last = frame.without_payload()
-        found.append(last)
-    return found
+        yield frame
+        last = frame
 
 
 def _unread(disk: Disk, path: Path, head: Header, following: Header) -> Segment:
@@ -175,12 +182,8 @@ def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
     data = disk.read(segment.path, 0, disk.size(segment.path))
     found = Segment(segment.path, segment.head, len(data))
     last = None
-    for _, frame in frames_from(data, SEGMENT_HEADER_BYTES, segment.head.salt):
-        if not (frame.follows(last) if last is not None else segment.head.begins_with(frame)):
-            break
-        yield frame
-        found.note(frame, frame.size_bytes)
-        last = frame
+    for last in frames_of(found, data):
+        yield last
     check_next(found, last, segment.following, "the next segment")
 
 

@@ -19,6 +19,7 @@ one is damaged, the other and more of the journal give the same state.
 """
 
 import contextlib
+import logging
 import re
 import struct
 import zlib
@@ -29,6 +30,8 @@ from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, TooNew
 from posthouse.store.frames import Frame
+
+_log = logging.getLogger(__name__)
 
 MAGIC = b"PHSNAPSH"
 VERSION = 1
@@ -50,7 +53,6 @@ class FileSnapshots:
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self._folder = folder
         self._disk = disk or Disk()
-        self.damaged: list[Damaged] = []  # what `load` passed over
 
     def paths(self) -> list[Path]:
         """The newest first."""
@@ -119,7 +121,7 @@ class FileSnapshots:
                     continue
                 last = self._check(path)
             except Damaged as damaged:
-                self.damaged.append(damaged)
+                _log.warning("%s An older snapshot serves, with more of the journal.", damaged)
             else:
                 return Snapshot(last, _Parts(self, path))
         return None

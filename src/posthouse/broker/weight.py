@@ -1,0 +1,73 @@
+"""How much a command makes wait, and how much its records take in a frame, without encoding them.
+
+Frames must not become larger than can be read again, whatever is asked at once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from posthouse.core.commands import (
+    GROUP_CHARS_MAX,
+    KEY_CHARS_MAX,
+    Abandon,
+    Command,
+    DeadLetter,
+    Defer,
+    Send,
+    SetSessionState,
+)
+from posthouse.core.message import size_bytes
+from posthouse.core.namespaces import SpaceCommand
+from posthouse.core.records import (
+    Cancelled,
+    Completed,
+    Expired,
+    Kept,
+    Locked,
+    Purged,
+    Record,
+    Renewed,
+    Sent,
+    Taken,
+    Woken,
+    encode,
+    is_kept,
+)
+
+COMMAND_BYTES = 32 << 20  # of the records of one command that has many
+_FEW = 64  # records: each is bounded, so these need not be weighed
+
+
+def load(command: Command | SpaceCommand) -> int:
+    """The bytes that a command makes wait."""
+    if isinstance(command, Send):
+        return sum(map(size_bytes, command.messages))
+    if isinstance(command, SetSessionState):
+        return len(command.state or b"")
+    if isinstance(command, Abandon | Defer | DeadLetter):
+        return len(msgspec.msgpack.encode(command.properties))
+    return 0
+
+
+def is_too_much(records: Sequence[Record]) -> bool:
+    """Whether one command would write more than it may."""
+    if len(records) <= _FEW:
+        return False
+    return sum(weight(record) for record in records if is_kept(record)) > COMMAND_BYTES
+
+
+def weight_of_sent(record: Sent) -> int:
+    """Its bytes, at most."""
+    count = len(record.messages)
+    keys = 0 if record.keys is None else 4 * KEY_CHARS_MAX + 8
+    return record.size_bytes + count * (64 + 4 * GROUP_CHARS_MAX + keys)
+
+
+def weight(record: Kept) -> int:
+    """Its bytes, at most; cheaply where it is small."""
+    if isinstance(record, Completed | Renewed | Woken | Cancelled | Expired | Taken | Purged):
+        return 2_048 + 10 * len(record.sequences)
+    if isinstance(record, Locked) and record.ids is None:
+        return 2_048 + 10 * len(record.sequences)
+    return len(encode(record))
