@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.access import BROKER, Accounts, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
@@ -459,7 +459,11 @@ def test_every_command_is_asked_for_once_and_a_refusal_of_access_changes_nothing
             self.asked: list[tuple[str, str, str]] = []
 
         def check(
-            self, principal: Principal, namespace: str, command: Command | SpaceCommand
+            self,
+            accounts: Accounts,
+            principal: Principal,
+            namespace: str,
+            command: Command | SpaceCommand,
         ) -> None:
             self.asked.append((principal.name, namespace, type(command).__name__))
             if principal.name == "ann" and command.right != "listen":

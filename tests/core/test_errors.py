@@ -19,6 +19,7 @@ from posthouse.core.errors import (
     SessionLocked,
     SessionLockLost,
     TimedOut,
+    Unauthenticated,
     Unauthorized,
 )
 
@@ -76,6 +77,10 @@ EVERY: list[tuple[Refused, str]] = [
         "Not allowed on 'orders': it has no sessions.",
     ),
     (TimedOut("orders"), "Nothing came from 'orders' before the deadline."),
+    (
+        Unauthenticated(),
+        "The credentials are missing, or not valid; check the name and the key.",
+    ),
     (
         Unauthorized("ann", "send", "shop"),
         "'ann' has no right to send here; ask who manages the broker.",

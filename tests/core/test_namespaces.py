@@ -1,5 +1,7 @@
 """Namespaces: isolated worlds."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from posthouse.core import State, decide, evolve
@@ -16,17 +18,34 @@ from posthouse.core.commands import (
     Received,
     Send,
 )
-from posthouse.core.errors import AlreadyExists, InvalidArgument, LockLost, NotFound
+from posthouse.core.errors import AlreadyExists, InvalidArgument, LockLost, NotFound, QuotaExceeded
+from posthouse.core.model import Account, Grant, Reader
 from posthouse.core.namespaces import (
+    ACCOUNTS_MAX,
+    READERS_MAX,
     CreateNamespace,
     DeleteNamespace,
+    ListAccounts,
     ListNamespaces,
+    ListReaders,
     Namespaces,
+    RemoveReader,
+    RevokeAccount,
+    SetAccount,
+    SetReader,
     SpaceCommand,
     SpaceOutcome,
 )
 from posthouse.core.records import Missing, NamespaceCreated, NamespaceDeleted
 from tests.core.world import a_message
+
+GRANTS = [Grant("shop", "orders*", ["send"])]
+
+
+def an_account(
+    name: str, *, grants: Sequence[Grant] = GRANTS, keys: Sequence[bytes] = (b"k",)
+) -> SetAccount:
+    return SetAccount(name, grants, keys, new=True)
 
 
 class Broker:
@@ -94,6 +113,18 @@ def test_a_name_is_taken_once_whatever_its_case() -> None:
         CreateNamespace("a", -1, 1),
         CreateNamespace("a", 1, 1 << 32),
         ListNamespaces(limit=0),
+        ListAccounts(limit=0),
+        an_account("$ann"),
+        an_account("ann", grants=[]),
+        an_account("ann", grants=[Grant("*", "*", [])]),
+        an_account("ann", grants=[Grant("*", "*", ["reign"])]),  # type: ignore[list-item]
+        an_account("ann", grants=[Grant("x" * 261, "*", ["send"])]),
+        an_account("ann", grants=[Grant("*", "x" * 261, ["send"])]),
+        an_account("ann", keys=[]),
+        an_account("ann", keys=[b"a", b"b", b"c"]),
+        an_account("ann", keys=[b"x" * 1_025]),
+        SetReader("$spark", 1),
+        SetReader("spark", -1),
     ],
 )
 def test_what_makes_no_sense_is_refused(command: SpaceCommand) -> None:
@@ -133,3 +164,59 @@ def test_positions_that_a_repair_could_not_keep_change_nothing() -> None:
     world = Namespaces()
     spaces.evolve(world, Missing(5), 1)
     assert world == Namespaces()
+
+
+def test_an_account_is_made_changed_listed_and_revoked() -> None:
+    broker = Broker()
+    broker.do(an_account("bob"))
+    broker.do(an_account("ann"))
+    other = [Grant("*", "*", ["manage"])]
+    broker.do(SetAccount("bob", other, [b"new", b"k"]))
+    ann = Account("ann", 2, 1_000, 1_000, GRANTS, [b"k"])
+    bob = Account("bob", 1, 1_000, 1_000, other, [b"new", b"k"])
+    assert broker.do(ListAccounts()).answer == [ann, bob]
+    assert broker.do(ListAccounts(after="ann")).answer == [bob]
+    broker.do(RevokeAccount("ann"))
+    assert broker.do(ListAccounts()).answer == [bob]
+    broker.do(an_account("ann"))
+    assert broker.spaces.accounts["ann"].number == 5  # another one of that name
+
+
+def test_an_account_is_made_once_and_only_one_that_is_there_is_changed() -> None:
+    broker = Broker()
+    broker.do(an_account("ann"))
+    with pytest.raises(AlreadyExists):
+        broker.do(an_account("ann"))
+    with pytest.raises(NotFound):
+        broker.do(SetAccount("bob", GRANTS, [b"k"]))
+    with pytest.raises(NotFound):
+        broker.do(RevokeAccount("bob"))
+
+
+def test_a_reader_goes_forward_only() -> None:
+    broker = Broker()
+    broker.do(SetReader("spark", 7))
+    broker.do(SetReader("audit", 3))
+    broker.do(SetReader("spark", 9))
+    with pytest.raises(InvalidArgument):
+        broker.do(SetReader("spark", 8))
+    assert broker.do(ListReaders()).answer == [Reader("audit", 3, 1_000), Reader("spark", 9, 1_000)]
+    broker.do(RemoveReader("spark"))
+    with pytest.raises(NotFound):
+        broker.do(RemoveReader("spark"))
+    assert broker.do(ListReaders()).answer == [Reader("audit", 3, 1_000)]
+
+
+def test_there_are_only_so_many_accounts_and_readers() -> None:
+    broker = Broker()
+    for number in range(ACCOUNTS_MAX):
+        name = f"p{number}"
+        broker.spaces.accounts[name] = Account(name, number, 0, 0, GRANTS, [b"k"])
+    for number in range(READERS_MAX):
+        broker.spaces.readers[f"r{number}"] = Reader(f"r{number}", 0, 0)
+    with pytest.raises(QuotaExceeded):
+        broker.do(an_account("one more"))
+    with pytest.raises(QuotaExceeded):
+        broker.do(SetReader("one more", 1))
+    broker.do(SetReader("r5", 1))
+    broker.do(SetAccount("p5", GRANTS, [b"k"]))

@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from posthouse.core.message import NewMessage, Properties, size_bytes, timestamp, uuid
-from posthouse.core.model import QueueProperties, Receiver
+from posthouse.core.model import Grant, QueueProperties, Receiver
 from posthouse.core.records import (
+    AccountRevoked,
+    AccountSet,
     Activated,
     Cancelled,
     ClockSet,
@@ -33,6 +35,8 @@ from posthouse.core.records import (
     QueueCreated,
     QueueDeleted,
     QueueUpdated,
+    ReaderRemoved,
+    ReaderSet,
     ReceiverAttached,
     ReceiverDetached,
     Renewed,
@@ -119,6 +123,10 @@ EVERY: list[Kept | OfNamespaces] = [
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
     Missing(7),
+    AccountSet("ann", 1_010, [Grant("shop", "orders*", ["send", "listen"])], [b"sealed", b"old"]),
+    AccountRevoked("ann", 1_011),
+    ReaderSet("spark", 1_012, 42),
+    ReaderRemoved("spark", 1_013),
 ]
 by_kind = pytest.mark.parametrize("record", EVERY, ids=lambda each: type(each).__name__)
 

@@ -16,7 +16,7 @@ from posthouse.core.commands import (
     SetSessionState,
 )
 from posthouse.core.dump import dump
-from posthouse.core.model import State, dead_letter_queue
+from posthouse.core.model import Account, Grant, Reader, State, dead_letter_queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
@@ -181,3 +181,10 @@ def test_an_empty_world_has_a_snapshot_too() -> None:
 def test_other_bytes_are_no_snapshot() -> None:
     with pytest.raises(msgspec.DecodeError):
         restore([b"\x91\x09"])
+
+
+def test_a_snapshot_holds_what_is_beside_the_namespaces() -> None:
+    world = Namespaces()
+    world.accounts["ann"] = Account("ann", 5, 1, 2, [Grant("*", "q*", ["send"])], [b"sealed"])
+    world.readers["spark"] = Reader("spark", 9, 3)
+    assert restore(take(world)) == world

@@ -1,29 +1,193 @@
-"""Who may do what. The engine asks once for every command; the right it needs is on its class."""
+"""Who may do what. The engine asks once for every command; the right it needs is on its class.
 
+A principal is somebody whose credentials were checked. What it may do is looked up in its account
+each time, so a revoked one is out at once, on connections that are open too. Keys can be read back,
+because some protocols sign with them; they are kept sealed, with a key that is not in the journal.
+"""
+
+import hmac
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Protocol
 
 import msgspec
 
-from posthouse.core.commands import Command
-from posthouse.core.namespaces import SpaceCommand
+from posthouse.core.commands import Command, Resubmit
+from posthouse.core.errors import Unauthenticated, Unauthorized
+from posthouse.core.model import DEAD, Account, Grant, Right
+from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, SpaceCommand
+
+_log = logging.getLogger(__name__)
+
+Accounts = Mapping[str, Account]
+
+ROOT = "RootManageSharedAccessKey"  # what Azure's clients call it
+KEY_CHARS_MAX = 256
+_NONCE_BYTES = 12
+_ALL = "*"
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
     """Somebody whose credentials were checked."""
 
     name: str
+    account: int = 0  # its number: another that has the name later is somebody else
+    everything: bool = False  # needs no account
 
 
-BROKER = Principal("$broker")  # Posthouse itself, on its owner's behalf
+BROKER = Principal("$broker", everything=True)  # Posthouse itself, on its owner's behalf
+ANYBODY = Principal("$anybody", everything=True)  # where no credentials are asked for
 
 
 class Access(Protocol):
-    def check(self, principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:
+    def check(
+        self,
+        accounts: Accounts,
+        principal: Principal,
+        namespace: str,
+        command: Command | SpaceCommand,
+    ) -> None:
         """Raises Unauthorized."""
 
 
 class Open:
     """Everybody may do everything: for a broker inside a test, or behind another's gate."""
 
-    def check(self, principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:
+    def check(
+        self,
+        accounts: Accounts,
+        principal: Principal,
+        namespace: str,
+        command: Command | SpaceCommand,
+    ) -> None:
         pass
+
+
+class Guard:
+    """Knows principals by their keys, and lets them do what their accounts say.
+
+    The root principal has no account and may do everything.
+    """
+
+    def __init__(self, root_key: str, seal_key: bytes) -> None:
+        self._root_key = root_key
+        self._seal_key = seal_key
+        self._keys: dict[bytes, str] = {}  # sealed: not sealed
+        self._nobody = [secrets.token_urlsafe(32), secrets.token_urlsafe(32)]
+
+    # Credentials.
+
+    def identify(self, accounts: Accounts, name: str, key: str) -> Principal:
+        """Raises Unauthenticated: after the same work whether name or key is wrong."""
+        keys = self.keys(accounts, name)
+        given = _digest(key)
+        fits = [hmac.compare_digest(given, _digest(each)) for each in keys or self._nobody]
+        if not keys or not any(fits):
+            raise Unauthenticated
+        if name == ROOT:
+            return Principal(ROOT, everything=True)
+        return Principal(name, accounts[name].number)
+
+    def keys(self, accounts: Accounts, name: str) -> list[str]:
+        """Those that a principal may sign or come with, always two; none if there is no such."""
+        if name == ROOT:
+            return [self._root_key, self._root_key]
+        account = accounts.get(name)
+        found = [] if account is None else [self._unsealed(name, each) for each in account.keys]
+        keys = [key for key in found if key is not None]
+        return keys if len(keys) != 1 else keys * 2
+
+    def seal(self, name: str, key: str) -> bytes:
+        """Only for the principal of that name."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # not needed by every start
+
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + AESGCM(self._seal_key).encrypt(nonce, key.encode(), name.encode())
+
+    def _unsealed(self, name: str, sealed: bytes) -> str | None:
+        if sealed in self._keys:
+            return self._keys[sealed]
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        try:
+            key = AESGCM(self._seal_key).decrypt(nonce, rest, name.encode()).decode()
+        except (InvalidTag, ValueError):
+            _log.error(
+                "The key of %s cannot be opened: it was sealed with another seal-key. Put that file"
+                " back, or rotate the key.", name, extra={"event": "access.sealed", "name_": name},
+            )  # fmt: skip
+            return None
+        self._keys[sealed] = key
+        return key
+
+    # Rights.
+
+    def check(
+        self,
+        accounts: Accounts,
+        principal: Principal,
+        namespace: str,
+        command: Command | SpaceCommand,
+    ) -> None:
+        if principal.everything:
+            return
+        right = command.right
+        assert right != "broker"  # the engine has seen to it
+        for space, entity in _reached(namespace, command):
+            self.check_right(accounts, principal, right, space, entity)
+
+    def check_right(
+        self, accounts: Accounts, principal: Principal, right: Right, namespace: str, entity: str
+    ) -> None:
+        """On an entity; * stands for all there could be, nothing for any. Raises Unauthorized."""
+        if principal.everything:
+            return
+        account = accounts.get(principal.name)
+        mine = account is not None and account.number == principal.account
+        if account is None or not mine or not is_granted(account.grants, right, namespace, entity):
+            raise Unauthorized(principal.name, right, namespace)
+
+
+def is_granted(grants: Sequence[Grant], right: Right, namespace: str, entity: str) -> bool:
+    return any(
+        right in grant.rights
+        and _fits(grant.namespace, namespace)
+        and (not entity or _fits(grant.entity, entity))
+        for grant in grants
+    )
+
+
+def new_key() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if pattern.endswith(_ALL):
+        return name.startswith(pattern[:-1])
+    return name == pattern
+
+
+def _reached(namespace: str, command: Command | SpaceCommand) -> list[tuple[str, str]]:
+    """The entities a command needs its right on. A dead-letter queue is its owner's."""
+    match command.reach:
+        case "queue":
+            queue = getattr(command, "queue", None)
+            reached = [(namespace, _ALL if queue is None else queue.removesuffix(DEAD))]
+            if isinstance(command, Resubmit) and command.target is not None:
+                reached.append((namespace, command.target.removesuffix(DEAD)))
+            return reached
+        case "namespace":
+            made = isinstance(command, CreateNamespace | DeleteNamespace)
+            return [(command.name if made else namespace, _ALL)]  # type: ignore[union-attr]
+        case "broker":
+            return [(_ALL, _ALL)]
+        case "receiver":
+            return [(namespace, "")]
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogatepass")).digest()

@@ -24,7 +24,7 @@ from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Access, Open, Principal
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
-from posthouse.broker.replay import recover
+from posthouse.broker.replay import Progress, recover
 from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
@@ -39,6 +39,7 @@ from posthouse.core.commands import (
     Detach,
     Granted,
     Notice,
+    Peek,
     Peeked,
     Receive,
     Received,
@@ -61,7 +62,7 @@ from posthouse.core.errors import (
     SessionLockLost,
     Unauthorized,
 )
-from posthouse.core.model import State
+from posthouse.core.model import DEAD, QueueProperties, State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
 from posthouse.core.records import NamespaceDeleted, Sent, is_kept, span
@@ -70,6 +71,7 @@ from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
 
 _log = logging.getLogger(__name__)
+_audit = logging.getLogger("posthouse.audit")
 
 Reply = Callable[[Answer | Refused | StoreError], None]
 Deliver = Callable[[Sequence[Delivered]], None]
@@ -80,6 +82,7 @@ BATCH_COMMANDS = 10_000
 _FULL_RETRY_SECONDS = 0.5
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
+_MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
 _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 # What is refused where there is no room.
@@ -149,6 +152,7 @@ class Engine:
         limits: Limits,
         world: Namespaces,
         last: Frame,
+        auto_create: bool,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -156,6 +160,7 @@ class Engine:
         self._clocks: dict[str, VirtualClock] = {}  # of namespaces that have their own
         self._access = access
         self._limits = limits
+        self._auto_create = auto_create
         self._world = world
         self._memory = Memory(store, world, limits)
         self._last = last  # the last frame, without its payload
@@ -190,19 +195,27 @@ class Engine:
         *,
         snapshots: Snapshots | None = None,
         limits: Limits | None = None,
+        auto_create: bool = False,
+        progress: Progress | None = None,
     ) -> "Engine":
-        """Recovers from the last snapshot and the journal, and starts a new epoch."""
+        """Recovers from the last snapshot and the journal, and starts a new epoch.
+
+        With `auto_create` queues come into being when they are first used. `progress` is told the
+        position that recovery has come to, now and then.
+        """
         limits = limits or Limits()
         collecting = gc.isenabled()
         gc.disable()  # everything that is made here stays
         try:
-            world = await recover(store, snapshots, keep_bytes=limits.bodies_bytes)
+            world = await recover(
+                store, snapshots, keep_bytes=limits.bodies_bytes, progress=progress
+            )
         finally:
             if collecting:
                 gc.enable()
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
-        engine = cls(store, clock, salt, access or Open(), limits, world, last)
+        engine = cls(store, clock, salt, access or Open(), limits, world, last, auto_create)
         for name, state in world.states.items():
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
                 passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
@@ -343,12 +356,22 @@ class Engine:
         try:
             if command.right == "broker" and principal is not BROKER:
                 raise Unauthorized(principal.name, "do what only the broker does", namespace)
-            self._access.check(principal, namespace, command)
+            self._access.check(self._world.accounts, principal, namespace, command)
             if kind in _ROOMY and (self._memory.level or self._store.full):
                 self._check_room(command)
-            answer, deliveries = self._apply(namespace, command)
+            written = len(batch.entries)
+            try:
+                answer, deliveries = self._apply(namespace, command)
+            except NotFound as missing:
+                if missing.kind != "queue" or not self._create_for(namespace, command):
+                    raise
+                answer, deliveries = self._apply(namespace, command)
+            if command.right == "manage" and len(batch.entries) > written:
+                _note_change(principal, namespace, command)
             whole = True
         except Refused as refused:
+            if isinstance(refused, Unauthorized):
+                _note_refusal(refused, command)
             batch.answers.append((reply, refused))
             whole = True
             if isinstance(command, Attach | Detach):
@@ -365,6 +388,22 @@ class Engine:
         batch.answers.append((reply, answer))
         if deliveries:
             batch.deliveries.append(self._push_early(deliveries))
+
+    def _create_for(self, namespace: str, command: Command | SpaceCommand) -> bool:
+        """Makes the queue that a command needs, if that is wanted of this engine.
+
+        It has sessions if it is first used with one. Raises Refused.
+        """
+        if not self._auto_create or not isinstance(command, _MAKES):
+            return False
+        self._check_room(create := CreateQueue(command.queue.removesuffix(DEAD)))
+        if isinstance(command, AcceptSession) or (
+            isinstance(command, Send) and any(each.group is not None for each in command.messages)
+        ):
+            create = CreateQueue(create.queue, QueueProperties(grouping="session"))
+        self._apply(namespace, create)
+        _note_change(BROKER, namespace, create)
+        return True
 
     def _forget_if_gone(self, receiver: int) -> None:
         """Of one whose attach or detach was refused, unless it is attached all the same."""
@@ -777,6 +816,38 @@ def _as_answer(
             return SessionLockLost(command.queue, command.session)
         return Received([]) if isinstance(command, Receive) else None
     return Received([each for each in deliveries if isinstance(each, Delivery)])
+
+
+def _note_change(principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:
+    """For the record: who has changed what is not a message."""
+    _audit.info(
+        "%s: %s %s/%s", principal.name, type(command).__name__, namespace, _subject(command),
+        extra=_said(principal.name, namespace, command, "access.changed"),
+    )  # fmt: skip
+
+
+def _note_refusal(refused: Unauthorized, command: Command | SpaceCommand) -> None:
+    _audit.warning(
+        "%s was refused: %s %s/%s", refused.principal, type(command).__name__, refused.namespace,
+        _subject(command),
+        extra=_said(refused.principal, refused.namespace, command, "access.refused"),
+    )  # fmt: skip
+
+
+def _said(
+    principal: str, namespace: str, command: Command | SpaceCommand, event: str
+) -> dict[str, str]:
+    return {
+        "event": event,
+        "principal": principal,
+        "namespace": namespace,
+        "command": type(command).__name__,
+        "subject": _subject(command),
+    }
+
+
+def _subject(command: Command | SpaceCommand) -> str:
+    return str(getattr(command, "queue", None) or getattr(command, "name", ""))
 
 
 def _call(callback: Callable[[Any], None], what: object) -> None:

@@ -1,6 +1,8 @@
 """From the journal to the state: what a start, the folding process and a look at the past share."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import msgspec
@@ -28,6 +30,9 @@ from posthouse.store.errors import NotThere, Unknown
 from posthouse.store.frames import Frame
 
 END = 1 << 63
+_TELL_SECONDS = 0.05
+
+Progress = Callable[[int], None]
 
 
 class Replay:
@@ -73,8 +78,10 @@ def fitting(world: Namespaces, namespace: str, record: payload.Record) -> Sequen
     if isinstance(record, NamespaceCreated | NamespaceDeleted):
         fits = (record.name in world.states) == isinstance(record, NamespaceDeleted)
         return [record if fits else Missing(1)]
+    if isinstance(record, OfNamespaces):  # nothing has to be there for the rest of them
+        return [record]
     state = world.states.get(namespace)
-    if isinstance(record, Missing) or state is None:
+    if state is None:
         return [Missing(span(record))]
     return mend(state, record)
 
@@ -114,7 +121,11 @@ def unfold(snapshot: Snapshot) -> Namespaces:
 
 
 async def recover(
-    store: Store, snapshots: Snapshots | None, end: int = END, keep_bytes: int = END
+    store: Store,
+    snapshots: Snapshots | None,
+    end: int = END,
+    keep_bytes: int = END,
+    progress: Progress | None = None,
 ) -> Namespaces:
     """The world as it was when all positions below `end` had happened, and nothing else.
 
@@ -130,6 +141,7 @@ async def recover(
             " them"
         )
     expected = first
+    due = time.monotonic() + _TELL_SECONDS
     async for frame in store.read(first, end):
         if frame.first > expected:
             raise NotThere(f"positions from {expected} up to {frame.first} were trimmed meanwhile")
@@ -137,6 +149,10 @@ async def recover(
         if frame.end > end:
             frame = _cut(frame, end)
         keep_bytes -= replay.apply(frame, keep_bytes)
+        if progress is not None and time.monotonic() > due:
+            progress(frame.end)
+            await asyncio.sleep(0)  # whoever asks meanwhile is answered
+            due = time.monotonic() + _TELL_SECONDS
     return replay.world
 
 

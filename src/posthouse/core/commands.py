@@ -10,9 +10,13 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import QueueProperties
+from posthouse.core.model import Account, QueueProperties, Reader, Right
 
-Right = Literal["manage", "send", "listen", "broker"]  # the last is the broker's own
+# What it takes to give a command: a right, or to be the broker itself.
+Need = Right | Literal["broker"]
+# On what: a queue that the command names, all of a namespace, all of the broker, or nothing that
+# was not granted before, because it speaks of a receiver of the caller's own.
+Reach = Literal["queue", "namespace", "broker", "receiver"]
 
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
@@ -35,13 +39,15 @@ RECEIVER_MAX = (1 << 63) - 1  # receiver ids
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
-    right: ClassVar[Right]
+    right: ClassVar[Need]
+    reach: ClassVar[Reach] = "queue"
 
 
 class Start(_Command, frozen=True):
     """The first command of a start. What was bound to connections is given back."""
 
     right = "broker"
+    reach = "namespace"
     epoch: int
     salt: int
 
@@ -50,12 +56,14 @@ class Tick(_Command, frozen=True):
     """Do what is due: at most STEPS_MAX steps. The answer is `Ticked`."""
 
     right = "broker"
+    reach = "namespace"
 
 
 class StepClock(_Command, frozen=True):
     """The clock has jumped forward; nobody loses a lock by it."""
 
     right = "broker"
+    reach = "namespace"
     step_ms: int
 
 
@@ -63,6 +71,7 @@ class SetClock(_Command, frozen=True):
     """The namespace's own clock is here now, or later if it is past that; the broker's there."""
 
     right = "broker"
+    reach = "namespace"
     time_ms: int
     broker_ms: int = 0
 
@@ -117,6 +126,7 @@ class ListQueues(_Command, frozen=True):
     """The answer is a page of `QueueInfo`, by name; go on after the last name of a page."""
 
     right = "manage"
+    reach = "namespace"
     after: str = ""
     limit: int = 100
 
@@ -229,6 +239,7 @@ class Credit(_Command, frozen=True):
     """From now on this much credit. `drain`: deliver what there is, drop the rest of the credit."""
 
     right = "listen"
+    reach = "receiver"
     receiver: int
     credit: int
     drain: bool = False
@@ -238,6 +249,7 @@ class Detach(_Command, frozen=True):
     """The receiver is gone, with its wait; if bound, its locks and its session too."""
 
     right = "listen"
+    reach = "receiver"
     receiver: int
 
 
@@ -510,6 +522,8 @@ Answer: TypeAlias = (
     | int
     | list[str]
     | list[QueueInfo]
+    | list[Account]
+    | list[Reader]
     | Ticked
     | QueueInfo
     | Progress

@@ -152,6 +152,14 @@ class TimedOut(Refused):
 
 
 @dataclass(eq=False)
+class Unauthenticated(Refused):
+    """It says the same for a name that is not there and a key that does not fit."""
+
+    def __str__(self) -> str:
+        return "The credentials are missing, or not valid; check the name and the key."
+
+
+@dataclass(eq=False)
 class Unauthorized(Refused):
     """It says the same whether the entity is there or not."""
 
@@ -187,6 +195,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     InvalidArgument,
     NotAllowed,
     TimedOut,
+    Unauthenticated,
     Unauthorized,
     Busy,
 )

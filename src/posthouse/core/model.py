@@ -18,6 +18,7 @@ from posthouse.core.timers import Timers
 Order = Literal["arrival", "priority"]
 Grouping = Literal["none", "session", "group"]
 Counting = Literal["all", "abandon"]
+Right = Literal["manage", "send", "listen"]
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
 PRIORITIES = 10
@@ -179,6 +180,36 @@ class State(msgspec.Struct):
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
+
+
+# Beside the namespaces.
+
+
+class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Rights on what fits; a pattern is a name, or the beginning of one and *."""
+
+    namespace: str
+    entity: str
+    rights: list[Right]
+
+
+class Account(msgspec.Struct, array_like=True, frozen=True):
+    """What is kept of a principal. The keys are sealed."""
+
+    name: str
+    number: int  # the position at which it came into being
+    created_ms: int
+    updated_ms: int
+    grants: list[Grant]
+    keys: list[bytes]
+
+
+class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A reader of the feed, and what it has not acknowledged yet."""
+
+    name: str
+    position: int
+    updated_ms: int
 
 
 def era(epoch: int, salt: int) -> int:

@@ -1,90 +1,241 @@
-"""Namespaces: isolated worlds in one broker.
+"""Namespaces: isolated worlds in one broker; and what belongs to no single one of them.
 
 Each is a `State` of its own; no command sees more than one, and their lock tokens differ. This
-module is to namespaces what `decide` and `evolve` are to one of them.
+module is to namespaces what `decide` and `evolve` are to one of them. Beside them are accounts
+(what principals may do; their keys come sealed) and the feed's readers.
 """
 
 from bisect import insort
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, get_args
 
 import msgspec
 
-from posthouse.core.checks import check_count, check_name, check_start
-from posthouse.core.commands import PAGE_MAX, Notice, Right
-from posthouse.core.errors import AlreadyExists, NotFound
+from posthouse.core.checks import check_count, check_name, check_start, check_text
+from posthouse.core.commands import NAME_CHARS_MAX, PAGE_MAX, RECEIVER_MAX, Notice, Reach
+from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound, QuotaExceeded
 from posthouse.core.evolve import evolve as evolve_state
-from posthouse.core.model import State, page
+from posthouse.core.model import Account, Grant, Reader, Right, State, page
 from posthouse.core.plan import Delivered
-from posthouse.core.records import NamespaceCreated, NamespaceDeleted, OfNamespaces, Started
+from posthouse.core.records import (
+    AccountRevoked,
+    AccountSet,
+    NamespaceCreated,
+    NamespaceDeleted,
+    OfNamespaces,
+    ReaderRemoved,
+    ReaderSet,
+    Started,
+)
+
+ACCOUNTS_MAX = 10_000
+GRANTS_MAX = 100  # of one principal
+KEYS_MAX = 2
+SEALED_BYTES_MAX = 1_024
+READERS_MAX = 1_000
 
 
 class Namespaces(msgspec.Struct):
-    """All the worlds of one broker."""
+    """All the worlds of one broker, and what is beside them."""
 
     states: dict[str, State] = {}
     names: list[str] = []  # sorted
+    accounts: dict[str, Account] = {}
+    readers: dict[str, Reader] = {}
 
 
-class CreateNamespace(msgspec.Struct, frozen=True, gc=False):
+class _Command(msgspec.Struct, frozen=True, gc=False):
+    right: ClassVar[Right]
+    reach: ClassVar[Reach] = "broker"
+
+
+class CreateNamespace(_Command, frozen=True):
     """`epoch` and `salt` are those of the running start, as in `Start`; an engine fills them in."""
 
-    right: ClassVar[Right] = "manage"
+    right = "manage"
+    reach = "namespace"
     name: str
     epoch: int = 1
     salt: int = 0
 
 
-class DeleteNamespace(msgspec.Struct, frozen=True, gc=False):
-    right: ClassVar[Right] = "manage"
+class DeleteNamespace(_Command, frozen=True):
+    right = "manage"
+    reach = "namespace"
     name: str
 
 
-class ListNamespaces(msgspec.Struct, frozen=True, gc=False):
+class ListNamespaces(_Command, frozen=True):
     """The answer is a page of names; go on after its last."""
 
-    right: ClassVar[Right] = "manage"
+    right = "manage"
     after: str = ""
     limit: int = 100
 
 
-SpaceCommand: TypeAlias = CreateNamespace | DeleteNamespace | ListNamespaces
+class SetAccount(_Command, frozen=True):
+    """Give a principal rights and keys, in place of those it had. `new`: it must not be there."""
+
+    right = "manage"
+    name: str
+    grants: Sequence[Grant]
+    keys: Sequence[bytes]
+    new: bool = False
+
+
+class RevokeAccount(_Command, frozen=True):
+    right = "manage"
+    name: str
+
+
+class ListAccounts(_Command, frozen=True):
+    """The answer is a page of `Account`, by name; go on after the last name of a page."""
+
+    right = "manage"
+    after: str = ""
+    limit: int = 100
+
+
+class SetReader(_Command, frozen=True):
+    """A reader of the feed has everything below this position; from there on it is kept for it."""
+
+    right = "listen"
+    name: str
+    position: int
+
+
+class RemoveReader(_Command, frozen=True):
+    right = "listen"
+    name: str
+
+
+class ListReaders(_Command, frozen=True):
+    """The answer is every `Reader`, by name."""
+
+    right = "listen"
+
+
+SpaceCommand: TypeAlias = (
+    CreateNamespace
+    | DeleteNamespace
+    | ListNamespaces
+    | SetAccount
+    | RevokeAccount
+    | ListAccounts
+    | SetReader
+    | RemoveReader
+    | ListReaders
+)
 
 
 class SpaceOutcome(msgspec.Struct, frozen=True):
     """As `Outcome`, for namespaces."""
 
     records: list[OfNamespaces]
-    answer: list[str] | None = None
+    answer: list[str] | list[Account] | list[Reader] | None = None
     deliveries: Sequence[Delivered] = ()
 
 
 def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutcome:
     """What should happen; changes nothing. Raises Refused."""
-    if isinstance(command, CreateNamespace):
-        check_name("namespace", command.name)
-        check_start(command.epoch, command.salt)
-        for other in spaces.names:
-            if other.casefold() == command.name.casefold():
-                raise AlreadyExists("namespace", other)
-        record = NamespaceCreated(command.name, now_ms, command.epoch, command.salt)
-        return SpaceOutcome([record])
-    if isinstance(command, DeleteNamespace):
-        if command.name not in spaces.states:
-            raise NotFound("namespace", command.name)
-        receivers = spaces.states[command.name].receivers
-        notices = [Notice(number, "deleted") for number in receivers]
-        return SpaceOutcome([NamespaceDeleted(command.name)], None, notices)
-    check_count("limit", command.limit, 1, PAGE_MAX)
-    return SpaceOutcome([], page(spaces.names, command.after, command.limit))
+    match command:
+        case CreateNamespace():
+            return _create(spaces, command, now_ms)
+        case DeleteNamespace(name):
+            if name not in spaces.states:
+                raise NotFound("namespace", name)
+            receivers = spaces.states[name].receivers
+            notices = [Notice(number, "deleted") for number in receivers]
+            return SpaceOutcome([NamespaceDeleted(name)], None, notices)
+        case ListNamespaces(after, limit):
+            check_count("limit", limit, 1, PAGE_MAX)
+            return SpaceOutcome([], page(spaces.names, after, limit))
+        case SetAccount():
+            return _set_account(spaces, command, now_ms)
+        case RevokeAccount(name):
+            if name not in spaces.accounts:
+                raise NotFound("principal", name)
+            return SpaceOutcome([AccountRevoked(name, now_ms)])
+        case ListAccounts(after, limit):
+            check_count("limit", limit, 1, PAGE_MAX)
+            names = page(sorted(spaces.accounts), after, limit)
+            return SpaceOutcome([], [spaces.accounts[name] for name in names])
+        case SetReader():
+            return _set_reader(spaces, command, now_ms)
+        case RemoveReader(name):
+            if name not in spaces.readers:
+                raise NotFound("reader", name)
+            return SpaceOutcome([ReaderRemoved(name, now_ms)])
+        case _:  # ListReaders
+            return SpaceOutcome([], [spaces.readers[name] for name in sorted(spaces.readers)])
+
+
+def _create(spaces: Namespaces, command: CreateNamespace, now_ms: int) -> SpaceOutcome:
+    check_name("namespace", command.name)
+    check_start(command.epoch, command.salt)
+    for other in spaces.names:
+        if other.casefold() == command.name.casefold():
+            raise AlreadyExists("namespace", other)
+    return SpaceOutcome([NamespaceCreated(command.name, now_ms, command.epoch, command.salt)])
+
+
+def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceOutcome:
+    check_name("principal", command.name)
+    there = command.name in spaces.accounts
+    if there and command.new:
+        raise AlreadyExists("principal", command.name)
+    if not there:
+        _check_few("principals", len(spaces.accounts), ACCOUNTS_MAX)
+        if not command.new:
+            raise NotFound("principal", command.name)
+    check_count("the number of grants", len(command.grants), 1, GRANTS_MAX)
+    check_count("the number of keys", len(command.keys), 1, KEYS_MAX)
+    for grant in command.grants:
+        check_text("namespace", grant.namespace, NAME_CHARS_MAX)
+        check_text("entity", grant.entity, NAME_CHARS_MAX)
+        if not grant.rights or not set(grant.rights) <= set(get_args(Right)):
+            raise InvalidArgument("rights", "must be some of manage, send and listen")
+    if any(len(key) > SEALED_BYTES_MAX for key in command.keys):
+        raise InvalidArgument("a key", f"must be at most {SEALED_BYTES_MAX} bytes, sealed")
+    record = AccountSet(command.name, now_ms, list(command.grants), list(command.keys))
+    return SpaceOutcome([record])
+
+
+def _set_reader(spaces: Namespaces, command: SetReader, now_ms: int) -> SpaceOutcome:
+    check_name("reader", command.name)
+    check_count("position", command.position, 0, RECEIVER_MAX)
+    reader = spaces.readers.get(command.name)
+    if reader is None:
+        _check_few("readers", len(spaces.readers), READERS_MAX)
+    elif command.position < reader.position:
+        raise InvalidArgument("position", f"must not go back: {reader.position} is acknowledged")
+    return SpaceOutcome([ReaderSet(command.name, now_ms, command.position)])
+
+
+def _check_few(what: str, count: int, most: int) -> None:
+    if count >= most:
+        raise QuotaExceeded("the broker", f"the number of {what}", most, count)
 
 
 def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
     """Makes it so; cannot fail."""
-    if isinstance(record, NamespaceCreated):
-        state = spaces.states[record.name] = State(record.name, position)
-        insort(spaces.names, record.name)
-        evolve_state(state, Started(record.epoch, record.salt, record.time_ms), position)
-    elif isinstance(record, NamespaceDeleted):
-        del spaces.states[record.name]
-        spaces.names.remove(record.name)
+    match record:
+        case NamespaceCreated():
+            state = spaces.states[record.name] = State(record.name, position)
+            insort(spaces.names, record.name)
+            evolve_state(state, Started(record.epoch, record.salt, record.time_ms), position)
+        case NamespaceDeleted(name):
+            del spaces.states[name]
+            spaces.names.remove(name)
+        case AccountSet(name, time_ms, grants, keys):
+            old = spaces.accounts.get(name)
+            number, made_ms = (position, time_ms) if old is None else (old.number, old.created_ms)
+            spaces.accounts[name] = Account(name, number, made_ms, time_ms, grants, keys)
+        case AccountRevoked(name):
+            spaces.accounts.pop(name, None)
+        case ReaderSet(name, time_ms, place):
+            spaces.readers[name] = Reader(name, place, time_ms)
+        case ReaderRemoved(name):
+            spaces.readers.pop(name, None)
+        case _:  # Missing: it changes nothing
+            pass

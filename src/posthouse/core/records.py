@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import QueueProperties, Receiver
+from posthouse.core.model import Grant, QueueProperties, Receiver
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -258,6 +258,33 @@ class Missing(_Kept, frozen=True, tag=29):
     count: int
 
 
+class AccountSet(_Kept, frozen=True, tag=30):
+    """What a principal may do, and its keys, sealed, the newest first."""
+
+    name: str
+    time_ms: int
+    grants: list[Grant]
+    keys: list[bytes]
+
+
+class AccountRevoked(_Kept, frozen=True, tag=31):
+    name: str
+    time_ms: int
+
+
+class ReaderSet(_Kept, frozen=True, tag=32):
+    """A reader of the feed has everything below this position."""
+
+    name: str
+    time_ms: int
+    position: int
+
+
+class ReaderRemoved(_Kept, frozen=True, tag=33):
+    name: str
+    time_ms: int
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -288,7 +315,16 @@ Kept: TypeAlias = (
 )
 
 
-OfNamespaces: TypeAlias = NamespaceCreated | NamespaceDeleted | Missing  # not of one of them
+# Not of one of them.
+OfNamespaces: TypeAlias = (
+    NamespaceCreated
+    | NamespaceDeleted
+    | Missing
+    | AccountSet
+    | AccountRevoked
+    | ReaderSet
+    | ReaderRemoved
+)
 
 
 class _Passing(msgspec.Struct, frozen=True):

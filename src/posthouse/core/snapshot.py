@@ -13,6 +13,7 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     3 Messages   by rising sequence number, as arrays; a body is its length, a lock 0
     4 Extras     notes, times to live and duplicate-detection keys
     5 Locks      of the whole namespace, behind its queues
+    6 Beside     accounts and readers of the feed, which are of no namespace
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,14 +27,24 @@ from posthouse.core.evolve import rebuild_heads, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note
-from posthouse.core.model import PRIORITIES, Group, Lock, Queue, QueueProperties, State, message_key
+from posthouse.core.model import (
+    PRIORITIES,
+    Account,
+    Group,
+    Lock,
+    Queue,
+    QueueProperties,
+    Reader,
+    State,
+    message_key,
+)
 from posthouse.core.namespaces import Namespaces
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
-_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks"
+_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside"
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -101,9 +112,14 @@ class Locks(_Part, frozen=True, tag=5):
     locks: list[LockPart]
 
 
+class Beside(_Part, frozen=True, tag=6):
+    accounts: list[Account] = []
+    readers: list[Reader] = []
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
-    Space | Contents | Groups | Messages | Extras | Locks
+    Space | Contents | Groups | Messages | Extras | Locks | Beside
 )
 
 
@@ -132,6 +148,10 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
             if state.queues.get(lock.queue.name) is lock.queue
         )  # fmt: skip
         yield from map(Locks, _batches(locks))
+    for accounts in _batches(world.accounts.values()):
+        yield Beside(accounts=accounts)
+    if world.readers:
+        yield Beside(readers=list(world.readers.values()))
 
 
 def _take_queue(queue: Queue) -> Iterator[_Parts]:
@@ -210,6 +230,9 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
         elif isinstance(part, Locks):
             for lock in part.locks:
                 _lock(state, lock)
+        elif isinstance(part, Beside):
+            world.accounts.update((each.name, each) for each in part.accounts)
+            world.readers.update((each.name, each) for each in part.readers)
         else:
             assert queue is not None
             _fill(state, queue, part)
