@@ -3,6 +3,7 @@
 import pytest
 
 from posthouse.core.commands import (
+    ANSWER_BYTES_MAX,
     BATCH_MAX,
     PAGE_MAX,
     Abandon,
@@ -362,3 +363,33 @@ def test_receiving_deferred_messages_takes_no_credit() -> None:
     world.do(ReceiveDeferred(queue, [sequence], bound=receiver))
     world.send(queue, "b")
     assert given(world.deliveries) == [(receiver, "b")]
+
+
+def test_an_answer_holds_no_more_bytes_than_a_send() -> None:
+    world = World()
+    world.queue()
+    for _ in range(5):
+        world.send("orders", a_message("x" * (10 << 20)))
+    world.send("orders", *("small" for _ in range(3)))
+    assert len(world.receive("orders", 8)) == 3
+    page = peeked(world, Peek("orders", limit=8))
+    assert (len(page.messages), page.next) == (3, 4)
+    assert len(world.receive("orders", 8)) == 5
+    large = World()
+    large.queue()
+    large.send("orders", "x" * (ANSWER_BYTES_MAX - 100))
+    large.send("orders", "y" * 200)
+    large.send("orders", "y")
+    assert len(large.receive("orders", 2)) == 1  # a single one comes, however large
+
+
+def test_deferred_messages_are_too_many_when_they_are_too_large() -> None:
+    world = World()
+    world.queue()
+    for _ in range(4):
+        world.send("orders", a_message("x" * (10 << 20)))
+    tokens = [each.token for _ in range(2) for each in world.receive("orders", 4)]
+    world.do(Defer("orders", tokens))
+    with pytest.raises(NotAllowed):
+        world.do(ReceiveDeferred("orders", [1, 2, 3, 4]))
+    world.do(ReceiveDeferred("orders", [1, 2, 3]))

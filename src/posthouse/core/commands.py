@@ -21,6 +21,7 @@ Reach = Literal["queue", "namespace", "broker", "receiver"]
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
 SEND_BYTES_MAX = 32 << 20  # all messages of one send
+ANSWER_BYTES_MAX = SEND_BYTES_MAX  # all messages of one answer, unless it is a single one
 PAGE_MAX = 1_000
 STEPS_MAX = 1_000  # of a tick, a purge, a resubmit, the end of a receiver
 LOOK_MAX = 20_000  # messages passed over to find those that have not expired

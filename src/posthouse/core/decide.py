@@ -21,6 +21,7 @@ from posthouse.core.checks import (
     check_update,
 )
 from posthouse.core.commands import (
+    ANSWER_BYTES_MAX,
     BATCH_MAX,
     CREDIT_MAX,
     GROUP_CHARS_MAX,
@@ -628,6 +629,8 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     else:
         messages = pick_in_session(queue, group, limit, now_ms)
     if messages:
+        if queue.size_bytes > ANSWER_BYTES_MAX and len(messages) > 1:
+            messages = messages[: _fit(messages)]
         note_of = queue.notes.get if queue.notes else None
         record, deliveries = deliver(
             state, queue, command, messages, note_of, state.next_lock, now_ms
@@ -643,6 +646,16 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     plan.records.append(ReceiverAttached(receiver))
     _feed_later(plan, queue)
     return plan.outcome(Waiting(number))
+
+
+def _fit(messages: Sequence[Message]) -> int:
+    """How many of them make one answer, at least one."""
+    left = ANSWER_BYTES_MAX
+    for count, message in enumerate(messages):
+        left -= size_bytes(message)
+        if left < 0:
+            return max(1, count)
+    return len(messages)
 
 
 def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
@@ -736,6 +749,8 @@ def _receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Ou
     for message in messages:
         if group is not None and message.group != group.key:
             raise MessageNotFound(queue.name, message.sequence, STATES[DEFERRED])
+    if _fit(messages) < len(messages):
+        raise NotAllowed(queue.name, "these are too large for one answer, ask for fewer")
     record, deliveries = deliver(
         state, queue, command, messages, queue.notes.get, state.next_lock, now_ms
     )
@@ -746,8 +761,10 @@ def _peek(state: State, command: Peek, _: int) -> Outcome:
     queue = _queue(state, command.queue)
     check_count("limit", command.limit, 1, PAGE_MAX)
     seen: list[Seen] = []
+    left = ANSWER_BYTES_MAX
     for looked, message in enumerate(queue.messages.walk(command.first)):
-        if len(seen) == command.limit or looked == BATCH_MAX:
+        left -= size_bytes(message)
+        if len(seen) == command.limit or looked == BATCH_MAX or (seen and left < 0):
             return Outcome([], Peeked(seen, message.sequence))
         if command.group is None or message.group == command.group:
             deferred = message.state == DEFERRED
