@@ -19,7 +19,17 @@ class Extent(NamedTuple):
     begun_ms: int  # when its first frame was written
 
 
-class Store(Protocol):
+class Readable(Protocol):
+    """Where frames are."""
+
+    def read(self, first: int, end: int) -> AsyncIterator[Frame]:
+        """The frames that hold positions from `first` up to, not including, `end`.
+
+        Raises Damaged where one of them cannot be read.
+        """
+
+
+class Store(Readable, Protocol):
     """Where frames go. One writer; positions and frame numbers have no gaps."""
 
     @property
@@ -41,12 +51,6 @@ class Store(Protocol):
         """All that was appended is as durable as this store was asked to make it.
 
         Raises Lost or Deposed: then the state is void.
-        """
-
-    def read(self, first: int, end: int) -> AsyncIterator[Frame]:
-        """The frames that hold positions from `first` up to, not including, `end`.
-
-        Raises Damaged where one of them cannot be read.
         """
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:

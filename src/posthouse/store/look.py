@@ -5,6 +5,7 @@ A start needs not look at what a snapshot holds already: what was durable and is
 is checked when it is read, and now and then by the folding process.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from posthouse.store.snapshots import UNFINISHED
 
 NEXT, RESERVE, LARGE = "next", "reserve", "large"  # space that was claimed
 CLOSED, CLOSING_NAME = "closed", "closing"  # the mark of a clean stop, and while it is made
+TWIN_NAME = re.compile(r"\d{20}\.arrow(-new)?")  # a segment once more, for who reads the feed
 REPAIRED = "repaired"  # a repair is done but for putting its files in place
 
 
@@ -62,7 +64,8 @@ def holds_journal(disk: Disk, folder: Path) -> bool:
 def is_part(name: str) -> bool:
     """Whether a file in such a folder is part of the journal."""
     others = (NEXT, RESERVE, LARGE, CLOSED, CLOSING_NAME, UNFINISHED)
-    return name in others or any(known.fullmatch(name) for known in (NAME, SNAPSHOT_NAME))
+    kinds = (NAME, SNAPSHOT_NAME, TWIN_NAME)
+    return name in others or any(known.fullmatch(name) for known in kinds)
 
 
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:

@@ -10,14 +10,20 @@ from posthouse.store.snapshots import MemorySnapshots
 
 
 class MemoryStore:
-    """Durable for as long as the object lives. Opening it again is passing its `frames` on."""
+    """Durable for as long as the object lives. Opening it again is passing its `frames` on.
 
-    def __init__(self, frames: Sequence[Frame] = ()) -> None:
+    With `keep_bytes` only that much is kept, for who reads behind; then it cannot be opened again,
+    and bodies must not be put aside.
+    """
+
+    def __init__(self, frames: Sequence[Frame] = (), keep_bytes: int | None = None) -> None:
         self.frames = list(frames)  # the durable ones
         self.last = self.frames[-1].without_payload() if self.frames else None
         self.full = False
         self.snapshots = MemorySnapshots()
         self._pending: list[Frame] = []
+        self._keep_bytes = keep_bytes
+        self._bytes = 0  # that were added since it was last trimmed
 
     @property
     def durable(self) -> int:
@@ -28,7 +34,19 @@ class MemoryStore:
 
     async def sync(self) -> None:
         self.frames += self._pending
+        if self._keep_bytes is not None:
+            self._bytes += sum(frame.size_bytes for frame in self._pending)
+            if self._bytes > self._keep_bytes:
+                self._drop(self._keep_bytes)
         self._pending = []
+
+    def _drop(self, keep_bytes: int) -> None:
+        """All but the newest, half of what may be kept at least."""
+        at, size = len(self.frames), 0
+        while at and size < keep_bytes // 2:
+            at -= 1
+            size += self.frames[at].size_bytes
+        self.frames, self._bytes = self.frames[at:], size
 
     async def read(self, first: int, end: int) -> AsyncIterator[Frame]:
         for frame in list(self.frames):
