@@ -66,7 +66,7 @@ def test_above_the_budget_bodies_are_put_aside_and_come_back_in_order(tmp_path: 
     async def main() -> None:
         desk = await Desk.open(FileStore(tmp_path, segment_bytes=128 << 10), limits=SMALL)
         await a_backlog(desk)
-        figures = desk.engine.figures()
+        figures = desk.engine.now()
         assert figures.bodies_bytes < 100 << 10
         assert aside(desk) > 250 << 10
         check(desk.engine.namespaces.states[NS], 1_000)
@@ -74,7 +74,7 @@ def test_above_the_budget_bodies_are_put_aside_and_come_back_in_order(tmp_path: 
             got = await desk.receive(25)
             assert bodies(got) == [padded(n) for n in range(at, at + 25)]
             await desk.do(Complete("q", [each.token for each in got]))
-            assert desk.engine.figures().bodies_bytes < 120 << 10
+            assert desk.engine.now().bodies_bytes < 120 << 10
         check(desk.engine.namespaces.states[NS], 1_000)
         assert aside(desk) == 0
         await desk.engine.close()
@@ -148,7 +148,7 @@ def test_after_a_restart_bodies_beyond_the_budget_stay_in_the_journal(tmp_path: 
         await a_backlog(desk, 200)
         await desk.engine.close()
         desk = await Desk.open(FileStore(tmp_path), limits=SMALL)
-        assert desk.engine.figures().bodies_bytes <= 64 << 10
+        assert desk.engine.now().bodies_bytes <= 64 << 10
         assert aside(desk) > 100 << 10
         assert bodies(await desk.receive(200)) == [padded(n) for n in range(200)]
         await desk.engine.close()
@@ -272,7 +272,7 @@ def test_session_states_and_queues_count_too() -> None:
             except Busy:
                 refused += 1
         assert 10 < refused < 30
-        assert desk.engine.figures().level == OVERFLOW
+        assert desk.engine.now().level == OVERFLOW
         granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "more"))
         assert isinstance(granted, Granted)
 
@@ -322,19 +322,19 @@ def test_publishers_are_slowed_down_then_refused_and_receivers_are_not() -> None
                 answers.append(await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 10)))
             except Busy as busy:
                 answers.append(busy)
-            levels.append(engine.figures().level)
+            levels.append(engine.now().level)
             if at == 84:
                 assert levels[-1] == SLOW
         assert levels[70] == FINE
         assert levels == sorted(levels)
         assert levels[-1] == REFUSE
-        assert engine.figures().refused == sum(isinstance(each, Busy) for each in answers) > 0
-        assert engine.figures().slowed > 0
-        assert engine.figures().held_bytes < 1_000 * 351
+        assert engine.figures.crowded == sum(isinstance(each, Busy) for each in answers) > 0
+        assert engine.figures.slowed > 0
+        assert engine.now().held_bytes < 1_000 * 351
         got = await desk.receive(500)
         await desk.do(Complete("q", [each.token for each in got]))
         await desk.send("there is room again")
-        assert engine.figures().level == FINE
+        assert engine.now().level == FINE
 
     asyncio.run(main())
 
@@ -358,7 +358,7 @@ def test_in_dire_need_nothing_that_grows_is_accepted() -> None:
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), limits=a_limit(1_000))
         await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 990))
-        assert desk.engine.figures().level == OVERFLOW
+        assert desk.engine.now().level == OVERFLOW
         for command in (CreateQueue("more"), Resubmit(dead_letter_queue("q"))):
             with pytest.raises(Busy):
                 await desk.do(command)
@@ -383,7 +383,7 @@ def test_more_than_may_wait_is_refused_at_once() -> None:
         busy = [each for each in answers if isinstance(each, Busy)]
         assert len(busy) > 10
         assert len(busy) == len(answers)
-        figures = desk.engine.figures()
+        figures = desk.engine.now()
         assert figures.pending_commands == 50
         assert figures.pending_bytes <= 30 << 20
         store.gate.set()
@@ -410,7 +410,7 @@ def test_session_states_and_properties_that_wait_are_counted_too() -> None:
         commands: list[Command] = [*[state] * 60, *[abandon] * 60]
         for command in commands:
             desk.engine.submit(BROKER, NS, command, answers.append)
-        assert desk.engine.figures().pending_bytes <= 2 << 20
+        assert desk.engine.now().pending_bytes <= 2 << 20
         assert any(isinstance(each, Busy) for each in answers)
         store.gate.set()
         await desk.engine.close()

@@ -54,7 +54,7 @@ def test_the_state_can_be_seen_as_it_was_at_any_position(tmp_path: Path) -> None
         for _ in range(40):
             await work(desk, 2)
             state = desk.engine.namespaces.states[NS]
-            then[desk.engine.figures().position - 1] = dump(state, bodies=False)
+            then[desk.engine.now().position - 1] = dump(state, bodies=False)
         await desk.engine.close()
 
     async def look() -> None:
@@ -72,10 +72,10 @@ def test_the_state_can_be_seen_as_it_was_at_any_position(tmp_path: Path) -> None
 
 def test_a_position_in_the_middle_of_a_batch_is_one_too() -> None:
     async def main(desk: Desk) -> None:
-        before = desk.engine.figures().position
+        before = desk.engine.now().position
         await desk.send(*"abcdef")
         await desk.receive(4)
-        locked = desk.engine.figures().position - 4
+        locked = desk.engine.now().position - 4
         for count in range(1, 7):
             world = await state_at(desk.engine.store, None, before + count - 1)
             queue = world.states[NS].queues["q"]
@@ -191,11 +191,11 @@ def test_a_range_can_be_sent_again() -> None:
     async def main(desk: Desk) -> None:
         await desk.do(CreateQueue("replayed"))
         await desk.do(CreateQueue("other"))
-        first = desk.engine.figures().position
+        first = desk.engine.now().position
         await desk.send("a", "b", due_ms=900_000)
         await desk.send("not me", queue="other")
         await desk.send("c", "d")
-        end = desk.engine.figures().position
+        end = desk.engine.now().position
         await desk.send("too late")
         what = Range(first + 1, end, "q")
         assert await resend(desk.engine, BROKER, NS, what, "replayed") == 3

@@ -12,6 +12,7 @@ answered with the failure. Recovery reads the journal.
 import asyncio
 import gc
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from copy import copy
@@ -23,6 +24,7 @@ import msgspec
 from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Access, Open, Principal
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
+from posthouse.broker.figures import Figures
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
 from posthouse.broker.replay import Progress, recover
 from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
@@ -79,6 +81,7 @@ _Items: TypeAlias = MutableSequence[Any]  # deliveries, or what was peeked
 
 BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 BATCH_COMMANDS = 10_000
+PROOF_SECONDS = 1.0
 _FULL_RETRY_SECONDS = 0.5
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
@@ -97,8 +100,8 @@ class Fired(msgspec.Struct, frozen=True):
     count: int
 
 
-class Figures(NamedTuple):
-    """How the engine is, for metrics."""
+class Now(NamedTuple):
+    """How the engine is at this moment, for metrics."""
 
     position: int  # of the next record
     durable: int
@@ -107,8 +110,6 @@ class Figures(NamedTuple):
     bodies_bytes: int  # of bodies in memory
     held_bytes: int  # of what cannot be dropped
     level: int  # how many of the marks that is above
-    refused: int  # commands that were refused for want of room
-    slowed: int  # answers that were held back
 
 
 class _Submitted(NamedTuple):
@@ -122,7 +123,7 @@ class _Submitted(NamedTuple):
 class _Batch:
     """What has been decided since the last frame."""
 
-    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "weight")
+    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "probe", "weight")
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
@@ -131,9 +132,10 @@ class _Batch:
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
         self.weight = 0  # of all records, in bytes, at most
+        self.probe = False  # a frame is to be written, even an empty one
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.answers or self.deliveries)
+        return bool(self.entries or self.answers or self.deliveries or self.probe)
 
     @property
     def is_full(self) -> bool:
@@ -178,11 +180,13 @@ class Engine:
         self._failure: StoreError | None = None
         self._fired: Counter[tuple[str, str]] | None = None  # what falls due, while that is asked
         self._seen_ms = clock.now_ms()
-        self._refused = self._slowed = 0
+        self.figures = Figures()
+        self._synced = 0.0  # when the last sync had returned
+        self._watchers: list[tuple[int, asyncio.Future[None]]] = []  # who waits for a position
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
-        self._closing = False
+        self._closing = self._dismissed = False
         self.failed = asyncio.Event()
 
     @classmethod
@@ -250,11 +254,11 @@ class Engine:
         """To read, not to write."""
         return self._store
 
-    def figures(self) -> Figures:
+    def now(self) -> Now:
         memory = self._memory
-        return Figures(
+        return Now(
             self._position, self._store.durable, len(self._pending), self._pending_bytes,
-            memory.bodies_bytes, memory.held_bytes, memory.level, self._refused, self._slowed,
+            memory.bodies_bytes, memory.held_bytes, memory.level,
         )  # fmt: skip
 
     # For callers.
@@ -305,6 +309,24 @@ class Engine:
             self._receivers[number] = deliver
         return number
 
+    def dismiss(self) -> None:
+        """Nobody waits any more: who does gets what he would at his deadline, now and later."""
+        self._dismissed = True
+        self._tell_watchers(all=True)
+        waits, self._waits = self._waits, {}
+        for receiver, (reply, command) in waits.items():
+            self._send_away(receiver, reply, command)
+
+    def _send_away(self, receiver: int, reply: Reply, command: Receive | AcceptSession) -> None:
+        """What was under way to him is not: it is as if his wait had ended before that."""
+        if receiver in self._owed:
+            self._waits[receiver] = (reply, command)  # it is his already
+            return
+        for state in self._world.states.values():
+            if receiver in state.receivers:
+                self._evolve(state, decide(state, Detach(receiver), self._now_ms(state.name)))
+        _call(reply, Received([]) if isinstance(command, Receive) else None)
+
     async def close(self) -> None:
         """A clean stop: what was submitted is done, then the journal is closed.
 
@@ -341,7 +363,7 @@ class Engine:
             len(self._pending) >= self._limits.pending_commands
             or self._pending_bytes + size > self._limits.pending_bytes
         ):
-            self._refused += 1
+            self.figures.crowded += 1
             reply(Busy("more is waiting than it can write"))
             return
         self._pending.append(_Submitted(principal, namespace, command, reply, size))
@@ -370,6 +392,7 @@ class Engine:
                 _note_change(principal, namespace, command)
             whole = True
         except Refused as refused:
+            self.figures.refused[type(refused).__name__] += 1
             if isinstance(refused, Unauthorized):
                 _note_refusal(refused, command)
             batch.answers.append((reply, refused))
@@ -414,7 +437,10 @@ class Engine:
         """What the engine has to know of some commands; returns who is to get the answer."""
         if isinstance(command, Receive | AcceptSession):
             if isinstance(answer, Waiting):
-                self._waits[command.receiver] = (reply, command)
+                if self._dismissed:
+                    self._send_away(command.receiver, reply, command)
+                else:
+                    self._waits[command.receiver] = (reply, command)
                 return _ignore
         elif isinstance(command, Detach):
             self._receivers.pop(command.receiver, None)
@@ -470,11 +496,11 @@ class Engine:
     def _check_room(self, command: Command | SpaceCommand) -> None:
         """Raises QuotaExceeded or Busy."""
         if isinstance(command, Send | Resubmit) and self._store.full:
-            self._refused += 1
+            self.figures.crowded += 1
             raise QuotaExceeded(command.queue, "disk space", 0, 0)
         level = self._memory.level
         if level >= (REFUSE if type(command) is Send else OVERFLOW):
-            self._refused += 1
+            self.figures.crowded += 1
             raise Busy("its memory is used up by messages that wait to be received")
 
     def _held_back(self, reply: Reply) -> Reply:
@@ -484,7 +510,7 @@ class Engine:
         def late(answer: Answer | Refused | StoreError) -> None:
             asyncio.get_running_loop().call_later(seconds, reply, answer)
 
-        self._slowed += 1
+        self.figures.slowed += 1
         return late
 
     def _do_what_is_due(self) -> None:
@@ -524,7 +550,7 @@ class Engine:
         self._batch = _Batch()
         bare = _bare(batch) if self._memory.aside else []
         readable = all(each.position < self._safe for each in bare)
-        if batch.entries:
+        if batch.entries or batch.probe:
             self._append(batch, now_ms)
         if bare and readable:
             await asyncio.gather(self._sync(batch), self._fill_in(bare))
@@ -538,6 +564,8 @@ class Engine:
             _call(reply, answer)
         for deliveries in batch.deliveries:
             self._hand_over(deliveries)
+        if self._watchers:
+            self._tell_watchers()
         self._memory.relieve(batch.messages, batch.bytes, batch.weight)
         while self._pending and not self._batch.is_full:
             principal, namespace, command, reply, size = self._pending.popleft()
@@ -553,11 +581,18 @@ class Engine:
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()
+        self.figures.frame_bytes.add(frame.size_bytes)
+        counts = self.figures.records
+        for _, record in batch.entries:
+            counts[type(record)] += span(record)
 
     async def _sync(self, batch: _Batch) -> None:
         end = self._last.end
-        if batch.entries:
+        if batch.entries or batch.probe:
+            begun = time.perf_counter()
             await self._store.sync()
+            self._synced = time.perf_counter()
+            self.figures.sync_seconds.add(self._synced - begun)
             self._safe = end
 
     def _stop_for_a_bug(self) -> None:
@@ -576,6 +611,7 @@ class Engine:
         self._pending_bytes = 0
         for reply in replies:
             _call(reply, error)
+        self._tell_watchers(all=True)
         self.failed.set()
 
     # Deliveries.
@@ -639,6 +675,34 @@ class Engine:
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
                 self._receivers.pop(number, None)
 
+    # For who looks on.
+
+    async def prove(self) -> None:
+        """That something was synced within the last second; else an empty frame is.
+
+        Raises StoreError or Busy.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if time.perf_counter() - self._synced > PROOF_SECONDS:
+            self._batch.probe = True
+            await self.flush()
+
+    async def beyond(self, position: int) -> None:
+        """Until there is something behind a position, and it is durable."""
+        if self._safe <= position + 1 and self._failure is None and not self._dismissed:
+            waits = asyncio.get_running_loop().create_future()
+            self._watchers.append((position, waits))
+            try:
+                await waits
+            finally:
+                self._watchers = [each for each in self._watchers if each[1] is not waits]
+
+    def _tell_watchers(self, *, all: bool = False) -> None:
+        for position, waits in self._watchers:
+            if (all or self._safe > position + 1) and not waits.done():
+                waits.set_result(None)
+
     # Time.
 
     def time_ms(self) -> int:
@@ -662,6 +726,14 @@ class Engine:
     def _now_ms(self, namespace: str) -> int:
         clock = self._clocks.get(namespace)
         return self.time_ms() if clock is None else clock.now_ms()
+
+    def clock_ms(self, namespace: str) -> int:
+        """What time it is in a namespace; where there is none, for the broker."""
+        return self._now_ms(namespace)
+
+    def own_clock(self, namespace: str) -> VirtualClock | None:
+        """The clock of a namespace that has one of its own."""
+        return self._clocks.get(namespace)
 
     def clock(self, namespace: str) -> VirtualClock:
         """A clock of the namespace's own, to freeze, resume, or let move on by itself.

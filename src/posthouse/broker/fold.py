@@ -2,15 +2,17 @@
 
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
-that they are still what was written. It shares nothing with the engine but files that do not change
-any more, and can be killed at any moment.
+that they are still what was written, and writes Arrow twins for the feed. It shares nothing with
+the engine but files that do not change any more, and can be killed at any moment.
 
     python -m posthouse.broker.fold DIR
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ from posthouse.store.snapshots import FileSnapshots
 LOCK = "fold-lock"
 SCRUBBED = "scrubbed"  # holds the number of the frame up to which old segments were read again
 SCRUB_BYTES = 256 << 20
+_ROOM = 4  # there must be as much room for a twin as so many segments have
 
 
 class Folded(NamedTuple):
@@ -98,10 +101,41 @@ def _scrub(folder: Path, disk: Disk, segments: Sequence[Sealed], left: int) -> i
     return count
 
 
+def make_twins(folder: Path) -> int:
+    """Writes the Arrow twins that are missing, and removes those whose segment is gone.
+
+    Where the disk has little room left none is written: the feed can do without. Raises InUse,
+    Damaged or OSError.
+    """
+    from posthouse.broker.twins import SUFFIX, twin_of, write_twin  # it takes PyArrow
+
+    disk = Disk()
+    lock = disk.lock(folder / LOCK)
+    made = 0
+    try:
+        segments = sealed(disk, folder)
+        wanted = {twin_of(each.path).name for each in segments}
+        there = {name for name in disk.names(folder) if SUFFIX in name}
+        for name in there - wanted:
+            disk.remove(folder / name)
+        for segment in segments:
+            if twin_of(segment.path).name in there:
+                continue
+            if shutil.disk_usage(folder).free < _ROOM * disk.size(segment.path):
+                break
+            with contextlib.suppress(FileNotFoundError):  # trimmed meanwhile
+                write_twin(segment.path, sealed_frames(disk, segment))
+                made += 1
+    finally:
+        disk.close(lock)
+    return made
+
+
 def main(folder: Path) -> int:
     os.nice(19)
     try:
         folded = fold(folder)
+        make_twins(folder)
     except StoreError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -35,7 +35,7 @@ from posthouse.core.records import (
     Woken,
     span,
 )
-from posthouse.store import Snapshots, Store
+from posthouse.store import Readable, Snapshots, Store
 from posthouse.store.errors import NotThere
 
 _SEND_MESSAGES = 1_000
@@ -79,7 +79,7 @@ class _Entry(NamedTuple):
     record: Kept | OfNamespaces
 
 
-async def find(store: Store, namespace: str, id: str) -> list[Place]:
+async def find(store: Readable, namespace: str, id: str) -> list[Place]:
     """Where messages with this id were sent to, the oldest first."""
     found = []
     async for entry in _entries(store, namespace, 0, END):
@@ -91,7 +91,7 @@ async def find(store: Store, namespace: str, id: str) -> list[Place]:
     return found
 
 
-async def life(store: Store, namespace: str, place: Place) -> list[Event]:
+async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
     """Everything that happened to the message that stands, or stood last, in a place.
 
     From wherever it was sent to first, to its end or to now. Raises NotThere.
@@ -120,7 +120,7 @@ async def life(store: Store, namespace: str, place: Place) -> list[Event]:
     return events
 
 
-async def _entries(store: Store, namespace: str, first: int, end: int) -> AsyncIterator[_Entry]:
+async def _entries(store: Readable, namespace: str, first: int, end: int) -> AsyncIterator[_Entry]:
     async for frame in store.read(first, end):
         for position, name, record in payload.entries(frame):
             mine = name == namespace or isinstance(record, NamespaceDeleted)
@@ -128,7 +128,7 @@ async def _entries(store: Store, namespace: str, first: int, end: int) -> AsyncI
                 yield _Entry(position, frame.time_ms, record)
 
 
-async def _origin(store: Store, namespace: str, place: Place) -> tuple[int, Place]:
+async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, Place]:
     """The position at which the message was sent, and the place it was sent to."""
     end = END
     while True:

@@ -39,6 +39,7 @@ class Retention:
     keep_ms: int = 7 * 24 * 3_600_000
     keep_bytes: int = 16 << 30
     fold_bytes: int = 256 << 20  # written since the last snapshot
+    reader_bytes: int = 32 << 30  # kept at most for readers of the feed that lag
 
 
 async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> None:
@@ -81,8 +82,9 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
     `snapshots`: up to where each goes of those that are whole. From the oldest of them a start
     must be possible.
     """
-    old = _past_retention(engine.store.extents(), retention, engine.time_ms())
-    held = min(snapshots, default=0)
+    extents = engine.store.extents()
+    old = _past_retention(extents, retention, engine.time_ms())
+    held = min(min(snapshots, default=0), _awaited(engine, extents, retention))
     old = [extent for extent in old if extent.end <= held]
     live = await _live_bytes(engine, old)
     end, size, kept = 0, 0, 0
@@ -108,6 +110,27 @@ def _past_retention(extents: list[Extent], retention: Retention, now_ms: int) ->
         size -= extent.size_bytes
         old.append(extent)
     return old
+
+
+def _awaited(engine: Engine, extents: list[Extent], retention: Retention) -> int:
+    """The position from which on readers of the feed still want the journal.
+
+    Up to a limit: a reader that is further behind has lost what is trimmed, and is told when it
+    comes.
+    """
+    readers = engine.namespaces.readers.values()
+    wanted = min((each.position + 1 for each in readers), default=1 << 63)
+    size = 0
+    for extent in reversed(extents):
+        size += extent.size_bytes
+        if size > retention.reader_bytes:
+            if wanted < extent.end:
+                _log.error(
+                    "A reader of the feed lags so far behind that the journal is not kept for it:"
+                    " up to position %d.", extent.end, extra={"event": "feed.reader_lost"},
+                )  # fmt: skip
+            return max(wanted, extent.end)
+    return wanted
 
 
 def _queues(engine: Engine) -> list[tuple[str, Queue]]:

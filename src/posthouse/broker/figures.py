@@ -1,0 +1,32 @@
+"""Figures about the engine, for metrics: counted as it works, read when somebody asks."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+
+class Histogram:
+    """How often a value was at most each of some bounds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last: above all of them
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Figures:
+    """What has happened since the start."""
+
+    def __init__(self) -> None:
+        self.records: Counter[type] = Counter()  # positions, by kind of record
+        self.refused: Counter[str] = Counter()  # commands, by kind of refusal
+        self.crowded = 0  # commands that were refused for want of room
+        self.slowed = 0  # answers that were held back
+        self.sync_seconds = Histogram([0.0005 * 2**n for n in range(14)])
+        self.frame_bytes = Histogram([256 * 4.0**n for n in range(10)])

@@ -1,0 +1,270 @@
+"""The feed's rows: what happened, one row a position.
+
+A row has what its record carries; what a record does not carry is null, and is found by namespace,
+entity and sequence number in the row that does. Times are milliseconds since 1970.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from posthouse.broker.payload import Located, Record
+from posthouse.core.message import TIMESTAMP, Envelope, NewMessage, Properties, decode_envelope
+from posthouse.core.model import dead_letter_queue
+from posthouse.core.records import (
+    AccountRevoked,
+    AccountSet,
+    Activated,
+    Cancelled,
+    ClockSet,
+    ClockStepped,
+    Completed,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Forgotten,
+    Locked,
+    Missing,
+    Moved,
+    NamespaceCreated,
+    NamespaceDeleted,
+    Purged,
+    QueueCreated,
+    QueueDeleted,
+    QueueUpdated,
+    ReaderRemoved,
+    ReaderSet,
+    Renewed,
+    Resubmitted,
+    Returned,
+    Sent,
+    SessionAccepted,
+    SessionReleased,
+    SessionRenewed,
+    SessionStateSet,
+    Started,
+    Taken,
+    Woken,
+)
+
+KINDS: dict[type, str] = {
+    Started: "started",
+    QueueCreated: "queue-created",
+    QueueUpdated: "queue-updated",
+    QueueDeleted: "queue-deleted",
+    Sent: "sent",
+    Activated: "activated",
+    Woken: "woken",
+    Cancelled: "cancelled",
+    Locked: "delivered",
+    Taken: "taken",
+    Completed: "completed",
+    Returned: "abandoned",  # or released
+    Deferred: "deferred",
+    DeadLettered: "dead-lettered",
+    Expired: "expired",
+    Renewed: "renewed",
+    SessionAccepted: "session-accepted",
+    SessionRenewed: "session-renewed",
+    SessionReleased: "session-released",
+    SessionStateSet: "session-state-set",
+    Resubmitted: "resubmitted",
+    Purged: "purged",
+    Forgotten: "forgotten",
+    NamespaceCreated: "namespace-created",
+    NamespaceDeleted: "namespace-deleted",
+    Moved: "moved",
+    ClockStepped: "clock-stepped",
+    ClockSet: "clock-set",
+    Missing: "missing",
+    AccountSet: "principal-set",
+    AccountRevoked: "principal-revoked",
+    ReaderSet: "reader-set",
+    ReaderRemoved: "reader-removed",
+}
+RELEASED = "released"
+WORDS = frozenset((*KINDS.values(), RELEASED))
+
+
+class Row(msgspec.Struct, gc=False):
+    """The columns, in their order. `properties` and `detail` are JSON."""
+
+    position: int
+    time: int
+    namespace: str | None
+    entity: str | None
+    kind: str
+    message_id: str | None = None
+    sequence_number: int | None = None
+    delivery_count: int | None = None
+    reason: str | None = None
+    description: str | None = None
+    session_id: str | None = None
+    body: bytes | None = None
+    properties: str | None = None
+    content_type: str | None = None
+    subject: str | None = None
+    correlation_id: str | None = None
+    partition_key: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    reply_to_session_id: str | None = None
+    trace: str | None = None
+    priority: int | None = None
+    ttl_ms: int | None = None
+    due: int | None = None  # when it is scheduled for
+    expires: int | None = None
+    until: int | None = None  # of a lock, or a delay
+    receiver: int | None = None
+    target: str | None = None  # the entity it goes to
+    target_sequence_number: int | None = None  # and its number there
+    native: bytes | None = None
+    detail: str | None = None  # what else the record says
+
+
+COLUMNS: tuple[str, ...] = Row.__struct_fields__
+
+
+def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
+    """Of the records of one frame."""
+    for position, namespace, record in located:
+        kind = KINDS[type(record)]
+        queue = getattr(record, "queue", None)
+        match record:
+            case Sent():
+                number = record.first_sequence
+                for at, message in enumerate(record.messages):
+                    row = Row(position + at, time_ms, namespace, queue, kind)
+                    row.sequence_number = number + at
+                    _fill(row, message)
+                    yield row
+            case Missing() | Forgotten():
+                for at in range(record.count):
+                    yield Row(position + at, time_ms, namespace or None, queue, kind)
+            case (
+                Activated() | Woken() | Cancelled() | Locked() | Taken() | Completed() | Returned()
+                | Deferred() | DeadLettered() | Expired() | Renewed() | Resubmitted() | Purged()
+                | Moved()
+            ):  # fmt: skip
+                for at, sequence in enumerate(record.sequences):
+                    row = Row(position + at, time_ms, namespace, queue, kind)
+                    row.sequence_number = sequence
+                    _tell(row, record, at)
+                    yield row
+            case _:
+                yield _other(Row(position, time_ms, namespace or None, queue, kind), record)
+
+
+def _fill(row: Row, message: NewMessage) -> None:
+    """What a sender gave."""
+    try:
+        envelope = decode_envelope(message.envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        envelope = Envelope()
+    row.message_id = envelope.id or None
+    row.session_id = envelope.session_id
+    row.partition_key = envelope.partition_key
+    row.body = message.body
+    row.native = message.native
+    row.priority = message.priority
+    row.ttl_ms = message.ttl_ms
+    row.due = message.due_ms or None
+    row.expires = message.expires_ms or None
+    row.content_type = envelope.content_type or None
+    row.subject = envelope.subject or None
+    row.correlation_id = envelope.correlation_id or None
+    row.to = envelope.to or None
+    row.reply_to = envelope.reply_to or None
+    row.reply_to_session_id = envelope.reply_to_session_id or None
+    row.trace = envelope.trace or None
+    row.properties = _json(envelope.properties)
+
+
+def _tell(row: Row, record: Any, at: int) -> None:
+    """What else a record says of one of its messages."""
+    match record:
+        case Locked():
+            row.until, row.receiver = record.until_ms, record.receiver or None
+            row.message_id = record.ids[at] if record.ids else None
+        case Taken():
+            row.receiver = record.receiver or None
+        case Renewed():
+            row.until = record.until_ms
+        case Returned():
+            row.kind = RELEASED if record.uncounted else row.kind
+            row.until = record.until_ms or None
+            row.properties = _json(record.properties)
+        case Deferred():
+            row.properties = _json(record.properties)
+        case Activated():
+            row.target, row.target_sequence_number = row.entity, record.first_sequence + at
+        case DeadLettered():
+            row.reason, row.description = record.reason, record.description
+            row.properties = _json(record.properties)
+            row.target = dead_letter_queue(record.queue)
+            row.target_sequence_number = record.first_sequence + at
+        case Resubmitted():
+            row.target, row.target_sequence_number = record.target, record.first_sequence + at
+            row.expires = record.expires_ms[at] or None
+        case Moved():
+            row.body, row.native = record.messages[at].body, record.messages[at].native
+        case _:
+            pass
+
+
+def _other(row: Row, record: Record) -> Row:
+    """Of what concerns no message."""
+    match record:
+        case SessionAccepted() | SessionRenewed() | SessionReleased() | SessionStateSet():
+            row.session_id = record.session
+            row.until = getattr(record, "until_ms", None)
+            if isinstance(record, SessionStateSet):
+                row.body = record.state
+        case NamespaceCreated() | NamespaceDeleted():
+            row.namespace = record.name
+        case AccountSet():  # never its keys
+            row.entity = record.name
+            row.detail = _text({"grants": record.grants, "keys": len(record.keys)})
+        case AccountRevoked() | ReaderRemoved():
+            row.entity = record.name
+        case ReaderSet():
+            row.entity, row.detail = record.name, _text({"position": record.position})
+        case QueueCreated() | QueueUpdated():
+            row.detail = _text(record.properties)
+        case QueueDeleted():
+            row.detail = _text({"idle": record.idle})
+        case ClockSet() | ClockStepped():
+            row.detail = _text({name: getattr(record, name) for name in record.__struct_fields__})
+        case Started():
+            row.detail = _text({"epoch": record.epoch})
+        case _:
+            pass
+    return row
+
+
+def _text(what: object) -> str:
+    return msgspec.json.encode(what).decode()
+
+
+def _json(properties: Properties) -> str | None:
+    return _text(plain_properties(properties)) if properties else None
+
+
+def plain_properties(properties: Properties) -> dict[str, Any]:
+    """As JSON can say them: what it lacks becomes an object with one member."""
+    return {name: _plain(value) for name, value in properties.items()} if properties else {}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": b64encode(value).decode()}
+    if isinstance(value, Ext):
+        data = bytes(value.data)
+        if value.code == TIMESTAMP:
+            return {"timestamp_ms": int.from_bytes(data, "big", signed=True)}
+        return {"uuid": str(UUID(bytes=data))}
+    return value

@@ -1,0 +1,71 @@
+"""Arrow twins: each sealed segment once more, as rows in columns, for the feed.
+
+Written by the folding process beside the segment, as `<number of its first frame>.arrow`, an Arrow
+IPC file; whole or not at all. It goes when its segment goes. Whatever is missing can be made again
+from the segment, so a twin need not be durable.
+
+PyArrow is imported here and by the clerk, never in the process that serves.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from posthouse.broker import payload
+from posthouse.broker.rows import Row, rows
+from posthouse.store.frames import Frame
+
+SUFFIX = ".arrow"
+BATCH_ROWS = 16_384
+BATCH_BYTES = 8 << 20
+
+_MS = pa.timestamp("ms", "UTC")
+_TYPES = {"time": _MS, "due": _MS, "expires": _MS, "until": _MS, "body": pa.binary(),
+          "native": pa.binary(), "position": pa.int64(), "sequence_number": pa.int64(),
+          "delivery_count": pa.int32(), "priority": pa.int8(), "ttl_ms": pa.int64(),
+          "receiver": pa.int64(), "target_sequence_number": pa.int64()}  # fmt: skip
+_NEVER_NULL = ("position", "time", "kind")
+SCHEMA = pa.schema(
+    [
+        pa.field(name, _TYPES.get(name, pa.string()), nullable=name not in _NEVER_NULL)
+        for name in Row.__struct_fields__
+    ]
+)
+
+
+def twin_of(segment: Path) -> Path:
+    return segment.with_suffix(SUFFIX)
+
+
+def batches(frames: Iterable[Frame], schema: pa.Schema = SCHEMA) -> Iterator[pa.RecordBatch]:
+    """The rows of these frames, in batches that are neither long nor large."""
+    some: list[Row] = []
+    size = 0
+    for frame in frames:
+        for row in rows(payload.entries(frame), frame.time_ms):
+            some.append(row)
+            size += 256 + len(row.body or b"") + len(row.properties or "")
+            if len(some) >= BATCH_ROWS or size >= BATCH_BYTES:
+                yield batch(some, schema)
+                some, size = [], 0
+    if some:
+        yield batch(some, schema)
+
+
+def batch(some: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array([getattr(row, field.name) for row in some], type=field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
+    """Raises OSError."""
+    unfinished = segment.with_suffix(SUFFIX + "-new")
+    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "wb") as raw, pa.ipc.new_file(raw, SCHEMA) as writer:
+        for each in batches(frames):
+            writer.write_batch(each)
+    unfinished.rename(twin_of(segment))
