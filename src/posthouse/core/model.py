@@ -205,7 +205,7 @@ class Account(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A reader of the feed, and what it has not acknowledged yet."""
+    """A reader of the feed. It has everything up to its position, and that too."""
 
     name: str
     position: int

@@ -97,7 +97,7 @@ class ListAccounts(_Command, frozen=True):
 
 
 class SetReader(_Command, frozen=True):
-    """A reader of the feed has everything below this position; from there on it is kept for it."""
+    """A reader of the feed has all up to this position; what comes behind it is kept for it."""
 
     right = "listen"
     name: str

@@ -273,7 +273,7 @@ class AccountRevoked(_Kept, frozen=True, tag=31):
 
 
 class ReaderSet(_Kept, frozen=True, tag=32):
-    """A reader of the feed has everything below this position."""
+    """A reader of the feed has everything up to this position."""
 
     name: str
     time_ms: int

@@ -1,0 +1,5 @@
+import sys
+
+from posthouse.cli import main
+
+sys.exit(main())

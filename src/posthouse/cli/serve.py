@@ -1,0 +1,68 @@
+"""Running the broker, and showing how it would be run."""
+
+import argparse
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+
+from posthouse.cli.codes import FAILED, OK, USAGE, fail, say
+from posthouse.server.config import SETTINGS, BadConfig, Config, load
+
+
+def serve(options: argparse.Namespace) -> int:
+    try:
+        config = _config(options)
+    except BadConfig as error:
+        return fail(str(error), USAGE)
+    from posthouse.server.log import set_up
+    from posthouse.server.serve import run, say_on_terminal
+
+    set_up(config.log, config.log_level, colour="NO_COLOR" not in os.environ)
+    try:
+        return run(config, say_on_terminal)
+    except OSError as error:
+        return fail(str(error), FAILED)
+
+
+def config_show(options: argparse.Namespace) -> int:
+    try:
+        config = _config(options)
+    except BadConfig as error:
+        return fail(str(error), USAGE)
+    shown = {name: _plain(getattr(config, name)) for name in SETTINGS}
+    origins = {name: config.origins.get(name, "default") for name in SETTINGS}
+    declared = {each.name: getattr(config.declared, each.name) for each in fields(config.declared)}
+    named = {name: [_name(each) for each in some] for name, some in declared.items() if some}
+    if options.json:
+        settings = {name: {"value": shown[name], "origin": origins[name]} for name in SETTINGS}
+        say(json.dumps({"settings": settings, "declared": named}))
+        return OK
+    width = max(map(len, SETTINGS))
+    for name in SETTINGS:
+        say(f"{name:<{width}}  {_text(shown[name]):<36}  {origins[name]}")
+    for name, some in named.items():
+        say(f"{name:<{width}}  {', '.join(some):<36}  {config.config}")
+    return OK
+
+
+def _config(options: argparse.Namespace) -> Config:
+    flags = {name: getattr(options, name) for name in SETTINGS}
+    return load(flags, os.environ)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+def _name(declared: object) -> str:
+    """Of something declared; a principal's key is not for showing."""
+    return declared if isinstance(declared, str) else str(getattr(declared, "name", declared))

@@ -1,0 +1,1 @@
+"""The server: sockets, HTTP, configuration, and the engine behind them."""

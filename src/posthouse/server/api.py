@@ -1,0 +1,677 @@
+"""`/api/v1` but for its hot routes, the OpenAPI document of all of it, and `/docs`.
+
+FastAPI routes and documents; bodies are msgspec's, so that one set of types says what is taken and
+given. It is imported when it is first asked for, in a thread: it takes half a second.
+
+Names in paths are percent-encoded, `/` in them too. The dead-letter queue of `orders` is
+`orders%2F$dead`.
+"""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import msgspec
+from fastapi import Depends, FastAPI, Query
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic import BeforeValidator
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+
+from posthouse.broker.access import Principal, new_key
+from posthouse.broker.engine import Engine
+from posthouse.broker.past import Range, resend
+from posthouse.core.commands import (
+    AcceptSession,
+    Answer,
+    Cancel,
+    Command,
+    CreateQueue,
+    DeleteQueue,
+    GetQueue,
+    GetSessionState,
+    Granted,
+    ListQueues,
+    ListSessions,
+    Pause,
+    Peek,
+    Peeked,
+    Progress,
+    Purge,
+    QueueInfo,
+    Received,
+    ReceiveDeferred,
+    ReleaseSession,
+    RenewSession,
+    Resubmit,
+    Resume,
+    Seen,
+    SetSessionState,
+    UpdateQueue,
+)
+from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, Refused, TimedOut
+from posthouse.core.message import STATES
+from posthouse.core.model import Account, Grant, QueueProperties
+from posthouse.core.namespaces import (
+    CreateNamespace,
+    DeleteNamespace,
+    ListAccounts,
+    ListNamespaces,
+    ListReaders,
+    RemoveReader,
+    RevokeAccount,
+    SetAccount,
+    SetReader,
+    SpaceCommand,
+)
+from posthouse.server import shapes
+from posthouse.server.broker import Broker
+from posthouse.server.feed import Feed
+from posthouse.server.hot import DESCRIBED, until_gone
+from posthouse.server.http import Request, decoded
+from posthouse.server.problems import HttpProblem
+from posthouse.store.file import FileStore
+
+_encode = msgspec.json.Encoder().encode
+_PAGES = 20  # that are looked at to fill one
+_EVERY = (shapes.Problem,)  # a form that every route may answer with
+
+Name = Annotated[str, BeforeValidator(unquote), InPath(max_length=800)]
+Limit = Annotated[int, Query(ge=1, le=1_000)]
+First = Annotated[int, Query(ge=0, le=(1 << 63) - 1)]
+
+
+class Call:
+    """One request: who asks, and short ways to ask the engine and to answer."""
+
+    def __init__(self, request: StarletteRequest) -> None:
+        self.broker: Broker = request.app.state.broker
+        assert self.broker.engine is not None
+        self.engine: Engine = self.broker.engine
+        self.request: Request = request.scope["posthouse"]
+        self.principal: Principal = self.request.principal
+        self.feed: Feed = request.app.state.feed
+
+    async def ask(self, namespace: str, command: Command | SpaceCommand) -> Answer:
+        return await self.engine.ask(self.principal, namespace, command)
+
+    async def form(self, kind: type[Any]) -> Any:
+        return decoded(kind, await self.request.body())
+
+
+Asked = Annotated[Call, Depends(Call)]
+
+
+def _json(form: object, status: int = 200) -> Response:
+    return Response(_encode(form), status, media_type="application/json")
+
+
+def _takes(form: type) -> dict[str, Any]:
+    """For a route's OpenAPI: the form of its request."""
+    content = {"application/json": {"schema": _reference(form)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _gives(form: type | None, status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """For a route's OpenAPI: the form of its answer."""
+    if form is None:
+        return {status: {"description": "Done"}}
+    content = {"application/json": {"schema": _reference(form)}}
+    return {status: {"description": "As asked", "content": content}}
+
+
+_forms: set[type] = set(_EVERY)
+
+
+def _reference(form: type) -> dict[str, str]:
+    _forms.add(form)
+    return {"$ref": f"#/components/schemas/{form.__name__}"}
+
+
+app = FastAPI(title="Posthouse", docs_url=None, redoc_url=None, openapi_url=None)
+V1 = "/api/v1"
+NS = V1 + "/namespaces/{namespace}"
+QUEUE = NS + "/queues/{queue}"
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+def _route(
+    method: str, path: str, takes: type | None = None, gives: type | None = None, status: int = 200
+) -> Callable[[Handler], Handler]:
+    return app.api_route(
+        path, methods=[method], responses=_gives(gives, status), status_code=status,
+        openapi_extra=None if takes is None else _takes(takes), response_class=Response,
+    )  # fmt: skip
+
+
+# Namespaces.
+
+
+@_route("GET", V1 + "/namespaces", gives=shapes.NamesForm)
+async def list_namespaces(call: Asked, after: str = "", limit: Limit = 100) -> Response:
+    """Their names, page by page."""
+    names = await call.ask("", ListNamespaces(after, limit))
+    return _json({"names": names})
+
+
+@_route("PUT", NS, gives=shapes.NameForm, status=201)
+async def create_namespace(call: Asked, namespace: Name) -> Response:
+    """Make a namespace, an isolated world of queues."""
+    await call.ask("", CreateNamespace(namespace))
+    return _json(shapes.NameForm(namespace), 201)
+
+
+@_route("DELETE", NS, status=204)
+async def delete_namespace(call: Asked, namespace: Name) -> Response:
+    """With all that is in it."""
+    await call.ask("", DeleteNamespace(namespace))
+    return Response(status_code=204)
+
+
+# Queues.
+
+
+@_route("GET", NS + "/queues", gives=shapes.QueuesForm)
+async def list_queues(
+    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
+) -> Response:
+    """With their properties and counts, by name, page by page."""
+    found = await call.ask(namespace, ListQueues(after, limit))
+    assert isinstance(found, list)
+    queues = [_info(call, namespace, each) for each in found if isinstance(each, QueueInfo)]
+    following = queues[-1].name if len(queues) == limit else None
+    return _json(shapes.QueuesForm(queues, following))
+
+
+def _info(call: Call, namespace: str, info: QueueInfo) -> shapes.QueueInfoForm:
+    queue = call.engine.namespaces.states[namespace].queues.get(info.name)
+    first = None if queue is None else next(iter(queue.messages.walk(0)), None)
+    return shapes.queue_info(info, None if first is None else first.enqueued_ms)
+
+
+async def _queue(call: Call, namespace: str, queue: str) -> QueueInfo:
+    info = await call.ask(namespace, GetQueue(queue))
+    assert isinstance(info, QueueInfo)
+    return info
+
+
+@_route("GET", QUEUE, gives=shapes.QueueInfoForm)
+async def get_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Its properties and counts."""
+    return _json(_info(call, namespace, await _queue(call, namespace, queue)))
+
+
+@_route("PUT", QUEUE, shapes.QueueForm, shapes.QueueInfoForm, 201)
+async def create_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Make a queue. What is left out of its properties has its default."""
+    properties = shapes.properties_over(await call.form(shapes.QueueForm), QueueProperties())
+    await call.ask(namespace, CreateQueue(queue, properties))
+    return _json(_info(call, namespace, await _queue(call, namespace, queue)), 201)
+
+
+@_route("PATCH", QUEUE, shapes.QueueForm, shapes.QueueInfoForm)
+async def update_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Change some of its properties."""
+    form = await call.form(shapes.QueueForm)
+    old = (await _queue(call, namespace, queue)).properties
+    await call.ask(namespace, UpdateQueue(queue, shapes.properties_over(form, old)))
+    return _json(_info(call, namespace, await _queue(call, namespace, queue)))
+
+
+@_route("DELETE", QUEUE, status=204)
+async def delete_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+    """With its dead letters and all its messages."""
+    await call.ask(namespace, DeleteQueue(queue))
+    return Response(status_code=204)
+
+
+@_route("POST", QUEUE + "/pause", shapes.SidesForm, status=204)
+async def pause(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Refuse sends, hold deliveries back, or both."""
+    form: shapes.SidesForm = await call.form(shapes.SidesForm)
+    await call.ask(namespace, Pause(queue, form.sending, form.receiving))
+    return Response(status_code=204)
+
+
+@_route("POST", QUEUE + "/resume", shapes.SidesForm, status=204)
+async def resume(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Take sends and make deliveries again."""
+    form: shapes.SidesForm = await call.form(shapes.SidesForm)
+    await call.ask(namespace, Resume(queue, form.sending, form.receiving))
+    return Response(status_code=204)
+
+
+@_route("POST", QUEUE + "/purge", shapes.PurgeForm, shapes.ProgressForm)
+async def purge(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Remove messages, at most 1,000 a call: go on from `next` until it is null."""
+    form: shapes.PurgeForm = await call.form(shapes.PurgeForm)
+    states = frozenset(STATES.index(each) for each in form.states)
+    command = Purge(queue, states, form.first, form.before_ms, form.limit)
+    return _progress(await call.ask(namespace, command))
+
+
+@_route("POST", QUEUE + "/resubmit", shapes.ResubmitForm, shapes.ProgressForm)
+async def resubmit(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Send dead letters again: some by number, or all, at most 1,000 a call."""
+    form: shapes.ResubmitForm = await call.form(shapes.ResubmitForm)
+    command = Resubmit(queue, form.sequences, form.first, form.target, form.keep_reason)
+    return _progress(await call.ask(namespace, command))
+
+
+def _progress(progress: Answer) -> Response:
+    assert isinstance(progress, Progress)
+    return _json(shapes.ProgressForm(progress.done, progress.next))
+
+
+# Messages.
+
+
+@_route("GET", QUEUE + "/messages", gives=shapes.PageForm)
+async def peek(
+    call: Asked,
+    namespace: Name,
+    queue: Name,
+    first: First = 0,
+    limit: Limit = 100,
+    state: str | None = None,
+    session: str | None = None,
+) -> Response:
+    """Look at messages in any state, or in one, from a sequence number on. Nothing changes."""
+    if state is not None and state not in STATES:
+        raise InvalidArgument("state", f"must be one of {', '.join(STATES)}")
+    found: list[Seen] = []
+    following: int | None = first
+    for _ in range(_PAGES if state else 1):
+        page = await call.ask(namespace, Peek(queue, following or 0, limit, session))
+        assert isinstance(page, Peeked)
+        some = [each for each in page.messages if state is None or each.state == state]
+        following = page.next
+        if len(found) + len(some) > limit:
+            following = some[limit - len(found)].message.sequence
+        found += some[: limit - len(found)]
+        if following is None or len(found) >= limit:
+            break
+    return _json(shapes.PageForm([shapes.seen(each) for each in found], following))
+
+
+@_route("POST", QUEUE + "/cancel", shapes.SequencesForm, status=204)
+async def cancel(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Cancel scheduled messages, all of them or none."""
+    form: shapes.SequencesForm = await call.form(shapes.SequencesForm)
+    await call.ask(namespace, Cancel(queue, form.sequences))
+    return Response(status_code=204)
+
+
+@_route("POST", QUEUE + "/receive-deferred", shapes.DeferredForm, shapes.MessagesForm)
+async def receive_deferred(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Receive deferred messages by number, all of them or none."""
+    form: shapes.DeferredForm = await call.form(shapes.DeferredForm)
+    command = ReceiveDeferred(
+        queue, form.sequences, form.delete, form.lock_ms, session=shapes.token_in(form.session)
+    )
+    answer = await call.ask(namespace, command)
+    assert isinstance(answer, Received)
+    return _json(shapes.MessagesForm([shapes.delivered(each) for each in answer.deliveries]))
+
+
+# Sessions.
+
+
+@_route("GET", QUEUE + "/sessions", gives=shapes.NamesForm)
+async def list_sessions(
+    call: Asked,
+    namespace: Name,
+    queue: Name,
+    skip: First = 0,
+    limit: Limit = 100,
+    since_ms: First | None = None,
+) -> Response:
+    """Those with messages or state; or whose state was set since a moment."""
+    names = await call.ask(namespace, ListSessions(queue, since_ms, skip, limit))
+    return _json({"names": names})
+
+
+@_route("POST", QUEUE + "/sessions/accept", shapes.AcceptForm, shapes.SessionForm)
+async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Hold a session: one by its id, or the next that has messages, waiting if asked to."""
+    form: shapes.AcceptForm = await call.form(shapes.AcceptForm)
+    wait_ms = form.wait_ms
+    deadline_ms = call.engine.clock_ms(namespace) + wait_ms if wait_ms else 0
+    command = AcceptSession(
+        queue, call.engine.new_receiver(), form.session, deadline_ms, form.lock_ms
+    )
+    asking = call.ask(namespace, command)
+    granted = await (until_gone(call.request, asking) if wait_ms else asking)
+    if not isinstance(granted, Granted):
+        raise TimedOut(queue)
+    return _json(shapes.SessionForm(granted.session, f"{granted.token:032x}", granted.until_ms))
+
+
+@_route("POST", QUEUE + "/sessions/renew", shapes.HeldForm, shapes.UntilForm)
+async def renew_session(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Hold a session for longer."""
+    form: shapes.HeldForm = await call.form(shapes.HeldForm)
+    until_ms = await call.ask(
+        namespace, RenewSession(queue, shapes.token_in(form.token), form.lock_ms)
+    )
+    return _json({"until_ms": until_ms})
+
+
+@_route("POST", QUEUE + "/sessions/release", shapes.HeldForm, status=204)
+async def release_session(call: Asked, namespace: Name, queue: Name) -> Response:
+    """Give a session up; its messages in flight go back."""
+    form: shapes.HeldForm = await call.form(shapes.HeldForm)
+    await call.ask(namespace, ReleaseSession(queue, shapes.token_in(form.token)))
+    return Response(status_code=204)
+
+
+SessionToken = Annotated[str, InPath(pattern="^[0-9a-f]{32}$")]
+
+
+@_route("GET", QUEUE + "/sessions/held/{token}/state", gives=shapes.StateForm)
+async def get_session_state(
+    call: Asked, namespace: Name, queue: Name, token: SessionToken
+) -> Response:
+    """The state of a session that you hold."""
+    state = await call.ask(namespace, GetSessionState(queue, int(token, 16)))
+    assert state is None or isinstance(state, bytes)
+    return _json(shapes.StateForm(None if state is None else b64encode(state).decode()))
+
+
+@_route("PUT", QUEUE + "/sessions/held/{token}/state", shapes.StateForm, status=204)
+async def set_session_state(
+    call: Asked, namespace: Name, queue: Name, token: SessionToken
+) -> Response:
+    """Set the state of a session that you hold."""
+    form: shapes.StateForm = await call.form(shapes.StateForm)
+    state = None if form.state_base64 is None else shapes.bytes_in(form.state_base64)
+    await call.ask(namespace, SetSessionState(queue, int(token, 16), state))
+    return Response(status_code=204)
+
+
+# The past.
+
+
+@_route("GET", NS + "/messages/{id}/life", gives=shapes.LivesForm)
+async def life(call: Asked, namespace: Name, id: Name) -> Response:
+    """Everything that happened to the messages with an id."""
+    call.broker.check(call.principal, "manage", namespace, "*")
+    return _json(shapes.LivesForm(await call.feed.lives(namespace, id)))
+
+
+@_route("GET", QUEUE + "/messages/{sequence}/life", gives=shapes.LivesForm)
+async def life_of(call: Asked, namespace: Name, queue: Name, sequence: int) -> Response:
+    """Everything that happened to the message with this number."""
+    call.broker.check(call.principal, "manage", namespace, queue)
+    return _json(shapes.LivesForm(await call.feed.life(namespace, queue, sequence)))
+
+
+@_route("POST", NS + "/replay", shapes.ReplayForm, shapes.SentForm)
+async def replay(call: Asked, namespace: Name) -> Response:
+    """Send what was sent at some positions once more, into a queue."""
+    form: shapes.ReplayForm = await call.form(shapes.ReplayForm)
+    call.broker.check(call.principal, "listen", namespace, form.source or "*")
+    what = Range(form.first, form.last + 1, form.source)
+    sent = await resend(call.engine, call.principal, namespace, what, form.into)
+    return _json(shapes.SentForm(sent))
+
+
+# Clocks.
+
+
+@_route("GET", NS + "/clock", gives=shapes.ClockNowForm)
+async def get_clock(call: Asked, namespace: Name) -> Response:
+    """What time it is in a namespace."""
+    call.broker.check(call.principal, "manage", namespace, "*")
+    if namespace not in call.engine.namespaces.states:
+        raise NotFound("namespace", namespace)
+    return _json(_clock(call, namespace))
+
+
+def _clock(call: Call, namespace: str) -> shapes.ClockNowForm:
+    clock = call.engine.own_clock(namespace)
+    now_ms = call.engine.clock_ms(namespace)
+    if clock is None:
+        return shapes.ClockNowForm(now_ms, frozen=False, auto=False)
+    return shapes.ClockNowForm(now_ms, frozen=not clock.runs, auto=clock.auto)
+
+
+@_route("POST", NS + "/clock", shapes.ClockForm, shapes.ClockNowForm)
+async def set_clock(call: Asked, namespace: Name) -> Response:
+    """Freeze, set, advance: only with `--dev`. It says what fell due on the way."""
+    form: shapes.ClockForm = await call.form(shapes.ClockForm)
+    call.broker.check(call.principal, "manage", namespace, "*")
+    if not call.broker.config.dev:
+        raise NotAllowed(namespace, "clocks can be moved only where the broker runs with --dev")
+    engine, fired = call.engine, []
+    clock = engine.clock(namespace)
+    if form.frozen is not None:
+        (clock.freeze if form.frozen else clock.resume)()
+    if form.auto is not None:
+        clock.auto = form.auto
+    if form.set_ms is not None:
+        fired += await engine.set_time(namespace, form.set_ms)
+    if form.advance_ms is not None:
+        fired += await engine.advance(form.advance_ms, namespace)
+    answer = _clock(call, namespace)
+    answer.fired = [shapes.FiredForm(each.kind, each.queue, each.count) for each in fired]
+    return _json(answer)
+
+
+# Principals.
+
+
+@_route("GET", V1 + "/principals", gives=shapes.PrincipalsForm)
+async def list_principals(call: Asked, after: str = "", limit: Limit = 100) -> Response:
+    """With what they may do. Keys are not shown."""
+    found = await call.ask("", ListAccounts(after, limit))
+    assert isinstance(found, list)
+    accounts = [_account(each) for each in found if isinstance(each, Account)]
+    return _json(shapes.PrincipalsForm(accounts))
+
+
+def _account(account: Account) -> shapes.PrincipalInfoForm:
+    grants = [shapes.GrantForm(g.rights, g.namespace, g.entity) for g in account.grants]
+    return shapes.PrincipalInfoForm(
+        account.name, grants, account.created_ms, account.updated_ms, len(account.keys)
+    )
+
+
+@_route("POST", V1 + "/principals", shapes.PrincipalForm, shapes.KeyForm, 201)
+async def add_principal(call: Asked) -> Response:
+    """Its key is in the answer, and nowhere else."""
+    form: shapes.PrincipalForm = await call.form(shapes.PrincipalForm)
+    grants = [Grant(each.namespace, each.entity, each.rights) for each in form.grants]
+    key = new_key()
+    sealed = call.broker.guard.seal(form.name, key)
+    await call.ask("", SetAccount(form.name, grants, [sealed], new=True))
+    return _json(shapes.KeyForm(form.name, key), 201)
+
+
+@_route("POST", V1 + "/principals/{principal}/rotate", gives=shapes.KeyForm)
+async def rotate(call: Asked, principal: Name) -> Response:
+    """A new key. The one before it works on, until the next rotation."""
+    account = call.engine.namespaces.accounts.get(principal)
+    key = new_key()
+    keys = [call.broker.guard.seal(principal, key), *(account.keys[:1] if account else ())]
+    await call.ask("", SetAccount(principal, account.grants if account else [], keys))
+    return _json(shapes.KeyForm(principal, key))
+
+
+@_route("DELETE", V1 + "/principals/{principal}", status=204)
+async def revoke(call: Asked, principal: Name) -> Response:
+    """It is out at once, on open connections too."""
+    await call.ask("", RevokeAccount(principal))
+    return Response(status_code=204)
+
+
+# Readers of the feed.
+
+
+@_route("GET", V1 + "/readers", gives=shapes.ReadersForm)
+async def list_readers(call: Asked) -> Response:
+    """Who reads the feed, and how far each is behind."""
+    await call.ask("", ListReaders())
+    return _json(shapes.ReadersForm(call.feed.readers()))
+
+
+@_route("PUT", V1 + "/readers/{reader}", shapes.ReaderForm, status=204)
+async def set_reader(call: Asked, reader: Name) -> Response:
+    """Register a reader, or say that it has everything below a position."""
+    form: shapes.ReaderForm = await call.form(shapes.ReaderForm)
+    call.feed.check_reader(call.engine.namespaces.readers.get(reader), form.position)
+    await call.ask("", SetReader(reader, form.position))
+    return Response(status_code=204)
+
+
+@_route("DELETE", V1 + "/readers/{reader}", status=204)
+async def remove_reader(call: Asked, reader: Name) -> Response:
+    """Nothing is kept for it any more."""
+    await call.ask("", RemoveReader(reader))
+    return Response(status_code=204)
+
+
+# The journal.
+
+
+@_route("GET", V1 + "/store", gives=shapes.StoreForm)
+async def get_store(call: Asked) -> Response:
+    """Where the journal is, and how it is."""
+    call.broker.check(call.principal, "manage", "*", "*")
+    store = call.broker.store
+    assert store is not None
+    extents = store.extents()
+    now = call.engine.now()
+    snapshots = store.snapshots.positions() if isinstance(store, FileStore) else []
+    return _json(shapes.StoreForm(
+        extents[0].first if extents else 1, now.position, now.durable, len(extents),
+        sum(each.size_bytes for each in extents), list(snapshots),
+        str(store.folder) if isinstance(store, FileStore) else None,
+    ))  # fmt: skip
+
+
+@_route("POST", V1 + "/store/snapshot", gives=shapes.SnapshotForm)
+async def make_snapshot(call: Asked) -> Response:
+    """Fold what is sealed of the journal now, beside the running broker."""
+    call.broker.check(call.principal, "manage", "*", "*")
+    return _json(shapes.SnapshotForm(await call.broker.fold()))
+
+
+# Documents.
+
+
+def openapi() -> dict[str, Any]:
+    """Of everything under `/api/v1`, the hot routes too."""
+    document = get_openapi(
+        title="Posthouse", version="1", routes=app.routes,
+        description="Names in paths are percent-encoded, / in them too; the dead-letter queue of"
+        " orders is orders%2F$dead. Errors are RFC 9457 problem documents.",
+    )  # fmt: skip
+    hot = {QUEUE + "/" + name: each for name, each in DESCRIBED.items()}
+    for path, (takes, gives, text) in hot.items():
+        status = 201 if path.endswith("messages") else 200
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in ("namespace", "queue")
+        ]
+        document["paths"].setdefault(path, {})["post"] = {
+            "summary": text,
+            "operationId": "hot_" + path.rpartition("/")[2],
+            "parameters": parameters,
+            "responses": {str(key): value for key, value in _gives(gives, status).items()},
+            **_takes(takes),
+        }
+    kinds = sorted(_forms, key=lambda each: each.__name__)
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = {
+                "description": "It was refused",
+                "content": {"application/problem+json": {"schema": _reference(shapes.Problem)}},
+            }
+    document["components"] = {
+        "schemas": schemas,
+        "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+    }
+    document["security"] = [{"basic": []}]
+    return document
+
+
+# What is refused leaves FastAPI as an exception, to be told like every other.
+
+
+async def _refuse(request: StarletteRequest, error: Exception) -> Response:
+    request.scope["refused"] = error
+    return Response(status_code=500)
+
+
+async def _invalid(request: StarletteRequest, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(each) for each in first["loc"][1:])
+    return await _refuse(request, InvalidArgument(where, f"is not as it should be: {first['msg']}"))
+
+
+async def _unknown(request: StarletteRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "refused")
+    text = "There is nothing here; /docs tells what there is."
+    return await _refuse(request, HttpProblem(error.status_code, name, text))
+
+
+app.add_exception_handler(Refused, _refuse)
+app.add_exception_handler(HttpProblem, _refuse)
+app.add_exception_handler(RequestValidationError, _invalid)
+app.add_exception_handler(HTTPException, _unknown)
+
+
+async def run(request: Request, broker: Broker, feed: Feed) -> tuple[int, list[Any], bytes]:
+    """Has FastAPI answer a request: status, headers, body. Raises what it was refused with."""
+    app.state.broker, app.state.feed = broker, feed
+    scope = request.scope | {
+        "path": request.scope["raw_path"].decode("ascii"),
+        "posthouse": request,
+    }
+    status, headers, chunks = 500, [], []
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], message["headers"]
+        else:
+            chunks.append(message.get("body", b""))
+
+    async def receive() -> dict[str, Any]:  # bodies are read by the request itself
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await app(scope, receive, send)  # type: ignore[arg-type]
+    if "refused" in scope:
+        raise scope["refused"]
+    return status, headers, b"".join(chunks)
+
+
+# The pages of /docs.
+
+ASSETS = ("swagger-ui.css", "swagger-ui-bundle.js")
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Posthouse</title>
+<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
+<body><div id="docs"></div><script src="/docs/swagger-ui-bundle.js"></script>
+<script src="/docs/start.js"></script></body></html>
+"""
+START = 'SwaggerUIBundle({url: "/docs/openapi.json", dom_id: "#docs", validatorUrl: null});\n'
+
+
+def asset(name: str) -> bytes:
+    import swagger_ui_bundle
+
+    return (Path(swagger_ui_bundle.swagger_ui_path) / name).read_bytes()

@@ -1,0 +1,188 @@
+"""The engine with what a server needs around it: its store, its keys, and what is to exist.
+
+It opens while the listener is up already, so that whoever asks can be told how far it is.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from posthouse.broker.access import BROKER, Guard, Principal, new_key
+from posthouse.broker.clock import SystemClock
+from posthouse.broker.engine import Engine
+from posthouse.broker.memory import Limits, machine_bytes
+from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
+from posthouse.core.commands import CreateQueue
+from posthouse.core.errors import NotAllowed, Unauthenticated, Unauthorized
+from posthouse.core.model import Account, Right
+from posthouse.core.namespaces import CreateNamespace, SetAccount
+from posthouse.server.config import DEFAULT_NAMESPACE, Config
+from posthouse.server.declared import PrincipalDeclared
+from posthouse.server.files import read_secret
+from posthouse.store.file import FileStore
+from posthouse.store.memory import MemoryStore
+
+_log = logging.getLogger(__name__)
+_audit = logging.getLogger("posthouse.audit")
+
+DEV_KEY = "SAS_KEY_VALUE"  # what emulators for Azure take
+ROOT_KEY, SEAL_KEY = "root-key", "seal-key"  # files in the data folder
+MEMORY_FEED_BYTES = 64 << 20  # of the journal, where nothing is on disk
+_SEAL_BYTES = 32
+
+
+class Broker:
+    """`open` it; until that has returned there is no engine."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.engine: Engine | None = None
+        self.store: FileStore | MemoryStore | None = None
+        self.new_root_key: str | None = None  # to be shown, this once
+        self.phase = "opening the journal"
+        self.position = 0  # that recovery has come to
+        self._tidying: asyncio.Task[None] | None = None
+        self.root_key, seal_key = self._keys()
+        self.guard = Guard(self.root_key, seal_key)
+
+    def _keys(self) -> tuple[str, bytes]:
+        """Raises OSError."""
+        config = self.config
+        if config.memory:
+            root = DEV_KEY if config.dev else new_key()
+            self.new_root_key = None if config.dev else root
+            return root, secrets.token_bytes(_SEAL_BYTES)
+        make_folder(config.data)
+        seal, _ = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
+        if len(seal) != _SEAL_BYTES:
+            raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
+        if config.dev:
+            return DEV_KEY, seal
+        kept, made = read_secret(config.data / ROOT_KEY, new_key().encode() + b"\n")
+        key = kept.decode().strip()
+        self.new_root_key = key if made else None
+        return key, seal
+
+    async def open(self) -> Engine:
+        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError."""
+        config = self.config
+        machine = machine_bytes()
+        limits = Limits(
+            bodies_bytes=machine if config.memory else config.bodies_limit or machine // 4,
+            memory_bytes=config.memory_limit or machine // 2,
+        )
+        if config.memory:
+            store: FileStore | MemoryStore = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)
+        else:
+            store = await asyncio.to_thread(self._open_files)
+        self.store = store
+        self.phase = "reading the journal"
+        try:
+            engine = await Engine.open(
+                store, SystemClock(), secrets.randbits(32), self.guard,
+                snapshots=store.snapshots if isinstance(store, FileStore) else None,
+                limits=limits, auto_create=config.auto_create, progress=self._come_to,
+            )  # fmt: skip
+        except BaseException:
+            await store.close()
+            raise
+        gc.collect()
+        gc.freeze()  # what was recovered stays; there is no need to look at it again
+        await self._declare(engine)
+        self.engine, self.phase = engine, "ready"
+        if isinstance(store, FileStore):
+            retention = Retention(
+                config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold
+            )
+            self._tidying = asyncio.create_task(keep_tidy(engine, store, retention))
+        return engine
+
+    def _open_files(self) -> FileStore:
+        config = self.config
+        return FileStore(
+            config.data, segment_bytes=config.segment_size, interval_ms=config.interval_ms,
+            durability=config.durability,  # type: ignore[arg-type]  # one of its words
+        )  # fmt: skip
+
+    def _come_to(self, position: int) -> None:
+        self.position = position
+
+    async def close(self) -> None:
+        """Raises StoreError where what was not acknowledged is open."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait([self._tidying])
+        if self.engine is not None:
+            await self.engine.close()
+
+    def identify(self, name: str, key: str) -> Principal:
+        """Raises Unauthenticated."""
+        if self.engine is None:
+            raise Unauthenticated
+        return self.guard.identify(self.engine.namespaces.accounts, name, key)
+
+    def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
+        """For what is not a command. Raises Unauthorized."""
+        if self.engine is None:
+            raise Unauthorized(principal.name, right, namespace)
+        accounts = self.engine.namespaces.accounts
+        try:
+            self.guard.check_right(accounts, principal, right, namespace, entity)
+        except Unauthorized:
+            _audit.warning(
+                "%s was refused: %s on %s/%s", principal.name, right, namespace, entity,
+                extra={"event": "access.refused", "principal": principal.name, "right": right,
+                       "namespace": namespace, "subject": entity},
+            )  # fmt: skip
+            raise
+
+    async def fold(self) -> int:
+        """Folds now what is sealed; up to where the newest snapshot goes, 0 where there is none.
+
+        Raises NotAllowed.
+        """
+        if not isinstance(self.store, FileStore):
+            raise NotAllowed("the store", "a broker in memory has no snapshots")
+        kept = await fold_apart(self.store)
+        return max(kept, default=0)
+
+    # What is to exist.
+
+    async def _declare(self, engine: Engine) -> None:
+        """What is there already stays as it is, but for principals: those are as declared."""
+        world, declared = engine.namespaces, self.config.declared
+        named = [each.namespace for each in declared.queues]
+        for name in dict.fromkeys((DEFAULT_NAMESPACE, *declared.namespaces, *named)):
+            if name not in world.states:
+                await engine.ask(BROKER, "", CreateNamespace(name))
+        for queue in declared.queues:
+            if queue.name not in world.states[queue.namespace].queues:
+                command = CreateQueue(queue.name, queue.properties)
+                await engine.ask(BROKER, queue.namespace, command)
+        for principal in declared.principals:
+            if not self._is_as_declared(principal, world.accounts.get(principal.name)):
+                keys = [self.guard.seal(principal.name, principal.key)]
+                new = principal.name not in world.accounts
+                command_ = SetAccount(principal.name, principal.grants, keys, new)
+                await engine.ask(BROKER, "", command_)
+        for what in declared.unsupported:
+            _log.warning(
+                "The configuration has %s, which this version cannot make.", what,
+                extra={"event": "config.unsupported", "what": what},
+            )  # fmt: skip
+
+    def _is_as_declared(self, declared: PrincipalDeclared, account: Account | None) -> bool:
+        if account is None or account.grants != list(declared.grants):
+            return False
+        keys = self.guard.keys({account.name: account}, account.name)
+        return keys[:1] == [declared.key]
+
+
+def make_folder(folder: Path) -> None:
+    """For its owner alone. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written to.")

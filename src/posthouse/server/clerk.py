@@ -1,0 +1,271 @@
+"""A clerk: a process that reads the journal for whoever looks at the past, and writes it out.
+
+So that no reader ever holds up the writer, and PyArrow stays out of the serving process. It takes
+one request a line on its standard input, and answers with chunks: a length of 4 bytes, then that
+many bytes; length 0 ends an answer, 0xFFFFFFFF is followed by one more chunk that says what went
+wrong.
+
+    python -m posthouse.server.clerk
+"""
+
+import asyncio
+import io
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from posthouse.broker import payload
+from posthouse.broker.past import Event, Place, find, life
+from posthouse.broker.rows import COLUMNS, Row, rows
+from posthouse.store.errors import StoreError
+from posthouse.store.frames import Frame
+from posthouse.store.reading import END, Reading
+from posthouse.store.segments import frames_from
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FAILED = 0xFFFFFFFF
+CHUNK_BYTES = 256 << 10
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What of the feed: positions from `first` up to `end`, and of them what fits the rest."""
+
+    first: int
+    end: int
+    arrow: bool = False
+    namespace: str | None = None
+    entity: str | None = None
+    kinds: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # none: all
+
+    @property
+    def is_whole(self) -> bool:
+        return self.namespace is None and self.entity is None and not self.kinds
+
+    def fits(self, row: Row) -> bool:
+        return (
+            self.first <= row.position < self.end
+            and (self.namespace is None or row.namespace == self.namespace)
+            and (self.entity is None or row.entity == self.entity)
+            and (not self.kinds or row.kind in self.kinds)
+        )
+
+
+class Lives(msgspec.Struct, frozen=True):
+    """What happened to messages: those with an id, or one in its place."""
+
+    namespace: str
+    end: int
+    id: str | None = None
+    queue: str = ""
+    sequence: int = 0
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request. The journal is a folder, or a file of frames that is removed when it is read."""
+
+    folder: str | None = None
+    spool: str | None = None
+    feed: Wanted | None = None
+    lives: Lives | None = None
+
+
+class _Out(io.RawIOBase):
+    """Standard output, in chunks."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        if size:
+            _write(size.to_bytes(4, "big"), data)
+        return size
+
+
+def _write(*parts: bytes) -> None:
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(1, view) :]
+
+
+class Spool:
+    """A file of frames, from a journal that is not in files."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = path.read_bytes()
+        path.unlink()
+
+    def all_frames(self, first: int, end: int) -> Iterator[Frame]:
+        for _, frame in frames_from(self._data, 0, 0):
+            if frame.end > first and frame.first < end:
+                yield frame
+
+
+class _Bounded:
+    """A journal up to a position: what is behind it may not be durable."""
+
+    def __init__(self, journal: Reading | Spool, end: int) -> None:
+        self._journal = journal
+        self._end = end
+
+    async def read(self, first: int, end: int) -> AsyncIterator[Frame]:
+        for frame in self._journal.all_frames(first, min(end, self._end)):
+            yield frame
+
+
+class Clerk:
+    def __init__(self) -> None:
+        self._readings: dict[str, Reading] = {}
+
+    def answer(self, ask: Ask, out: IO[bytes]) -> None:
+        """Raises StoreError or OSError."""
+        journal: Reading | Spool
+        if ask.spool is not None:
+            journal = Spool(Path(ask.spool))
+        else:
+            assert ask.folder is not None
+            journal = self._readings.setdefault(ask.folder, Reading(Path(ask.folder)))
+        if ask.lives is not None:
+            out.write(asyncio.run(_lives(_Bounded(journal, ask.lives.end), ask.lives)))
+        elif ask.feed is not None and ask.feed.arrow:
+            _write_arrow(journal, ask.feed, out)
+        elif ask.feed is not None:
+            for line in _lines(journal, ask.feed):
+                out.write(line)
+
+
+async def _lives(journal: _Bounded, wanted: Lives) -> bytes:
+    places = [Place(wanted.queue, wanted.sequence)]
+    if wanted.id is not None:
+        places = await find(journal, wanted.namespace, wanted.id)
+    found: list[tuple[str, int, list[Event]]] = [
+        (place.queue, place.sequence, await life(journal, wanted.namespace, place))
+        for place in places
+    ]
+    return msgspec.json.encode(found)
+
+
+# The feed.
+
+
+def _rows(frames: Iterable[Frame], wanted: Wanted) -> Iterator[Row]:
+    for frame in frames:
+        for row in rows(payload.entries(frame), frame.time_ms):
+            if wanted.fits(row):
+                yield row
+
+
+def _lines(journal: Reading | Spool, wanted: Wanted) -> Iterator[bytes]:
+    """Newline-delimited JSON. Nulls are left out; a body that is not text is in `body_base64`."""
+    encoder = msgspec.json.Encoder()
+    names = wanted.columns or COLUMNS
+    for row in _rows(journal.all_frames(wanted.first, wanted.end), wanted):
+        line = {name: value for name in names if (value := getattr(row, name)) is not None}
+        for name in ("body", "native"):
+            if name in line:
+                _as_text(line, name)
+        for name in ("properties", "detail"):
+            if name in line:
+                line[name] = msgspec.Raw(line[name].encode())
+        yield encoder.encode(line) + b"\n"
+
+
+def _as_text(line: dict[str, Any], name: str) -> None:
+    try:
+        line[name] = line[name].decode()
+    except UnicodeDecodeError:
+        line[f"{name}_base64"] = line.pop(name)  # msgspec writes bytes so
+
+
+def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> None:
+    import pyarrow as pa
+
+    from posthouse.broker.twins import SCHEMA
+
+    names = wanted.columns or COLUMNS
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    with pa.ipc.new_stream(out, schema) as writer:
+        for batch in _batches(journal, wanted):
+            if batch.num_rows:
+                writer.write_batch(batch.select(list(names)))
+
+
+def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+    """From the twins of sealed segments where they are, else from the frames."""
+    from posthouse.broker.twins import batches, twin_of
+
+    if isinstance(journal, Spool):
+        for batch in batches(journal.all_frames(wanted.first, wanted.end)):
+            yield _cut(batch, wanted)
+        return
+    for segment, following in journal.with_ends():
+        if following <= wanted.first or segment.first >= wanted.end:
+            continue
+        twin = twin_of(segment.path)
+        if following < END and twin.exists():
+            yield from (_cut(batch, wanted) for batch in _twin_batches(twin, wanted))
+        else:
+            frames = journal.frames(segment, wanted.first, min(wanted.end, following))
+            yield from (_cut(batch, wanted) for batch in batches(frames))
+
+
+def _twin_batches(twin: Path, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    with pa.memory_map(str(twin)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            positions = batch.column(0)
+            first, last = positions[0].as_py(), positions[-1].as_py()
+            if first >= wanted.end:
+                return
+            if last >= wanted.first:
+                yield batch
+
+
+def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
+    """To the positions and rows that are wanted. Positions have no gaps."""
+    import pyarrow.compute as pc
+
+    first = batch.column(0)[0].as_py()
+    begin = max(0, wanted.first - first)
+    batch = batch.slice(begin, max(0, wanted.end - first - begin))
+    if wanted.is_whole:
+        return batch
+    for name, value in (("namespace", wanted.namespace), ("entity", wanted.entity)):
+        if value is not None:
+            batch = batch.filter(pc.equal(batch.column(name), value))
+    if wanted.kinds:
+        import pyarrow as pa
+
+        batch = batch.filter(pc.is_in(batch.column("kind"), pa.array(wanted.kinds)))
+    return batch
+
+
+def main() -> int:
+    os.nice(10)
+    clerk, decoder = Clerk(), msgspec.json.Decoder(Ask)
+    for line in sys.stdin.buffer:
+        out = io.BufferedWriter(_Out(), CHUNK_BYTES)
+        try:
+            clerk.answer(decoder.decode(line), out)
+            out.flush()
+        except (StoreError, OSError) as error:
+            text = str(error).encode()
+            _write(FAILED.to_bytes(4, "big"), len(text).to_bytes(4, "big"), text)
+        else:
+            _write(bytes(4))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""The configuration: one frozen value with all defaults.
+
+A flag goes before the environment (`POSTHOUSE_*`), that before the file (YAML), that before the
+default; for each value it is known where it came from. What is not known, or makes no sense, is an
+error that names it and its origin.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posthouse.server.declared import Declared, read_declared, read_emulator
+
+PORTS = (5672, 5671, 5300, 5555, 2925, 7071, 4566)  # what clients dial
+DEFAULT_NAMESPACE = "default"
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class BadConfig(Exception):
+    """Something in the configuration is unknown or makes no sense; the text names it."""
+
+
+# How a value is read, whether it comes as text or from YAML. Each raises ValueError.
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be text")
+    return value
+
+
+def _path(value: object) -> Path:
+    return Path(_text(value)).expanduser()
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if not isinstance(value, str) or value.lower() not in words:
+        raise ValueError("must be true or false")
+    return words[value.lower()]
+
+
+def _count(least: int, most: int = 1 << 53) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def _scaled(units: Mapping[str, int], example: str) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        found = re.fullmatch(r"(\d{1,12})([a-z]?)", str(value).lower().strip())
+        if isinstance(value, bool) or found is None or found[2] not in units:
+            raise ValueError(f"must be a number with a unit, as in {example}")
+        return int(found[1]) * units[found[2]]
+
+    return read
+
+
+_size = _scaled(_UNITS, "512M or 4G")
+_seconds = _scaled(_SECONDS, "30s, 12h or 7d")
+
+
+def _one_of(*words: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def _several(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    def read_all(value: object) -> tuple[Any, ...]:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            items = [items]
+        return tuple(read(item.strip() if isinstance(item, str) else item) for item in items)
+
+    return read_all
+
+
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(_text(value), strict=False))
+    except ValueError:
+        raise ValueError("must be an address or a network, as in 172.17.0.0/16") from None
+
+
+class Setting(NamedTuple):
+    """How one field of the configuration is read, and what it is for."""
+
+    read: Callable[[object], Any]
+    help: str
+    metavar: str = ""  # what a flag takes, if anything; with ... it may be repeated
+
+
+def _set(default: Any, read: Callable[[object], Any], help: str, metavar: str = "") -> Any:
+    return field(default=default, metadata={"setting": Setting(read, help, metavar)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set, with its default."""
+
+    data: Path = _set(Path("posthouse-data"), _path, "the folder that holds everything", "DIR")
+    memory: bool = _set(False, _flag, "keep nothing on disk: all is gone with the process")
+    host: tuple[str, ...] = _set(
+        ("127.0.0.1", "::1"), _several(_text), "an address to listen on", "ADDRESS..."
+    )
+    port: tuple[int, ...] = _set(
+        PORTS, _several(_count(0, 65_535)), "a port to listen on; 0 picks one", "N..."
+    )
+    durability: str = _set(
+        "fsync", _one_of("fsync", "interval", "memory"), "what an acknowledgement means", "WORD"
+    )
+    interval_ms: int = _set(
+        100, _count(1, 60_000), "how far behind the disk may be where durability is interval", "MS"
+    )
+    dev: bool = _set(
+        False, _flag, "for development: the well-known key works, plain HTTP from this machine"
+        " needs none, clocks can be moved; only peers on this machine are let in",
+    )  # fmt: skip
+    dev_allow: tuple[str, ...] = _set(
+        (), _several(_network), "with --dev, let these peers in too", "CIDR..."
+    )
+    auto_create: bool = _set(False, _flag, "queues come into being when they are first used")
+    memory_limit: int | None = _set(
+        None, _size, "what messages may take of memory before senders are refused; default: half of"
+        " what there is", "SIZE",
+    )  # fmt: skip
+    bodies_limit: int | None = _set(
+        None, _size, "what bodies may take of memory before they stay on disk; default: a quarter",
+        "SIZE",
+    )  # fmt: skip
+    segment_size: int = _set(64 << 20, _size, "of one file of the journal", "SIZE")
+    keep: int = _set(7 * 86_400, _seconds, "how long the journal is kept for the feed", "TIME")
+    keep_size: int = _set(16 << 30, _size, "how much of the journal is kept for the feed", "SIZE")
+    fold_size: int = _set(256 << 20, _size, "how much is written between snapshots", "SIZE")
+    reader_hold: int = _set(
+        32 << 30, _size, "how much of the journal is kept at most for readers that lag", "SIZE"
+    )
+    tls_name: tuple[str, ...] = _set(
+        (), _several(_text), "a host name for the certificate, beside localhost", "NAME..."
+    )
+    tls_cert: Path | None = _set(None, _path, "a certificate of your own, with its chain", "FILE")
+    tls_key: Path | None = _set(None, _path, "its key", "FILE")
+    handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
+    connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
+    request_size: int = _set(48 << 20, _size, "of one HTTP request", "SIZE")
+    stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
+    log: str = _set(
+        "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",
+        "WORD",
+    )  # fmt: skip
+    log_level: str = _set(
+        "info", _one_of("debug", "info", "warning", "error"), "what is logged", "WORD"
+    )
+    config: Path | None = _set(None, _path, "a configuration file", "FILE")
+    declared: Declared = field(default_factory=Declared)  # what is to exist at start; file only
+    origins: Mapping[str, str] = field(default_factory=dict)  # of what is not a default
+
+
+SETTINGS: dict[str, Setting] = {
+    each.name: each.metadata["setting"] for each in fields(Config) if "setting" in each.metadata
+}
+_DECLARED = frozenset(each.name for each in fields(Declared))
+
+
+def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
+    """Raises BadConfig."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    given = {name.removeprefix("POSTHOUSE_").lower(): value for name, value in
+             environment.items() if name.startswith("POSTHOUSE_") and value}  # fmt: skip
+
+    def take(name: str, value: object, origin: str) -> None:
+        if name not in SETTINGS:
+            raise BadConfig(f"{origin}: there is no setting {name!r}; `posthouse serve --help`"
+                            " lists them.")  # fmt: skip
+        try:
+            values[name] = SETTINGS[name].read(value)
+        except ValueError as error:
+            raise BadConfig(f"{origin}: {name} {error}, not {value!r}.") from None
+        origins[name] = origin
+
+    file = flags.get("config") or given.get("config")
+    declared = Declared()
+    if file is not None:
+        path = _path(file)
+        content, declared = _read_file(path)
+        for name, value in content.items():
+            take(name, value, str(path))
+    for name, value in given.items():
+        if name not in _FOR_CLIENTS:
+            take(name, value, f"POSTHOUSE_{name.upper()}")
+    for name, value in flags.items():
+        if value is not None:
+            take(name, value, f"--{name.replace('_', '-')}")
+    config = Config(**values, declared=declared, origins=origins)
+    _check(config)
+    return config
+
+
+_FOR_CLIENTS = frozenset(("url", "key", "namespace", "ca"))  # the command line reads these
+
+
+def _check(config: Config) -> None:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise BadConfig("tls_cert and tls_key belong together; give both or neither.")
+    if config.dev_allow and not config.dev:
+        raise BadConfig("dev_allow goes with dev; without it every peer may come, with a key.")
+    if "memory" in config.origins and config.memory and "data" in config.origins:
+        raise BadConfig("data and memory exclude each other; give one of them.")
+    if not config.port or not config.host:
+        raise BadConfig("port and host must not be empty.")
+
+
+def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
+    import yaml  # not needed by a start without a file
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise BadConfig(f"{path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadConfig(f"{path} is not YAML: {error}".replace("\n", " ")) from None
+    content = {} if content is None else content
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise BadConfig(f"{path} must hold settings by name.")
+    try:
+        if "UserConfig" in content:
+            return {}, read_emulator(content, DEFAULT_NAMESPACE)
+        mine = {name: content.pop(name) for name in list(content) if name in _DECLARED}
+        return content, read_declared(mine, DEFAULT_NAMESPACE)
+    except ValueError as error:
+        raise BadConfig(f"{path}: {error}") from None

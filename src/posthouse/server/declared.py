@@ -1,0 +1,190 @@
+"""What a configuration file declares to exist at start: ours, and Microsoft's emulator's.
+
+Ours:
+
+    namespaces: [shop]
+    queues:
+      - name: orders
+        namespace: shop            # or the default one
+        lock_ms: 30000             # any property of a queue
+    principals:
+      - name: web
+        key: a secret of at least 16 characters
+        grants: [{namespace: shop, entity: orders*, rights: [send, listen]}]
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from posthouse.core.model import Grant, QueueProperties, Right
+
+KEY_CHARS_MIN = 16
+T = TypeVar("T")
+
+
+class QueueDeclared(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str
+    properties: QueueProperties = QueueProperties()
+
+
+class PrincipalDeclared(msgspec.Struct, frozen=True):
+    name: str
+    key: str
+    grants: tuple[Grant, ...]
+
+    def __repr__(self) -> str:
+        return f"PrincipalDeclared({self.name!r})"  # the key is nobody's business
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is to exist at start. What is there already is left as it is."""
+
+    namespaces: tuple[str, ...] = ()
+    queues: tuple[QueueDeclared, ...] = ()
+    principals: tuple[PrincipalDeclared, ...] = ()
+    unsupported: tuple[str, ...] = ()  # what the file has that this version cannot make
+
+
+class _GrantForm(msgspec.Struct, forbid_unknown_fields=True):
+    rights: list[Right]
+    namespace: str = "*"
+    entity: str = "*"
+
+
+class _PrincipalForm(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    key: str
+    grants: list[_GrantForm]
+
+
+def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
+    """Raises ValueError."""
+    queues = [_queue(each, namespace) for each in _convert("queues", content, list[dict[str, Any]])]
+    principals = []
+    for form in _convert("principals", content, list[_PrincipalForm]):
+        if len(form.key) < KEY_CHARS_MIN:
+            raise ValueError(f"the key of {form.name} must have {KEY_CHARS_MIN} characters or more")
+        grants = tuple(Grant(each.namespace, each.entity, each.rights) for each in form.grants)
+        principals.append(PrincipalDeclared(form.name, form.key, grants))
+    names = _convert("namespaces", content, list[str])
+    return Declared(tuple(names), tuple(queues), tuple(principals))
+
+
+def _convert(name: str, content: Mapping[str, object], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(content.get(name, []), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _queue(form: dict[str, Any], namespace: str) -> QueueDeclared:
+    form = dict(form)
+    name, space = form.pop("name", None), form.pop("namespace", namespace)
+    if not isinstance(name, str) or not isinstance(space, str):
+        raise ValueError("queues: each needs a name, and its namespace is one")  # noqa: TRY004
+    unknown = set(form) - set(QueueProperties.__struct_fields__)
+    if unknown:
+        raise ValueError(f"queue {name}: there is no property {min(unknown)!r}")
+    try:
+        return QueueDeclared(name, space, msgspec.convert(form, QueueProperties))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"queue {name}: {error}") from None
+
+
+# Microsoft's emulator. Its file has one namespace, whose entities go to ours.
+
+
+class _Emulated(msgspec.Struct, rename="pascal"):
+    dead_lettering_on_message_expiration: bool = False
+    default_message_time_to_live: str | None = None
+    duplicate_detection_history_time_window: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
+    forward_to: str | None = None
+    lock_duration: str | None = None
+    max_delivery_count: int = 10
+    requires_duplicate_detection: bool = False
+    requires_session: bool = False
+
+
+class _EmulatedQueue(msgspec.Struct, rename="pascal"):
+    name: str
+    properties: _Emulated = msgspec.field(default_factory=_Emulated)
+
+
+class _EmulatedTopic(msgspec.Struct, rename="pascal"):
+    name: str
+
+
+class _EmulatedNamespace(msgspec.Struct, rename="pascal"):
+    name: str = ""
+    queues: list[_EmulatedQueue] = []
+    topics: list[_EmulatedTopic] = []
+
+
+class _UserConfig(msgspec.Struct, rename="pascal"):
+    namespaces: list[_EmulatedNamespace] = []
+
+
+def read_emulator(content: Mapping[str, object], namespace: str) -> Declared:
+    """The emulator's `Config.json`. Raises ValueError."""
+    try:
+        found = msgspec.convert(content["UserConfig"], _UserConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"UserConfig: {error}") from None
+    queues, unsupported = [], []
+    for space in found.namespaces:
+        for queue in space.queues:
+            queues.append(QueueDeclared(queue.name, namespace, _emulated(queue)))
+            given = queue.properties
+            targets = (given.forward_to, given.forward_dead_lettered_messages_to)
+            unsupported += [f"forwarding from {queue.name} to {to}" for to in targets if to]
+        unsupported += [f"topic {topic.name}" for topic in space.topics]
+    return Declared(queues=tuple(queues), unsupported=tuple(unsupported))
+
+
+def _emulated(queue: _EmulatedQueue) -> QueueProperties:
+    given = queue.properties
+    defaults = QueueProperties()
+
+    def ms(name: str, text: str | None) -> int | None:
+        try:
+            return None if text is None else duration_ms(text)
+        except ValueError as error:
+            raise ValueError(f"queue {queue.name}: {name} {error}") from None
+
+    window_ms = ms("DuplicateDetectionHistoryTimeWindow",
+                   given.duplicate_detection_history_time_window)  # fmt: skip
+    return QueueProperties(
+        lock_ms=ms("LockDuration", given.lock_duration) or defaults.lock_ms,
+        max_delivery=given.max_delivery_count,
+        ttl_ms=ms("DefaultMessageTimeToLive", given.default_message_time_to_live),
+        requires_session=given.requires_session,
+        duplicate_detection=given.requires_duplicate_detection,
+        duplicate_window_ms=window_ms or defaults.duplicate_window_ms,
+        dead_letter_expired=given.dead_lettering_on_message_expiration,
+    )
+
+
+_DURATION = re.compile(
+    r"P(?:(\d{1,8})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,8})M)?(?:(\d{1,8}(?:\.\d{1,7})?)S)?)?", re.ASCII
+)
+
+
+def duration_ms(text: str) -> int | None:
+    """An ISO 8601 duration of days and less; None for one that means for ever.
+
+    Raises ValueError.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or text.endswith(("P", "T")):
+        raise ValueError(f"must be a duration like PT1M30S, not {text!r}")
+    days, hours, minutes, seconds = (float(each or 0) for each in found.groups())
+    if days >= 3_650_000:  # .NET's largest, by which Azure says: never
+        return None
+    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)

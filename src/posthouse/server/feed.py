@@ -1,0 +1,356 @@
+"""The feed: everything that happened, by position, for whoever reads along or looks back.
+
+    GET /feed?after=P&limit=N&namespace=&entity=&kinds=a,b&columns=a,b&reader=NAME&wait_ms=M
+    GET /feed/status
+
+`limit` is how many positions are looked at, so that an answer always covers a known range: up to
+the position in the header `posthouse-next`, from which to go on. The reading is done by clerks,
+processes of their own; what is here only hands their bytes on.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Collection
+
+import msgspec
+
+from posthouse.broker.rows import COLUMNS, WORDS
+from posthouse.core.errors import Busy, InvalidArgument, NotFound
+from posthouse.core.model import Reader
+from posthouse.server.broker import Broker
+from posthouse.server.clerk import FAILED, Ask, Lives, Wanted
+from posthouse.server.http import Answer, Request
+from posthouse.server.problems import HttpProblem
+from posthouse.server.shapes import WAIT_MS_MAX, EventForm, LifeForm, ReaderInfoForm
+from posthouse.store.file import FileStore
+from posthouse.store.frames import encode_header
+
+ARROW = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
+LIMIT, LIMIT_MAX = 10_000, 100_000_000
+CLERKS_MAX = 4  # at work at a time; who comes then waits for one
+WAIT_FOR_CLERK_SECONDS = 30
+IDLE_SECONDS = 60  # after which a clerk without work goes
+STEP_BYTES = 8 << 20  # of frames that are handed to a clerk where they are not in files
+_PIPE_BYTES = 1 << 20
+_PARAMETERS = frozenset(
+    ("after", "limit", "namespace", "entity", "kinds", "columns", "reader", "wait_ms")
+)
+_EventRow = tuple[int, int, str, str, int, str]
+
+
+class Clerk:
+    """One process that reads the journal, as the serving process sees it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.idle: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def start(cls) -> "Clerk":
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-m", "posthouse.server.clerk")
+        made = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, limit=2 * _PIPE_BYTES, start_new_session=True
+        )
+        return cls(made)
+
+    @property
+    def lives(self) -> bool:
+        return self._process.returncode is None
+
+    async def ask(self, ask: Ask) -> AsyncIterator[bytes]:
+        """What it writes, as it comes. Raises HttpProblem, or ConnectionError if it has died."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        reader = self._process.stdout
+        self._process.stdin.write(msgspec.json.encode(ask) + b"\n")
+        await self._process.stdin.drain()
+        try:
+            while size := int.from_bytes(await reader.readexactly(4), "big"):
+                if size == FAILED:
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    text = (await reader.readexactly(size)).decode()
+                    raise HttpProblem(410, "not-there", f"{text[0].upper()}{text[1:]}.")
+                yield await reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ConnectionError("a clerk has ended unasked") from None
+
+    def end(self) -> None:
+        if self.idle is not None:
+            self.idle.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+
+class Feed:
+    """The feed of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._free: list[Clerk] = []
+        self._all: set[Clerk] = set()
+        self._room = asyncio.Semaphore(CLERKS_MAX)
+
+    def close(self) -> None:
+        for clerk in self._all:
+            clerk.end()
+
+    # Routes.
+
+    async def answer(self, request: Request) -> Answer:
+        if request.method != "GET":
+            raise HttpProblem(405, "method-not-allowed", "The feed is read with GET.")
+        match request.parts[1:]:
+            case [] | [b""]:
+                return await self._read(request)
+            case [b"status"]:
+                self._broker.check(request.principal, "listen", "*", "*")
+                return Answer(msgspec.json.encode(self.status()))
+            case _:
+                raise HttpProblem(404, "not-found", "There are /feed and /feed/status.")
+
+    async def _read(self, request: Request) -> Answer:
+        query = request.query
+        unknown = set(query) - _PARAMETERS
+        if unknown:
+            raise InvalidArgument(min(unknown), f"is not one of {', '.join(sorted(_PARAMETERS))}")
+        namespace, entity = query.get("namespace"), query.get("entity")
+        right_on = (namespace or "*", "*" if namespace is None else entity or "*")
+        self._broker.check(request.principal, "listen", *right_on)
+        first, last = self.range()
+        after = self._after(query, first, last)
+        limit = _number(query, "limit", LIMIT, 1, LIMIT_MAX)
+        wait_ms = _number(query, "wait_ms", 0, 0, WAIT_MS_MAX)
+        if wait_ms and after >= last:
+            await self._wait(request, after, wait_ms)
+            first, last = self.range()
+        end = min(after + limit, last) + 1
+        arrow = _wants_arrow(request)
+        wanted = Wanted(
+            after + 1, end, arrow, namespace, entity,
+            _words(query, "kinds", WORDS), _words(query, "columns", COLUMNS),
+        )  # fmt: skip
+        headers = (
+            (b"content-type", (ARROW if arrow else NDJSON).encode()),
+            (b"posthouse-next", b"%d" % (end - 1)),
+            (b"cache-control", b"no-store"),
+        )
+        if end <= wanted.first and not arrow:
+            return Answer(b"", 200, headers)
+        chunks = self._feed(wanted)
+        try:
+            head = await anext(chunks)  # a failure is told as such while it still can be
+        except StopAsyncIteration:
+            return Answer(b"", 200, headers)
+        return Answer(_with(head, chunks), 200, headers)
+
+    def _after(self, query: dict[str, str], first: int, last: int) -> int:
+        """The position behind which to begin. Raises HttpProblem where that is trimmed."""
+        name = query.get("reader")
+        if name is not None:
+            assert self._broker.engine is not None
+            reader = self._broker.engine.namespaces.readers.get(name)
+            if reader is None:
+                raise NotFound("reader", name)
+            self.check_reader(reader, reader.position)
+            after = _number(query, "after", reader.position, 0, 1 << 62)
+        else:
+            after = _number(query, "after", first - 1, 0, 1 << 62)
+        if after < first - 1:
+            raise _trimmed(after, first)
+        return min(after, last)
+
+    async def _wait(self, request: Request, after: int, wait_ms: int) -> None:
+        engine = self._broker.engine
+        assert engine is not None
+        waiting = asyncio.ensure_future(engine.beyond(after))
+        gone = asyncio.ensure_future(request.gone())
+        await asyncio.wait(
+            (waiting, gone), timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+        )
+        left = gone.done()
+        for each in (waiting, gone):
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await each
+        if left:
+            raise ConnectionResetError
+
+    # What there is.
+
+    def range(self) -> tuple[int, int]:
+        """The first and the last position that can be read; the last may be before the first."""
+        store = self._broker.store
+        assert store is not None
+        extents = store.extents()
+        return (extents[0].first if extents else 1), store.durable - 1
+
+    def status(self) -> dict[str, object]:
+        store = self._broker.store
+        assert store is not None
+        first, last = self.range()
+        extents = store.extents() if isinstance(store, FileStore) else []
+        parts = [
+            {
+                "first": each.first,
+                "last": min(each.end - 1, last),
+                "rows": min(each.end - 1, last) - each.first + 1,
+                "size_bytes": each.size_bytes,
+                "sealed": at < len(extents) - 1,
+            }
+            for at, each in enumerate(extents)
+        ]
+        return {"first": first, "last": last, "parts": parts}
+
+    def readers(self) -> list[ReaderInfoForm]:
+        assert self._broker.engine is not None
+        first, last = self.range()
+        return [
+            ReaderInfoForm(
+                each.name, each.position, each.updated_ms, max(0, last - each.position),
+                each.position < first - 1,
+            )
+            for _, each in sorted(self._broker.engine.namespaces.readers.items())
+        ]  # fmt: skip
+
+    def check_reader(self, reader: Reader | None, position: int) -> None:
+        """Raises HttpProblem where what it has not read yet is gone, or where it is too far on."""
+        first, last = self.range()
+        if position > last:
+            raise InvalidArgument("position", f"must not be beyond the last, {last}")
+        if reader is not None and position < first - 1:
+            raise _trimmed(position, first)
+
+    # Asking clerks.
+
+    async def lives(self, namespace: str, id: str) -> list[LifeForm]:
+        """Of the messages with an id. Raises NotFound."""
+        _, last = self.range()
+        found = await self._lives(Lives(namespace, last + 1, id))
+        if not found:
+            raise NotFound("message", id)
+        return found
+
+    async def life(self, namespace: str, queue: str, sequence: int) -> list[LifeForm]:
+        _, last = self.range()
+        return await self._lives(Lives(namespace, last + 1, None, queue, sequence))
+
+    async def _lives(self, wanted: Lives) -> list[LifeForm]:
+        data = b"".join([chunk async for chunk in self._asked(Ask(lives=wanted), 1, wanted.end)])
+        lives = msgspec.json.decode(data, type=list[tuple[str, int, list[_EventRow]]])
+        return [
+            LifeForm(queue, sequence, [EventForm(*event) for event in events])
+            for queue, sequence, events in lives
+        ]
+
+    async def _feed(self, wanted: Wanted) -> AsyncIterator[bytes]:
+        async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
+            yield chunk
+
+    async def _asked(self, ask: Ask, first: int, end: int) -> AsyncIterator[bytes]:
+        try:
+            async with asyncio.timeout(WAIT_FOR_CLERK_SECONDS):
+                await self._room.acquire()
+        except TimeoutError:
+            raise Busy("too many read the feed at a time") from None
+        clerk = None
+        whole = False
+        try:
+            ask = await self._with_journal(ask, first, end)
+            clerk = await self._clerk()
+            async for chunk in clerk.ask(ask):
+                yield chunk
+            whole = True
+        except HttpProblem:
+            whole = True  # it has said so, and can go on
+            raise
+        finally:
+            self._room.release()
+            if clerk is not None:
+                self._give_back(clerk, whole)
+
+    async def _with_journal(self, ask: Ask, first: int, end: int) -> Ask:
+        store = self._broker.store
+        if isinstance(store, FileStore):
+            return msgspec.structs.replace(ask, folder=str(store.folder))
+        assert store is not None
+        file, name = tempfile.mkstemp(prefix="posthouse-")
+        with os.fdopen(file, "wb") as writing:
+            async for frame in store.read(first, end):
+                writing.write(encode_header(frame, 0) + frame.payload)
+        return msgspec.structs.replace(ask, spool=name)
+
+    async def _clerk(self) -> Clerk:
+        while self._free:
+            clerk = self._free.pop()
+            if clerk.idle is not None:
+                clerk.idle.cancel()
+                clerk.idle = None
+            if clerk.lives:
+                return clerk
+            self._all.discard(clerk)
+        clerk = await Clerk.start()
+        self._all.add(clerk)
+        return clerk
+
+    def _give_back(self, clerk: Clerk, whole: bool) -> None:
+        """One that has not said all it had to say is no use any more."""
+        if not whole or not clerk.lives:
+            clerk.end()
+            self._all.discard(clerk)
+            return
+        self._free.append(clerk)
+
+        def go() -> None:
+            if clerk in self._free:
+                self._free.remove(clerk)
+                self._all.discard(clerk)
+                clerk.end()
+
+        clerk.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, go)
+
+
+async def _with(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
+    async for chunk in rest:
+        yield chunk
+
+
+def _number(query: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
+        raise InvalidArgument(name, f"must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _words(query: dict[str, str], name: str, known: Collection[str]) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word for word in query.get(name, "").split(",") if word))
+    for word in words:
+        if word not in known:
+            raise InvalidArgument(name, f"has no {word!r}; there are {', '.join(sorted(known))}")
+    return words
+
+
+def _wants_arrow(request: Request) -> bool:
+    """Raises HttpProblem where nothing that is accepted is known."""
+    accepted = request.headers.get(b"accept", b"*/*").decode("latin-1").lower()
+    for each in accepted.split(","):
+        kind = each.partition(";")[0].strip()
+        if kind == ARROW:
+            return True
+        if kind in (NDJSON, "application/*", "*/*", "application/json", "text/*"):
+            return False
+    raise HttpProblem(406, "not-acceptable", f"There are {NDJSON} and {ARROW}.")
+
+
+def _trimmed(after: int, first: int) -> HttpProblem:
+    return HttpProblem(
+        410, "trimmed", f"What came behind position {after} is not kept any more: the journal"
+        f" begins at {first}. Go on from after={first - 1}, and take note of the gap.",
+    )  # fmt: skip

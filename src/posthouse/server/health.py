@@ -1,0 +1,61 @@
+"""Health: whether the process lives, is ready for work, and how far a start has come."""
+
+import asyncio
+
+import msgspec
+
+from posthouse.core.errors import Busy
+from posthouse.server.broker import Broker
+from posthouse.server.http import JSON, Answer, Request, Route
+from posthouse.server.problems import HttpProblem
+from posthouse.store.errors import StoreError
+
+READY_SECONDS = 2  # what a sync may take before the broker is not ready
+
+
+def health(broker: Broker) -> Route:
+    """`/health/live`, `/health/ready`, `/health/startup`."""
+
+    async def answer(request: Request) -> Answer:
+        if request.method not in ("GET", "HEAD"):
+            raise HttpProblem(405, "method-not-allowed", "Health is asked for with GET.")
+        match request.parts[1:]:
+            case [b"live"]:
+                return _say(200, status="alive")
+            case [b"ready"]:
+                return await _ready(broker)
+            case [b"startup"]:
+                return _startup(broker)
+            case _:
+                raise HttpProblem(
+                    404, "not-found", "There are /health/live, /health/ready and /health/startup."
+                )
+
+    return answer
+
+
+async def _ready(broker: Broker) -> Answer:
+    """The store is open, recovery is done, and something was synced within the last second."""
+    engine = broker.engine
+    if engine is None:
+        return _say(503, status=broker.phase)
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await engine.prove()
+    except TimeoutError:
+        return _say(503, status=f"a sync takes more than {READY_SECONDS} s")
+    except (StoreError, Busy) as error:
+        return _say(503, status=str(error))
+    return _say(200, status="ready")
+
+
+def _startup(broker: Broker) -> Answer:
+    store = broker.store
+    end = 0 if store is None or store.last is None else store.last.end
+    done = broker.engine is not None
+    position = end if done else broker.position
+    return _say(200 if done else 503, status=broker.phase, position=position, end=end)
+
+
+def _say(code: int, **facts: str | int) -> Answer:
+    return Answer(msgspec.json.encode(facts), code, (JSON, (b"cache-control", b"no-store")))

@@ -1,0 +1,189 @@
+"""The hot routes of `/api/v1`: send, receive, settle. Plain calls, JSON by msgspec, no framework.
+
+POST /api/v1/namespaces/N/queues/Q/messages       send: JSON, or one body of another type
+POST /api/v1/namespaces/N/queues/Q/receive
+POST /api/v1/namespaces/N/queues/Q/complete, abandon, release, defer, dead-letter, renew
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Enqueued,
+    Receive,
+    Received,
+    Release,
+    Renew,
+    Send,
+    Settle,
+    Settled,
+)
+from posthouse.core.message import Envelope, NewMessage, encode_envelope
+from posthouse.server.http import Answer, Request, decoded, name_in
+from posthouse.server.problems import HttpProblem
+from posthouse.server.shapes import (
+    AbandonForm,
+    DeadLetterForm,
+    EnqueuedForm,
+    MessagesForm,
+    ReceiveForm,
+    RenewForm,
+    ReturnForm,
+    SendForm,
+    SettledForm,
+    SettleForm,
+    delivered,
+    new_message,
+    properties_in,
+    token_in,
+)
+
+_encode = msgspec.json.Encoder().encode
+_FORM = "application/x-www-form-urlencoded"
+
+
+class Target(NamedTuple):
+    namespace: str
+    queue: str
+
+
+Hot = Callable[[Engine, Request, Target], Awaitable[Answer]]
+
+
+def find(request: Request) -> tuple[Hot, Target] | None:
+    """The hot route that a request is for, if it is for one."""
+    parts = request.parts
+    if len(parts) != 7 or parts[4] != b"queues" or parts[2] != b"namespaces":
+        return None
+    hot = _ROUTES.get(parts[6])
+    if hot is None or request.method != "POST":
+        return None
+    return hot, Target(name_in(parts[3]), name_in(parts[5]))
+
+
+async def _send(engine: Engine, request: Request, target: Target) -> Answer:
+    body = await request.body()
+    kind = request.headers.get(b"content-type", b"").decode("latin-1")
+    name = kind.partition(";")[0].strip().lower()
+    if name == _FORM:  # what curl says of everything
+        raise HttpProblem(
+            415, "unknown-content", "Say what it is: application/json for messages in JSON, or"
+            " another content type, such as text/plain, for the body of one message.",
+        )  # fmt: skip
+    if name not in ("", "application/json"):
+        envelope = Envelope(content_type=kind[:256])
+        command = Send(target.queue, [NewMessage(encode_envelope(envelope), body)])
+    else:
+        form: SendForm = decoded(SendForm, body)
+        keys = [each.key for each in form.messages]
+        command = Send(
+            target.queue, [new_message(each) for each in form.messages],
+            keys if any(key is not None for key in keys) else None, form.refuse_duplicates,
+        )  # fmt: skip
+    answer = await engine.ask(request.principal, target.namespace, command)
+    assert isinstance(answer, Enqueued)
+    return Answer(_encode(EnqueuedForm(list(answer.sequences), answer.duplicates)), 201)
+
+
+async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
+    form: ReceiveForm = decoded(ReceiveForm, await request.body())
+    deadline_ms = engine.clock_ms(target.namespace) + form.wait_ms if form.wait_ms else 0
+    command = Receive(
+        target.queue, engine.new_receiver(), form.limit, deadline_ms, form.delete, form.lock_ms,
+        session=token_in(form.session),
+    )  # fmt: skip
+    asking = engine.ask(request.principal, target.namespace, command)
+    answer = await (until_gone(request, asking) if form.wait_ms else asking)
+    if isinstance(answer, Received):
+        return Answer(_encode(MessagesForm([delivered(each) for each in answer.deliveries])))
+    raise ConnectionResetError
+
+
+async def until_gone(request: Request, asking: Awaitable[Any]) -> Any:
+    """What was asked for; None where the client goes away before, and then it is dropped."""
+    asked = asyncio.ensure_future(asking)
+    gone = asyncio.ensure_future(request.gone())
+    try:
+        await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
+        return asked.result() if asked.done() else None
+    finally:
+        for each in (asked, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError):
+                await each
+
+
+def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Settle]) -> Hot:
+    async def settle(engine: Engine, request: Request, target: Target) -> Answer:
+        form = decoded(form_of, await request.body())
+        command = make(target.queue, form, [int(token, 16) for token in form.locks])
+        answer = await engine.ask(request.principal, target.namespace, command)
+        assert isinstance(answer, Settled)
+        lost = [f"{each:032x}" for each in answer.lost if isinstance(each, int)]
+        return Answer(_encode(SettledForm(lost, list(answer.until_ms))))
+
+    return settle
+
+
+def _complete(queue: str, form: SettleForm, locks: list[int]) -> Settle:
+    return Complete(queue, locks, form.partial, token_in(form.session))
+
+
+def _release(queue: str, form: SettleForm, locks: list[int]) -> Settle:
+    return Release(queue, locks, form.partial, token_in(form.session))
+
+
+def _abandon(queue: str, form: AbandonForm, locks: list[int]) -> Settle:
+    return Abandon(
+        queue, locks, form.partial, token_in(form.session), properties_in(form.properties),
+        form.delay_ms,
+    )  # fmt: skip
+
+
+def _defer(queue: str, form: ReturnForm, locks: list[int]) -> Settle:
+    return Defer(queue, locks, form.partial, token_in(form.session), properties_in(form.properties))
+
+
+def _dead_letter(queue: str, form: DeadLetterForm, locks: list[int]) -> Settle:
+    return DeadLetter(
+        queue, locks, form.partial, token_in(form.session), form.reason, form.description,
+        properties_in(form.properties),
+    )  # fmt: skip
+
+
+def _renew(queue: str, form: RenewForm, locks: list[int]) -> Settle:
+    return Renew(queue, locks, form.partial, token_in(form.session), form.lock_ms)
+
+
+_ROUTES: dict[bytes, Hot] = {
+    b"messages": _send,
+    b"receive": _receive,
+    b"complete": _settle(SettleForm, _complete),
+    b"release": _settle(SettleForm, _release),
+    b"abandon": _settle(AbandonForm, _abandon),
+    b"defer": _settle(ReturnForm, _defer),
+    b"dead-letter": _settle(DeadLetterForm, _dead_letter),
+    b"renew": _settle(RenewForm, _renew),
+}
+
+# For the OpenAPI document: what each takes and gives, and what it is for.
+DESCRIBED: dict[str, tuple[type, type, str]] = {
+    "messages": (SendForm, EnqueuedForm, "Send messages, all of them or none"),
+    "receive": (ReceiveForm, MessagesForm, "Receive messages, waiting for them if asked to"),
+    "complete": (SettleForm, SettledForm, "Complete messages: they are done with"),
+    "release": (SettleForm, SettledForm, "Release messages, as if they had never been delivered"),
+    "abandon": (AbandonForm, SettledForm, "Abandon messages: they are delivered again"),
+    "defer": (ReturnForm, SettledForm, "Defer messages: they wait to be asked for by number"),
+    "dead-letter": (DeadLetterForm, SettledForm, "Move messages to the dead-letter queue"),
+    "renew": (RenewForm, SettledForm, "Renew locks"),
+}
+assert {name.encode() for name in DESCRIBED} == set(_ROUTES)

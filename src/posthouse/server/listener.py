@@ -1,0 +1,395 @@
+"""The listener: every port speaks every dialect.
+
+One byte is peeked at, once: 0x16 begins TLS. Then a small protocol collects bytes until a dialect
+recognises them, at most 64, and hands the connection over to that dialect's peer. Who says nothing
+past the handshake limit is closed; until then it costs a socket, a timer, and no CPU.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+
+if TYPE_CHECKING:
+    import ssl
+
+_log = logging.getLogger(__name__)
+
+SNIFF_BYTES = 64
+BACKLOG = 1_024
+ACCEPT_MAX = 64  # in one go, so that those who are in get their turn
+OUT_OF_FILES_SECONDS = 1.0
+_TLS = 0x16
+_NEW, _SILENT = "new", "unknown"
+
+Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+MakeContext: TypeAlias = Callable[[], "asyncio.Future[ssl.SSLContext]"]
+
+
+class Peer(Protocol):
+    """One connection's protocol state, as asyncio wants it, and a way to end it politely."""
+
+    def connection_made(self, transport: Any) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def shutdown(self) -> None:
+        """Tells the other side in its protocol that this one is going, when it is a good moment."""
+
+
+class Dialect(NamedTuple):
+    """A protocol that a port can be spoken to in."""
+
+    name: str
+    # From the first bytes: True, False, or None where more of them are needed to tell.
+    recognise: Callable[[bytes], bool | None]
+    # A peer for a connection, which says so when it is gone. None: known, but not served.
+    make: "Callable[[Connection], Peer] | None"
+
+
+class Connection:
+    """What the listener knows of one connection. Its peer calls `gone` when it is over."""
+
+    __slots__ = ("_listener", "address", "deadline", "dialect", "peer", "transport")
+
+    def __init__(self, listener: "Listener", address: str) -> None:
+        self._listener = listener
+        self.address = address  # of the other side
+        self.dialect = _NEW
+        self.peer: Peer | None = None
+        self.transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.time() + listener.limits.handshake_seconds
+
+    @property
+    def handshake_seconds(self) -> float:
+        return self._listener.limits.handshake_seconds
+
+    def known_as(self, dialect: str) -> None:
+        self._listener.moved(self, dialect)
+
+    def gone(self) -> None:
+        self._listener.forget(self)
+
+
+class Limits(NamedTuple):
+    handshake_seconds: float = 10
+    connections: int = 10_000
+    networks: Networks | None = None  # from where peers are let in; None: from anywhere
+
+
+class Listener:
+    """All ports. `open` it, `close` it; what it has accepted lives until its peers end."""
+
+    def __init__(
+        self, dialects: Sequence[Dialect], limits: Limits, tls: MakeContext | None = None
+    ) -> None:
+        self.dialects = dialects
+        self.limits = limits
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.by_dialect: Counter[str] = Counter()  # open now
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()  # why: full, address, silent, unknown
+        self._emptied = asyncio.Event()
+
+    # Opening and closing.
+
+    def open(self, hosts: Sequence[str], ports: Sequence[int]) -> list[tuple[str, int]]:
+        """Returns what it listens on. Raises OSError where that is nothing at all."""
+        listening: list[tuple[str, int]] = []
+        failure: OSError | None = None
+        for wanted in ports:
+            port = wanted
+            for host in hosts:
+                try:
+                    made = _listening(host, port)
+                except OSError as error:
+                    failure = self._not_open(host, port, error)
+                    continue
+                port = made.getsockname()[1]  # where one was picked, the other hosts have it too
+                self._sockets.append(made)
+                listening.append((host, port))
+        if not listening:
+            raise failure or OSError(errno.EINVAL, "there is nothing to listen on")
+        for each in self._sockets:
+            asyncio.get_running_loop().add_reader(each, self._accept, each)
+        return listening
+
+    def _not_open(self, host: str, port: int, error: OSError) -> OSError:
+        if error.errno == errno.EADDRNOTAVAIL and ":" in host:
+            _log.debug("There is no IPv6 here: %s.", host)
+        else:
+            _log.warning(
+                "Cannot listen on %s port %d: %s.", host, port, error.strerror,
+                extra={"event": "listener.port", "host": host, "port": port},
+            )  # fmt: skip
+        return error
+
+    def stop_accepting(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in self._sockets:
+            loop.remove_reader(each)
+            each.close()
+        self._sockets.clear()
+
+    async def close(self, seconds: float) -> bool:
+        """Tells every peer, and waits for them that long; whether all have gone."""
+        self.stop_accepting()
+        for task in list(self._tasks):
+            task.cancel()
+        for connection in list(self._connections):
+            if connection.peer is not None:
+                connection.peer.shutdown()
+            elif connection.transport is not None:
+                connection.transport.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._connections:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        all_gone = not self._connections
+        for connection in list(self._connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        return all_gone
+
+    # Accepting.
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPT_MAX):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                self._pause(listening, error)
+                return
+            self._admit(accepted, address)
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Nothing can be accepted just now; asking again at once would only burn CPU."""
+        _log.error(
+            "Cannot accept connections: %s. Raise the limit on open files.", error.strerror,
+            extra={"event": "listener.files"},
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+
+        def resume() -> None:
+            if listening in self._sockets:
+                loop.add_reader(listening, self._accept, listening)
+
+        loop.call_later(OUT_OF_FILES_SECONDS, resume)
+
+    def _admit(self, accepted: socket.socket, address: tuple[Any, ...]) -> None:
+        host = str(address[0])
+        self.accepted += 1
+        if len(self._connections) >= self.limits.connections:
+            self.refused["full"] += 1
+            accepted.close()
+            return
+        if not self._may_come(host):
+            self.refused["address"] += 1
+            _log.warning(
+                "A peer at %s was turned away: with --dev only this machine is let in;"
+                " --dev-allow lets others in.", host,
+                extra={"event": "access.address", "address": host},
+            )  # fmt: skip
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(self, host)
+        self._connections.add(connection)
+        self.by_dialect[_NEW] += 1
+        self._run(self._hand_on(accepted, connection))
+
+    def _may_come(self, host: str) -> bool:
+        """By the address it comes from, not the one it came to."""
+        if self.limits.networks is None:
+            return True
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self.limits.networks)
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_on(self, accepted: socket.socket, connection: Connection) -> None:
+        """From a bare socket to a transport with the sniffing protocol on it."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(connection.deadline):
+                first = await _first_byte(accepted)
+                context = None
+                if first == _TLS and self._tls is not None:
+                    context = await self._tls()
+                if not first and first != 0:
+                    raise ConnectionResetError  # it has gone without a word
+                left = max(0.1, connection.deadline - loop.time())
+                await loop.connect_accepted_socket(
+                    lambda: _Sniffer(self, connection), accepted, ssl=context,
+                    ssl_handshake_timeout=left if context is not None else None,
+                )  # fmt: skip
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            self.refused["silent" if isinstance(error, TimeoutError) else _SILENT] += 1
+            accepted.close()
+            if connection.transport is not None:
+                connection.transport.abort()
+            connection.gone()
+
+    # Keeping count.
+
+    def moved(self, connection: Connection, dialect: str) -> None:
+        if connection in self._connections:
+            self.by_dialect[connection.dialect] -= 1
+            self.by_dialect[dialect] += 1
+            connection.dialect = dialect
+
+    def forget(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self.by_dialect[connection.dialect] -= 1
+            if not self._connections:
+                self._emptied.set()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((host, port))
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+async def _first_byte(accepted: socket.socket) -> int | None:
+    """Without taking it; None where the other side has gone. Waits without looking again."""
+    loop = asyncio.get_running_loop()
+    try:
+        first = accepted.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        readable = asyncio.Event()
+        loop.add_reader(accepted, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(accepted)
+        try:
+            first = accepted.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:  # a false alarm, which the kernel may give
+            return await _first_byte(accepted)
+    return first[0] if first else None
+
+
+class _Sniffer(asyncio.Protocol):
+    """Collects what it takes to tell the dialect, and hands the connection over."""
+
+    def __init__(self, listener: Listener, connection: Connection) -> None:
+        self._listener = listener
+        self._connection = connection
+        self._data = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(self._connection.deadline, self._too_late)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        unsure = False
+        for dialect in self._listener.dialects:
+            known = dialect.recognise(self._data[:SNIFF_BYTES])
+            if known:
+                self._hand_over(dialect)
+                return
+            unsure = unsure or known is None
+        if not unsure or len(self._data) >= SNIFF_BYTES:
+            self._give_up(_SILENT)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._connection.gone()
+
+    def _hand_over(self, dialect: Dialect) -> None:
+        self._stop_waiting()
+        transport = self._connection.transport
+        assert transport is not None
+        if dialect.make is None:
+            _log.info(
+                "A client that speaks %s was turned away: this version does not.", dialect.name,
+                extra={"event": "listener.dialect", "dialect": dialect.name},
+            )  # fmt: skip
+            self._give_up(_SILENT)
+            return
+        self._connection.known_as(dialect.name)
+        peer = self._connection.peer = dialect.make(self._connection)
+        transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
+        peer.connection_made(transport)
+        peer.data_received(self._data)
+
+    def _too_late(self) -> None:
+        self._give_up("silent")
+
+    def _give_up(self, why: str) -> None:
+        self._listener.refused[why] += 1
+        assert self._connection.transport is not None
+        self._connection.transport.close()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+# How the dialects are recognised.
+
+
+def is_amqp(data: bytes) -> bool | None:
+    return True if data.startswith(b"AMQP") else (None if b"AMQP".startswith(data) else False)
+
+
+def is_vibemq(data: bytes) -> bool | None:
+    """Its frames begin with their length, which is below 16 MiB."""
+    return data[:1] == b"\0"
+
+
+def is_pyqueue(data: bytes) -> bool | None:
+    """A word, a space, and a length: digits, or binary with a zero in front."""
+    after = _after_word(data)
+    return None if after is None else after.isdigit() or after == b"\0"
+
+
+def is_http(data: bytes) -> bool | None:
+    after = _after_word(data)
+    return None if after is None else bool(after) and not after.isdigit() and after != b"\0"
+
+
+def _after_word(data: bytes) -> bytes | None:
+    """The byte behind a word and a space; empty where there is no word; None: not there yet."""
+    word, space, rest = data.partition(b" ")
+    if not word.translate(None, b"-_").isalpha():
+        return b""
+    return rest[:1] if space and rest else None

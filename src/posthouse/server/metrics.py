@@ -1,0 +1,235 @@
+"""`/metrics`, for Prometheus: read off the running parts when somebody asks.
+
+Aggregate; with `?entities=1` also by queue, up to a number of queues. The library is imported when
+it is first asked for.
+"""
+
+import asyncio
+import importlib.metadata
+import platform
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from posthouse.broker.figures import Histogram
+from posthouse.broker.memory import MARKS
+from posthouse.broker.rows import KINDS
+from posthouse.core.message import ACTIVE, STATES
+from posthouse.core.model import Queue
+from posthouse.core.records import (
+    Completed,
+    DeadLettered,
+    Deferred,
+    Expired,
+    Locked,
+    Purged,
+    Returned,
+    Sent,
+    Taken,
+)
+from posthouse.server.broker import Broker
+from posthouse.server.feed import Feed
+from posthouse.server.http import Answer, App, Request
+from posthouse.server.listener import Listener
+from posthouse.server.problems import HttpProblem
+from posthouse.store.file import FileStore
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+ENTITIES_MAX = 1_000
+LAG_SECONDS = 0.5  # how often the event loop's lag is measured
+
+# What has happened to messages, in words: the records that say so.
+_TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "sent": ("Messages that were accepted", (Sent,)),
+    "delivered": ("Deliveries that were made", (Locked, Taken)),
+    "settled": ("Messages that were completed, or deleted as they were received",
+                (Completed, Taken)),
+    "returned": ("Deliveries that ended unsettled", (Returned, Deferred)),
+    "dead_lettered": ("Messages that were moved to dead-letter queues", (DeadLettered,)),
+    "expired": ("Messages that were dropped because their time had passed", (Expired,)),
+    "dropped": ("Messages that were removed by hand", (Purged,)),
+}  # fmt: skip
+
+
+class Lag:
+    """How late the event loop is with what it has to do."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram([0.001 * 4**n for n in range(8)])
+        self.last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + LAG_SECONDS
+
+        def measure() -> None:
+            self.last = max(0.0, loop.time() - due)
+            self.seconds.add(self.last)
+            self.start()
+
+        self._timer = loop.call_at(due, measure)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Metrics:
+    """Everything that can be told."""
+
+    def __init__(self, app: App, broker: Broker, listener: Listener, feed: Feed) -> None:
+        self._app = app
+        self._broker = broker
+        self._listener = listener
+        self._feed = feed
+        self.lag = Lag()
+
+    async def answer(self, request: Request) -> Answer:
+        """Any principal may ask for the sums; for queues, who manages all of them."""
+        if request.method != "GET" or len(request.parts) > 1:
+            raise HttpProblem(404, "not-found", "Metrics are at GET /metrics.")
+        entities = request.query.get("entities", "0") not in ("", "0", "false")
+        if entities:
+            self._broker.check(request.principal, "manage", "*", "*")
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+        from prometheus_client.registry import Collector
+
+        metrics = self
+
+        class All(Collector):
+            def collect(self) -> "Iterator[Metric]":
+                yield from metrics.collect(entities=entities)
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(All())
+        accept = request.headers.get(b"accept", b"").decode("latin-1")
+        encode, content_type = choose_encoder(accept)
+        return Answer(encode(registry), 200, ((b"content-type", content_type.encode()),))
+
+    def collect(self, *, entities: bool) -> "Iterator[Metric]":
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            InfoMetricFamily,
+        )
+
+        def gauge(name: str, text: str, value: float) -> "Metric":
+            return GaugeMetricFamily(f"posthouse_{name}", text, value)
+
+        def by(kind: Any, name: str, text: str, label: str, counts: "dict[str, float]") -> "Metric":
+            family = kind(f"posthouse_{name}", text, labels=[label])
+            for value, count in sorted(counts.items()):
+                family.add_metric([value], count)
+            return family  # type: ignore[no-any-return]
+
+        def histogram(name: str, text: str, values: Histogram) -> "Metric":
+            total, buckets = 0, []
+            for bound, count in zip(values.bounds, values.counts, strict=False):
+                total += count
+                buckets.append((repr(float(bound)), total))
+            buckets.append(("+Inf", total + values.counts[-1]))
+            return HistogramMetricFamily(f"posthouse_{name}", text, buckets, values.sum)
+
+        engine, store = self._broker.engine, self._broker.store
+        assert engine is not None
+        assert store is not None
+        yield InfoMetricFamily(
+            "posthouse_build", "What runs here",
+            {"version": importlib.metadata.version("posthouse"),
+             "python": platform.python_version()},
+        )  # fmt: skip
+        queues = [
+            (state.name, queue)
+            for state in engine.namespaces.states.values()
+            for queue in state.queues.values()
+        ]
+        figures, now = engine.figures, engine.now()
+        states = {word: sum(q.counts[at] for _, q in queues) for at, word in enumerate(STATES)}
+        states["dead"] = sum(sum(q.counts) for _, q in queues if q.origin is not None)
+        counted = {name: float(count) for name, count in states.items()}
+        yield by(GaugeMetricFamily, "messages", "Messages by state; dead: in dead-letter queues",
+                 "state", counted)  # fmt: skip
+        yield gauge("queues", "Queues, without their dead-letter queues",
+                    sum(q.origin is None for _, q in queues))  # fmt: skip
+        yield gauge("namespaces", "Namespaces", len(engine.namespaces.states))
+        yield gauge(
+            "oldest_message_age_seconds", "Age of the oldest active message",
+            max((_age(engine.clock_ms(name), queue) for name, queue in queues), default=0.0),
+        )  # fmt: skip
+        for name, (text, kinds) in _TOTALS.items():
+            count = sum(figures.records[kind] for kind in kinds)
+            yield CounterMetricFamily(f"posthouse_messages_{name}", text, count)
+        yield by(CounterMetricFamily, "positions", "Changes in the journal by kind", "kind",
+                 {KINDS[kind]: count for kind, count in figures.records.items()})  # fmt: skip
+        yield by(CounterMetricFamily, "refusals", "Commands that were refused, by kind", "kind",
+                 dict(figures.refused))  # fmt: skip
+        yield by(CounterMetricFamily, "http_refusals", "HTTP requests that were refused, by kind",
+                 "kind", dict(self._app.refusals))  # fmt: skip
+        yield CounterMetricFamily("posthouse_http_requests", "HTTP requests", self._app.requests)
+        yield histogram(
+            "sync_seconds", "What it took to make a frame durable", figures.sync_seconds
+        )
+        yield histogram("frame_bytes", "Sizes of frames", figures.frame_bytes)
+        yield gauge("position", "The next position of the journal", now.position)
+        yield gauge("durable_position", "All below is durable", now.durable)
+        yield gauge("store_bytes", "Size of the journal",
+                    sum(extent.size_bytes for extent in store.extents()))  # fmt: skip
+        yield gauge("store_full", "Whether the disk is full", store.full)
+        if isinstance(store, FileStore):
+            yield gauge("snapshot_position", "Up to where the newest snapshot goes",
+                        next(iter(store.snapshots.positions()), 0))  # fmt: skip
+        yield by(GaugeMetricFamily, "connections", "Open connections by dialect", "dialect",
+                 dict(self._listener.by_dialect))  # fmt: skip
+        yield CounterMetricFamily(
+            "posthouse_connections_accepted", "Connections that came", self._listener.accepted
+        )
+        yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
+                 "why", dict(self._listener.refused))  # fmt: skip
+        yield gauge("event_loop_lag_seconds", "How late the event loop was last", self.lag.last)
+        yield histogram("event_loop_lag", "How late the event loop is, in seconds",
+                        self.lag.seconds)  # fmt: skip
+        yield gauge("memory_bodies_bytes", "Bodies in memory", now.bodies_bytes)
+        yield gauge("memory_held_bytes", "What cannot be dropped from memory", now.held_bytes)
+        yield gauge("memory_level", f"How many of the marks {MARKS} that is above", now.level)
+        yield gauge("pending_commands", "Commands that wait for the next batch",
+                    now.pending_commands)  # fmt: skip
+        yield gauge("pending_bytes", "Their bytes", now.pending_bytes)
+        yield CounterMetricFamily(
+            "posthouse_refused_for_room", "Commands refused for want of room", figures.crowded
+        )
+        yield CounterMetricFamily(
+            "posthouse_slowed", "Answers to senders that were held back", figures.slowed
+        )
+        readers = self._feed.readers()
+        yield by(GaugeMetricFamily, "feed_reader_lag", "Positions a reader of the feed is behind",
+                 "reader", {each.name: each.behind for each in readers})  # fmt: skip
+        yield gauge("feed_readers_lost", "Readers for which the journal was not kept any more",
+                    sum(each.lost for each in readers))  # fmt: skip
+        if entities:
+            yield from _by_queue(GaugeMetricFamily, queues)
+
+
+def _by_queue(gauges: Any, queues: list[tuple[str, Queue]]) -> "Iterator[Metric]":
+    counts = gauges("posthouse_queue_messages", "Messages by queue and state",
+                    labels=["namespace", "queue", "state"])  # fmt: skip
+    sizes = gauges("posthouse_queue_bytes", "Bytes by queue", labels=["namespace", "queue"])
+    for name, queue in islice(queues, ENTITIES_MAX):
+        for at, word in enumerate(STATES):
+            counts.add_metric([name, queue.name, word], queue.counts[at])
+        sizes.add_metric([name, queue.name], queue.size_bytes)
+    left = gauges("posthouse_queues_left_out", "Queues that are too many to be shown")
+    left.add_metric([], max(0, len(queues) - ENTITIES_MAX))
+    yield from (counts, sizes, left)
+
+
+def _age(now_ms: int, queue: Queue) -> float:
+    """Of the oldest message that could be received."""
+    if not queue.counts[ACTIVE]:
+        return 0.0
+    first = next((m for m in islice(queue.messages.walk(0), 100) if m.state == ACTIVE), None)
+    return 0.0 if first is None else max(0, now_ms - first.enqueued_ms) / 1000

@@ -1,0 +1,100 @@
+"""Which paths there are, and who answers them."""
+
+import asyncio
+import importlib
+import sys
+from types import ModuleType
+
+import msgspec
+
+from posthouse.server import hot
+from posthouse.server.broker import Broker
+from posthouse.server.feed import Feed
+from posthouse.server.health import health
+from posthouse.server.http import Answer, App, HttpDialect, Request
+from posthouse.server.metrics import Metrics
+from posthouse.server.problems import HttpProblem
+
+Header = tuple[bytes, bytes]
+_HTML = (b"content-type", b"text/html; charset=utf-8")
+_SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")
+_STYLE = (b"content-type", b"text/css; charset=utf-8")
+_POLICY = (
+    b"content-security-policy",
+    b"default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
+    b" frame-ancestors 'none'",
+)
+
+
+def http_dialects() -> tuple[HttpDialect, ...]:
+    """Recognised in this order, before the paths that are ours."""
+    return (
+        HttpDialect("SQS", _is_sqs, None),
+        HttpDialect("Azure Service Bus over HTTP", _is_service_bus, None),
+        HttpDialect("LocalZure's own API", lambda each: each.parts[0] == b"servicebus", None),
+    )
+
+
+def _is_sqs(request: Request) -> bool:
+    headers = request.headers
+    return (
+        headers.get(b"authorization", b"").startswith(b"AWS4-HMAC-SHA256")
+        or headers.get(b"x-amz-target", b"").startswith(b"AmazonSQS")
+        or "Action" in request.query
+    )
+
+
+def _is_service_bus(request: Request) -> bool:
+    headers = request.headers
+    return (
+        headers.get(b"authorization", b"").startswith(b"SharedAccessSignature")
+        or b"brokerproperties" in headers
+        or "api-version" in request.query
+    )
+
+
+def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
+    async def api(request: Request) -> Answer:
+        assert broker.engine is not None
+        found = hot.find(request)
+        if found is not None:
+            route, target = found
+            return await route(broker.engine, request, target)
+        slow = await _administration()
+        return Answer(*_in_order(await slow.run(request, broker, feed)))
+
+    async def docs(request: Request) -> Answer:
+        """Of what is in them nothing is secret, so they are open."""
+        slow = await _administration()
+        match request.parts[1:]:
+            case [] | [b""]:
+                return Answer(slow.PAGE.encode(), 200, (_HTML, _POLICY))
+            case [b"openapi.json"]:
+                return Answer(msgspec.json.encode(slow.openapi()))
+            case [b"start.js"]:
+                return Answer(slow.START.encode(), 200, (_SCRIPT,))
+            case [name] if name.decode("latin-1") in slow.ASSETS:
+                kind = _SCRIPT if name.endswith(b".js") else _STYLE
+                return Answer(slow.asset(name.decode()), 200, (kind,))
+            case _:
+                raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
+
+    app.serve(b"health", health(broker), open=True)
+    app.serve(b"docs", docs, open=True)
+    app.serve(b"api", api)
+    app.serve(b"feed", feed.answer)
+    app.serve(b"metrics", metrics.answer)
+
+
+async def _administration() -> ModuleType:
+    """FastAPI and what is built on it. The first time takes long, and is done in a thread."""
+    name = "posthouse.server.api"
+    if name not in sys.modules or not hasattr(sys.modules[name], "run"):
+        await asyncio.to_thread(importlib.import_module, name)
+    return sys.modules[name]
+
+
+def _in_order(found: tuple[int, list[Header], bytes]) -> tuple[bytes, int, tuple[Header, ...]]:
+    status, headers, body = found
+    kept = tuple((name, value) for name, value in headers if name != b"content-length")
+    return body, status, kept

@@ -1,0 +1,221 @@
+"""`posthouse serve`: from a configuration to a broker that is up, and to its clean stop."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import ssl
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from posthouse.broker.access import ROOT
+from posthouse.core.errors import Refused
+from posthouse.server.broker import ROOT_KEY, Broker
+from posthouse.server.config import DEFAULT_NAMESPACE, Config
+from posthouse.server.feed import Feed
+from posthouse.server.http import App, HttpPeer, make_config
+from posthouse.server.listener import (
+    Connection,
+    Dialect,
+    Limits,
+    Listener,
+    is_amqp,
+    is_http,
+    is_pyqueue,
+    is_vibemq,
+)
+from posthouse.server.metrics import Metrics
+from posthouse.server.routes import add_routes, http_dialects
+from posthouse.server.tls import Contexts, Files
+from posthouse.store.errors import Lost, StoreError
+
+_log = logging.getLogger(__name__)
+
+OK, FAILED, LOST = 0, 1, 74
+_LOOPBACK = ("127.0.0.0/8", "::1/128")
+_TLS_SECONDS = 1.0  # after the start: the certificate is made when there is time for it
+
+
+def run(config: Config, say: Callable[[str], None]) -> int:
+    """Serves until it is told to stop; returns the exit code."""
+    with ExitStack() as stack:
+        if config.memory:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posthouse-")))
+        else:
+            folder = config.data
+        try:
+            import uvloop
+
+            runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        except ImportError:
+            runner = asyncio.Runner()
+        with runner:
+            return runner.run(Server(config, folder / "tls", say).run())
+
+
+class Server:
+    """One process: listener, HTTP, broker."""
+
+    def __init__(self, config: Config, tls_folder: Path, say: Callable[[str], None]) -> None:
+        from uvicorn.server import ServerState
+
+        self._config = config
+        self._say = say
+        self._tls_folder = tls_folder
+        self._stop = asyncio.Event()
+        self._broker = Broker(config)
+        own = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            own = Files(config.tls_cert, config.tls_key)
+        self._contexts = Contexts(tls_folder, config.tls_name, own)
+        app = App(self._broker, http_dialects())
+        uvicorn, state = make_config(app), ServerState()
+
+        def http(connection: Connection) -> HttpPeer:
+            return HttpPeer(uvicorn, state, connection)
+
+        dialects = (
+            Dialect("amqp", is_amqp, None),
+            Dialect("vibemq", is_vibemq, None),
+            Dialect("pyqueue", is_pyqueue, None),
+            Dialect("http", is_http, http),
+        )
+        networks = None
+        if config.dev:
+            networks = [ipaddress.ip_network(each) for each in (*_LOOPBACK, *config.dev_allow)]
+        limits = Limits(config.handshake_limit, config.connections_max, networks)
+        self._listener = Listener(dialects, limits, self._contexts.get)
+        self._feed = Feed(self._broker)
+        self._metrics = Metrics(app, self._broker, self._listener, self._feed)
+        add_routes(app, self._broker, self._feed, self._metrics)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._signalled, each)
+        try:
+            listening = self._listener.open(self._config.host, self._config.port)
+        except OSError as error:
+            _log.error("There is no port to listen on: %s.", error.strerror,
+                       extra={"event": "listener.none"})  # fmt: skip
+            return FAILED
+        opening = asyncio.create_task(self._broker.open())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+            return OK
+        try:
+            engine = opening.result()
+        except (StoreError, Refused, OSError) as error:
+            _log.error("The broker cannot start: %s", error, extra={"event": "broker.failed"})
+            await self._listener.close(0)
+            return LOST if isinstance(error, Lost) else FAILED
+        self._metrics.lag.start()
+        self._announce(listening)
+        loop.call_later(_TLS_SECONDS, self._make_certificate)
+        failing = asyncio.create_task(engine.failed.wait())
+        await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        failing.cancel()
+        return await self._end()
+
+    async def _end(self) -> int:
+        engine = self._broker.engine
+        assert engine is not None
+        if engine.failed.is_set():
+            _log.critical(
+                "The journal cannot be written; what was not acknowledged is open. The next start"
+                " recovers.", extra={"event": "journal.lost"},
+            )  # fmt: skip
+            await self._listener.close(1)
+            return LOST
+        _log.info("Stopping.", extra={"event": "broker.stopping"})
+        self._listener.stop_accepting()
+        engine.dismiss()
+        if not await self._listener.close(self._config.stop_limit):
+            _log.warning("Some peers did not end in time, and were cut off.",
+                         extra={"event": "broker.cut"})  # fmt: skip
+        self._feed.close()
+        try:
+            await self._broker.close()
+        except StoreError as error:
+            _log.critical("The stop was not clean: %s", error, extra={"event": "journal.lost"})
+            return LOST
+        _log.info("Stopped.", extra={"event": "broker.stopped"})
+        return OK
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stop.is_set():  # what was acknowledged is on disk
+            os._exit(128 + number)
+        self._stop.set()
+
+    def _make_certificate(self) -> None:
+        making = self._contexts.get()
+
+        def done(made: "asyncio.Future[ssl.SSLContext]") -> None:
+            if not made.cancelled() and (error := made.exception()) is not None:
+                _log.error("There is no TLS: %s", error, extra={"event": "tls.failed"})
+
+        making.add_done_callback(done)
+
+    # What people see.
+
+    def _announce(self, listening: list[tuple[str, int]]) -> None:
+        ports = sorted({port for _, port in listening})
+        _log.info(
+            "Posthouse is ready on %s.", ", ".join(f"{h}:{p}" for h, p in listening),
+            extra={"event": "broker.ready", "ports": ports},
+        )  # fmt: skip
+        self._say(welcome(self._config, self._broker, listening, self._tls_folder))
+
+
+def welcome(
+    config: Config, broker: Broker, listening: list[tuple[str, int]], tls_folder: Path
+) -> str:
+    """What listens where, and what to paste into which client."""
+    hosts = list(dict.fromkeys(host for host, _ in listening))
+    ports = [port for host, port in listening if host == hosts[0]]
+    name = "localhost" if hosts[0] in ("127.0.0.1", "::1") else hosts[0]
+
+    def port(preferred: int) -> int:
+        return preferred if preferred in ports else ports[0]
+
+    lines = [
+        "Posthouse is ready.",
+        "",
+        f"  listens on    {', '.join(hosts)}, ports {', '.join(map(str, ports))};"
+        " every port takes every client, with or without TLS",
+        f"  data          {'in memory only' if config.memory else config.data.absolute()}",
+        f"  certificate   {tls_folder / 'ca.pem'}" if config.tls_cert is None
+        else f"  certificate   {config.tls_cert}",
+        f"  namespace     {DEFAULT_NAMESPACE}",
+        "",
+        f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
+    ]  # fmt: skip
+    if config.dev:
+        lines += [
+            "",
+            "  --dev: only peers on this machine are let in, and plain HTTP needs no key.",
+        ]
+    elif broker.new_root_key is not None:
+        lines += [
+            "",
+            "  The root key was made just now and is shown this once:",
+            "",
+            f"      export POSTHOUSE_KEY={ROOT}:{broker.new_root_key}",
+            "",
+            "  It is gone with this process." if config.memory
+            else f"  It is kept in {config.data.absolute() / ROOT_KEY}.",
+        ]  # fmt: skip
+    lines += ["", "  Ctrl-C stops it.", ""]
+    return "\n".join(lines)
+
+
+def say_on_terminal(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,501 @@
+"""What `/api/v1` says in JSON, and how that becomes messages and back.
+
+A body that is text is in `body`, any other in `body_base64`. Property values that JSON lacks are
+objects with one member: {"bytes": base64}, {"timestamp_ms": number}, {"uuid": text}. Tokens are 32
+hexadecimal digits.
+"""
+
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from typing import Annotated, Any, Literal, get_type_hints
+from uuid import UUID as Uuid
+
+import msgspec
+from msgspec import Meta
+
+from posthouse.broker.rows import plain_properties
+from posthouse.core.commands import BATCH_MAX, TIME_MS_MAX, Counts, Delivery, QueueInfo, Seen
+from posthouse.core.errors import InvalidArgument
+from posthouse.core.message import (
+    Envelope,
+    Message,
+    NewMessage,
+    Note,
+    Properties,
+    decode_envelope,
+    encode_envelope,
+    timestamp,
+    uuid,
+)
+from posthouse.core.model import QueueProperties, Right
+
+WAIT_MS_MAX = 60_000
+
+Ms = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+# Messages.
+
+
+class NewMessageForm(_Request):
+    """A message to be sent. Text goes into `body`, other bytes into `body_base64`."""
+
+    body: str | None = None
+    body_base64: str | None = None
+    id: str = ""
+    content_type: str = ""
+    subject: str = ""
+    correlation_id: str = ""
+    session_id: str | None = None
+    partition_key: str | None = None
+    to: str = ""
+    reply_to: str = ""
+    reply_to_session_id: str = ""
+    trace: str = ""
+    properties: dict[str, Any] = {}
+    priority: Annotated[int, Meta(ge=0, le=9)] = 4
+    ttl_ms: Annotated[int, Meta(ge=1, le=TIME_MS_MAX)] | None = None
+    due_ms: Ms = 0
+    key: str | None = None  # for duplicate detection, in place of the id
+
+
+class SendForm(_Request):
+    messages: Annotated[list[NewMessageForm], Meta(min_length=1, max_length=BATCH_MAX)]
+    refuse_duplicates: bool = False
+
+
+class EnqueuedForm(msgspec.Struct):
+    sequences: list[int]
+    duplicates: int
+
+
+class MessageForm(msgspec.Struct, omit_defaults=True):
+    """A message as it is received or seen. What it does not have is left out."""
+
+    sequence: int
+    enqueued_ms: int
+    body: str | None = None
+    body_base64: str | None = None
+    id: str = ""
+    content_type: str = ""
+    subject: str = ""
+    correlation_id: str = ""
+    session_id: str | None = None
+    partition_key: str | None = None
+    to: str = ""
+    reply_to: str = ""
+    reply_to_session_id: str = ""
+    trace: str = ""
+    properties: dict[str, Any] = {}
+    priority: int = 4
+    expires_ms: int = 0
+    deliveries: int = 0
+    state: str = ""  # where it was peeked
+    deferred: bool = False  # and locked now
+    due_ms: int = 0  # while scheduled
+    token: str = ""  # of the lock, where it is locked for you
+    until_ms: int = 0
+    reason: str | None = None  # why it was dead-lettered, and whence
+    description: str | None = None
+    source: str | None = None
+    source_sequence: int = 0
+    dead_ms: int = 0
+
+
+class ReceiveForm(_Request):
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    lock_ms: Ms = 0
+    delete: bool = False
+    session: Token | None = None
+
+
+class MessagesForm(msgspec.Struct):
+    messages: list[MessageForm]
+
+
+class PageForm(msgspec.Struct):
+    messages: list[MessageForm]
+    next: int | None  # the sequence number to go on from
+
+
+class SettleForm(_Request):
+    locks: Annotated[list[Token], Meta(min_length=1, max_length=BATCH_MAX)]
+    partial: bool = False
+    session: Token | None = None
+
+
+class ReturnForm(SettleForm):
+    properties: dict[str, Any] = {}
+
+
+class AbandonForm(ReturnForm):
+    delay_ms: Ms = 0
+
+
+class DeadLetterForm(ReturnForm):
+    reason: str | None = None
+    description: str | None = None
+
+
+class RenewForm(SettleForm):
+    lock_ms: Ms = 0
+
+
+class SettledForm(msgspec.Struct, omit_defaults=True):
+    lost: list[str] = []
+    until_ms: list[int] = []
+
+
+# Administration.
+
+
+class NameForm(_Request):
+    name: str
+
+
+class NamesForm(msgspec.Struct):
+    names: list[str]
+
+
+# A queue's properties; what is left out has its default, or stays as it is.
+QueueForm = msgspec.defstruct(
+    "QueueForm",
+    [
+        (name, kind | msgspec.UnsetType, msgspec.UNSET)
+        for name, kind in get_type_hints(QueueProperties).items()
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def properties_over(form: msgspec.Struct, old: QueueProperties) -> QueueProperties:
+    """The properties with what a `QueueForm` says in the place of the old."""
+    given = {name: value for name, value in msgspec.structs.asdict(form).items()
+             if value is not msgspec.UNSET}  # fmt: skip
+    return msgspec.structs.replace(old, **given)
+
+
+class QueueInfoForm(msgspec.Struct):
+    name: str
+    properties: QueueProperties
+    counts: Counts
+    size_bytes: int
+    dead_size_bytes: int
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    receivers: int
+    oldest_ms: int | None  # when the oldest of its messages was enqueued
+
+
+class QueuesForm(msgspec.Struct):
+    queues: list[QueueInfoForm]
+    next: str | None  # the name to go on after
+
+
+class SidesForm(_Request):
+    sending: bool = True
+    receiving: bool = True
+
+
+State = Literal["active", "scheduled", "delayed", "deferred"]
+
+
+class PurgeForm(_Request):
+    states: tuple[State, ...] = ("active",)
+    first: Sequence = 0
+    before_ms: Ms = TIME_MS_MAX
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
+
+
+class ProgressForm(msgspec.Struct):
+    done: int
+    next: int | None
+
+
+class ResubmitForm(_Request):
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=1_000)] | None = None
+    first: Sequence = 0
+    target: str | None = None
+    keep_reason: bool = False
+
+
+class SequencesForm(_Request):
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=BATCH_MAX)]
+
+
+class DeferredForm(SequencesForm):
+    delete: bool = False
+    lock_ms: Ms = 0
+    session: Token | None = None
+
+
+class AcceptForm(_Request):
+    """The session with this id, or the next that has messages."""
+
+    session: str | None = None
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    lock_ms: Ms = 0
+
+
+class SessionForm(msgspec.Struct):
+    session: str
+    token: str
+    until_ms: int
+
+
+class HeldForm(_Request):
+    token: Token
+    lock_ms: Ms = 0
+
+
+class UntilForm(msgspec.Struct):
+    until_ms: int
+
+
+class StateForm(_Request):
+    """A session's state. Null clears it."""
+
+    state_base64: str | None
+
+
+class EventForm(msgspec.Struct):
+    position: int
+    time_ms: int
+    kind: str
+    queue: str
+    sequence: int
+    text: str
+
+
+class LifeForm(msgspec.Struct):
+    queue: str  # where it was sent to
+    sequence: int
+    events: list[EventForm]
+
+
+class LivesForm(msgspec.Struct):
+    lives: list[LifeForm]
+
+
+class ReplayForm(_Request):
+    """What was sent at positions from `first` to `last`, once more into a queue."""
+
+    first: Sequence
+    last: Sequence
+    into: str
+    source: str | None = None
+
+
+class ClockForm(_Request):
+    """What to do to a namespace's own clock; what is left out stays as it is."""
+
+    advance_ms: Ms | None = None
+    set_ms: Ms | None = None
+    frozen: bool | None = None
+    auto: bool | None = None
+
+
+class FiredForm(msgspec.Struct):
+    kind: str
+    queue: str
+    count: int
+
+
+class ClockNowForm(msgspec.Struct):
+    now_ms: int
+    frozen: bool
+    auto: bool
+    fired: list[FiredForm] = []
+
+
+class GrantForm(_Request):
+    rights: Annotated[list[Right], Meta(min_length=1)]
+    namespace: str = "*"
+    entity: str = "*"
+
+
+class PrincipalForm(_Request):
+    name: str
+    grants: Annotated[list[GrantForm], Meta(min_length=1, max_length=100)]
+
+
+class PrincipalInfoForm(msgspec.Struct):
+    name: str
+    grants: list[GrantForm]
+    created_ms: int
+    updated_ms: int
+    keys: int
+
+
+class PrincipalsForm(msgspec.Struct):
+    principals: list[PrincipalInfoForm]
+
+
+class KeyForm(msgspec.Struct):
+    """It is shown this once."""
+
+    name: str
+    key: str
+
+
+class ReaderForm(_Request):
+    position: Sequence
+
+
+class ReaderInfoForm(msgspec.Struct):
+    name: str
+    position: int
+    updated_ms: int
+    behind: int
+    lost: bool  # what it has not read yet was trimmed
+
+
+class ReadersForm(msgspec.Struct):
+    readers: list[ReaderInfoForm]
+
+
+class SentForm(msgspec.Struct):
+    sent: int
+
+
+class StoreForm(msgspec.Struct):
+    """Where the journal is, and how it is."""
+
+    first: int
+    end: int
+    durable: int
+    segments: int
+    size_bytes: int
+    snapshots: list[int]
+    folder: str | None
+
+
+class SnapshotForm(msgspec.Struct):
+    """Up to where a snapshot was made."""
+
+    position: int
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = ""
+    correlation_id: str = ""
+
+
+# From and to messages.
+
+
+def new_message(form: NewMessageForm) -> NewMessage:
+    """Raises InvalidArgument."""
+    if form.body is not None and form.body_base64 is not None:
+        raise InvalidArgument("body", "and body_base64 exclude each other")
+    body = (form.body or "").encode() if form.body_base64 is None else bytes_in(form.body_base64)
+    envelope = Envelope(
+        form.id, form.content_type, form.subject, form.correlation_id, form.session_id,
+        form.partition_key, form.to, form.reply_to, form.reply_to_session_id, form.trace,
+        properties_in(form.properties),
+    )  # fmt: skip
+    group = form.session_id if form.session_id is not None else form.partition_key
+    return NewMessage(
+        encode_envelope(envelope), body, None, group, form.priority, form.ttl_ms, form.due_ms
+    )
+
+
+def bytes_in(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (Base64Error, ValueError):
+        raise InvalidArgument("base64", "must be just that") from None
+
+
+def properties_in(given: dict[str, Any]) -> Properties:
+    """Raises InvalidArgument."""
+    return {name: _value_in(name, value) for name, value in given.items()} if given else {}
+
+
+def _value_in(name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise InvalidArgument(f"property {name!r}", "must be a single value")
+        return value
+    match list(value.items()):
+        case [("bytes", str(text))]:
+            return bytes_in(text)
+        case [("timestamp_ms", int(moment))] if abs(moment) < 1 << 63:
+            return timestamp(moment)
+        case [("uuid", str(text))]:
+            try:
+                return uuid(Uuid(text).bytes)
+            except ValueError:
+                pass
+        case _:
+            pass
+    raise InvalidArgument(
+        f"property {name!r}", 'must be a value, {"bytes": ...}, {"timestamp_ms": ...} or'
+        ' {"uuid": ...}',
+    )  # fmt: skip
+
+
+def delivered(delivery: Delivery) -> MessageForm:
+    form = _message(delivery.message, delivery.note)
+    form.deliveries = delivery.count
+    if delivery.token:
+        form.token, form.until_ms = f"{delivery.token:032x}", delivery.until_ms
+    return form
+
+
+def seen(peeked: Seen) -> MessageForm:
+    form = _message(peeked.message, peeked.note)
+    form.deliveries = peeked.message.count
+    form.state, form.deferred = peeked.state, peeked.deferred and peeked.state != "deferred"
+    if peeked.state == "scheduled":
+        form.due_ms = peeked.message.enqueued_ms
+    return form
+
+
+def _message(message: Message, note: Note | None) -> MessageForm:
+    try:
+        envelope = decode_envelope(message.envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # not one of ours
+        envelope = Envelope()
+    form = MessageForm(
+        message.sequence, message.enqueued_ms, None, None, envelope.id, envelope.content_type,
+        envelope.subject, envelope.correlation_id, envelope.session_id, envelope.partition_key,
+        envelope.to, envelope.reply_to, envelope.reply_to_session_id, envelope.trace,
+        plain_properties(envelope.properties), message.priority, message.expires_ms,
+    )  # fmt: skip
+    body = message.body
+    assert isinstance(body, bytes)  # the engine has read it back
+    try:
+        form.body = body.decode()
+    except UnicodeDecodeError:
+        form.body_base64 = b64encode(body).decode()
+    if note is not None:
+        if note.properties:
+            form.properties = form.properties | plain_properties(note.properties)
+        form.reason, form.description, form.source = note.reason, note.description, note.source
+        form.source_sequence, form.dead_ms = note.source_sequence, note.dead_ms
+    return form
+
+
+def queue_info(info: QueueInfo, oldest_ms: int | None) -> QueueInfoForm:
+    return QueueInfoForm(
+        info.name, info.properties, info.counts, info.size_bytes, info.dead_size_bytes,
+        info.created_ms, info.updated_ms, info.accessed_ms, info.receivers, oldest_ms,
+    )  # fmt: skip
+
+
+def token_in(token: str | None) -> int:
+    return 0 if token is None else int(token, 16)
