@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: run test check bench simulate torture clean
 
 run: .venv/ready
-	$(BIN)/python -m posthouse.demo
+	$(BIN)/posthouse serve --dev --auto-create
 
 test: .venv/ready
 	$(BIN)/coverage run -m pytest tests/core tests/store

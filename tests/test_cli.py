@@ -161,8 +161,8 @@ def test_a_range_is_sent_again(tmp_path: Path) -> None:
 def test_a_folder_is_folded_damaged_and_repaired(tmp_path: Path) -> None:
     a_broker_s_folder(tmp_path)
     data = ("--data", str(tmp_path))
-    assert "A snapshot holds all up to" in posthouse("store", "fold", *data).stdout
-    assert "nothing more to fold" in posthouse("store", "fold", *data).stdout
+    assert "A snapshot holds all up to" in posthouse("store", "snapshot", *data).stdout
+    assert "nothing more to fold" in posthouse("store", "snapshot", *data).stdout
     assert "1 snapshots" in posthouse("store", "verify", *data).stdout
     path = sorted(tmp_path.glob("*.journal"))[-1]
     spoiled = bytearray(path.read_bytes())
@@ -204,7 +204,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
-    for action in ("verify", "repair", "fold", "state"):
+    for action in ("verify", "repair", "snapshot", "state"):
         done = posthouse("store", action, "--data", str(tmp_path))
         assert (done.returncode, "holds no journal" in done.stderr) == (3, True)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -17,7 +17,3 @@ def test_the_example_prints_what_it_says() -> None:
     [example] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     [said] = re.findall(r"print\(.*\) +# (.*)", example)
     assert run("-c", example).strip() == said
-
-
-def test_the_tour_ends_with_a_replay_of_its_journal() -> None:
-    assert run("-m", "posthouse.demo").endswith("Replaying it gives the same state.\n")

@@ -1,6 +1,7 @@
 """Every command and its options. Light: what a command needs is imported when it runs."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -22,31 +23,117 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     rooms = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    settings = bool({"serve", "config"} & set(words))
+    settings = bool({"serve", "config", "complete"} & set(words))
     _add_serve(rooms, settings=settings)
+    _add_messages(rooms)
+    _add_queues(rooms)
+    _add_dead_letters(rooms)
+    _add_looks(rooms)
+    _add_access(rooms)
     _add_store(rooms)
+    _add_tools(rooms, settings=settings)
     return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        parser.exit(0, f"posthouse {version('posthouse')}\n")
 
 
 Rooms: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _room(rooms: Rooms, name: str, help: str) -> Rooms:
-    made = rooms.add_parser(name, help=help, description=help)
+    made = rooms.add_parser(name, help=help, description=_sentence(help))
     return made.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
 
 
 def _action(
     rooms: Rooms, name: str, run: str, help: str, example: str = ""
 ) -> argparse.ArgumentParser:
     made = rooms.add_parser(
-        name, help=help, description=help[0].upper() + help[1:] + ".",
+        name, help=help, description=_sentence(help),
         epilog=f"example:\n  {example}" if example else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     made.set_defaults(run=run)
     return made
+
+
+def _remote(
+    rooms: Rooms, name: str, run: str, help: str, example: str = ""
+) -> argparse.ArgumentParser:
+    """A command on a running broker."""
+    made = _action(rooms, name, f"remote:{run}", help, example)
+    where = made.add_argument_group("which broker")
+    where.add_argument("--url", help="its address (POSTHOUSE_URL; http://127.0.0.1:5300)")
+    where.add_argument("--namespace", metavar="NAME", help="(POSTHOUSE_NAMESPACE; default)")
+    where.add_argument(
+        "--key-file", metavar="FILE", help="holds name:key, or the root's key (POSTHOUSE_KEY)"
+    )
+    where.add_argument("--ca", metavar="FILE", help="whom to trust for https (POSTHOUSE_CA)")
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+# How values are read.
+
+
+def _ms(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError("must be a time like 500ms, 30s, 5m, 2h or 1d")
+    units = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+    return round(float(found[1]) * units[found[2]])
+
+
+def _moment(text: str) -> int:
+    from datetime import UTC, datetime
+
+    if text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "must be a moment like 2026-03-01T12:00:00Z, or milliseconds since 1970"
+        ) from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _pair(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError("must be NAME=VALUE")
+    return name, value
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """A value as JSON has it, or else a word."""
+    import json
+
+    name, value = _pair(text)
+    try:
+        return name, json.loads(str(value))
+    except ValueError:
+        return name, value
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)
+
+
+# The commands.
 
 
 def _add_serve(rooms: Rooms, *, settings: bool) -> None:
@@ -74,6 +161,173 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, dest=name, metavar=metavar, help=help)
 
 
+def _add_messages(rooms: Rooms) -> None:
+    made = _remote(
+        rooms, "send", "send", "send a message, or one for each line of the input",
+        "posthouse send orders 'a book' --property colour=red --delay 5m",
+    )  # fmt: skip
+    made.add_argument("queue")
+    made.add_argument("body", nargs="?", help="the input, if not given or -")
+    made.add_argument("--file", metavar="FILE", help="the body is in a file")
+    made.add_argument("--lines", action="store_true", help="each line of the input is a message")
+    made.add_argument("--id")
+    made.add_argument("--subject")
+    made.add_argument("--content-type", metavar="TYPE")
+    made.add_argument("--correlation-id", metavar="ID")
+    made.add_argument("--session", metavar="ID")
+    made.add_argument("--priority", type=int, choices=range(10), metavar="0-9")
+    made.add_argument("--ttl", type=_ms, metavar="TIME", help="it expires after that")
+    made.add_argument("--delay", type=_ms, metavar="TIME", help="it can be received only then")
+    made.add_argument(
+        "--property", type=_pair, action="append", metavar="NAME=VALUE", help="may be repeated"
+    )
+    made = _remote(
+        rooms, "receive", "receive", "receive messages, print them, and be done with them",
+        "posthouse receive orders --count 10 --wait 30s",
+    )  # fmt: skip
+    made.add_argument("queue")
+    made.add_argument("-n", "--count", type=_positive, default=1, metavar="N", help="at most")
+    made.add_argument("--wait", type=_ms, default=0, metavar="TIME", help="for the first one")
+    made.add_argument("--session", metavar="ID", nargs="?", const="", help="of one, or the next")
+    made.add_argument("--dead", action="store_true", help="from the dead-letter queue")
+    ends = made.add_mutually_exclusive_group()
+    ends.add_argument("--keep", action="store_true", help="leave them locked; --json has tokens")
+    ends.add_argument("--delete", action="store_true", help="delete them before they are printed")
+    made = _remote(
+        rooms, "peek", "peek", "look at messages; nothing changes", "posthouse peek orders -n 20"
+    )
+    made.add_argument("queue")
+    _paged(made)
+    made.add_argument("--dead", action="store_true", help="in the dead-letter queue")
+    made.add_argument("--session", metavar="ID")
+    made.add_argument("--state", choices=("active", "locked", "scheduled", "delayed", "deferred"))
+    messages = _room(rooms, "message", "look at one message")
+    made = _remote(
+        messages, "show", "message_show", "everything that happened to a message, as it happened",
+        "posthouse message show order-4711",
+    )  # fmt: skip
+    made.add_argument("id", help="its id, or with --queue its number there")
+    made.add_argument("--queue")
+    scheduled = _room(rooms, "scheduled", "messages that wait for their time")
+    made = _remote(scheduled, "ls", "scheduled_ls", "list them")
+    made.add_argument("queue")
+    _paged(made)
+    made = _remote(scheduled, "cancel", "scheduled_cancel", "they will not be sent")
+    made.add_argument("queue")
+    made.add_argument("numbers", type=int, nargs="+", metavar="NUMBER")
+
+
+def _paged(made: argparse.ArgumentParser) -> None:
+    made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
+    made.add_argument("--first", type=int, default=0, metavar="NUMBER", help="from there on")
+
+
+def _add_queues(rooms: Rooms) -> None:
+    queues = _room(rooms, "queue", "make, look at and change queues")
+    _remote(queues, "ls", "queue_ls", "list queues with their counts")
+    made = _remote(
+        queues, "create", "queue_create", "make a queue",
+        "posthouse queue create orders --set lock_ms=30000 --set requires_session=true",
+    )  # fmt: skip
+    made.add_argument("queue")
+    _settable(made)
+    made = _remote(queues, "show", "queue_show", "its properties and counts")
+    made.add_argument("queue")
+    made = _remote(queues, "update", "queue_update", "change some of its properties")
+    made.add_argument("queue")
+    _settable(made)
+    made = _remote(queues, "delete", "queue_delete", "remove it with all its messages")
+    made.add_argument("queue")
+    made = _remote(queues, "purge", "queue_purge", "remove its messages")
+    made.add_argument("queue")
+    made.add_argument(
+        "--state", action="append", choices=("active", "scheduled", "delayed", "deferred"),
+        help="only these; active if not given; may be repeated",
+    )  # fmt: skip
+    for name, help in (
+        ("pause", "refuse sends, hold deliveries back, or both"),
+        ("resume", "take sends and make deliveries again"),
+    ):
+        made = _remote(queues, name, f"queue_{name}", help)
+        made.add_argument("queue")
+        made.add_argument("--sending", action="store_true", help="only that side")
+        made.add_argument("--receiving", action="store_true", help="only that side")
+    sessions = _room(rooms, "session", "look at sessions")
+    made = _remote(sessions, "ls", "session_ls", "list a queue's sessions")
+    made.add_argument("queue")
+
+
+def _settable(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--set", type=_setting, action="append", metavar="NAME=VALUE",
+        help="a property, as `queue show` lists them; may be repeated",
+    )  # fmt: skip
+
+
+def _add_dead_letters(rooms: Rooms) -> None:
+    dead = _room(rooms, "dlq", "look after dead letters")
+    made = _remote(dead, "ls", "dlq_ls", "which queues have some, or those of one queue")
+    made.add_argument("queue", nargs="?")
+    _paged(made)
+    made = _remote(dead, "show", "dlq_show", "one dead letter, with all there is to know")
+    made.add_argument("queue")
+    made.add_argument("number", type=int)
+    made = _remote(
+        dead, "resubmit", "dlq_resubmit", "send some again, or all", "posthouse dlq resubmit orders"
+    )
+    made.add_argument("queue")
+    made.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="all if none is given")
+    made.add_argument("--to", metavar="QUEUE", help="where they came from, if not given")
+    made.add_argument("--keep-reason", action="store_true", help="the reason stays with them")
+    made = _remote(dead, "purge", "dlq_purge", "remove them")
+    made.add_argument("queue")
+
+
+def _add_looks(rooms: Rooms) -> None:
+    made = _remote(rooms, "top", "top", "queues, as they change")
+    made.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
+    made.add_argument("--rows", type=_positive, default=40, metavar="N", help="the fullest ones")
+    made.add_argument("--once", action="store_true", help="show it once")
+    feed = _room(rooms, "feed", "read what happens")
+    made = _remote(
+        feed, "tail", "feed_tail", "everything that happens, as it happens",
+        "posthouse feed tail --follow --kinds sent,dead-lettered",
+    )  # fmt: skip
+    made.add_argument("--after", type=int, metavar="POSITION", help="the last one if not given")
+    made.add_argument("--entity", metavar="QUEUE")
+    made.add_argument("--kinds", metavar="WORDS", help="with commas between")
+    made.add_argument("-n", "--count", type=_positive, metavar="N", help="end after so many")
+    made.add_argument("--wait", type=_ms, default=5_000, metavar="TIME", help="for something new")
+    made.add_argument("--follow", action="store_true", help="never end")
+    made = _remote(
+        rooms, "clock", "clock", "look at a namespace's clock, or move it (with --dev)",
+        "posthouse clock --advance 1h",
+    )  # fmt: skip
+    made.add_argument("--advance", type=_ms, metavar="TIME")
+    made.add_argument("--set", type=_moment, metavar="MOMENT")
+    runs = made.add_mutually_exclusive_group()
+    runs.add_argument("--freeze", action="store_true")
+    runs.add_argument("--resume", action="store_true")
+    made.add_argument("--auto", choices=("on", "off"), help="moves on when all is idle")
+
+
+def _add_access(rooms: Rooms) -> None:
+    access = _room(rooms, "access", "who may do what")
+    _remote(access, "ls", "access_ls", "list principals and what they may do")
+    made = _remote(
+        access, "add", "access_add", "add a principal; its key is shown once",
+        "posthouse access add web --rights send --entity 'orders*'",
+    )  # fmt: skip
+    made.add_argument("name")
+    made.add_argument("--rights", required=True, metavar="WORDS", help="of manage,send,listen")
+    made.add_argument("--in-namespace", default="*", metavar="PATTERN", help="all if not given")
+    made.add_argument("--entity", default="*", metavar="PATTERN", help="all if not given")
+    made = _remote(access, "rotate", "access_rotate", "a new key; the one before works on for now")
+    made.add_argument("name")
+    made = _remote(access, "revoke", "access_revoke", "remove a principal; it is out at once")
+    made.add_argument("name")
+
+
 def _add_store(rooms: Rooms) -> None:
     store = _room(rooms, "store", "look after a data folder")
 
@@ -85,7 +339,8 @@ def _add_store(rooms: Rooms) -> None:
 
     action("verify", "check every frame and snapshot; changes nothing")
     action("repair", "keep what can be read of a damaged journal, and say what is lost")
-    action("fold", "write a snapshot, so that the next start is quick")
+    action("stats", "what is in it; also while a broker runs on it")
+    action("snapshot", "write a snapshot, so that the next start is quick; beside a broker too")
     made = action("state", "the queues as they were at a position; changes nothing")
     made.add_argument("--at", type=int, metavar="POSITION", help="the last one if not given")
     made = action("trace", "everything that happened to a message; changes nothing")
@@ -99,3 +354,27 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--last", type=int, required=True, metavar="POSITION")
     made.add_argument("--from", dest="source", metavar="QUEUE", help="only what was sent to it")
     made.add_argument("--into", required=True, metavar="QUEUE")
+
+
+def _add_tools(rooms: Rooms, *, settings: bool) -> None:
+    config = _room(rooms, "config", "look at the configuration")
+    made = _action(
+        config, "show", "serve:config_show", "what `serve` would run with, and where it comes from"
+    )
+    made.add_argument("--json", action="store_true", help="for programs")
+    if settings:
+        _add_settings(made)
+    tls = _room(rooms, "tls", "certificates")
+    made = _action(
+        tls, "env", "serve:tls_env", "lines for a shell that make clients trust this broker",
+        'eval "$(posthouse tls env)"',
+    )  # fmt: skip
+    made.add_argument("--data", type=Path, default=Path("posthouse-data"), metavar="DIR")
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        rooms, "completion", "completion:script", "a script by which your shell completes commands",
+        'eval "$(posthouse completion bash)"',
+    )  # fmt: skip
+    made.add_argument("shell", choices=("bash", "zsh", "fish"))
+    made = _action(rooms, "complete", "completion:complete", "what could come next, for the shell")
+    made.add_argument("words", nargs=argparse.REMAINDER)

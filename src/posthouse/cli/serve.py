@@ -6,7 +6,7 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
-from posthouse.cli.codes import FAILED, OK, USAGE, fail, say
+from posthouse.cli.codes import FAILED, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.server.config import SETTINGS, BadConfig, Config, load
 
 
@@ -66,3 +66,18 @@ def _text(value: object) -> str:
 def _name(declared: object) -> str:
     """Of something declared; a principal's key is not for showing."""
     return declared if isinstance(declared, str) else str(getattr(declared, "name", declared))
+
+
+def tls_env(options: argparse.Namespace) -> int:
+    from shlex import quote
+
+    ca = (options.data / "tls" / "ca.pem").absolute()
+    if not ca.exists():
+        return fail(f"There is no {ca}; it is made when a broker runs on that folder.", NOT_FOUND)
+    names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "POSTHOUSE_CA")
+    lines = {name: str(ca) for name in names}
+    if options.json:
+        say(json.dumps(lines))
+    else:
+        say("\n".join(f"export {name}={quote(value)}" for name, value in lines.items()))
+    return OK

@@ -113,7 +113,38 @@ def repair(options: argparse.Namespace) -> int:
 
 
 @on_folder
-def fold(options: argparse.Namespace) -> int:
+def stats(options: argparse.Namespace) -> int:
+    from posthouse.cli.show import size
+    from posthouse.store.disk import Disk
+    from posthouse.store.look import TWIN_NAME
+    from posthouse.store.reading import Reading
+    from posthouse.store.snapshots import FileSnapshots
+
+    folder = options.data
+    segments = Reading(folder).segments()
+    twins = [each for each in folder.iterdir() if TWIN_NAME.fullmatch(each.name)]
+    found = {
+        "folder": str(folder.absolute()),
+        "segments": len(segments),
+        "first": segments[0].first if segments else 1,
+        "journal_bytes": sum(each.size for each in segments),
+        "snapshots": list(FileSnapshots(folder, Disk()).positions()),
+        "twins": len(twins),
+        "twins_bytes": sum(each.stat().st_size for each in twins),
+    }
+    if options.json:
+        say(json.dumps(found))
+        return OK
+    say(f"{found['folder']}:")
+    say(f"  journal    {len(segments)} segments, {size(found['journal_bytes'])}, from position"
+        f" {found['first']} on")  # fmt: skip
+    say(f"  snapshots  {', '.join(f'up to {each}' for each in found['snapshots']) or 'none'}")
+    say(f"  twins      {found['twins']}, {size(found['twins_bytes'])}")
+    return OK
+
+
+@on_folder
+def snapshot(options: argparse.Namespace) -> int:
     from posthouse.broker import fold as folding
 
     folded = folding.fold(options.data)

@@ -85,8 +85,9 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
     else:
         form: SendForm = decoded(SendForm, body)
         keys = [each.key for each in form.messages]
+        now_ms = engine.clock_ms(target.namespace)
         command = Send(
-            target.queue, [new_message(each) for each in form.messages],
+            target.queue, [new_message(each, now_ms) for each in form.messages],
             keys if any(key is not None for key in keys) else None, form.refuse_duplicates,
         )  # fmt: skip
     answer = await engine.ask(request.principal, target.namespace, command)

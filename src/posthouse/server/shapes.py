@@ -61,7 +61,8 @@ class NewMessageForm(_Request):
     properties: dict[str, Any] = {}
     priority: Annotated[int, Meta(ge=0, le=9)] = 4
     ttl_ms: Annotated[int, Meta(ge=1, le=TIME_MS_MAX)] | None = None
-    due_ms: Ms = 0
+    due_ms: Ms = 0  # it can be received from this moment on
+    delay_ms: Ms = 0  # or so much later
     key: str | None = None  # for duplicate detection, in place of the id
 
 
@@ -397,8 +398,9 @@ class Problem(msgspec.Struct, omit_defaults=True):
 # From and to messages.
 
 
-def new_message(form: NewMessageForm) -> NewMessage:
+def new_message(form: NewMessageForm, now_ms: int) -> NewMessage:
     """Raises InvalidArgument."""
+    due_ms = now_ms + form.delay_ms if form.delay_ms else form.due_ms
     if form.body is not None and form.body_base64 is not None:
         raise InvalidArgument("body", "and body_base64 exclude each other")
     body = (form.body or "").encode() if form.body_base64 is None else bytes_in(form.body_base64)
@@ -409,7 +411,7 @@ def new_message(form: NewMessageForm) -> NewMessage:
     )  # fmt: skip
     group = form.session_id if form.session_id is not None else form.partition_key
     return NewMessage(
-        encode_envelope(envelope), body, None, group, form.priority, form.ttl_ms, form.due_ms
+        encode_envelope(envelope), body, None, group, form.priority, form.ttl_ms, due_ms
     )
 
 

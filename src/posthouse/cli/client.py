@@ -1,0 +1,132 @@
+"""Asking a running broker over `/api/v1`."""
+
+import argparse
+import json
+import os
+import ssl
+from base64 import b64encode
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from posthouse.cli.codes import EMPTY, FAILED, NOT_ALLOWED, NOT_FOUND, USAGE
+
+URL = "http://127.0.0.1:5300"
+ROOT = "RootManageSharedAccessKey"
+_CODES = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 400: USAGE, 504: EMPTY}
+_SECONDS = 90  # longer than any long poll
+
+
+class Failure(Exception):
+    """It did not work; the text says why, the code is the process's."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Client:
+    """One connection to a broker, and the namespace that is meant."""
+
+    def __init__(self, url: str, key: str | None, namespace: str, ca: str | None) -> None:
+        self.namespace = namespace
+        self._url = url
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Failure(f"{url} is not an address like {URL}.", USAGE)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=ca)
+            self._connection: HTTPConnection = HTTPSConnection(
+                parts.hostname, port, timeout=_SECONDS, context=context
+            )
+        else:
+            self._connection = HTTPConnection(parts.hostname, port, timeout=_SECONDS)
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = "Basic " + b64encode(key.encode()).decode()
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> "Client":
+        environment = os.environ
+        return cls(
+            options.url or environment.get("POSTHOUSE_URL", URL),
+            _key(options.key_file, environment.get("POSTHOUSE_KEY")),
+            options.namespace or environment.get("POSTHOUSE_NAMESPACE", "default"),
+            options.ca or environment.get("POSTHOUSE_CA"),
+        )
+
+    def queue(self, name: str, *more: str) -> str:
+        """The path of a queue, or of something below it."""
+        return self.space("queues", name, *more)
+
+    def space(self, *parts: str) -> str:
+        """A path below the namespace."""
+        return path("namespaces", self.namespace, *parts)
+
+    def ask(self, method: str, where: str, body: object = None, **query: object) -> Any:
+        """The decoded answer. Raises Failure."""
+        response = self._request(method, where, body, query)
+        data = response.read()
+        if response.status >= 400:
+            raise _failure(response.status, data)
+        return json.loads(data) if data else None
+
+    def lines(self, where: str, **query: object) -> tuple[dict[str, str], Iterator[bytes]]:
+        """The headers, and what is answered line by line."""
+        response = self._request("GET", where, None, query)
+        if response.status >= 400:
+            raise _failure(response.status, response.read())
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return headers, iter(response.readline, b"")
+
+    def _request(
+        self, method: str, where: str, body: object, query: dict[str, object]
+    ) -> HTTPResponse:
+        given = {name: value for name, value in query.items() if value is not None}
+        if given:
+            where += "?" + urlencode(given)
+        data = None if body is None else json.dumps(body)
+        try:
+            self._connection.request(method, where, data, self._headers)
+            return self._connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            raise Failure(
+                f"{self._url} has a certificate that is not trusted ({error.verify_message});"
+                " `posthouse tls env` tells how to trust it, or name it with --ca."
+            ) from None
+        except (OSError, HTTPException) as error:
+            raise Failure(
+                f"There is no broker at {self._url}: {error}. Start one with `posthouse serve`, or"
+                " name another with --url."
+            ) from None
+
+
+def path(*parts: str) -> str:
+    return "/api/v1/" + "/".join(quote(part, safe="$") for part in parts)
+
+
+def _key(file: str | None, given: str | None) -> str | None:
+    """`name:key`; a key alone is the root's."""
+    if file is not None:
+        try:
+            given = Path(file).read_text().strip()
+        except OSError as error:
+            raise Failure(f"{file} cannot be read: {error.strerror}.") from None
+    if not given:
+        return None
+    return given if ":" in given else f"{ROOT}:{given}"
+
+
+def _failure(status: int, data: bytes) -> Failure:
+    try:
+        problem = json.loads(data)
+        text = problem.get("detail") or problem.get("title")
+    except (ValueError, AttributeError):
+        text = f"The broker answered {status}."
+    code = _CODES.get(status, FAILED)
+    if status == 401:
+        text += " A key is given by POSTHOUSE_KEY=name:key, or by --key-file."
+    return Failure(text, code)

@@ -1,0 +1,540 @@
+"""Commands on a running broker."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from posthouse.cli.client import Client, Failure, path
+from posthouse.cli.codes import EMPTY, OK, USAGE, fail, say
+from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, table
+
+_BATCH = 500  # lines in one send
+_BATCH_BYTES = 4 << 20
+_DEAD = "/$dead"
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def remote(run: Callable[[Client, argparse.Namespace], int]) -> Command:
+    """A command on a running broker: whatever it refuses is told."""
+
+    @wraps(run)
+    def guarded(options: argparse.Namespace) -> int:
+        try:
+            return run(Client.of(options), options)
+        except Failure as failure:
+            return fail(str(failure), failure.code)
+
+    return guarded
+
+
+def _out(options: argparse.Namespace, found: object, text: str) -> int:
+    say(json.dumps(found) if options.json else text)
+    return OK
+
+
+# Messages.
+
+
+@remote
+def send(client: Client, options: argparse.Namespace) -> int:
+    fields = _fields(options)
+    where = client.queue(options.queue, "messages")
+    if not options.lines:
+        body = _body(options)
+        answer = client.ask("POST", where, {"messages": [fields | body]})
+        sequence = answer["sequences"][0]
+        again = " It repeats one that was sent before." if answer["duplicates"] else ""
+        return _out(options, answer, f"Sent to {options.queue} as {sequence}.{again}")
+    progress, sent = Progress("sent"), 0
+    for batch in _batches(sys.stdin.buffer):
+        client.ask("POST", where, {"messages": [fields | _text_or_bytes(line) for line in batch]})
+        sent += len(batch)
+        progress.show(sent)
+    progress.end()
+    return _out(options, {"sent": sent}, f"Sent {sent} messages to {options.queue}.")
+
+
+def _batches(lines: Any) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    bytes_ = 0
+    for line in lines:
+        batch.append(line.rstrip(b"\r\n"))
+        bytes_ += len(line)
+        if len(batch) >= _BATCH or bytes_ >= _BATCH_BYTES:
+            yield batch
+            batch, bytes_ = [], 0
+    if batch:
+        yield batch
+
+
+def _fields(options: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "id": options.id,
+        "subject": options.subject,
+        "content_type": options.content_type,
+        "correlation_id": options.correlation_id,
+        "session_id": options.session,
+        "priority": options.priority,
+        "ttl_ms": options.ttl,
+        "delay_ms": options.delay,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    if options.property:
+        fields["properties"] = dict(options.property)
+    return fields
+
+
+def _body(options: argparse.Namespace) -> dict[str, str]:
+    if options.file is not None:
+        try:
+            return _text_or_bytes(Path(options.file).read_bytes())
+        except OSError as error:
+            raise Failure(f"{options.file} cannot be read: {error.strerror}.") from None
+    if options.body is None or options.body == "-":
+        return _text_or_bytes(sys.stdin.buffer.read())
+    return {"body": options.body}
+
+
+def _text_or_bytes(data: bytes) -> dict[str, str]:
+    from base64 import b64encode
+
+    try:
+        return {"body": data.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": b64encode(data).decode()}
+
+
+@remote
+def receive(client: Client, options: argparse.Namespace) -> int:
+    queue = options.queue + (_DEAD if options.dead else "")
+    form: dict[str, Any] = {"limit": min(options.count, 1_000), "wait_ms": options.wait,
+                            "delete": options.delete}  # fmt: skip
+    if options.session is not None:
+        wanted = {"session": options.session or None, "wait_ms": options.wait}
+        form["session"] = client.ask("POST", client.queue(queue, "sessions", "accept"), wanted)[
+            "token"
+        ]
+    left, got = options.count, 0
+    while left > 0:
+        form["limit"] = min(left, 1_000)
+        messages = client.ask("POST", client.queue(queue, "receive"), form)["messages"]
+        if not messages:
+            break
+        for message in messages:
+            _print(options, message)
+        sys.stdout.flush()
+        if not options.delete and not options.keep:  # what was printed is done with, not before
+            locks = [message["token"] for message in messages]
+            settle = {"locks": locks} | ({"session": form["session"]} if options.session else {})
+            client.ask("POST", client.queue(queue, "complete"), settle)
+        left, got, form["wait_ms"] = left - len(messages), got + len(messages), 0
+    if options.session is not None and not options.keep:
+        client.ask("POST", client.queue(queue, "sessions", "release"), {"token": form["session"]})
+    return OK if got else fail(f"There is nothing in {queue}.", EMPTY)
+
+
+def _print(options: argparse.Namespace, message: dict[str, Any]) -> None:
+    if options.json:
+        say(json.dumps(message))
+    elif "body" in message or "body_base64" not in message:
+        say(printable_lines(message.get("body", "")))
+    else:
+        say(message["body_base64"])
+
+
+def printable_lines(text: str) -> str:
+    """As it is into a pipe; on a terminal nothing in it can do harm."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+@remote
+def peek(client: Client, options: argparse.Namespace) -> int:
+    return _peek(client, options, options.queue + (_DEAD if options.dead else ""), options.state)
+
+
+def _peek(client: Client, options: argparse.Namespace, queue: str, state: str | None) -> int:
+    found: list[dict[str, Any]] = []
+    first: int | None = options.first
+    while first is not None and len(found) < options.count:
+        limit = min(options.count - len(found), 1_000)
+        page = client.ask(
+            "GET", client.queue(queue, "messages"), first=first, limit=limit, state=state,
+            session=getattr(options, "session", None),
+        )  # fmt: skip
+        found += page["messages"]
+        first = page["next"]
+    if options.json:
+        say(json.dumps(found))
+        return OK if found else EMPTY
+    if not found:
+        return fail(f"There is nothing in {queue}.", EMPTY)
+    rows = [
+        (
+            each["sequence"], each.get("state"), each.get("id") or None,
+            moment(each.get("due_ms") or each["enqueued_ms"]), each.get("deliveries", 0),
+            each.get("reason") or each.get("session_id"), _glance(each),
+        )
+        for each in found
+    ]  # fmt: skip
+    say(table(rows, ("number", "state", "id", "time", "deliveries", "reason", "body")))
+    return OK
+
+
+def _glance(message: dict[str, Any]) -> str:
+    text = str(message.get("body") or message.get("body_base64", ""))
+    return text[:47] + "..." if len(text) > 50 else text
+
+
+@remote
+def message_show(client: Client, options: argparse.Namespace) -> int:
+    """The life line of a message: by its id, or by queue and number."""
+    if options.queue is not None:
+        if not options.id.isdigit():
+            return fail("With --queue a message is named by its number.", USAGE)
+        where = client.queue(options.queue, "messages", options.id, "life")
+    else:
+        where = client.space("messages", options.id, "life")
+    lives = client.ask("GET", where)["lives"]
+    lines = []
+    for each in lives:
+        lines.append(f"{client.namespace}/{each['queue']}, message {each['sequence']}:")
+        lines += [
+            f"  {event['position']:>10}  {moment(event['time_ms'])}  {printable(event['text'])}"
+            for event in each["events"]
+        ]
+    return _out(options, lives, "\n".join(lines))
+
+
+# Queues.
+
+
+def _queues(client: Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = client.ask("GET", client.space("queues"), after=after, limit=1_000)
+        found += page["queues"]
+        after = page["next"]
+    return found
+
+
+_COUNTS = ("active", "locked", "scheduled", "delayed", "deferred", "dead")
+
+
+@remote
+def queue_ls(client: Client, options: argparse.Namespace) -> int:
+    found = _queues(client)
+    rows = [
+        (each["name"], each["properties"]["status"], *(each["counts"][name] for name in _COUNTS),
+         size(each["size_bytes"]))
+        for each in found
+    ]  # fmt: skip
+    return _out(options, found, table(rows, ("queue", "status", *_COUNTS, "size")))
+
+
+@remote
+def queue_show(client: Client, options: argparse.Namespace) -> int:
+    return _show(client, options, client.ask("GET", client.queue(options.queue)))
+
+
+def _show(client: Client, options: argparse.Namespace, info: dict[str, Any]) -> int:
+    counts = ", ".join(f"{info['counts'][name]} {name}" for name in _COUNTS)
+    oldest = info["oldest_ms"]
+    lines = [
+        f"{client.namespace}/{info['name']}: {counts}",
+        f"  size        {size(info['size_bytes'])}",
+        f"  receivers   {info['receivers']}",
+        f"  created     {moment(info['created_ms'])}",
+        f"  oldest      {moment(oldest)}",
+        *(f"  {name:<20} {value}" for name, value in info["properties"].items()),
+    ]
+    return _out(options, info, "\n".join(lines))
+
+
+@remote
+def queue_create(client: Client, options: argparse.Namespace) -> int:
+    info = client.ask("PUT", client.queue(options.queue), dict(options.set or ()))
+    return _out(options, info, f"Queue {options.queue} is there.")
+
+
+@remote
+def queue_update(client: Client, options: argparse.Namespace) -> int:
+    if not options.set:
+        return fail("Say what to change: --set NAME=VALUE.", USAGE)
+    info = client.ask("PATCH", client.queue(options.queue), dict(options.set))
+    return _show(client, options, info)
+
+
+@remote
+def queue_delete(client: Client, options: argparse.Namespace) -> int:
+    client.ask("DELETE", client.queue(options.queue))
+    return _out(options, {"deleted": options.queue}, f"Queue {options.queue} is gone.")
+
+
+@remote
+def queue_purge(client: Client, options: argparse.Namespace) -> int:
+    return _purge(client, options, options.queue, options.state or ["active"])
+
+
+def _purge(client: Client, options: argparse.Namespace, queue: str, states: list[str]) -> int:
+    form = {"states": states}
+    done = _in_steps(client, client.queue(queue, "purge"), form, "removed")
+    return _out(options, {"removed": done}, f"Removed {done} messages from {queue}.")
+
+
+def _in_steps(client: Client, where: str, form: dict[str, Any], what: str) -> int:
+    """Goes on until it is done, however much there is."""
+    progress, done = Progress(what), 0
+    first: int | None = 0
+    while first is not None:
+        answer = client.ask("POST", where, form | {"first": first})
+        done += answer["done"]
+        first = answer["next"]
+        progress.show(done)
+    progress.end()
+    return done
+
+
+@remote
+def queue_pause(client: Client, options: argparse.Namespace) -> int:
+    return _sides(client, options, "pause", "paused")
+
+
+@remote
+def queue_resume(client: Client, options: argparse.Namespace) -> int:
+    return _sides(client, options, "resume", "running")
+
+
+def _sides(client: Client, options: argparse.Namespace, action: str, word: str) -> int:
+    both = not options.sending and not options.receiving
+    form = {"sending": both or options.sending, "receiving": both or options.receiving}
+    client.ask("POST", client.queue(options.queue, action), form)
+    sides = " and ".join(name for name, wanted in form.items() if wanted)
+    return _out(options, form, f"Queue {options.queue}: {sides} {word}.")
+
+
+# Dead letters.
+
+
+@remote
+def dlq_ls(client: Client, options: argparse.Namespace) -> int:
+    if options.queue is not None:
+        return _peek(client, options, options.queue + _DEAD, None)
+    found = [each for each in _queues(client) if each["counts"]["dead"]]
+    rows = [(e["name"], e["counts"]["dead"], size(e["dead_size_bytes"])) for e in found]
+    return _out(options, found, table(rows, ("queue", "dead", "size")))
+
+
+@remote
+def dlq_show(client: Client, options: argparse.Namespace) -> int:
+    page = client.ask(
+        "GET", client.queue(options.queue + _DEAD, "messages"), first=options.number, limit=1
+    )
+    found = [each for each in page["messages"] if each["sequence"] == options.number]
+    if not found:
+        raise Failure(f"There is no dead letter {options.number} of {options.queue}.", 3)
+    lines = [f"{name:<18} {printable(str(value))}" for name, value in found[0].items()]
+    return _out(options, found[0], "\n".join(lines))
+
+
+@remote
+def dlq_resubmit(client: Client, options: argparse.Namespace) -> int:
+    where = client.queue(options.queue + _DEAD, "resubmit")
+    form = {"target": options.to, "keep_reason": options.keep_reason}
+    if options.numbers:
+        done = client.ask("POST", where, form | {"sequences": options.numbers})["done"]
+    else:
+        done = _in_steps(client, where, form, "sent again")
+    return _out(options, {"resubmitted": done}, f"Sent {done} dead letters again.")
+
+
+@remote
+def dlq_purge(client: Client, options: argparse.Namespace) -> int:
+    return _purge(client, options, options.queue + _DEAD, ["active", "deferred"])
+
+
+# Sessions, schedules.
+
+
+@remote
+def session_ls(client: Client, options: argparse.Namespace) -> int:
+    names: list[str] = []
+    while True:
+        some = client.ask(
+            "GET", client.queue(options.queue, "sessions"), skip=len(names), limit=1_000
+        )["names"]
+        names += some
+        if len(some) < 1_000:
+            return _out(options, names, table([(name,) for name in names], ("session",)))
+
+
+@remote
+def scheduled_ls(client: Client, options: argparse.Namespace) -> int:
+    return _peek(client, options, options.queue, "scheduled")
+
+
+@remote
+def scheduled_cancel(client: Client, options: argparse.Namespace) -> int:
+    form = {"sequences": options.numbers}
+    client.ask("POST", client.queue(options.queue, "cancel"), form)
+    return _out(options, {"cancelled": options.numbers}, "They will not be sent.")
+
+
+# The broker.
+
+
+@remote
+def top(client: Client, options: argparse.Namespace) -> int:
+    """Queues as they change; once where there is no terminal."""
+    before: dict[str, int] = {}
+    then = time.monotonic()
+    while True:
+        found, now = _queues(client), time.monotonic()
+        rows = [_top_row(each, before, now - then) for each in found]
+        rows.sort(key=lambda row: -row[1])
+        before = {each["name"]: _all(each) for each in found}
+        then = now
+        if options.json:
+            say(json.dumps(found))
+        else:
+            heads = ("queue", "active", "locked", "scheduled", "dead", "receivers", "size",
+                     "oldest", "change/s")  # fmt: skip
+            clear = "\033[H\033[2J" if is_rich() else ""
+            say(clear + table(rows[: options.rows], heads))
+        sys.stdout.flush()
+        if options.once or (not sys.stdout.isatty() and not options.json):
+            return OK
+        time.sleep(options.interval)
+
+
+def _all(info: dict[str, Any]) -> int:
+    return sum(info["counts"][name] for name in ("active", "locked", "scheduled"))
+
+
+def _top_row(info: dict[str, Any], before: dict[str, int], seconds: float) -> tuple[Any, ...]:
+    counts, oldest = info["counts"], info["oldest_ms"]
+    change = 0.0
+    if info["name"] in before and seconds > 0:
+        change = round((_all(info) - before[info["name"]]) / seconds, 1)
+    age = None if oldest is None else int(time.time() * 1000) - oldest
+    return (
+        info["name"], counts["active"], counts["locked"], counts["scheduled"], counts["dead"],
+        info["receivers"], size(info["size_bytes"]), ago(age), change,
+    )  # fmt: skip
+
+
+@remote
+def feed_tail(client: Client, options: argparse.Namespace) -> int:
+    after = options.after
+    if after is None:
+        after = client.ask("GET", "/feed/status")["last"]
+    left = options.count
+    while True:
+        headers, lines = client.lines(
+            "/feed", after=after, wait_ms=options.wait, limit=min(left or 10_000, 10_000),
+            namespace=options.namespace, entity=options.entity, kinds=options.kinds,
+        )  # fmt: skip
+        got = 0
+        for line in lines:
+            got += 1
+            say(line.decode().rstrip() if options.json else _event(json.loads(line)))
+        sys.stdout.flush()
+        moved = int(headers["posthouse-next"]) > after
+        after = int(headers["posthouse-next"])
+        if left is not None:
+            left -= got
+            if left <= 0:
+                return OK
+        if not moved and not options.follow:
+            return OK if got or options.count is None else EMPTY
+
+
+def _event(row: dict[str, Any]) -> str:
+    where = "/".join(str(row[name]) for name in ("namespace", "entity") if row.get(name))
+    what = " ".join(
+        f"{name}={row[name]}"
+        for name in ("sequence_number", "message_id", "session_id", "reason", "target")
+        if row.get(name) is not None
+    )
+    return printable(
+        f"{row['position']:>10}  {moment(row['time'])}  {row['kind']:<18} {where} {what}"
+    )
+
+
+@remote
+def clock(client: Client, options: argparse.Namespace) -> int:
+    form: dict[str, Any] = {}
+    if options.advance is not None:
+        form["advance_ms"] = options.advance
+    if options.set is not None:
+        form["set_ms"] = options.set
+    for name, word in (("freeze", True), ("resume", False)):
+        if getattr(options, name):
+            form["frozen"] = word
+    if options.auto is not None:
+        form["auto"] = options.auto == "on"
+    where = client.space("clock")
+    found = client.ask("POST", where, form) if form else client.ask("GET", where)
+    words = [moment(found["now_ms"])]
+    words += [word for word, on in (("frozen", found["frozen"]), ("auto", found["auto"])) if on]
+    lines = [", ".join(words)]
+    lines += [f"  {each['count']} {each['kind']} {each['queue']}" for each in found["fired"]]
+    return _out(options, found, "\n".join(lines))
+
+
+# Principals.
+
+
+@remote
+def access_ls(client: Client, options: argparse.Namespace) -> int:
+    found: list[dict[str, Any]] = []
+    while True:
+        after = found[-1]["name"] if found else ""
+        some = client.ask("GET", path("principals"), after=after, limit=1_000)["principals"]
+        found += some
+        if len(some) < 1_000:
+            break
+    rows = [
+        (each["name"], grant["namespace"], grant["entity"], ", ".join(grant["rights"]))
+        for each in found
+        for grant in each["grants"]
+    ]
+    return _out(options, found, table(rows, ("principal", "namespace", "entity", "rights")))
+
+
+@remote
+def access_add(client: Client, options: argparse.Namespace) -> int:
+    grant = {
+        "namespace": options.in_namespace,
+        "entity": options.entity,
+        "rights": options.rights.split(","),
+    }
+    made = client.ask("POST", path("principals"), {"name": options.name, "grants": [grant]})
+    return _key(options, made)
+
+
+@remote
+def access_rotate(client: Client, options: argparse.Namespace) -> int:
+    return _key(options, client.ask("POST", path("principals", options.name, "rotate")))
+
+
+def _key(options: argparse.Namespace, made: dict[str, str]) -> int:
+    text = (
+        f"The key of {made['name']} is shown this once:\n\n"
+        f"    export POSTHOUSE_KEY={made['name']}:{made['key']}\n"
+    )
+    return _out(options, made, text)
+
+
+@remote
+def access_revoke(client: Client, options: argparse.Namespace) -> int:
+    client.ask("DELETE", path("principals", options.name))
+    return _out(options, {"revoked": options.name}, f"{options.name} is out.")

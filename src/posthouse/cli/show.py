@@ -1,0 +1,86 @@
+"""How things look on a terminal."""
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+
+def table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
+    """Columns of text; what is a number stands to the right."""
+    texts = [[_cell(each) for each in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
+    numeric = [all(isinstance(row[at], int | float) for row in rows) for at in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [
+            f"{cell:>{width}}" if right and rows else f"{cell:<{width}}"
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([bold(line([head.upper() for head in heads])), *map(line, texts)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """What came from outside cannot move the cursor, or colour the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if is_rich() else text
+
+
+def is_rich() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def moment(unix_ms: int | None) -> str:
+    if not unix_ms:
+        return "-"
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(" ", "milliseconds")[:-6] + "Z"
+
+
+def ago(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    seconds = max(0, ms) / 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "K", "M", "G"):
+        if value < 1024:
+            return f"{value:.0f}{unit}"
+        value /= 1024
+    return f"{value:.1f}T"
+
+
+class Progress:
+    """How far something long has come, on a terminal; nothing where that is not one."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._shown = False
+
+    def show(self, done: int, whole: int | None = None) -> None:
+        if sys.stderr.isatty():
+            part = f" of {whole:,} ({100 * done // max(1, whole)} %)" if whole else ""
+            sys.stderr.write(f"\r\033[K{self._what}: {done:,}{part}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
