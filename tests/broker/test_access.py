@@ -19,11 +19,12 @@ from posthouse.core.commands import (
     Granted,
     ListQueues,
     Receive,
+    Received,
     Resubmit,
     Send,
 )
 from posthouse.core.errors import NotFound, Unauthenticated, Unauthorized
-from posthouse.core.message import NewMessage
+from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import Account, Grant, Right
 from posthouse.core.namespaces import (
     CreateNamespace,
@@ -196,14 +197,19 @@ def test_queues_come_into_being_on_first_use_where_that_is_wanted() -> None:
         engine = await an_engine(auto_create=True)
         await engine.ask(BROKER, "shop", Send("a", [A_MESSAGE]))
         await engine.ask(BROKER, "shop", Receive("b/$dead", engine.new_receiver()))
-        await engine.ask(BROKER, "shop", Send("s", [NewMessage(b"\x80", b"x", group="g")]))
+        await engine.ask(BROKER, "shop", Send("p", [NewMessage(b"\x80", b"x", group="g")]))
+        envelope = encode_envelope(Envelope(session_id="g"))
+        await engine.ask(BROKER, "shop", Send("s", [NewMessage(envelope, b"x", group="g")]))
+        assert isinstance(
+            await engine.ask(BROKER, "shop", Receive("p", engine.new_receiver())), Received
+        )
         session = await engine.ask(BROKER, "shop", AcceptSession("s", engine.new_receiver()))
         assert isinstance(session, Granted)
         with pytest.raises(NotFound):
             await engine.ask(BROKER, "shop", GetQueue("c"))
         with pytest.raises(NotFound):
             await engine.ask(BROKER, "other", Send("a", [A_MESSAGE]))
-        assert sorted(engine.namespaces.states["shop"].names) == ["a", "b", "s"]
+        assert sorted(engine.namespaces.states["shop"].names) == ["a", "b", "p", "s"]
         await engine.close()
         engine = await an_engine()
         with pytest.raises(NotFound):

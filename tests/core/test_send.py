@@ -30,6 +30,7 @@ from posthouse.core.message import (
     NewMessage,
     decode_envelope,
     encode_envelope,
+    has_session,
     timestamp,
     uuid,
 )
@@ -360,3 +361,11 @@ def test_an_id_that_is_not_text_or_too_long_serves_nobody() -> None:
     held = world.receive("other", 2, by_id=True)
     assert not world.state.ids
     world.do(Complete("other", [each.token for each in held]))
+
+
+def test_a_group_is_a_session_s_if_the_envelope_says_so() -> None:
+    session = encode_envelope(Envelope(session_id="g"))
+    assert has_session(NewMessage(session, b"", group="g"))
+    assert not has_session(NewMessage(session, b""))
+    assert not has_session(NewMessage(encode_envelope(Envelope()), b"", group="g"))
+    assert not has_session(NewMessage(b"?", b"", group="g"))

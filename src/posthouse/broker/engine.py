@@ -64,6 +64,7 @@ from posthouse.core.errors import (
     SessionLockLost,
     Unauthorized,
 )
+from posthouse.core.message import has_session
 from posthouse.core.model import DEAD, QueueProperties, State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
@@ -421,7 +422,7 @@ class Engine:
             return False
         self._check_room(create := CreateQueue(command.queue.removesuffix(DEAD)))
         if isinstance(command, AcceptSession) or (
-            isinstance(command, Send) and any(each.group is not None for each in command.messages)
+            isinstance(command, Send) and any(map(has_session, command.messages))
         ):
             create = CreateQueue(create.queue, QueueProperties(grouping="session"))
         self._apply(namespace, create)

@@ -90,6 +90,16 @@ class NewMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expires_ms: int = 0
 
 
+def has_session(message: NewMessage) -> bool:
+    """Whether its group is a session's, not a partition key's."""
+    if message.group is None:
+        return False
+    try:
+        return _envelope_decoder.decode(message.envelope).session_id is not None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 # The states of a message in a queue.
 ACTIVE, LOCKED, SCHEDULED, DELAYED, DEFERRED = range(5)
 STATES = ("active", "locked", "scheduled", "delayed", "deferred")

@@ -134,7 +134,9 @@ def _reference(form: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{form.__name__}"}
 
 
-app = FastAPI(title="Posthouse", docs_url=None, redoc_url=None, openapi_url=None)
+app = FastAPI(
+    title="Posthouse", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+)
 V1 = "/api/v1"
 NS = V1 + "/namespaces/{namespace}"
 QUEUE = NS + "/queues/{queue}"

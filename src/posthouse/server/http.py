@@ -68,7 +68,7 @@ class HttpPeer(HttpToolsProtocol):
     def __init__(self, config: UvicornConfig, state: ServerState, connection: Connection) -> None:
         super().__init__(config, state, {"connection": connection})
         self._connection = connection
-        self._in_head = True
+        self._in_head = False  # the head of a request has begun, and is not complete
         self._head_bytes = self._head_count = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -85,9 +85,10 @@ class HttpPeer(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        goes_on = self._in_head
         super().data_received(data)
         if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
+            self._head_bytes += len(data) if goes_on else 0
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("The head of the request is too large.")
             elif self._head_timer is None:
@@ -100,10 +101,15 @@ class HttpPeer(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_bytes, self._head_count = True, 0, 0
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > HEAD_BYTES_MAX:
+            raise ValueError("the address is too long")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_count += 1
-        if self._head_count > HEADERS_MAX:
-            raise ValueError("there are too many headers")
+        if self._head_count > HEADERS_MAX or len(value) > HEAD_BYTES_MAX:
+            raise ValueError("there are too many headers, or one is too long")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -114,10 +120,6 @@ class HttpPeer(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINE_MAX:
             raise ValueError("too many requests at a time")
         super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_head, self._head_bytes = True, 0
 
     # Flow.
 

@@ -1,0 +1,151 @@
+"""A broker as a process of its own, started as its users start it."""
+
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Json = Any
+START_SECONDS = 30
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Json:
+        return json.loads(self.body)
+
+
+class Running:
+    """`posthouse serve` on a port of its own. Its log is kept line by line."""
+
+    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "posthouse.cli", "serve", "--port", "0", "--log", "json"]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTHOUSE_")}
+        self.process = subprocess.Popen(
+            [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**clean, **(environment or {})},
+        )  # fmt: skip
+        self.log: list[dict[str, Json]] = []
+        self.port = 0
+        self._ready = threading.Event()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+        if not self._ready.wait(START_SECONDS) or not self.port:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"it did not start: {self.log}")
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"event": "not JSON", "message": line}
+            self.log.append(event)
+            if event["event"] == "broker.ready":
+                self.port = event["ports"][0]
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def events(self, name: str) -> list[dict[str, Json]]:
+        return [each for each in self.log if each["event"] == name]
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        raw: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Reply:
+        if tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
+        else:
+            connection = http.client.HTTPSConnection(
+                "localhost", self.port, timeout=90, context=tls
+            )
+        all_headers = dict(headers or {})
+        if key is not None:
+            all_headers["authorization"] = "Basic " + b64encode(key.encode()).decode()
+        data = raw
+        if body is not None:
+            data = json.dumps(body).encode()
+            all_headers.setdefault("content-type", "application/json")
+        try:
+            connection.request(method, path, data, all_headers)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
+        finally:
+            connection.close()
+
+    def queue(self, method: str, path: str, body: Json = None, **more: Any) -> Reply:
+        """Of the default namespace."""
+        return self.call(method, f"/api/v1/namespaces/default/queues/{path}", body, **more)
+
+    def send(self, queue: str, *bodies: str, **fields: Json) -> list[int]:
+        messages = [{"body": body, **fields} for body in bodies]
+        reply = self.queue("POST", f"{queue}/messages", {"messages": messages})
+        assert reply.status == 201, reply
+        sequences: list[int] = reply.json["sequences"]
+        return sequences
+
+    def receive(self, queue: str, limit: int = 1, **form: Json) -> list[dict[str, Json]]:
+        reply = self.queue("POST", f"{queue}/receive", {"limit": limit, **form})
+        assert reply.status == 200, reply
+        messages: list[dict[str, Json]] = reply.json["messages"]
+        return messages
+
+    def complete(self, queue: str, *messages: dict[str, Json]) -> Reply:
+        locks = [each["token"] for each in messages]
+        return self.queue("POST", f"{queue}/complete", {"locks": locks})
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reading.join(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        return code
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+
+@contextmanager
+def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    broker = Running(*flags, environment=environment)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@contextmanager
+def development(folder: Path, *flags: str) -> Iterator[Running]:
+    """As `make run` starts it."""
+    with running("--data", str(folder), "--dev", "--auto-create", *flags) as broker:
+        yield broker
