@@ -96,7 +96,7 @@ class Listener:
         self._tls = tls
         self._sockets: list[socket.socket] = []
         self._connections: set[Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
         self.accepted = 0
         self.refused: Counter[str] = Counter()  # why: full, address, silent, unknown
@@ -145,8 +145,9 @@ class Listener:
     async def close(self, seconds: float) -> bool:
         """Tells every peer, and waits for them that long; whether all have gone."""
         self.stop_accepting()
-        for task in list(self._tasks):
-            task.cancel()
+        for connection, task in list(self._tasks.items()):
+            if connection.transport is None:  # else what it has asked for may be under way
+                task.cancel()
         for connection in list(self._connections):
             if connection.peer is not None:
                 connection.peer.shutdown()
@@ -214,7 +215,9 @@ class Listener:
         connection = Connection(self, host)
         self._connections.add(connection)
         self.by_dialect[_NEW] += 1
-        self._run(self._hand_on(accepted, connection))
+        loop = asyncio.get_running_loop()
+        task = self._tasks[connection] = loop.create_task(self._hand_on(accepted, connection))
+        task.add_done_callback(lambda _: self._tasks.pop(connection, None))
 
     def _may_come(self, host: str) -> bool:
         """By the address it comes from, not the one it came to."""
@@ -223,11 +226,6 @@ class Listener:
         address = ipaddress.ip_address(host.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None)
         return any((mapped or address) in network for network in self.limits.networks)
-
-    def _run(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _hand_on(self, accepted: socket.socket, connection: Connection) -> None:
         """From a bare socket to a transport with the sniffing protocol on it."""
@@ -246,10 +244,10 @@ class Listener:
                     ssl_handshake_timeout=left if context is not None else None,
                 )  # fmt: skip
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            if connection.transport is not None:
+                return  # it has got through just now, and its protocol sees to it
             self.refused["silent" if isinstance(error, TimeoutError) else _SILENT] += 1
             accepted.close()
-            if connection.transport is not None:
-                connection.transport.abort()
             connection.gone()
 
     # Keeping count.

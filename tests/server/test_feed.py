@@ -1,0 +1,217 @@
+"""The feed of a real process: every position once, as JSON lines and as Arrow."""
+
+import io
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from select import select
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from posthouse.broker.fold import make_twins
+from posthouse.broker.rows import COLUMNS, KINDS, WORDS
+from posthouse.core.records import Kept, OfNamespaces
+from tests.server.running import Running, development, running
+
+ARROW = {"accept": "application/vnd.apache.arrow.stream"}
+
+
+def rows(broker: Running, query: str = "") -> list[dict[str, Any]]:
+    reply = broker.call("GET", f"/feed{query}")
+    assert reply.status == 200, reply
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in reply.body.splitlines()]
+
+
+def table(broker: Running, query: str = "") -> pa.Table:
+    reply = broker.call("GET", f"/feed{query}", headers=ARROW)
+    assert reply.status == 200, reply
+    return pa.ipc.open_stream(io.BytesIO(reply.body)).read_all()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With something of every kind in its journal, and several segments."""
+    folder = tmp_path_factory.mktemp("feed") / "data"
+    with development(folder, "--segment-size", "64K") as broker:
+        broker.queue("PUT", "orders", {"lock_ms": 60_000})
+        broker.send("orders", "a", "b", "c", "d", "e", id="m", properties={"colour": "red"})
+        a, b, c, d, e = broker.receive("orders", 5)
+        broker.complete("orders", a)
+        for how, message in (("abandon", b), ("release", c), ("defer", d), ("renew", e)):
+            broker.queue("POST", f"orders/{how}", {"locks": [message["token"]]})
+        broker.queue("POST", "orders/dead-letter", {"locks": [e["token"]], "reason": "bad"})
+        broker.queue("POST", "orders%2F$dead/resubmit", {})
+        broker.receive("orders", 1, delete=True)
+        broker.queue("POST", "bytes/messages", {"messages": [{"body_base64": "AP8="}]})
+        broker.call("POST", "/api/v1/principals", {"name": "ann", "grants": [{"rights": ["send"]}]})
+        for number in range(400):
+            broker.send("many", *(f"{number} {at}" * 20 for at in range(5)))
+        yield broker
+
+
+def test_there_is_one_row_for_each_position(broker: Running) -> None:
+    status = broker.call("GET", "/feed/status").json
+    every = rows(broker)
+    assert [each["position"] for each in every] == list(range(1, status["last"] + 1))
+    parts = status["parts"]
+    assert len(parts) > 3
+    assert sum(part["rows"] for part in parts) == status["last"]
+    assert [part["sealed"] for part in parts] == [True] * (len(parts) - 1) + [False]
+
+
+def test_rows_tell_what_happened(broker: Running) -> None:
+    some = rows(broker, "?limit=40")
+    kinds = [each["kind"] for each in some if each.get("entity", "").startswith("orders")]
+    assert kinds == (
+        ["queue-created"] + ["sent"] * 5 + ["delivered"] * 5 + ["completed", "abandoned",
+         "released", "deferred", "renewed", "dead-lettered", "resubmitted", "taken"]
+    )  # fmt: skip
+    sent = next(each for each in some if each["kind"] == "sent")
+    assert (sent["message_id"], sent["body"], sent["sequence_number"]) == ("m", "a", 1)
+    assert sent["properties"] == {"colour": "red"}
+    dead = next(each for each in some if each["kind"] == "dead-lettered")
+    assert (dead["reason"], dead["target"], dead["sequence_number"]) == ("bad", "orders/$dead", 5)
+    raw = next(each for each in some if each.get("entity") == "bytes" and each["kind"] == "sent")
+    assert raw["body_base64"] == "AP8="
+    [access] = [each for each in some if each["kind"] == "principal-set"]
+    assert access["entity"] == "ann"
+    assert access["detail"]["keys"] == 1
+    assert set(access) <= {"position", "time", "entity", "kind", "detail"}
+
+
+def test_every_record_has_a_kind() -> None:
+    from typing import get_args
+
+    assert set(KINDS) == {*get_args(Kept), *get_args(OfNamespaces)}
+    assert len(WORDS) == len(KINDS) + 1
+
+
+def test_arrow_has_the_same_rows(broker: Running) -> None:
+    every, found = rows(broker), table(broker)
+    assert found.column_names == list(COLUMNS)
+    assert found.num_rows == len(every)
+    for line, row in zip(every, found.to_pylist(), strict=True):
+        assert row["position"] == line["position"]
+        assert row["kind"] == line["kind"]
+        assert int(row["time"].timestamp() * 1000 + 0.5) == line["time"]
+        assert row["message_id"] == line.get("message_id")
+        body = row["body"]
+        assert (body.decode() if body not in (None, b"\x00\xff") else None) == line.get("body")
+
+
+def test_twins_give_what_frames_give(broker: Running) -> None:
+    """From any position to any other, whether a part has its twin or not."""
+    folder = Path(broker.call("GET", "/api/v1/store").json["folder"])
+    before = table(broker)
+    assert make_twins(folder) >= 3
+    assert make_twins(folder) == 0
+    for query in ("?after=0", "?after=7&limit=100", "?after=500&limit=1300", "?after=1999"):
+        first, limit = 0, 10_000
+        for pair in query[1:].split("&"):
+            name, value = pair.split("=")
+            first, limit = (int(value), limit) if name == "after" else (first, int(value))
+        assert table(broker, query).equals(before.slice(first, limit)), query
+    twins = sorted(folder.glob("*.arrow"))
+    assert {each.stat().st_mode & 0o777 for each in twins} == {0o600}
+    twins[1].unlink()
+    assert table(broker).equals(before)
+    (folder / "00000000000000009999.arrow").touch()
+    make_twins(folder)
+    assert not (folder / "00000000000000009999.arrow").exists()
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_what_is_asked_for_is_given(broker: Running, arrow: bool) -> None:
+    def get(query: str) -> list[dict[str, Any]]:
+        found = table(broker, query).to_pylist() if arrow else rows(broker, query)
+        return [{k: v for k, v in each.items() if v is not None} for each in found]
+
+    assert [each["position"] for each in get("?after=5&limit=3")] == [6, 7, 8]
+    assert {each["kind"] for each in get("?kinds=completed,deferred")} == {"completed", "deferred"}
+    assert {each["entity"] for each in get("?entity=bytes&namespace=default")} == {"bytes"}
+    assert get("?namespace=nowhere") == []
+    assert set(get("?columns=position,kind&limit=1")[0]) == {"position", "kind"}
+    assert get("?after=999999") == []
+
+
+def test_the_next_position_is_told_whatever_the_rows(broker: Running) -> None:
+    reply = broker.call("GET", "/feed?after=5&limit=10&kinds=expired")
+    assert (reply.body, reply.headers["posthouse-next"]) == (b"", "15")
+    last = broker.call("GET", "/feed/status").json["last"]
+    assert broker.call("GET", "/feed").headers["posthouse-next"] == str(last)
+
+
+def test_nonsense_is_refused(broker: Running) -> None:
+    for query in ("after=x", "limit=0", "kinds=odd", "columns=odd", "colour=red", "after=-1"):
+        assert broker.call("GET", f"/feed?{query}").status == 400, query
+    assert broker.call("GET", "/feed?reader=nobody").status == 404
+    assert broker.call("GET", "/feed", headers={"accept": "image/png"}).status == 406
+    assert broker.call("POST", "/feed").status == 405
+    assert broker.call("GET", "/feed/odd").status == 404
+
+
+def test_a_reader_that_waits_is_told_of_what_is_new(broker: Running) -> None:
+    last = broker.call("GET", "/feed/status").json["last"]
+    assert rows(broker, f"?after={last}&wait_ms=50") == []
+    command = [sys.executable, "-m", "posthouse.cli", "feed", "tail", "--json", "-n", "1",
+               "--url", broker.url, "--wait", "30s", "--follow"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tail:
+        assert tail.stdout is not None
+        while not select([tail.stdout], [], [], 0.2)[0]:  # whenever it has begun to wait
+            broker.send("orders", "new")
+        row = json.loads(tail.stdout.readline())
+    assert (row["kind"], row["body"]) == ("sent", "new")
+
+
+def test_a_reader_who_leaves_in_the_middle_harms_nobody(broker: Running) -> None:
+    for _ in range(8):
+        with socket.create_connection(("127.0.0.1", broker.port)) as leaving:
+            leaving.sendall(b"GET /feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            leaving.recv(100)
+    assert len(rows(broker, "?limit=50")) == 50
+    clerks = Path(f"/proc/{broker.process.pid}/task/{broker.process.pid}/children").read_text()
+    assert len(clerks.split()) <= 4
+
+
+def test_readers_hold_positions_and_are_told_what_they_lost(tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        broker.send("q", "a", "b")
+        assert broker.call("PUT", "/api/v1/readers/spark", {"position": 2}).status == 204
+        assert rows(broker, "?reader=spark")[0]["position"] == 3
+        assert broker.call("PUT", "/api/v1/readers/spark", {"position": 1}).status == 400
+        assert broker.call("PUT", "/api/v1/readers/spark", {"position": 99}).status == 400
+        [reader] = broker.call("GET", "/api/v1/readers").json["readers"]
+        assert (reader["name"], reader["position"], reader["lost"]) == ("spark", 2, False)
+        broker.stop()
+    with development(tmp_path / "data") as broker:
+        assert rows(broker, "?reader=spark")[0]["position"] == 3
+        assert broker.call("DELETE", "/api/v1/readers/spark").status == 204
+        assert broker.call("DELETE", "/api/v1/readers/spark").status == 404
+
+
+def test_the_feed_of_a_broker_in_memory() -> None:
+    with running("--memory", "--dev", "--auto-create") as broker:
+        broker.send("q", "x", "y")
+        assert [each["kind"] for each in rows(broker)][-2:] == ["sent", "sent"]
+        assert table(broker).num_rows == len(rows(broker))
+        [life] = broker.queue("GET", "q/messages/1/life").json["lives"]
+        assert [each["kind"] for each in life["events"]] == ["Sent"]
+
+
+def test_pyarrow_and_fastapi_stay_out_until_they_are_asked_for(tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        broker.send("q", "x")
+        broker.complete("q", *broker.receive("q"))
+        broker.call("GET", "/health/ready")
+        table(broker)
+        maps = Path(f"/proc/{broker.process.pid}/maps").read_text()
+        assert "pyarrow" not in maps
+        assert "pydantic_core" not in maps
+        broker.queue("GET", "q")
+        assert "pydantic_core" in Path(f"/proc/{broker.process.pid}/maps").read_text()

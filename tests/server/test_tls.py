@@ -1,0 +1,126 @@
+"""TLS on every port, with certificates of our own and of others."""
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from posthouse.server.tls import ensure
+from tests.server.running import Running, development
+
+
+def certificate(folder: Path) -> ssl.SSLContext:
+    """Trusts the authority in a data folder, when it is there."""
+    ca = folder / "tls" / "ca.pem"
+    while not (folder / "tls" / "server.pem").exists():
+        time.sleep(0.05)
+    return ssl.create_default_context(cafile=str(ca))
+
+
+@contextmanager
+def connected(broker: Running, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    with (
+        socket.create_connection(("localhost", broker.port)) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as wrapped,
+    ):
+        yield wrapped
+
+
+def shown(broker: Running, context: ssl.SSLContext) -> bytes | None:
+    with connected(broker, context) as wrapped:
+        return wrapped.getpeercert(binary_form=True)
+
+
+def test_the_same_port_speaks_with_and_without_it(tmp_path: Path) -> None:
+    with development(tmp_path, "--tls-name", "broker.test") as broker:
+        context = certificate(tmp_path)
+        dev = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+        assert broker.call("GET", "/metrics", tls=context, key=dev).status == 200
+        assert broker.call("GET", "/metrics", tls=context).status == 401
+        assert broker.call("GET", "/metrics").status == 200
+        with connected(broker, context) as wrapped:
+            found = wrapped.getpeercert()
+        assert found is not None
+        names = {str(each[1]) for each in found["subjectAltName"]}
+        assert {"localhost", "broker.test", "127.0.0.1"} <= names
+
+
+def test_nothing_older_than_1_2_is_spoken(tmp_path: Path) -> None:
+    with development(tmp_path) as broker:
+        context = certificate(tmp_path)
+        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        with pytest.warns(DeprecationWarning, match="TLS"):
+            context.maximum_version = ssl.TLSVersion.TLSv1_1
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.raises(OSError, match=r"(?i)protocol|alert|reset|eof"):
+            broker.call("GET", "/health/live", tls=context)
+        assert broker.call("GET", "/health/live", tls=certificate(tmp_path)).status == 200
+
+
+def test_a_certificate_that_is_replaced_is_used_without_a_restart(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    files = ensure(own / "tls", ("first.test",))
+    flags = ("--tls-cert", str(files.certificate), "--tls-key", str(files.key))
+    with development(tmp_path / "data", *flags) as broker:
+        context = certificate(own)
+        before = shown(broker, context)
+        files.certificate.write_text("not a certificate")
+        time.sleep(1.1)
+        assert shown(broker, context) == before
+        assert broker.events("tls.reload")
+        other = ensure(tmp_path / "other" / "tls", ())
+        for old, new in zip(files, other, strict=True):
+            shutil.copy(new, old)
+        time.sleep(1.1)
+        assert shown(broker, certificate(tmp_path / "other")) != before
+
+
+def test_the_authority_stays_and_the_certificate_is_made_for_other_names(tmp_path: Path) -> None:
+    ensure(tmp_path, ())
+    ca, server = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "server.pem").read_bytes()
+    ensure(tmp_path, ())
+    assert (tmp_path / "server.pem").read_bytes() == server
+    ensure(tmp_path, ("new.test",))
+    assert (tmp_path / "server.pem").read_bytes() != server
+    assert (tmp_path / "ca.pem").read_bytes() == ca
+    assert {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {
+        "ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600,
+    }  # fmt: skip
+
+
+def test_the_lines_for_a_shell_make_clients_trust_it(tmp_path: Path) -> None:
+    with development(tmp_path) as broker:
+        certificate(tmp_path)
+        command = [sys.executable, "-m", "posthouse.cli"]
+        lines = subprocess.run(
+            [*command, "tls", "env", "--data", str(tmp_path)],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        given = dict(line.removeprefix("export ").split("=", 1) for line in lines.splitlines())
+        assert {"REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"} <= set(given)
+        url = f"https://localhost:{broker.port}"
+        environment = {**os.environ, **given, "POSTHOUSE_KEY": "SAS_KEY_VALUE"}
+        asked = subprocess.run(
+            [*command, "queue", "ls", "--url", url], env=environment, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert asked.returncode == 0, asked.stderr
+        code = f"import requests; print(requests.get('{url}/health/live').json())"
+        answer = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert answer.stdout == "{'status': 'alive'}\n", answer.stderr
+    missing = subprocess.run(
+        [*command, "tls", "env", "--data", str(tmp_path / "nowhere")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert missing.returncode == 3
