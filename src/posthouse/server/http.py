@@ -152,7 +152,7 @@ class Request:
         self.scope = scope
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.parts = scope["raw_path"].split(b"/")[1:]
+        self.parts = scope["raw_path"].split(b"/")[1:] or [b""]
         self.query: dict[str, str] = {}
         self.principal: Principal = ANYBODY
 

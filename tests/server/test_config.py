@@ -1,0 +1,245 @@
+"""Configuration: where values come from, and what is said of wrong ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posthouse.core.model import Grant, QueueProperties
+from posthouse.server.config import PORTS, SETTINGS, BadConfig, load
+from posthouse.server.declared import PrincipalDeclared, QueueDeclared, duration_ms
+from tests.server.running import running
+
+EMULATOR: dict[str, Any] = {
+    "UserConfig": {
+        "Namespaces": [
+            {
+                "Name": "sbemulatorns",
+                "Queues": [
+                    {
+                        "Name": "queue.1",
+                        "Properties": {
+                            "DeadLetteringOnMessageExpiration": True,
+                            "DefaultMessageTimeToLive": "PT1H",
+                            "DuplicateDetectionHistoryTimeWindow": "PT20S",
+                            "ForwardDeadLetteredMessagesTo": "",
+                            "ForwardTo": "",
+                            "LockDuration": "PT1M30S",
+                            "MaxDeliveryCount": 3,
+                            "RequiresDuplicateDetection": True,
+                            "RequiresSession": True,
+                        },
+                    },
+                    {"Name": "queue.2"},
+                ],
+                "Topics": [{"Name": "topic.1", "Properties": {}, "Subscriptions": []}],
+            }
+        ],
+        "Logging": {"Type": "File"},
+    }
+}
+
+
+def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "posthouse.yaml"
+    file.write_text("stop_limit: 1\nhandshake_limit: 2\nconnections_max: 3\nport: [1, 2]\n")
+    environment = {"POSTHOUSE_HANDSHAKE_LIMIT": "20", "POSTHOUSE_CONNECTIONS_MAX": "30",
+                   "POSTHOUSE_CONFIG": str(file), "POSTHOUSE_URL": "x", "HOME": "/"}  # fmt: skip
+    config = load({"connections_max": "300", "dev": None}, environment)
+    assert (config.stop_limit, config.handshake_limit, config.connections_max) == (1, 20, 300)
+    assert config.port == (1, 2)
+    assert config.durability == "fsync"
+    assert config.origins == {
+        "stop_limit": str(file),
+        "handshake_limit": "POSTHOUSE_HANDSHAKE_LIMIT",
+        "connections_max": "--connections-max",
+        "port": str(file),
+        "config": "POSTHOUSE_CONFIG",
+    }
+
+
+def test_values_are_read_with_their_units() -> None:
+    environment = {
+        "POSTHOUSE_MEMORY_LIMIT": "2G", "POSTHOUSE_KEEP": "3d", "POSTHOUSE_PORT": "5671, 5672",
+        "POSTHOUSE_DEV": "yes", "POSTHOUSE_DEV_ALLOW": "172.17.0.1/16,10.0.0.1",
+        "POSTHOUSE_DATA": "~/x",
+    }  # fmt: skip
+    config = load({}, environment)
+    assert config.memory_limit == 2 << 30
+    assert config.keep == 3 * 86_400
+    assert config.port == (5671, 5672)
+    assert config.dev is True
+    assert config.dev_allow == ("172.17.0.0/16", "10.0.0.1/32")
+    assert config.data == Path.home() / "x"
+    assert load({}, {}).port == PORTS
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "says"),
+    [
+        ({"port": ["x"]}, {}, "--port: port must be a whole number from 0 to 65535"),
+        ({"port": ["70000"]}, {}, "--port: port must be"),
+        ({}, {"POSTHOUSE_COLOUR": "red"}, "POSTHOUSE_COLOUR: there is no setting 'colour'"),
+        ({}, {"POSTHOUSE_DEV": "maybe"}, "POSTHOUSE_DEV: dev must be true or false"),
+        ({"durability": "odd"}, {}, "must be one of fsync, interval, memory"),
+        ({"keep": "long"}, {}, "must be a number with a unit"),
+        ({"tls_cert": "x"}, {}, "belong together"),
+        ({"dev_allow": ["10.0.0.0/8"]}, {}, "goes with dev"),
+        ({"dev": "true", "dev_allow": ["everybody"]}, {}, "must be an address or a network"),
+        ({"data": "x", "memory": "true"}, {}, "exclude each other"),
+        ({"config": "/nowhere.yaml"}, {}, "/nowhere.yaml cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    flags: dict[str, object], environment: dict[str, str], says: str
+) -> None:
+    with pytest.raises(BadConfig) as raised:
+        load(flags, environment)
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("colour: red", "there is no setting 'colour'"),
+        ("- a list", "must hold settings by name"),
+        ("1: 2", "must hold settings by name"),
+        ("a: [", "is not YAML"),
+        ("data: !!python/object/apply:os.system ['true']", "is not YAML"),
+        ("stop_limit: true", "stop_limit must be a whole number"),
+        ("topics: [{name: t}]", "there is no setting 'topics'"),
+        ("queues: [{lock_ms: 5}]", "each needs a name"),
+        ("queues: [{name: q, colour: red}]", "there is no property 'colour'"),
+        ("queues: [{name: q, lock_ms: long}]", "queue q"),
+        ("queues: nothing", "queues"),
+        ("principals: [{name: a, key: short, grants: [{rights: [send]}]}]", "16 characters"),
+        ("principals: [{name: a, key: 1234567890123456, grants: []}]", "principals"),
+        ("principals: [{name: a, key: '1234567890123456', grants: [{rights: [fly]}]}]", "rights"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(BadConfig) as raised:
+        load({"config": str(file)}, {})
+    assert says in str(raised.value)
+    assert str(file) in str(raised.value)
+
+
+def test_what_a_file_declares(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        """
+namespaces: [shop]
+queues:
+  - {name: orders, namespace: shop, lock_ms: 5000, grouping: session}
+  - name: plain
+principals:
+  - name: web
+    key: 0123456789abcdef
+    grants: [{namespace: shop, rights: [send]}]
+"""
+    )
+    declared = load({"config": str(file)}, {}).declared
+    assert declared.namespaces == ("shop",)
+    assert declared.queues == (
+        QueueDeclared("orders", "shop", QueueProperties(lock_ms=5_000, grouping="session")),
+        QueueDeclared("plain", "default"),
+    )
+    [web] = declared.principals
+    assert web == PrincipalDeclared("web", "0123456789abcdef", (Grant("shop", "*", ["send"]),))
+    assert "0123456789abcdef" not in repr(declared)
+
+
+def test_the_emulator_s_file_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "Config.json"
+    file.write_text(json.dumps(EMULATOR))
+    declared = load({"config": str(file)}, {}).declared
+    first, second = declared.queues
+    assert (first.name, first.namespace) == ("queue.1", "default")
+    assert first.properties == QueueProperties(
+        lock_ms=90_000, max_delivery=3, ttl_ms=3_600_000, requires_session=True,
+        duplicate_detection=True, duplicate_window_ms=20_000, dead_letter_expired=True,
+    )  # fmt: skip
+    assert second.properties == QueueProperties()
+    assert declared.unsupported == ("topic topic.1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("PT1M", 60_000), ("P1DT2H3M4.5S", 93_784_500), ("PT0.1S", 100), ("P14D", 1_209_600_000),
+     ("P10675199DT2H48M5.4775807S", None)],
+)  # fmt: skip
+def test_durations(text: str, ms: int | None) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1M", "PT1", "PTM", "PT-1M", "PT\u0661M"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a duration"):
+        duration_ms(text)
+
+
+def test_what_is_declared_is_there_at_start_and_stays_as_it_was(tmp_path: Path) -> None:
+    file, data = tmp_path / "c.yaml", str(tmp_path / "data")
+    text = """
+queues: [{name: orders, namespace: shop, lock_ms: 5000}]
+principals: [{name: web, key: %s, grants: [{rights: [manage]}]}]
+"""
+    file.write_text(text % "the-first-key-of-web")
+    where = "/api/v1/namespaces/shop/queues/orders"
+    with running("--data", data, "--config", str(file)) as broker:
+        info = broker.call("GET", where, key="web:the-first-key-of-web").json
+        assert info["properties"]["lock_ms"] == 5_000
+        changed = {"lock_ms": 9_000}
+        broker.call("PATCH", where, changed, key="web:the-first-key-of-web")
+    file.write_text(text % "the-second-key-of-web")
+    with running("--data", data, "--config", str(file)) as broker:
+        assert broker.call("GET", where, key="web:the-first-key-of-web").status == 401
+        info = broker.call("GET", where, key="web:the-second-key-of-web").json
+        assert info["properties"]["lock_ms"] == 9_000
+        assert "key-of-web" not in json.dumps(broker.log)
+    emulator = tmp_path / "Config.json"
+    emulator.write_text(json.dumps(EMULATOR))
+    with running("--memory", "--dev", "--config", str(emulator)) as broker:
+        names = [
+            q["name"]
+            for q in broker.call("GET", "/api/v1/namespaces/default/queues").json["queues"]
+        ]
+        assert names == ["queue.1", "queue.2"]
+        assert [each["what"] for each in broker.events("config.unsupported")] == ["topic topic.1"]
+
+
+def test_show_prints_values_with_their_origins_and_no_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "keep: 3d\nprincipals: [{name: web, key: very-secret-key-x, grants: [{rights: [send]}]}]\n"
+    )
+
+    def show(*more: str) -> str:
+        command = [sys.executable, "-m", "posthouse.cli", "config", "show", "--dev", *more]
+        environment = {**os.environ, "POSTHOUSE_CONFIG": str(file)}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    found = json.loads(show("--json"))
+    assert found["settings"]["dev"] == {"value": True, "origin": "--dev"}
+    assert found["settings"]["keep"] == {"value": 259_200, "origin": str(file)}
+    assert found["settings"]["durability"] == {"value": "fsync", "origin": "default"}
+    assert found["declared"] == {"principals": ["web"]}
+    assert set(found["settings"]) == set(SETTINGS)
+    text = show()
+    assert "very-secret" not in text + json.dumps(found)
+    assert "POSTHOUSE_CONFIG" in text
+
+
+def test_every_setting_is_a_flag_with_help() -> None:
+    command = [sys.executable, "-m", "posthouse.cli", "serve", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for name in SETTINGS:
+        assert "--" + name.replace("_", "-") in said

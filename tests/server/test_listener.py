@@ -1,0 +1,276 @@
+"""Hostile bytes on a real port: others go on working, nothing grows, nothing burns."""
+
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posthouse.server.listener import is_amqp, is_http, is_pyqueue, is_vibemq
+from tests.server.running import Running, development
+
+HANDSHAKE_SECONDS = 2
+GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("listener") / "data"
+    flags = ("--handshake-limit", str(HANDSHAKE_SECONDS), "--connections-max", "900")
+    with development(folder, *flags) as broker:
+        yield broker
+    assert not [each for each in broker.log if each["level"] in ("error", "critical")]
+
+
+def connect(broker: Running) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", broker.port), timeout=20)
+    made.settimeout(20)
+    return made
+
+
+def say(broker: Running, data: bytes) -> bytes:
+    """What is answered before the connection is closed, or goes silent after an answer."""
+    answer = b""
+    with connect(broker) as made:
+        try:
+            made.sendall(data)
+            while chunk := made.recv(65_536):
+                answer += chunk
+                made.settimeout(0.5)
+        except (ConnectionError, TimeoutError):
+            pass
+    return answer
+
+
+def cpu_seconds(broker: Running) -> float:
+    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(broker: Running) -> int:
+    pages = int(Path(f"/proc/{broker.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def files(broker: Running) -> int:
+    return len(list(Path(f"/proc/{broker.process.pid}/fd").iterdir()))
+
+
+def works(broker: Running) -> bool:
+    broker.send("works", "x")
+    return bool(broker.receive("works", delete=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "dialect"),
+    [
+        (b"AMQP\x03\x01\x00\x00", "amqp"), (b"AMQP", "amqp"), (b"\0\0\0\x10", "vibemq"),
+        (b"PUSH 5 hello", "pyqueue"), (b"PING 0 ", "pyqueue"), (b"HEALTH_CHECK 0 ", "pyqueue"),
+        (b"GET / HTTP/1.1\r\n", "http"), (b"POST /1 HTTP/1.1", "http"), (b"M-SEARCH *", "http"),
+        (b"A", None), (b"GET ", None), (b"AMQ", None), (b"\xff\xfe", ""), (b"{", ""), (b" x", ""),
+        (b"A1 x", ""),
+    ],
+)  # fmt: skip
+def test_dialects_are_told_apart(data: bytes, dialect: str | None) -> None:
+    tests = {"amqp": is_amqp, "vibemq": is_vibemq, "pyqueue": is_pyqueue, "http": is_http}
+    said = {name: test(data) for name, test in tests.items()}
+    sure = [name for name, known in said.items() if known]
+    if dialect is None:
+        assert not sure
+        assert None in said.values()
+    else:
+        assert sure[:1] == ([dialect] if dialect else [])
+        assert dialect or None not in said.values()
+
+
+def test_a_request_may_come_byte_by_byte(broker: Running) -> None:
+    with connect(broker) as made:
+        for byte in GET:
+            made.sendall(bytes([byte]))
+        assert made.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_dialect_that_is_not_served_is_closed(broker: Running) -> None:
+    for first in (b"AMQP\x00\x01\x00\x00", b"\0\0\0\x05hello", b"PUSH 5 hello"):
+        assert say(broker, first) == b""
+    assert broker.events("listener.dialect")
+
+
+def test_random_bytes_harm_nobody(broker: Running) -> None:
+    dice = random.Random(5)
+    for _ in range(200):
+        say(broker, dice.randbytes(dice.randrange(1, 300)) + b" \r\n\r\n" + b"\xff" * 64)
+    assert works(broker)
+
+
+def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
+    """Silent ones, and ones that have said half of something, on 500 sockets."""
+    before_files = files(broker)
+    begun = [b"", b"G", b"GET / HTTP/1.1\r\nx: ", b"\x16\x03\x01\x02\x00\x01\x00", b"AM"]
+    sockets = [connect(broker) for _ in range(500)]
+    for at, each in enumerate(sockets):
+        each.sendall(begun[at % len(begun)])
+    time.sleep(0.5)
+    busy, then = cpu_seconds(broker), time.monotonic()
+    assert works(broker)
+    time.sleep(1)
+    idle_share = (cpu_seconds(broker) - busy) / (time.monotonic() - then)
+    assert idle_share < 0.5
+    for each in sockets:
+        while True:  # it ends by itself
+            try:
+                if not each.recv(1000):
+                    break
+            except ConnectionError:
+                break
+        each.close()
+    deadline = time.monotonic() + 10
+    while files(broker) > before_files + 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert files(broker) <= before_files + 5
+    assert works(broker)
+
+
+def test_a_head_that_drips_is_ended(broker: Running) -> None:
+    with connect(broker) as made:
+        made.sendall(b"GET / HTTP/1.1\r\n")
+        begun = time.monotonic()
+        try:
+            for _ in range(100):
+                made.sendall(b"x: y\r\n")
+                time.sleep(0.1)
+        except ConnectionError:
+            pass
+        assert time.monotonic() - begun < HANDSHAKE_SECONDS + 5
+
+
+def test_more_connections_than_there_may_be_are_turned_away(broker: Running) -> None:
+    sockets = [connect(broker) for _ in range(890)]
+    for each in sockets:
+        each.sendall(GET)
+    time.sleep(0.2)
+    more = [connect(broker) for _ in range(50)]
+    turned = 0
+    for each in more:
+        try:
+            each.sendall(GET)
+            turned += each.recv(100) == b""
+        except ConnectionError:
+            turned += 1
+    for each in (*sockets, *more):
+        each.close()
+    assert turned >= 30
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            assert works(broker)
+        except (OSError, AssertionError):
+            continue
+        return
+    raise AssertionError("it does not work any more")
+
+
+@pytest.mark.parametrize(
+    ("data", "answers"),
+    [
+        (POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello", b"HTTP/1.1 400"),
+        (
+            POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"HTTP/1.1 400",
+        ),
+        (POST + b"content-length: -1\r\n\r\n", b"HTTP/1.1 400"),
+        (POST + b"content-length: 4294967296\r\n\r\n", b"HTTP/1.1 413"),
+        (POST + b"content-length: 99999999999999999999\r\n\r\n", b"HTTP/1.1 400"),
+        (POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n", b"HTTP/1.1 400"),
+        (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 400"),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", b"HTTP/1.1 400"),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
+        (GET * 10_000, b"HTTP/1.1"),
+        (b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 404"),
+        (b"GET /api/v1/namespaces/%ff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 4"),
+        (b"GET http://localhost/health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"HTTP/1.1 200"),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"HTTP/1.1 4"),
+        (b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 4"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b""),
+        (b"GET /health/live\r\n\r\n", b""),
+        (b"GET /feed?after=%00&limit=%ff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 400"),
+    ],
+    ids=range(19),
+)
+def test_hostile_requests_are_refused(broker: Running, data: bytes, answers: bytes) -> None:
+    assert say(broker, data).startswith(answers)
+    assert works(broker)
+
+
+def test_bodies_do_not_grow_the_process_before_they_are_believed(broker: Running) -> None:
+    """Requests with a wrong key and 40 MB to come; all that is read of them is refused."""
+    before = resident_bytes(broker)
+    head = POST + b"authorization: Bearer a:b\r\ncontent-length: 40000000\r\n\r\n"
+    sockets = []
+    for _ in range(20):
+        made = connect(broker)
+        made.setblocking(False)
+        try:
+            made.send(head + b"x" * 1_000_000)
+            for _ in range(20):
+                made.send(b"x" * 1_000_000)
+        except (BlockingIOError, ConnectionError):
+            pass
+        sockets.append(made)
+    time.sleep(0.5)
+    assert resident_bytes(broker) - before < 40 << 20
+    for each in sockets:
+        each.close()
+    assert works(broker)
+
+
+def test_who_does_not_read_is_not_read_from(broker: Running) -> None:
+    """Large answers that nobody takes: what is held for each is bounded."""
+    broker.send("large", *("x" * 100_000 for _ in range(100)))
+    path = b"/api/v1/namespaces/default/queues/large/messages?limit=100"
+    ask = b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    say(broker, ask)
+    before = resident_bytes(broker)
+    sockets = []
+    for _ in range(10):
+        made = connect(broker)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.setblocking(False)
+        try:
+            for _ in range(200):
+                made.send(ask)
+        except (BlockingIOError, ConnectionError):
+            pass
+        sockets.append(made)
+    time.sleep(2)
+    grown = resident_bytes(broker) - before
+    assert grown < 10 * 40 << 20  # an answer or two for each, not two hundred
+    for each in sockets:
+        each.close()
+    assert works(broker)
+
+
+def test_half_a_tls_hello_and_junk_behind_a_whole_one(broker: Running) -> None:
+    context = ssl.create_default_context()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    wrapped = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        wrapped.do_handshake()
+    hello = outgoing.read()
+    for data in (hello[: len(hello) // 2], hello + b"\xff" * 500, b"\x16" * 1000):
+        with connect(broker) as made:
+            made.sendall(data)
+            if data is not hello:
+                made.settimeout(HANDSHAKE_SECONDS + 10)
+                try:
+                    while made.recv(65_536):
+                        pass
+                except ConnectionError:
+                    pass
+    assert works(broker)
