@@ -37,7 +37,7 @@ def script(options: argparse.Namespace) -> int:
 def complete(options: argparse.Namespace) -> int:
     from posthouse.cli.parser import make_parser
 
-    words = [word for word in options.words if word != "--"]
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
     for each in candidates(make_parser(["complete"]), words):
         say(each)
     return OK

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -41,7 +42,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        parser.exit(0, f"posthouse {version('posthouse')}\n")
+        sys.stdout.write(f"posthouse {version('posthouse')}\n")
+        parser.exit(0)
 
 
 Rooms: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
