@@ -20,11 +20,11 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 from uvicorn.config import Config as UvicornConfig
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
-from posthouse.core.errors import Refused, Unauthenticated
+from posthouse.core.errors import Busy, Refused, Unauthenticated
 from posthouse.server.broker import Broker
 from posthouse.server.listener import Connection
 from posthouse.server.log import correlation
@@ -36,11 +36,15 @@ _audit = logging.getLogger("posthouse.audit")
 
 HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
+OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
+END_SECONDS = 5  # what a connection that is closed has to take what is still to be sent
 PIPELINE_MAX = 16
 KEEP_ALIVE_SECONDS = 75
 BODY_SECONDS = 60  # for the whole of a request's body
 STALLED_SECONDS = 60  # how long a peer may not read what it asked for
 BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
+ANSWERS_BYTES_MAX = 256 << 20  # of answers that are being sent, before more is refused
+SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
 CORRELATION_CHARS_MAX = 128
 
 Scope: TypeAlias = dict[str, Any]
@@ -63,43 +67,83 @@ class Answer(NamedTuple):
 
 
 class HttpPeer(HttpToolsProtocol):
-    """One connection that speaks HTTP. The head of a request is bounded in size and time."""
+    """One connection that speaks HTTP, within bounds of size and time.
+
+    At every moment something ends it: while a head is awaited the handshake limit, while it is
+    idle the keep-alive limit, while a request is answered the limits of that, and while it does not
+    take what it asked for, that nothing moves.
+    """
 
     def __init__(self, config: UvicornConfig, state: ServerState, connection: Connection) -> None:
         super().__init__(config, state, {"connection": connection})
         self._connection = connection
-        self._in_head = False  # the head of a request has begun, and is not complete
-        self._head_bytes = self._head_count = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._in_message = self._in_head = False  # of a request that has begun
+        self._raw_bytes = self._body_bytes = self._head_count = 0  # of it
+        self._running: RequestResponseCycle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._awaits_head = True  # what the deadline is for: a head, or the next request
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_at(self._connection.deadline, transport.close)
+        self._deadline = self.loop.call_at(self._connection.deadline, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
-        self._stop_timers()
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
         self._connection.gone()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        goes_on = self._in_head
+        goes_on = self._in_message
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data) if goes_on else 0
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.send_400_response("The head of the request is too large.")
-            elif self._head_timer is None:
-                seconds = self._connection.handshake_seconds
-                self._head_timer = self.loop.call_later(seconds, self.transport.close)
+        self._unset_keepalive_if_required()  # we have a deadline of our own
+        if self.transport.is_closing():
+            return
+        if goes_on and self._in_message:
+            self._raw_bytes += len(data)
+            if self._raw_bytes > HEAD_BYTES_MAX + OVERHEAD * self._body_bytes:
+                self.send_400_response("There is too much around the body of the request.")
+                return
+        self._set_deadline()
+
+    # Time.
+
+    def _set_deadline(self) -> None:
+        if self._is_busy():
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None or self._awaits_head != self._in_head:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._awaits_head = self._in_head
+            limit = self._connection.handshake_seconds if self._in_head else KEEP_ALIVE_SECONDS
+            self._deadline = self.loop.call_later(limit, self._end)
+
+    def _is_busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _end(self) -> None:
+        """Closes it; where what is still to be sent is not taken, cuts it off."""
+        self.transport.close()
+        self.loop.call_later(END_SECONDS, self.transport.abort)
 
     # What the parser tells. An exception here is told to the client as a bad request.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes, self._head_count = True, 0, 0
+        self._in_message = self._in_head = True
+        self._raw_bytes = self._body_bytes = self._head_count = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -110,35 +154,70 @@ class HttpPeer(HttpToolsProtocol):
         self._head_count += 1
         if self._head_count > HEADERS_MAX or len(value) > HEAD_BYTES_MAX:
             raise ValueError("there are too many headers, or one is too long")
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
         if len(self.pipeline) >= PIPELINE_MAX:
             raise ValueError("too many requests at a time")
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came before is answered first."""
+        running = self._running
+        if running is None or running.response_complete or running.more_body:
+            if running is not None and running.response_started and not running.response_complete:
+                self.transport.close()
+            else:
+                super().send_400_response(msg)
+            return
+        last = self.pipeline[0][0] if self.pipeline else running
+        last.keep_alive = False
+        self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        unread = self._running is not None and self._running.more_body
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if unread and not self.transport.is_closing():  # nobody is going to read the rest of it
+            self._end()
+        elif not self.transport.is_closing():
+            self._set_deadline()
 
     # Flow.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+        if self._stall is None:
+            self._unsent_bytes = self.transport.get_write_buffer_size()
+            self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
-    def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self._head_timer = self._stall_timer = None
+    def _look_for_a_stall(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent >= self._unsent_bytes:
+            self.transport.abort()
+            return
+        self._unsent_bytes = unsent
+        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
 
 
 class Request:
@@ -226,7 +305,7 @@ class App:
     def __init__(self, broker: Broker, dialects: tuple[HttpDialect, ...]) -> None:
         self.broker = broker
         self.request_bytes_max = broker.config.request_size
-        self.bodies_bytes = 0
+        self.bodies_bytes = self.answers_bytes = 0
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
@@ -245,8 +324,7 @@ class App:
         request = Request(self, scope, receive)
         given = request.headers.get(b"x-correlation-id", b"")[:CORRELATION_CHARS_MAX]
         name = "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
-        if name:
-            correlation.set(name)
+        correlation.set(name)
         try:
             answer = await self._answer(request)
         except ConnectionResetError:
@@ -277,7 +355,21 @@ class App:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await _stream(body, request.connection, send)
 
+    async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
+        """Large answers bit by bit, so that it is seen whether they are taken."""
+        self.answers_bytes += len(body)
+        try:
+            for at in range(0, len(body), SLICE_BYTES):
+                if connection.is_closing:
+                    return
+                chunk = body[at : at + SLICE_BYTES]
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.answers_bytes -= len(body)
+
     async def _answer(self, request: Request) -> Answer:
+        _check_protocol(request)
         request.query = _query(request.scope["query_string"])
         first = request.parts[0]
         route = self._routes.get(first)
@@ -290,6 +382,8 @@ class App:
                     404, "not-found", "There is nothing here; /docs tells what there is.",
                 )  # fmt: skip
             request.principal = self._identify(request)
+            if self.answers_bytes > ANSWERS_BYTES_MAX:
+                raise Busy("too much is being read at a time")
         if self.broker.engine is None and first not in self._open:
             raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells how"
                               " far it is.")  # fmt: skip
@@ -307,17 +401,18 @@ class App:
 
     def _identify(self, request: Request) -> Principal:
         """Raises Unauthenticated."""
-        given = request.headers.get(b"authorization")
-        if given is None:
-            if self.broker.config.dev and _is_plain(request) and _is_from_here(request):
-                return ANYBODY
-            raise Unauthenticated
         try:
-            name, key = _credentials(given)
-            return self.broker.identify(name, key)
+            if self.broker.config.dev:
+                _check_from_here(request, self.broker.config.tls_name)
+            given = request.headers.get(b"authorization")
+            if given is not None:
+                return self.broker.identify(*_credentials(given))
+            if self.broker.config.dev and request.scope["scheme"] == "http":
+                return ANYBODY
+            raise Unauthenticated  # noqa: TRY301 (told below like the others)
         except Unauthenticated:
             _audit.warning(
-                "Somebody at %s came with credentials that are not valid.", _address(request),
+                "Somebody at %s came without valid credentials.", _address(request),
                 extra={"event": "access.unknown", "address": _address(request)},
             )  # fmt: skip
             raise
@@ -339,25 +434,32 @@ def _credentials(given: bytes) -> tuple[str, str]:
     return name, key
 
 
-def _is_plain(request: Request) -> bool:
-    return bool(request.scope["scheme"] == "http")
+def _check_from_here(request: Request, names: tuple[str, ...]) -> None:
+    """With --dev the key is known to everybody, so no web page elsewhere may use a browser here.
 
-
-def _is_from_here(request: Request) -> bool:
-    """Not from a web page elsewhere that makes a browser on this machine ask.
-
-    Such a page has an origin that is not ours, or reaches us by a name that is not.
+    Such a page has an origin that is not ours, or reaches us by a name that is not. Raises
+    Unauthenticated.
     """
     host = request.headers.get(b"host", b"").decode("latin-1").lower()
     origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
-    if origin and origin != f"http://{host}":
-        return False
+    foreign = bool(origin) and origin.partition("://")[2] != host
+    if foreign or request.headers.get(b"sec-fetch-site") == b"cross-site":
+        raise Unauthenticated
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return "." not in name or name.endswith(".localhost")
-    return True
+        local = "." not in name or name.endswith((".localhost", ".internal"))
+        if not local and name not in names:
+            raise Unauthenticated from None
+
+
+def _check_protocol(request: Request) -> None:
+    """Raises HttpProblem."""
+    if request.scope["http_version"] not in ("1.0", "1.1"):
+        raise HttpProblem(505, "unknown-version", "HTTP 1.1 is spoken here.", close=True)
+    if request.headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+        raise HttpProblem(501, "unknown-encoding", "Bodies may be chunked, no more.", close=True)
 
 
 def _address(request: Request) -> str:
@@ -415,7 +517,7 @@ async def _stream(chunks: AsyncIterator[bytes], connection: Connection, send: Se
     """As it comes. A failure on the way cuts it off, which the other side can tell."""
     async with aclosing(chunks):  # type: ignore[type-var]  # all of them are generators
         async for chunk in chunks:
-            if connection.transport is None or connection.transport.is_closing():
+            if connection.is_closing:
                 return
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

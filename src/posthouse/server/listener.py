@@ -24,6 +24,7 @@ SNIFF_BYTES = 64
 BACKLOG = 1_024
 ACCEPT_MAX = 64  # in one go, so that those who are in get their turn
 OUT_OF_FILES_SECONDS = 1.0
+TLS_CLOSE_SECONDS = 2.0
 _TLS = 0x16
 _NEW, _SILENT = "new", "unknown"
 
@@ -71,6 +72,10 @@ class Connection:
     @property
     def handshake_seconds(self) -> float:
         return self._listener.limits.handshake_seconds
+
+    @property
+    def is_closing(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
 
     def known_as(self, dialect: str) -> None:
         self._listener.moved(self, dialect)
@@ -242,8 +247,9 @@ class Listener:
                 await loop.connect_accepted_socket(
                     lambda: _Sniffer(self, connection), accepted, ssl=context,
                     ssl_handshake_timeout=left if context is not None else None,
+                    ssl_shutdown_timeout=TLS_CLOSE_SECONDS if context is not None else None,
                 )  # fmt: skip
-        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+        except (OSError, ValueError, asyncio.CancelledError) as error:
             if connection.transport is not None:
                 return  # it has got through just now, and its protocol sees to it
             self.refused["silent" if isinstance(error, TimeoutError) else _SILENT] += 1
@@ -353,8 +359,10 @@ class _Sniffer(asyncio.Protocol):
 
     def _give_up(self, why: str) -> None:
         self._listener.refused[why] += 1
-        assert self._connection.transport is not None
-        self._connection.transport.close()
+        transport = self._connection.transport
+        assert transport is not None
+        transport.close()
+        asyncio.get_running_loop().call_later(TLS_CLOSE_SECONDS, transport.abort)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

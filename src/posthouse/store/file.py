@@ -77,6 +77,7 @@ class FileStore:
         self.snapshots = FileSnapshots(folder, self._disk)
         self.cut_at: int | None = None  # the position from which an unsynced tail was cut
         self.full = False
+        self._wants_space = True  # what is claimed ahead was used, or could not be claimed
         self.rolled = asyncio.Event()  # a segment was begun, so that there is more to fold
         if not read_only:
             self._disk.make_folder(folder)
@@ -171,7 +172,8 @@ class FileStore:
             self._sync()
         if frames and frames[-1].kind == CLOSING:
             self._mark_closed(frames[-1])
-        self._claim()
+        if self._wants_space:
+            self._claim()
 
     def _flush(self, chunks: list[bytes], size: int) -> None:
         if chunks:
@@ -206,6 +208,7 @@ class FileStore:
         segment = Segment(path, head, head.size)
         self._segments.append(segment)
         self._begun += 1
+        self._wants_space = True
         return segment
 
     def _claimed_for(self, frame: Frame) -> Path:
@@ -225,16 +228,16 @@ class FileStore:
 
     def _claim(self) -> None:
         """Space ahead. Where there is none, the store is full until a later try succeeds."""
-        there = self._disk.names(self.folder)
         try:
+            there = self._disk.names(self.folder)
             for each in (NEXT, RESERVE):
                 if each not in there:
                     self._disk.claim(self.folder / each, self._segment_bytes)
                     self._disk.sync_folder(self.folder)
         except OSError:
-            self.full = True
+            self.full = self._wants_space = True
         else:
-            self.full = False
+            self.full = self._wants_space = False
 
     def _mark_closed(self, frame: Frame) -> None:
         """Under another name first: there is a `closed` only if it says where the end is.
