@@ -163,6 +163,28 @@ def test_top_and_the_feed(shell: Shell) -> None:
     assert "message_id=w1" in said
 
 
+def test_following_goes_on_when_nothing_happens(shell: Shell) -> None:
+    command = [*COMMAND, "feed", "tail", "--follow", "--wait", "50ms", "--json"]
+    with subprocess.Popen(
+        command, env=shell.environment, stdout=subprocess.PIPE, text=True
+    ) as tail:
+        assert tail.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            tail.wait(2)
+        shell.run("send", "followed", "x")
+        assert json.loads(tail.stdout.readline())["entity"] == "followed"
+        tail.terminate()
+
+
+def test_options_may_come_before_the_body(shell: Shell) -> None:
+    shell.run("send", "early", "--id", "b1", "a book")
+    assert shell.run("receive", "early") == "a book\n"
+    for words in (("x", "--lines"), ("x", "--file", "y"), ("--id", "b", "x", "y")):
+        shell.run("send", "early", *words, code=2)
+    for command in ("show", "create", "delete"):
+        assert "empty" in shell.run("queue", command, "", code=2)
+
+
 def test_the_store(shell: Shell) -> None:
     folder = str(shell.broker.call("GET", "/api/v1/store").json["folder"])
     assert "1 segments" in shell.run("store", "stats", "--data", folder)
@@ -223,6 +245,14 @@ COMP_WORDS=(posthouse queue sh); COMP_CWORD=2; _posthouse; echo "${{COMPREPLY[@]
         ["bash", "-c", asked], env=shell.environment, capture_output=True, text=True, check=True
     )
     assert bash.stdout == "show\n"
+    shell.run("queue", "create", "evil$(touch /tmp/posthouse-evil)`id`")
+    asked = asked.replace("queue sh", "queue show evil").replace("CWORD=2", "CWORD=3")
+    bash = subprocess.run(
+        ["bash", "-c", asked], env=shell.environment, capture_output=True, text=True, check=True
+    )
+    assert bash.stdout.startswith("evil")
+    assert "uid=" not in bash.stdout
+    assert not Path("/tmp/posthouse-evil").exists()
     for name in ("zsh", "fish"):
         assert "posthouse complete" in shell.run("completion", name)
 

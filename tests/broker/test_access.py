@@ -23,9 +23,9 @@ from posthouse.core.commands import (
     Resubmit,
     Send,
 )
-from posthouse.core.errors import NotFound, Unauthenticated, Unauthorized
+from posthouse.core.errors import InvalidArgument, NotFound, Unauthenticated, Unauthorized
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
-from posthouse.core.model import Account, Grant, Right
+from posthouse.core.model import Account, Grant, QueueProperties, Right
 from posthouse.core.namespaces import (
     CreateNamespace,
     DeleteNamespace,
@@ -170,6 +170,45 @@ def test_a_revoked_principal_is_out_at_once_and_another_of_its_name_is_not_it() 
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_who_waits_and_is_revoked_waits_no_more() -> None:
+    async def main() -> None:
+        engine = await an_engine()
+        await engine.ask(BROKER, "shop", CreateQueue("q"))
+        await engine.ask(BROKER, "shop", CreateQueue("s", QueueProperties(grouping="session")))
+        keys = [GUARD.seal("ann", "k")]
+        await engine.ask(BROKER, "", SetAccount("ann", [Grant("*", "*", ["listen"])], keys, True))
+        ann = GUARD.identify(engine.namespaces.accounts, "ann", "k")
+        number = engine.new_receiver
+        waits = [
+            asyncio.create_task(engine.ask(ann, "shop", command))
+            for command in (
+                Receive("q", number(), deadline_ms=90_000),
+                AcceptSession("s", number(), deadline_ms=90_000),
+            )
+        ]
+        other = asyncio.create_task(
+            engine.ask(BROKER, "shop", Receive("q", number(), deadline_ms=90_000))
+        )
+        await engine.flush()
+        await engine.ask(BROKER, "", SetAccount("ann", [Grant("*", "*", ["send"])], keys))
+        for wait in waits:
+            with pytest.raises(Unauthorized):
+                await wait
+        await engine.ask(BROKER, "shop", Send("q", [A_MESSAGE]))
+        received = await other
+        assert isinstance(received, Received)
+        assert len(received.deliveries) == 1
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_root_s_name_is_taken() -> None:
+    for name in (ROOT, "a:b"):
+        with pytest.raises(InvalidArgument):
+            GUARD.seal(name, "k")
 
 
 def test_changes_and_refusals_are_written_down(caplog: pytest.LogCaptureFixture) -> None:

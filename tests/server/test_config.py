@@ -116,7 +116,14 @@ def test_what_makes_no_sense_is_named(
         ("queues: [{name: q, colour: red}]", "there is no property 'colour'"),
         ("queues: [{name: q, lock_ms: long}]", "queue q"),
         ("queues: nothing", "queues"),
-        ("principals: [{name: a, key: short, grants: [{rights: [send]}]}]", "16 characters"),
+        ("principals: [{name: a, key: short, grants: [{rights: [send]}]}]", "16 to 256 characters"),
+        ("principals: [{name: a, key: %very-secret-key, grants: []}]", "in line 1"),
+        ("principals: [{name: 'a:b', key: '1234567890123456', grants: [{rights: [send]}]}]", "a:b"),
+        ("queues: [{name: q, lock_ms: 0}]", "queue 'q'"),
+        ("queues: [{name: $q}]", "queue '$q'"),
+        ("segment_size: 0", "must be 4096 or more"),
+        ("{ not json", "is not JSON"),
+        ("unsupported: [x]", "there is no setting 'unsupported'"),
         ("principals: [{name: a, key: 1234567890123456, grants: []}]", "principals"),
         ("principals: [{name: a, key: '1234567890123456', grants: [{rights: [fly]}]}]", "rights"),
     ],
@@ -128,6 +135,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, says: str) -> None:
         load({"config": str(file)}, {})
     assert says in str(raised.value)
     assert str(file) in str(raised.value)
+    assert "very-secret" not in str(raised.value)
 
 
 def test_what_a_file_declares(tmp_path: Path) -> None:

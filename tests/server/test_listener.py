@@ -274,3 +274,70 @@ def test_half_a_tls_hello_and_junk_behind_a_whole_one(broker: Running) -> None:
                 except ConnectionError:
                     pass
     assert works(broker)
+
+
+def takes(made: socket.socket, data: bytes, more: int) -> bool:
+    """Whether all of it is taken."""
+    try:
+        made.sendall(data)
+        for _ in range(more >> 20):
+            made.sendall(b"a" * (1 << 20))
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_what_comes_behind_a_request_is_bounded(broker: Running) -> None:
+    """A trailer that never ends, and chunks that are all extension."""
+    head = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    before = resident_bytes(broker)
+    for start in (b"0\r\nx: ", b"1;", POST + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "):
+        data = start if start.startswith(b"POST") else head + start
+        with connect(broker) as made:
+            assert not takes(made, data, 200 << 20)
+    assert resident_bytes(broker) - before < 20 << 20
+
+
+def test_a_body_that_nobody_reads_ends_the_connection(broker: Running) -> None:
+    with connect(broker) as made:
+        made.sendall(b"GET /health/live HTTP/1.1\r\nhost: l\r\ncontent-length: 1000000\r\n\r\n")
+        answer = made.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert made.recv(1000) == b""
+
+
+def test_requests_that_come_together_are_answered_in_turn(broker: Running) -> None:
+    broker.queue("PUT", "together", {})
+    one = (
+        b"POST /api/v1/namespaces/default/queues/together/messages HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: text/plain\r\ncontent-length: 1\r\n\r\nx"
+    )
+    answer = say(broker, one * 10)
+    assert answer.count(b"HTTP/1.1 201") == 10
+    answer = say(broker, one * 60)  # more than are taken at a time
+    stored = broker.queue("GET", "together").json["counts"]["active"] - 10
+    assert answer.count(b"HTTP/1.1 201") == stored
+    assert stored > 10
+
+
+def test_who_has_gone_receives_nothing_whatever_he_has_sent_behind(broker: Running) -> None:
+    broker.queue("PUT", "behind", {})
+    body = b'{"wait_ms": 20000, "delete": true}'
+    with connect(broker) as made:
+        made.sendall(
+            b"POST /api/v1/namespaces/default/queues/behind/receive HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(body), body) + GET
+        )
+        while not broker.queue("GET", "behind").json["receivers"]:
+            time.sleep(0.01)
+    while broker.queue("GET", "behind").json["receivers"]:
+        time.sleep(0.01)
+    broker.send("behind", "x")
+    assert len(broker.receive("behind")) == 1
+
+
+def test_a_wait_ends_though_the_clock_stands_still(broker: Running) -> None:
+    broker.call("PUT", "/api/v1/namespaces/still")
+    broker.call("POST", "/api/v1/namespaces/still/clock", {"frozen": True})
+    where = "/api/v1/namespaces/still/queues/q/receive"
+    assert broker.call("POST", where, {"wait_ms": 100}).json == {"messages": []}

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from posthouse.core.commands import Command, Resubmit
-from posthouse.core.errors import Unauthenticated, Unauthorized
+from posthouse.core.errors import InvalidArgument, Unauthenticated, Unauthorized
 from posthouse.core.model import DEAD, Account, Grant, Right
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, SpaceCommand
 
@@ -100,7 +100,11 @@ class Guard:
         return keys if len(keys) != 1 else keys * 2
 
     def seal(self, name: str, key: str) -> bytes:
-        """Only for the principal of that name."""
+        """Only for the principal of that name. Raises InvalidArgument."""
+        if name == ROOT or ":" in name:
+            raise InvalidArgument(
+                "principal", f"must not be {ROOT!r}, nor have a colon in its name"
+            )
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # not needed by every start
 
         nonce = secrets.token_bytes(_NONCE_BYTES)

@@ -68,7 +68,7 @@ from posthouse.core.message import has_session
 from posthouse.core.model import DEAD, QueueProperties, State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import NamespaceDeleted, Sent, is_kept, span
+from posthouse.core.records import AccountRevoked, AccountSet, NamespaceDeleted, Sent, is_kept, span
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -119,6 +119,15 @@ class _Submitted(NamedTuple):
     command: Command | SpaceCommand
     reply: Reply
     size_bytes: int
+
+
+class _Wait(NamedTuple):
+    """Somebody who asked once, and waits."""
+
+    reply: Reply
+    command: Receive | AcceptSession
+    principal: Principal
+    namespace: str
 
 
 class _Batch:
@@ -174,7 +183,7 @@ class Engine:
         self._pending: deque[_Submitted] = deque()  # did not fit into the batch any more
         self._pending_bytes = 0
         self._receivers: dict[int, Deliver] = {}
-        self._waits: dict[int, tuple[Reply, Receive | AcceptSession]] = {}  # who asked once
+        self._waits: dict[int, _Wait] = {}  # who asked once
         self._next_receiver = 1
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -314,19 +323,30 @@ class Engine:
         """Nobody waits any more: who does gets what he would at his deadline, now and later."""
         self._dismissed = True
         self._tell_watchers(all=True)
-        waits, self._waits = self._waits, {}
-        for receiver, (reply, command) in waits.items():
-            self._send_away(receiver, reply, command)
+        for wait in list(self._waits.values()):
+            self._send_away(wait, _nothing_for(wait.command))
 
-    def _send_away(self, receiver: int, reply: Reply, command: Receive | AcceptSession) -> None:
-        """What was under way to him is not: it is as if his wait had ended before that."""
+    def _send_away(self, wait: _Wait, answer: Answer | Refused) -> None:
+        """Ends a wait; what is under way to him already is his."""
+        receiver = wait.command.receiver
         if receiver in self._owed:
-            self._waits[receiver] = (reply, command)  # it is his already
             return
-        for state in self._world.states.values():
-            if receiver in state.receivers:
-                self._evolve(state, decide(state, Detach(receiver), self._now_ms(state.name)))
-        _call(reply, Received([]) if isinstance(command, Receive) else None)
+        self._waits.pop(receiver, None)
+        state = self._world.states.get(wait.namespace)
+        if state is not None and receiver in state.receivers:
+            self._evolve(state, decide(state, Detach(receiver), self._now_ms(state.name)))
+        _call(wait.reply, answer)
+
+    def _send_away_who_may_not(self, name: str) -> None:
+        """What a principal may do has changed: who waits, and may not any more, does not."""
+        for wait in list(self._waits.values()):
+            if wait.principal.name == name:
+                try:
+                    self._access.check(
+                        self._world.accounts, wait.principal, wait.namespace, wait.command
+                    )
+                except Unauthorized as refused:
+                    self._send_away(wait, refused)
 
     async def close(self) -> None:
         """A clean stop: what was submitted is done, then the journal is closed.
@@ -340,8 +360,8 @@ class Engine:
             self._timer.cancel()
         while self._work is not None:
             await asyncio.wait([self._work])  # a bug in it was told by `failed`
-        for reply, command in self._waits.values():
-            _call(reply, Received([]) if isinstance(command, Receive) else None)
+        for wait in self._waits.values():
+            _call(wait.reply, _nothing_for(wait.command))
         self._waits.clear()
         try:
             if self._failure is None:
@@ -389,7 +409,7 @@ class Engine:
                 if missing.kind != "queue" or not self._create_for(namespace, command):
                     raise
                 answer, deliveries = self._apply(namespace, command)
-            if command.right == "manage" and len(batch.entries) > written:
+            if (command.right == "manage" or kind in _SPACE) and len(batch.entries) > written:
                 _note_change(principal, namespace, command)
             whole = True
         except Refused as refused:
@@ -406,7 +426,7 @@ class Engine:
                 batch.answers.append((reply, None))
                 self._stop_for_a_bug()
         if kind in _ODD:
-            reply = self._note_odd(command, answer, reply)
+            reply = self._note_odd(principal, namespace, command, answer, reply)
         elif kind is Send and self._memory.level:
             reply = self._held_back(reply)
         batch.answers.append((reply, answer))
@@ -434,14 +454,20 @@ class Engine:
         if not any(receiver in state.receivers for state in self._world.states.values()):
             self._receivers.pop(receiver, None)
 
-    def _note_odd(self, command: Command | SpaceCommand, answer: Answer, reply: Reply) -> Reply:
+    def _note_odd(
+        self,
+        principal: Principal,
+        namespace: str,
+        command: Command | SpaceCommand,
+        answer: Answer,
+        reply: Reply,
+    ) -> Reply:
         """What the engine has to know of some commands; returns who is to get the answer."""
         if isinstance(command, Receive | AcceptSession):
             if isinstance(answer, Waiting):
+                wait = self._waits[command.receiver] = _Wait(reply, command, principal, namespace)
                 if self._dismissed:
-                    self._send_away(command.receiver, reply, command)
-                else:
-                    self._waits[command.receiver] = (reply, command)
+                    self._send_away(wait, _nothing_for(command))
                 return _ignore
         elif isinstance(command, Detach):
             self._receivers.pop(command.receiver, None)
@@ -492,6 +518,8 @@ class Engine:
             self._position += span(record)
             if isinstance(record, NamespaceDeleted):
                 self._clocks.pop(record.name, None)
+            elif isinstance(record, AccountSet | AccountRevoked):
+                self._send_away_who_may_not(record.name)
         return outcome.answer, outcome.deliveries
 
     def _check_room(self, command: Command | SpaceCommand) -> None:
@@ -606,7 +634,7 @@ class Engine:
         answers = [*self._writing.answers, *self._batch.answers]
         replies = [reply for reply, _ in answers]
         replies += [each.reply for each in self._pending]
-        replies += [reply for reply, _ in self._waits.values()]
+        replies += [wait.reply for wait in self._waits.values()]
         self._writing, self._batch, self._waits = _Batch(), _Batch(), {}
         self._pending.clear()
         self._pending_bytes = 0
@@ -669,8 +697,8 @@ class Engine:
             if not self._owed[number]:
                 del self._owed[number]
             if number in self._waits:
-                reply, command = self._waits.pop(number)
-                _call(reply, _as_answer(mine, command))
+                wait = self._waits.pop(number)
+                _call(wait.reply, _as_answer(mine, wait.command))
                 continue
             self._push(number, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
@@ -887,8 +915,13 @@ def _as_answer(
             return NotFound("queue", command.queue)
         if first.kind == "session-lost" and isinstance(command, Receive):
             return SessionLockLost(command.queue, command.session)
-        return Received([]) if isinstance(command, Receive) else None
+        return _nothing_for(command)
     return Received([each for each in deliveries if isinstance(each, Delivery)])
+
+
+def _nothing_for(command: Receive | AcceptSession) -> Answer:
+    """What is answered where nothing has come."""
+    return Received([]) if isinstance(command, Receive) else None
 
 
 def _note_change(principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:

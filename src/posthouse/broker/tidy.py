@@ -50,7 +50,7 @@ async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> N
         newest = next(iter(store.snapshots.positions()), 0)
         unfolded = [each for each in store.extents()[:-1] if each.end > newest]
         enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
-        kept = await fold_apart(store) if enough else []
+        kept = await fold_apart(store) if enough else None
         try:
             if kept:
                 await trim(engine, kept, retention)
@@ -58,8 +58,8 @@ async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> N
             _log.warning("The journal was not trimmed, but will be: %s", busy)
 
 
-async def fold_apart(store: FileStore) -> list[int]:
-    """Runs the folding process; up to where the snapshots go that are whole, none if it failed."""
+async def fold_apart(store: FileStore) -> list[int] | None:
+    """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
     command = (sys.executable, "-m", "posthouse.broker.fold", str(store.folder))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -70,8 +70,9 @@ async def fold_apart(store: FileStore) -> list[int]:
         await process.wait()
         raise
     if process.returncode:
-        _log.error("The journal was not folded: %s", errors.decode().strip())
-        return []
+        _log.error("The journal was not folded: %s", errors.decode().strip(),
+                   extra={"event": "journal.not_folded"})  # fmt: skip
+        return None
     kept: list[int] = json.loads(output)["kept"]
     return kept
 

@@ -7,6 +7,7 @@ journal could not be written, and what was not acknowledged is open.
 
 import io
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -19,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a name need not be text that can be shown
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
-    options = make_parser(words).parse_args(words)
+    parser = make_parser(words)
+    options, rest = parser.parse_known_args(words)
+    if rest and not _take_late(options, rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     module, _, name = options.run.partition(":")
     try:
         code = getattr(import_module(f"posthouse.cli.{module}"), name)(options)
@@ -30,3 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     assert isinstance(code, int)
     return code
+
+
+def _take_late(options: Namespace, rest: list[str]) -> bool:
+    """Arguments behind options, which argparse does not find: whether they could be taken."""
+    late = getattr(options, "late", None)
+    if late == "body" and options.body is None and len(rest) == 1 and not rest[0].startswith("--"):
+        options.body = rest[0]
+    elif late == "numbers" and not options.numbers and all(each.isdigit() for each in rest):
+        options.numbers = [int(each) for each in rest]
+    else:
+        return False
+    return True

@@ -33,12 +33,18 @@ class Client:
     def __init__(self, url: str, key: str | None, namespace: str, ca: str | None) -> None:
         self.namespace = namespace
         self._url = url
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise Failure(f"{url} is not an address like {URL}.", USAGE) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Failure(f"{url} is not an address like {URL}.", USAGE)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=ca)
+            try:
+                context = ssl.create_default_context(cafile=ca)
+            except (OSError, ValueError) as error:
+                raise Failure(f"{ca} holds no certificates: {error}.", USAGE) from None
             self._connection: HTTPConnection = HTTPSConnection(
                 parts.hostname, port, timeout=_SECONDS, context=context
             )
@@ -46,7 +52,8 @@ class Client:
             self._connection = HTTPConnection(parts.hostname, port, timeout=_SECONDS)
         self._headers = {"content-type": "application/json"}
         if key is not None:
-            self._headers["authorization"] = "Basic " + b64encode(key.encode()).decode()
+            encoded = b64encode(key.encode(errors="surrogateescape"))
+            self._headers["authorization"] = "Basic " + encoded.decode()
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Client":
@@ -70,17 +77,20 @@ class Client:
         """The decoded answer. Raises Failure."""
         response = self._request(method, where, body, query)
         data = response.read()
-        if response.status >= 400:
+        if response.status >= 300:
             raise _failure(response.status, data)
-        return json.loads(data) if data else None
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise Failure(f"What answers at {self._url} is not a broker of this kind.") from None
 
     def lines(self, where: str, **query: object) -> tuple[dict[str, str], Iterator[bytes]]:
         """The headers, and what is answered line by line."""
         response = self._request("GET", where, None, query)
-        if response.status >= 400:
+        if response.status >= 300:
             raise _failure(response.status, response.read())
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return headers, iter(response.readline, b"")
+        return headers, _lines(response)
 
     def _request(
         self, method: str, where: str, body: object, query: dict[str, object]
@@ -105,7 +115,16 @@ class Client:
 
 
 def path(*parts: str) -> str:
-    return "/api/v1/" + "/".join(quote(part, safe="$") for part in parts)
+    """Raises Failure."""
+    if not all(parts):
+        raise Failure("A name must not be empty.", USAGE)
+    encoded = (quote(part, safe="$", errors="surrogateescape") for part in parts)
+    return "/api/v1/" + "/".join(encoded)
+
+
+def _lines(response: HTTPResponse) -> Iterator[bytes]:
+    yield from iter(response.readline, b"")
+    response.close()  # it may not have noticed that this was all
 
 
 def _key(file: str | None, given: str | None) -> str | None:
@@ -115,6 +134,8 @@ def _key(file: str | None, given: str | None) -> str | None:
             given = Path(file).read_text().strip()
         except OSError as error:
             raise Failure(f"{file} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise Failure(f"{file} holds no key.") from None
     if not given:
         return None
     return given if ":" in given else f"{ROOT}:{given}"
@@ -125,7 +146,7 @@ def _failure(status: int, data: bytes) -> Failure:
         problem = json.loads(data)
         text = problem.get("detail") or problem.get("title")
     except (ValueError, AttributeError):
-        text = f"The broker answered {status}."
+        text = f"What answers is not a broker of this kind ({status})."
     code = _CODES.get(status, FAILED)
     if status == 401:
         text += " A key is given by POSTHOUSE_KEY=name:key, or by --key-file."

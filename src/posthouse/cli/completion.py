@@ -8,9 +8,11 @@ from posthouse.cli.codes import OK, say
 _SCRIPTS = {
     "bash": """\
 _posthouse() {
-  local IFS=$'\\n'
-  COMPREPLY=($(compgen -W "$(posthouse complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" \\
-    -- "${COMP_WORDS[COMP_CWORD]}"))
+  local found
+  COMPREPLY=()
+  while IFS= read -r found; do
+    COMPREPLY+=("$(printf %q "$found")")
+  done < <(posthouse complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _posthouse posthouse
 """,

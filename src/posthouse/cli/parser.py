@@ -1,6 +1,7 @@
 """Every command and its options. Light: what a command needs is imported when it runs."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -170,6 +171,7 @@ def _add_messages(rooms: Rooms) -> None:
     )  # fmt: skip
     made.add_argument("queue")
     made.add_argument("body", nargs="?", help="the input, if not given or -")
+    made.set_defaults(late="body")
     made.add_argument("--file", metavar="FILE", help="the body is in a file")
     made.add_argument("--lines", action="store_true", help="each line of the input is a message")
     made.add_argument("--id")
@@ -281,6 +283,7 @@ def _add_dead_letters(rooms: Rooms) -> None:
     made.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="all if none is given")
     made.add_argument("--to", metavar="QUEUE", help="where they came from, if not given")
     made.add_argument("--keep-reason", action="store_true", help="the reason stays with them")
+    made.set_defaults(late="numbers")
     made = _remote(dead, "purge", "dlq_purge", "remove them")
     made.add_argument("queue")
 
@@ -371,7 +374,10 @@ def _add_tools(rooms: Rooms, *, settings: bool) -> None:
         tls, "env", "serve:tls_env", "lines for a shell that make clients trust this broker",
         'eval "$(posthouse tls env)"',
     )  # fmt: skip
-    made.add_argument("--data", type=Path, default=Path("posthouse-data"), metavar="DIR")
+    made.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("POSTHOUSE_DATA", "posthouse-data")),
+        metavar="DIR", help="the data folder (POSTHOUSE_DATA; posthouse-data)",
+    )  # fmt: skip
     made.add_argument("--json", action="store_true", help="for programs")
     made = _action(
         rooms, "completion", "completion:script", "a script by which your shell completes commands",

@@ -16,6 +16,7 @@ from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, 
 _BATCH = 500  # lines in one send
 _BATCH_BYTES = 4 << 20
 _DEAD = "/$dead"
+_WAIT_MS = 60_000  # in one request
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -43,6 +44,8 @@ def _out(options: argparse.Namespace, found: object, text: str) -> int:
 
 @remote
 def send(client: Client, options: argparse.Namespace) -> int:
+    if sum((options.lines, options.file is not None, options.body not in (None, "-"))) > 1:
+        return fail("Give a body, or --file, or --lines; not more than one of them.", USAGE)
     fields = _fields(options)
     where = client.queue(options.queue, "messages")
     if not options.lines:
@@ -113,27 +116,29 @@ def _text_or_bytes(data: bytes) -> dict[str, str]:
 @remote
 def receive(client: Client, options: argparse.Namespace) -> int:
     queue = options.queue + (_DEAD if options.dead else "")
-    form: dict[str, Any] = {"limit": min(options.count, 1_000), "wait_ms": options.wait,
-                            "delete": options.delete}  # fmt: skip
+    until = time.monotonic() + options.wait / 1000
+    form: dict[str, Any] = {"delete": options.delete}
     if options.session is not None:
-        wanted = {"session": options.session or None, "wait_ms": options.wait}
+        wanted = {"session": options.session or None, "wait_ms": min(options.wait, _WAIT_MS)}
         form["session"] = client.ask("POST", client.queue(queue, "sessions", "accept"), wanted)[
             "token"
         ]
     left, got = options.count, 0
     while left > 0:
-        form["limit"] = min(left, 1_000)
+        wait_ms = 0 if got else max(0, min(_WAIT_MS, round((until - time.monotonic()) * 1000)))
+        form |= {"limit": min(left, 1_000), "wait_ms": wait_ms}
         messages = client.ask("POST", client.queue(queue, "receive"), form)["messages"]
-        if not messages:
+        if not messages and (got or time.monotonic() >= until):
             break
         for message in messages:
             _print(options, message)
         sys.stdout.flush()
-        if not options.delete and not options.keep:  # what was printed is done with, not before
+        # What was printed is done with, not before.
+        if messages and not options.delete and not options.keep:
             locks = [message["token"] for message in messages]
-            settle = {"locks": locks} | ({"session": form["session"]} if options.session else {})
+            settle = {"locks": locks, "session": form.get("session")}
             client.ask("POST", client.queue(queue, "complete"), settle)
-        left, got, form["wait_ms"] = left - len(messages), got + len(messages), 0
+        left, got = left - len(messages), got + len(messages)
     if options.session is not None and not options.keep:
         client.ask("POST", client.queue(queue, "sessions", "release"), {"token": form["session"]})
     return OK if got else fail(f"There is nothing in {queue}.", EMPTY)
@@ -412,7 +417,7 @@ def top(client: Client, options: argparse.Namespace) -> int:
         sys.stdout.flush()
         if options.once or (not sys.stdout.isatty() and not options.json):
             return OK
-        time.sleep(options.interval)
+        time.sleep(max(0.1, options.interval))
 
 
 def _all(info: dict[str, Any]) -> int:
@@ -433,21 +438,21 @@ def _top_row(info: dict[str, Any], before: dict[str, int], seconds: float) -> tu
 
 @remote
 def feed_tail(client: Client, options: argparse.Namespace) -> int:
-    after = options.after
-    if after is None:
-        after = client.ask("GET", "/feed/status")["last"]
+    after: int | str = "last" if options.after is None else options.after
+    namespace = client.namespace if options.entity else options.namespace
     left = options.count
     while True:
         headers, lines = client.lines(
-            "/feed", after=after, wait_ms=options.wait, limit=min(left or 10_000, 10_000),
-            namespace=options.namespace, entity=options.entity, kinds=options.kinds,
+            "/feed", after=after, wait_ms=min(options.wait, _WAIT_MS),
+            limit=min(left or 10_000, 10_000), namespace=namespace, entity=options.entity,
+            kinds=options.kinds,
         )  # fmt: skip
         got = 0
         for line in lines:
             got += 1
             say(line.decode().rstrip() if options.json else _event(json.loads(line)))
         sys.stdout.flush()
-        moved = int(headers["posthouse-next"]) > after
+        moved = got > 0 or (after != "last" and int(headers["posthouse-next"]) > int(after))
         after = int(headers["posthouse-next"])
         if left is not None:
             left -= got

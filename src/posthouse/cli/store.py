@@ -47,7 +47,7 @@ def on_folder(run: Run) -> Run:
 @on_folder
 def verify(options: argparse.Namespace) -> int:
     from posthouse.store.disk import Disk
-    from posthouse.store.errors import StoreError
+    from posthouse.store.errors import InUse, StoreError
     from posthouse.store.file import LOCK
     from posthouse.store.look import look
     from posthouse.store.snapshots import FileSnapshots
@@ -60,6 +60,8 @@ def verify(options: argparse.Namespace) -> int:
             snapshots = FileSnapshots(folder).verify()
         finally:
             disk.close(lock)
+    except InUse:
+        raise
     except StoreError as error:
         if options.json:
             say(json.dumps({"sound": False, "error": str(error)}))

@@ -8,6 +8,8 @@ Names in paths are percent-encoded, `/` in them too. The dead-letter queue of `o
 """
 
 import asyncio
+import functools
+import logging
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,6 +30,7 @@ from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
 from posthouse.broker.past import Range, resend
 from posthouse.core.commands import (
+    ANSWER_BYTES_MAX,
     AcceptSession,
     Answer,
     Cancel,
@@ -56,8 +59,8 @@ from posthouse.core.commands import (
     UpdateQueue,
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, Refused, TimedOut
-from posthouse.core.message import STATES
-from posthouse.core.model import Account, Grant, QueueProperties
+from posthouse.core.message import STATES, size_bytes
+from posthouse.core.model import DEAD, Account, Grant, QueueProperties
 from posthouse.core.namespaces import (
     CreateNamespace,
     DeleteNamespace,
@@ -78,11 +81,17 @@ from posthouse.server.http import Request, decoded
 from posthouse.server.problems import HttpProblem
 from posthouse.store.file import FileStore
 
+_audit = logging.getLogger("posthouse.audit")
 _encode = msgspec.json.Encoder().encode
 _PAGES = 20  # that are looked at to fill one
 _EVERY = (shapes.Problem,)  # a form that every route may answer with
 
-Name = Annotated[str, BeforeValidator(unquote), InPath(max_length=800)]
+
+def _name(part: str) -> str:
+    return unquote(part, errors="strict")
+
+
+Name = Annotated[str, BeforeValidator(_name), InPath(max_length=800)]
 Limit = Annotated[int, Query(ge=1, le=1_000)]
 First = Annotated[int, Query(ge=0, le=(1 << 63) - 1)]
 
@@ -193,7 +202,8 @@ async def list_queues(
 
 
 def _info(call: Call, namespace: str, info: QueueInfo) -> shapes.QueueInfoForm:
-    queue = call.engine.namespaces.states[namespace].queues.get(info.name)
+    state = call.engine.namespaces.states.get(namespace)
+    queue = None if state is None else state.queues.get(info.name)
     first = None if queue is None else next(iter(queue.messages.walk(0)), None)
     return shapes.queue_info(info, None if first is None else first.enqueued_ms)
 
@@ -290,6 +300,7 @@ async def peek(
         raise InvalidArgument("state", f"must be one of {', '.join(STATES)}")
     found: list[Seen] = []
     following: int | None = first
+    size = 0
     for _ in range(_PAGES if state else 1):
         page = await call.ask(namespace, Peek(queue, following or 0, limit, session))
         assert isinstance(page, Peeked)
@@ -298,7 +309,8 @@ async def peek(
         if len(found) + len(some) > limit:
             following = some[limit - len(found)].message.sequence
         found += some[: limit - len(found)]
-        if following is None or len(found) >= limit:
+        size += sum(size_bytes(each.message) for each in some)
+        if following is None or len(found) >= limit or size > ANSWER_BYTES_MAX // 2:
             break
     return _json(shapes.PageForm([shapes.seen(each) for each in found], following))
 
@@ -350,7 +362,7 @@ async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
         queue, call.engine.new_receiver(), form.session, deadline_ms, form.lock_ms
     )
     asking = call.ask(namespace, command)
-    granted = await (until_gone(call.request, asking) if wait_ms else asking)
+    granted = await (until_gone(call.request, asking, wait_ms) if wait_ms else asking)
     if not isinstance(granted, Granted):
         raise TimedOut(queue)
     return _json(shapes.SessionForm(granted.session, f"{granted.token:032x}", granted.until_ms))
@@ -411,7 +423,7 @@ async def life(call: Asked, namespace: Name, id: Name) -> Response:
 @_route("GET", QUEUE + "/messages/{sequence}/life", gives=shapes.LivesForm)
 async def life_of(call: Asked, namespace: Name, queue: Name, sequence: int) -> Response:
     """Everything that happened to the message with this number."""
-    call.broker.check(call.principal, "manage", namespace, queue)
+    call.broker.check(call.principal, "manage", namespace, queue.removesuffix(DEAD))
     return _json(shapes.LivesForm(await call.feed.life(namespace, queue, sequence)))
 
 
@@ -454,6 +466,11 @@ async def set_clock(call: Asked, namespace: Name) -> Response:
         raise NotAllowed(namespace, "clocks can be moved only where the broker runs with --dev")
     engine, fired = call.engine, []
     clock = engine.clock(namespace)
+    _audit.info(
+        "%s moves the clock of %s.", call.principal.name, namespace,
+        extra={"event": "access.changed", "principal": call.principal.name,
+               "namespace": namespace, "command": "clock"},
+    )  # fmt: skip
     if form.frozen is not None:
         (clock.freeze if form.frozen else clock.resume)()
     if form.auto is not None:
@@ -528,6 +545,7 @@ async def list_readers(call: Asked) -> Response:
 async def set_reader(call: Asked, reader: Name) -> Response:
     """Register a reader, or say that it has everything below a position."""
     form: shapes.ReaderForm = await call.form(shapes.ReaderForm)
+    call.broker.check(call.principal, "listen", "*", "*")
     call.feed.check_reader(call.engine.namespaces.readers.get(reader), form.position)
     await call.ask("", SetReader(reader, form.position))
     return Response(status_code=204)
@@ -569,6 +587,7 @@ async def make_snapshot(call: Asked) -> Response:
 # Documents.
 
 
+@functools.cache
 def openapi() -> dict[str, Any]:
     """Of everything under `/api/v1`, the hot routes too."""
     document = get_openapi(

@@ -16,8 +16,8 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
 from posthouse.core.commands import CreateQueue
-from posthouse.core.errors import NotAllowed, Unauthenticated, Unauthorized
-from posthouse.core.model import Account, Right
+from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
+from posthouse.core.model import Account, Right, find
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import PrincipalDeclared
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
 
 DEV_KEY = "SAS_KEY_VALUE"  # what emulators for Azure take
-ROOT_KEY, SEAL_KEY = "root-key", "seal-key"  # files in the data folder
+ROOT_KEY, NEW_ROOT_KEY, SEAL_KEY = "root-key", "root-key-new", "seal-key"  # in the data folder
 MEMORY_FEED_BYTES = 64 << 20  # of the journal, where nothing is on disk
 _SEAL_BYTES = 32
 
@@ -44,6 +44,7 @@ class Broker:
         self.new_root_key: str | None = None  # to be shown, this once
         self.phase = "opening the journal"
         self.position = 0  # that recovery has come to
+        self._folding = asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None
         self.root_key, seal_key = self._keys()
         self.guard = Guard(self.root_key, seal_key)
@@ -56,15 +57,22 @@ class Broker:
             self.new_root_key = None if config.dev else root
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
-        seal, _ = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
+        seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
         if config.dev:
             return DEV_KEY, seal
-        kept, made = read_secret(config.data / ROOT_KEY, new_key().encode() + b"\n")
-        key = kept.decode().strip()
-        self.new_root_key = key if made else None
+        path = config.data / ROOT_KEY
+        if path.exists():
+            return read_secret(path, b"").decode().strip(), seal
+        # Under another name until it was shown: a start that fails before that shows nothing.
+        key = read_secret(config.data / NEW_ROOT_KEY, new_key().encode() + b"\n").decode().strip()
+        self.new_root_key = key
         return key, seal
+
+    def root_key_was_shown(self) -> None:
+        if self.new_root_key is not None and not self.config.memory:
+            (self.config.data / NEW_ROOT_KEY).rename(self.config.data / ROOT_KEY)
 
     async def open(self) -> Engine:
         """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError."""
@@ -142,11 +150,14 @@ class Broker:
     async def fold(self) -> int:
         """Folds now what is sealed; up to where the newest snapshot goes, 0 where there is none.
 
-        Raises NotAllowed.
+        Raises NotAllowed or Busy.
         """
         if not isinstance(self.store, FileStore):
             raise NotAllowed("the store", "a broker in memory has no snapshots")
-        kept = await fold_apart(self.store)
+        async with self._folding:
+            kept = await fold_apart(self.store)
+        if kept is None:
+            raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)
 
     # What is to exist.
@@ -155,13 +166,16 @@ class Broker:
         """What is there already stays as it is, but for principals: those are as declared."""
         world, declared = engine.namespaces, self.config.declared
         named = [each.namespace for each in declared.queues]
+        there = {name.casefold(): name for name in world.names}
         for name in dict.fromkeys((DEFAULT_NAMESPACE, *declared.namespaces, *named)):
-            if name not in world.states:
+            if name.casefold() not in there:
                 await engine.ask(BROKER, "", CreateNamespace(name))
+                there[name.casefold()] = name
         for queue in declared.queues:
-            if queue.name not in world.states[queue.namespace].queues:
+            namespace = there[queue.namespace.casefold()]
+            if find(world.states[namespace], queue.name) is None:
                 command = CreateQueue(queue.name, queue.properties)
-                await engine.ask(BROKER, queue.namespace, command)
+                await engine.ask(BROKER, namespace, command)
         for principal in declared.principals:
             if not self._is_as_declared(principal, world.accounts.get(principal.name)):
                 keys = [self.guard.seal(principal.name, principal.key)]

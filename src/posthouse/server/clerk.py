@@ -68,7 +68,7 @@ class Lives(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One request. The journal is a folder, or a file of frames that is removed when it is read."""
+    """One request. The journal is a folder, or a file of frames."""
 
     folder: str | None = None
     spool: str | None = None
@@ -101,7 +101,6 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._data = path.read_bytes()
-        path.unlink()
 
     def all_frames(self, first: int, end: int) -> Iterator[Frame]:
         for _, frame in frames_from(self._data, 0, 0):

@@ -6,7 +6,9 @@ error that names it and its origin.
 """
 
 import ipaddress
+import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -57,18 +59,28 @@ def _count(least: int, most: int = 1 << 53) -> Callable[[object], int]:
     return read
 
 
-def _scaled(units: Mapping[str, int], example: str) -> Callable[[object], int]:
+def _scaled(units: Mapping[str, int], example: str, least: int) -> Callable[[object], int]:
     def read(value: object) -> int:
         found = re.fullmatch(r"(\d{1,12})([a-z]?)", str(value).lower().strip())
         if isinstance(value, bool) or found is None or found[2] not in units:
             raise ValueError(f"must be a number with a unit, as in {example}")
-        return int(found[1]) * units[found[2]]
+        if (scaled := int(found[1]) * units[found[2]]) < least:
+            raise ValueError(f"must be {least} or more")
+        return scaled
 
     return read
 
 
-_size = _scaled(_UNITS, "512M or 4G")
-_seconds = _scaled(_SECONDS, "30s, 12h or 7d")
+_size = _scaled(_UNITS, "512M or 4G", 0)
+_some = _scaled(_UNITS, "512M or 4G", 4_096)
+_seconds = _scaled(_SECONDS, "30s, 12h or 7d", 0)
+
+
+def _host_name(value: object) -> str:
+    try:
+        return _text(value).encode("idna").decode().lower()
+    except UnicodeError:
+        raise ValueError("must be a host name or an address") from None
 
 
 def _one_of(*words: str) -> Callable[[object], str]:
@@ -136,14 +148,14 @@ class Config:
     )
     auto_create: bool = _set(False, _flag, "queues come into being when they are first used")
     memory_limit: int | None = _set(
-        None, _size, "what messages may take of memory before senders are refused; default: half of"
+        None, _some, "what messages may take of memory before senders are refused; default: half of"
         " what there is", "SIZE",
     )  # fmt: skip
     bodies_limit: int | None = _set(
-        None, _size, "what bodies may take of memory before they stay on disk; default: a quarter",
+        None, _some, "what bodies may take of memory before they stay on disk; default: a quarter",
         "SIZE",
     )  # fmt: skip
-    segment_size: int = _set(64 << 20, _size, "of one file of the journal", "SIZE")
+    segment_size: int = _set(64 << 20, _some, "of one file of the journal", "SIZE")
     keep: int = _set(7 * 86_400, _seconds, "how long the journal is kept for the feed", "TIME")
     keep_size: int = _set(16 << 30, _size, "how much of the journal is kept for the feed", "SIZE")
     fold_size: int = _set(256 << 20, _size, "how much is written between snapshots", "SIZE")
@@ -151,13 +163,13 @@ class Config:
         32 << 30, _size, "how much of the journal is kept at most for readers that lag", "SIZE"
     )
     tls_name: tuple[str, ...] = _set(
-        (), _several(_text), "a host name for the certificate, beside localhost", "NAME..."
+        (), _several(_host_name), "a host name for the certificate, beside localhost", "NAME..."
     )
     tls_cert: Path | None = _set(None, _path, "a certificate of your own, with its chain", "FILE")
     tls_key: Path | None = _set(None, _path, "its key", "FILE")
     handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
     connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
-    request_size: int = _set(48 << 20, _size, "of one HTTP request", "SIZE")
+    request_size: int = _set(48 << 20, _some, "of one HTTP request", "SIZE")
     stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = _set(
         "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",
@@ -174,7 +186,7 @@ class Config:
 SETTINGS: dict[str, Setting] = {
     each.name: each.metadata["setting"] for each in fields(Config) if "setting" in each.metadata
 }
-_DECLARED = frozenset(each.name for each in fields(Declared))
+_DECLARED = frozenset(("namespaces", "queues", "principals"))
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
@@ -191,7 +203,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         try:
             values[name] = SETTINGS[name].read(value)
         except ValueError as error:
-            raise BadConfig(f"{origin}: {name} {error}, not {value!r}.") from None
+            raise BadConfig(f"{origin}: {name} {error}, not {reprlib.repr(value)}.") from None
         origins[name] = origin
 
     file = flags.get("config") or given.get("config")
@@ -230,11 +242,17 @@ def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
     import yaml  # not needed by a start without a file
 
     try:
-        content = yaml.safe_load(path.read_text())
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        raise BadConfig(f"{path} is not JSON in line {error.lineno}: {error.msg}.") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise BadConfig(f"{path} is not YAML: {error}".replace("\n", " ")) from None
+    except yaml.MarkedYAMLError as error:  # without what stands there, which may be a secret
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
+        raise BadConfig(f"{path} is not YAML in line {line}: {error.problem}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise BadConfig(f"{path} is not YAML.") from None
     content = {} if content is None else content
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadConfig(f"{path} must hold settings by name.")

@@ -14,12 +14,15 @@ Ours:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
+from posthouse.broker.access import KEY_CHARS_MAX, ROOT
+from posthouse.core.checks import check_name, check_queue_properties
+from posthouse.core.errors import InvalidArgument
 from posthouse.core.model import Grant, QueueProperties, Right
 
 KEY_CHARS_MIN = 16
@@ -68,11 +71,20 @@ def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
     queues = [_queue(each, namespace) for each in _convert("queues", content, list[dict[str, Any]])]
     principals = []
     for form in _convert("principals", content, list[_PrincipalForm]):
-        if len(form.key) < KEY_CHARS_MIN:
-            raise ValueError(f"the key of {form.name} must have {KEY_CHARS_MIN} characters or more")
+        short, long = len(form.key) < KEY_CHARS_MIN, len(form.key) > KEY_CHARS_MAX
+        if short or long or form.key != form.key.strip():
+            raise ValueError(
+                f"the key of {form.name} must have {KEY_CHARS_MIN} to {KEY_CHARS_MAX} characters,"
+                " and none of them around it may be blank"
+            )
+        if form.name == ROOT or ":" in form.name or not form.grants:
+            raise ValueError(f"principal {form.name}: it must have grants, a name without a colon,"
+                             f" and not that of the root")  # fmt: skip
         grants = tuple(Grant(each.namespace, each.entity, each.rights) for each in form.grants)
         principals.append(PrincipalDeclared(form.name, form.key, grants))
     names = _convert("namespaces", content, list[str])
+    for name in names:
+        _checked(f"namespace {name!r}", check_name, "name", name)
     return Declared(tuple(names), tuple(queues), tuple(principals))
 
 
@@ -92,9 +104,25 @@ def _queue(form: dict[str, Any], namespace: str) -> QueueDeclared:
     if unknown:
         raise ValueError(f"queue {name}: there is no property {min(unknown)!r}")
     try:
-        return QueueDeclared(name, space, msgspec.convert(form, QueueProperties))
+        properties = msgspec.convert(form, QueueProperties)
     except msgspec.ValidationError as error:
         raise ValueError(f"queue {name}: {error}") from None
+    return _declared(name, space, properties)
+
+
+def _declared(name: str, namespace: str, properties: QueueProperties) -> QueueDeclared:
+    what = f"queue {name!r}"
+    _checked(what, check_name, "name", name)
+    _checked(what, check_name, "namespace", namespace)
+    _checked(what, check_queue_properties, properties)
+    return QueueDeclared(name, namespace, properties)
+
+
+def _checked(what: str, check: Callable[..., object], *given: object) -> None:
+    try:
+        check(*given)
+    except InvalidArgument as refused:
+        raise ValueError(f"{what}: {refused}") from None
 
 
 # Microsoft's emulator. Its file has one namespace, whose entities go to ours.
@@ -140,7 +168,7 @@ def read_emulator(content: Mapping[str, object], namespace: str) -> Declared:
     queues, unsupported = [], []
     for space in found.namespaces:
         for queue in space.queues:
-            queues.append(QueueDeclared(queue.name, namespace, _emulated(queue)))
+            queues.append(_declared(queue.name, namespace, _emulated(queue)))
             given = queue.properties
             targets = (given.forward_to, given.forward_dead_lettered_messages_to)
             unsupported += [f"forwarding from {queue.name} to {to}" for to in targets if to]

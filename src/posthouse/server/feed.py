@@ -19,7 +19,7 @@ import msgspec
 
 from posthouse.broker.rows import COLUMNS, WORDS
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
-from posthouse.core.model import Reader
+from posthouse.core.model import DEAD, Reader
 from posthouse.server.broker import Broker
 from posthouse.server.clerk import FAILED, Ask, Lives, Wanted
 from posthouse.server.http import Answer, Request
@@ -119,14 +119,14 @@ class Feed:
         if unknown:
             raise InvalidArgument(min(unknown), f"is not one of {', '.join(sorted(_PARAMETERS))}")
         namespace, entity = query.get("namespace"), query.get("entity")
-        right_on = (namespace or "*", "*" if namespace is None else entity or "*")
-        self._broker.check(request.principal, "listen", *right_on)
+        self._check(request, namespace, entity)
         first, last = self.range()
         after = self._after(query, first, last)
         limit = _number(query, "limit", LIMIT, 1, LIMIT_MAX)
         wait_ms = _number(query, "wait_ms", 0, 0, WAIT_MS_MAX)
         if wait_ms and after >= last:
             await self._wait(request, after, wait_ms)
+            self._check(request, namespace, entity)  # it may have changed meanwhile
             first, last = self.range()
         end = min(after + limit, last) + 1
         arrow = _wants_arrow(request)
@@ -148,6 +148,14 @@ class Feed:
             return Answer(b"", 200, headers)
         return Answer(_with(head, chunks), 200, headers)
 
+    def _check(self, request: Request, namespace: str | None, entity: str | None) -> None:
+        """Raises Unauthorized."""
+        if namespace is None or "reader" in request.query:
+            self._broker.check(request.principal, "listen", "*", "*")
+        else:
+            of = "*" if entity is None else entity.removesuffix(DEAD)
+            self._broker.check(request.principal, "listen", namespace, of)
+
     def _after(self, query: dict[str, str], first: int, last: int) -> int:
         """The position behind which to begin. Raises HttpProblem where that is trimmed."""
         name = query.get("reader")
@@ -159,7 +167,8 @@ class Feed:
             self.check_reader(reader, reader.position)
             after = _number(query, "after", reader.position, 0, 1 << 62)
         else:
-            after = _number(query, "after", first - 1, 0, 1 << 62)
+            last_one = query.get("after") == "last"
+            after = last if last_one else _number(query, "after", first - 1, 0, 1 << 62)
         if after < first - 1:
             raise _trimmed(after, first)
         return min(after, last)
@@ -232,7 +241,9 @@ class Feed:
         _, last = self.range()
         found = await self._lives(Lives(namespace, last + 1, id))
         if not found:
-            raise NotFound("message", id)
+            raise HttpProblem(
+                404, "message-not-found", f"No message with id {id!r} was sent, or it was trimmed."
+            )
         return found
 
     async def life(self, namespace: str, queue: str, sequence: int) -> list[LifeForm]:
@@ -240,7 +251,11 @@ class Feed:
         return await self._lives(Lives(namespace, last + 1, None, queue, sequence))
 
     async def _lives(self, wanted: Lives) -> list[LifeForm]:
-        data = b"".join([chunk async for chunk in self._asked(Ask(lives=wanted), 1, wanted.end)])
+        try:
+            asked = self._asked(Ask(lives=wanted), 1, wanted.end)
+            data = b"".join([chunk async for chunk in asked])
+        except HttpProblem as problem:  # it was never there, or is trimmed
+            raise HttpProblem(404, "message-not-found", problem.detail) from None
         lives = msgspec.json.decode(data, type=list[tuple[str, int, list[_EventRow]]])
         return [
             LifeForm(queue, sequence, [EventForm(*event) for event in events])
@@ -272,6 +287,8 @@ class Feed:
             self._room.release()
             if clerk is not None:
                 self._give_back(clerk, whole)
+            if ask.spool is not None:
+                os.unlink(ask.spool)  # noqa: PTH108 (of a moment, as is its making)
 
     async def _with_journal(self, ask: Ask, first: int, end: int) -> Ask:
         store = self._broker.store

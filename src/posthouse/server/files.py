@@ -1,12 +1,13 @@
 """Small files that hold secrets: 0600 from their first moment, and there whole or not at all."""
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
 
 
-def keep_secret(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner may read, durably."""
+def keep_secret(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Writes a file that only its owner may read, durably. Raises FileExistsError, or OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -14,10 +15,12 @@ def keep_secret(path: Path, content: bytes) -> None:
             writing.write(content)
             writing.flush()
             os.fsync(writing.fileno())
-        unfinished.rename(path)
-    except BaseException:
+        if replace:
+            unfinished.rename(path)
+        else:
+            os.link(unfinished, path)
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -25,16 +28,16 @@ def keep_secret(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def read_secret(path: Path, make: bytes) -> tuple[bytes, bool]:
-    """What the file holds, or `make`, which it holds from now on; whether it was made.
+def read_secret(path: Path, make: bytes) -> bytes:
+    """What the file holds; where there is none, `make`, which it holds from now on.
 
-    Raises OSError. An empty one is not taken for a secret.
+    Whoever else makes it at the same time, all have the same. Raises OSError. An empty one is not
+    taken for a secret.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        keep_secret(path, make)
-        return make, True
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):
+            keep_secret(path, make, replace=False)
+    content = path.read_bytes()
     if not content.strip():
         raise OSError(f"{path} is empty; put the key back, or remove the file to make a new one.")
-    return content, False
+    return content

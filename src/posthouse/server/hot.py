@@ -62,7 +62,7 @@ Hot = Callable[[Engine, Request, Target], Awaitable[Answer]]
 def find(request: Request) -> tuple[Hot, Target] | None:
     """The hot route that a request is for, if it is for one."""
     parts = request.parts
-    if len(parts) != 7 or parts[4] != b"queues" or parts[2] != b"namespaces":
+    if len(parts) != 7 or parts[1] != b"v1" or parts[2] != b"namespaces" or parts[4] != b"queues":
         return None
     hot = _ROUTES.get(parts[6])
     if hot is None or request.method != "POST":
@@ -103,19 +103,27 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
         session=token_in(form.session),
     )  # fmt: skip
     asking = engine.ask(request.principal, target.namespace, command)
-    answer = await (until_gone(request, asking) if form.wait_ms else asking)
-    if isinstance(answer, Received):
-        return Answer(_encode(MessagesForm([delivered(each) for each in answer.deliveries])))
-    raise ConnectionResetError
+    answer = await (until_gone(request, asking, form.wait_ms) if form.wait_ms else asking)
+    given = answer.deliveries if isinstance(answer, Received) else []
+    return Answer(_encode(MessagesForm([delivered(each) for each in given])))
 
 
-async def until_gone(request: Request, asking: Awaitable[Any]) -> Any:
-    """What was asked for; None where the client goes away before, and then it is dropped."""
+async def until_gone(request: Request, asking: Awaitable[Any], wait_ms: int) -> Any:
+    """What was asked for; None where it did not come, though a namespace's clock may stand still.
+
+    Raises ConnectionResetError where the client has gone away.
+    """
     asked = asyncio.ensure_future(asking)
     gone = asyncio.ensure_future(request.gone())
     try:
-        await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
-        return asked.result() if asked.done() else None
+        await asyncio.wait(
+            (asked, gone), timeout=wait_ms / 1000 + 1, return_when=asyncio.FIRST_COMPLETED
+        )
+        if asked.done():
+            return asked.result()
+        if gone.done():
+            raise ConnectionResetError
+        return None
     finally:
         for each in (asked, gone):
             each.cancel()

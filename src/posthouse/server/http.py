@@ -515,6 +515,14 @@ def _problem(
 
 async def _stream(chunks: AsyncIterator[bytes], connection: Connection, send: Send) -> None:
     """As it comes. A failure on the way cuts it off, which the other side can tell."""
+    try:
+        await _stream_all(chunks, connection, send)
+    except Exception as error:
+        _log.warning("An answer was cut off: %s", error, extra={"event": "http.cut_off"})
+        raise
+
+
+async def _stream_all(chunks: AsyncIterator[bytes], connection: Connection, send: Send) -> None:
     async with aclosing(chunks):  # type: ignore[type-var]  # all of them are generators
         async for chunk in chunks:
             if connection.is_closing:

@@ -107,7 +107,10 @@ class Metrics:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(All())
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         return Answer(encode(registry), 200, ((b"content-type", content_type.encode()),))
 
     def collect(self, *, entities: bool) -> "Iterator[Metric]":

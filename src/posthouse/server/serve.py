@@ -1,9 +1,11 @@
 """`posthouse serve`: from a configuration to a broker that is up, and to its clean stop."""
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -36,6 +38,7 @@ from posthouse.store.errors import Lost, StoreError
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST = 0, 1, 74
+_FILES_KEPT = 64  # for the journal and everything else that is not a connection
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _TLS_SECONDS = 1.0  # after the start: the certificate is made when there is time for it
 
@@ -87,7 +90,13 @@ class Server:
         networks = None
         if config.dev:
             networks = [ipaddress.ip_network(each) for each in (*_LOOPBACK, *config.dev_allow)]
-        limits = Limits(config.handshake_limit, config.connections_max, networks)
+        most = min(config.connections_max, _files_max() - _FILES_KEPT)
+        if most < config.connections_max:
+            _log.warning(
+                "There can be %d connections, not %d: raise the limit on open files.", most,
+                config.connections_max, extra={"event": "listener.files"},
+            )  # fmt: skip
+        limits = Limits(config.handshake_limit, most, networks)
         self._listener = Listener(dialects, limits, self._contexts.get)
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
@@ -171,7 +180,17 @@ class Server:
             "Posthouse is ready on %s.", ", ".join(f"{h}:{p}" for h, p in listening),
             extra={"event": "broker.ready", "ports": ports},
         )  # fmt: skip
-        self._say(welcome(self._config, self._broker, listening, self._tls_folder))
+        with contextlib.suppress(OSError):  # nobody reads it, and the broker serves all the same
+            self._say(welcome(self._config, self._broker, listening, self._tls_folder))
+            self._broker.root_key_was_shown()
+
+
+def _files_max() -> int:
+    """How many files may be open: as many as the machine's owner allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def welcome(

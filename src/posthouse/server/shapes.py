@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from posthouse.broker.rows import plain_properties
+from posthouse.core.checks import check_properties
 from posthouse.core.commands import BATCH_MAX, TIME_MS_MAX, Counts, Delivery, QueueInfo, Seen
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import (
@@ -424,7 +425,11 @@ def bytes_in(text: str) -> bytes:
 
 def properties_in(given: dict[str, Any]) -> Properties:
     """Raises InvalidArgument."""
-    return {name: _value_in(name, value) for name, value in given.items()} if given else {}
+    if not given:
+        return {}
+    properties = {name: _value_in(name, value) for name, value in given.items()}
+    check_properties(properties)
+    return properties
 
 
 def _value_in(name: str, value: Any) -> Any:

@@ -77,7 +77,7 @@ def _alternatives(names: tuple[str, ...]) -> "list[x509.GeneralName]":
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
-            found.append(x509.DNSName(name))
+            found.append(x509.DNSName(name.encode("idna").decode()))
     return found
 
 
