@@ -100,7 +100,7 @@ class Client:
 
     async def accept(self) -> str:
         status, answer = await self.ask(f"{SESSIONS}/sessions/accept", {"wait_ms": 100})
-        if status == 504:
+        if status == 408:
             return ""
         assert status == 200, answer
         self._history.held(answer["session"], answer["token"], answer["until_ms"], now_ms())

@@ -15,7 +15,7 @@ from posthouse.cli.codes import EMPTY, FAILED, NOT_ALLOWED, NOT_FOUND, USAGE
 
 URL = "http://127.0.0.1:5300"
 ROOT = "RootManageSharedAccessKey"
-_CODES = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 400: USAGE, 504: EMPTY}
+_CODES = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 400: USAGE, 408: EMPTY}
 _SECONDS = 90  # longer than any long poll
 
 
