@@ -15,12 +15,17 @@ from binascii import Error as Base64Error
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 from uvicorn.config import Config as UvicornConfig
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
@@ -51,6 +56,7 @@ Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
+Header: TypeAlias = tuple[bytes, bytes]
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", b"application/problem+json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -197,6 +203,32 @@ class HttpPeer(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._set_deadline()
 
+    async def answer(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A whole answer to the request that is running, in one write; else as uvicorn does it."""
+        cycle = self._running
+        assert cycle is not None
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        content = [STATUS_LINE[status]]
+        for name, value in headers:
+            content += (name, b": ", value, b"\r\n")
+        if _CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            content.append(b"connection: close\r\n")
+        content.append(b"\r\n")
+        if cycle.scope["method"] != "HEAD":
+            content.append(body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"".join(content))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
     # Flow.
 
     def pause_writing(self) -> None:
@@ -322,8 +354,8 @@ class App:
         assert scope["type"] == "http"
         self.requests += 1
         request = Request(self, scope, receive)
-        given = request.headers.get(b"x-correlation-id", b"")[:CORRELATION_CHARS_MAX]
-        name = "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
+        given = request.headers.get(b"x-correlation-id")
+        name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
         try:
             answer = await self._answer(request)
@@ -349,8 +381,13 @@ class App:
         body = answer.body
         if isinstance(body, bytes):
             headers.append((b"content-length", b"%d" % len(body)))
+            if len(body) <= SLICE_BYTES:
+                peer = request.connection.peer
+                assert isinstance(peer, HttpPeer)
+                await peer.answer(answer.status, headers, body)
+                return
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await self._send_slices(body, request.connection, send)
         else:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await _stream(body, request.connection, send)
@@ -440,18 +477,23 @@ def _check_from_here(request: Request, names: tuple[str, ...]) -> None:
     Such a page has an origin that is not ours, or reaches us by a name that is not. Raises
     Unauthenticated.
     """
-    host = request.headers.get(b"host", b"").decode("latin-1").lower()
-    origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
-    foreign = bool(origin) and origin.partition("://")[2] != host
-    if foreign or request.headers.get(b"sec-fetch-site") == b"cross-site":
+    headers = request.headers
+    host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
+    if headers.get(b"sec-fetch-site") == b"cross-site" or not _is_ours(host, origin, names):
         raise Unauthenticated
+
+
+@lru_cache(1_000)
+def _is_ours(given_host: bytes, given_origin: bytes, names: tuple[str, ...]) -> bool:
+    host, origin = (each.decode("latin-1").lower() for each in (given_host, given_origin))
+    if origin and origin.partition("://")[2] != host:
+        return False
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        local = "." not in name or name.endswith((".localhost", ".internal"))
-        if not local and name not in names:
-            raise Unauthenticated from None
+        return "." not in name or name.endswith((".localhost", ".internal")) or name in names
+    return True
 
 
 def _check_protocol(request: Request) -> None:
@@ -460,6 +502,10 @@ def _check_protocol(request: Request) -> None:
         raise HttpProblem(505, "unknown-version", "HTTP 1.1 is spoken here.", close=True)
     if request.headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
         raise HttpProblem(501, "unknown-encoding", "Bodies may be chunked, no more.", close=True)
+
+
+def _printable(given: bytes) -> str:
+    return "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
 
 
 def _address(request: Request) -> str:
