@@ -73,10 +73,12 @@ def main() -> None:
     middle = statistics.median
     base = middle(bare)
     print(f"a bare interpreter:           {base * 1000:6.0f} ms")
-    print(f"posthouse --help:             {middle(help_) * 1000:6.0f} ms, {middle(help_) / base:.1f}"
-          " times that; goal: below 150 ms")  # fmt: skip
-    print(f"start to first acknowledged:  {middle(first) * 1000:6.0f} ms, {middle(first) / base:.1f}"
-          " times that; goal: below 400 ms")  # fmt: skip
+    for what, found, goal in (
+        ("posthouse --help", middle(help_), 150),
+        ("start to first acknowledged", middle(first), 400),
+    ):
+        print(f"{what + ':':<29} {found * 1000:6.0f} ms, {found / base:.1f} times that; goal: below"
+              f" {goal} ms")  # fmt: skip
     print(f"memory of an idle broker:     {middle(resident) / 1e6:6.0f} MB; goal: below 70 MB")
 
 

@@ -107,7 +107,8 @@ def make_twins(folder: Path) -> int:
     Where the disk has little room left none is written: the feed can do without. Raises InUse,
     Damaged or OSError.
     """
-    from posthouse.broker.twins import SUFFIX, twin_of, write_twin  # it takes PyArrow
+    from posthouse.broker.twin_index import SUFFIX, twin_of
+    from posthouse.broker.twins import write_twin  # it takes PyArrow
 
     disk = Disk()
     lock = disk.lock(folder / LOCK)

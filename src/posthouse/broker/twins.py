@@ -1,8 +1,8 @@
 """Arrow twins: each sealed segment once more, as rows in columns, for the feed.
 
 Written by the folding process beside the segment, as `<number of its first frame>.arrow`, an Arrow
-IPC file; whole or not at all. It goes when its segment goes. Whatever is missing can be made again
-from the segment, so a twin need not be durable.
+IPC stream with an index behind it; whole or not at all. It goes when its segment goes. Whatever is
+missing can be made again from the segment, so a twin need not be durable.
 
 PyArrow is imported here and by the clerk, never in the process that serves.
 """
@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from posthouse.broker import payload
 from posthouse.broker.rows import Row, rows
+from posthouse.broker.twin_index import END_OF_STREAM, SUFFIX, Batch, Index, encode, twin_of
 from posthouse.store.frames import Frame
 
-SUFFIX = ".arrow"
 BATCH_ROWS = 16_384
 BATCH_BYTES = 8 << 20
 
@@ -33,10 +33,6 @@ SCHEMA = pa.schema(
         for name in Row.__struct_fields__
     ]
 )
-
-
-def twin_of(segment: Path) -> Path:
-    return segment.with_suffix(SUFFIX)
 
 
 def batches(frames: Iterable[Frame], schema: pa.Schema = SCHEMA) -> Iterator[pa.RecordBatch]:
@@ -65,7 +61,19 @@ def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
     """Raises OSError."""
     unfinished = segment.with_suffix(SUFFIX + "-new")
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(file, "wb") as raw, pa.ipc.new_file(raw, SCHEMA) as writer:
+    with os.fdopen(file, "wb") as raw:
+        schema = SCHEMA.serialize()
+        raw.write(schema)
+        places = []
         for each in batches(frames):
-            writer.write_batch(each)
+            message = each.serialize()
+            first = each.column(0)[0].as_py()
+            places.append(Batch(first, each.num_rows, raw.tell(), message.size))
+            raw.write(message)
+        raw.write(END_OF_STREAM + encode(Index(schema.size, places)))
     unfinished.rename(twin_of(segment))
+
+
+def read_batch(mapped: pa.MemoryMappedFile, place: Batch) -> pa.RecordBatch:
+    """One batch of a twin."""
+    return pa.ipc.read_record_batch(mapped.read_at(place.length, place.offset), SCHEMA)

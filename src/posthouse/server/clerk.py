@@ -21,6 +21,7 @@ import msgspec
 from posthouse.broker import payload
 from posthouse.broker.past import Event, Place, find, life
 from posthouse.broker.rows import COLUMNS, Row, rows
+from posthouse.broker.twin_index import END_OF_STREAM, Index, read_index, twin_of
 from posthouse.store.errors import StoreError
 from posthouse.store.frames import Frame
 from posthouse.store.reading import END, Reading
@@ -43,6 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
     entity: str | None = None
     kinds: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # none: all
+    bare: bool = False  # batches alone, to be put into a stream
 
     @property
     def is_whole(self) -> bool:
@@ -191,15 +193,18 @@ def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> No
 
     names = wanted.columns or COLUMNS
     schema = pa.schema([SCHEMA.field(name) for name in names])
-    with pa.ipc.new_stream(out, schema) as writer:
-        for batch in _batches(journal, wanted):
-            if batch.num_rows:
-                writer.write_batch(batch.select(list(names)))
+    if not wanted.bare:
+        out.write(schema.serialize())
+    for batch in _batches(journal, wanted):
+        if batch.num_rows:
+            out.write(batch.select(list(names)).serialize())
+    if not wanted.bare:
+        out.write(END_OF_STREAM)
 
 
 def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
     """From the twins of sealed segments where they are, else from the frames."""
-    from posthouse.broker.twins import batches, twin_of
+    from posthouse.broker.twins import batches
 
     if isinstance(journal, Spool):
         for batch in batches(journal.all_frames(wanted.first, wanted.end)):
@@ -209,26 +214,23 @@ def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBat
         if following <= wanted.first or segment.first >= wanted.end:
             continue
         twin = twin_of(segment.path)
-        if following < END and twin.exists():
-            yield from (_cut(batch, wanted) for batch in _twin_batches(twin, wanted))
+        index = read_index(twin) if following < END else None
+        if index is not None:
+            yield from (_cut(batch, wanted) for batch in _twin_batches(twin, index, wanted))
         else:
             frames = journal.frames(segment, wanted.first, min(wanted.end, following))
             yield from (_cut(batch, wanted) for batch in batches(frames))
 
 
-def _twin_batches(twin: Path, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+def _twin_batches(twin: Path, index: Index, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
+    from posthouse.broker.twins import read_batch
+
     with pa.memory_map(str(twin)) as mapped:
-        reader = pa.ipc.open_file(mapped)
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            positions = batch.column(0)
-            first, last = positions[0].as_py(), positions[-1].as_py()
-            if first >= wanted.end:
-                return
-            if last >= wanted.first:
-                yield batch
+        for place in index.batches:
+            if place.end > wanted.first and place.first < wanted.end:
+                yield read_batch(mapped, place)
 
 
 def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":

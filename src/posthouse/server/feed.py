@@ -14,15 +14,17 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection
+from pathlib import Path
 
 import msgspec
 
 from posthouse.broker.rows import COLUMNS, WORDS
+from posthouse.broker.twin_index import END_OF_STREAM, Index, read_index, twin_of
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import DEAD, Reader
 from posthouse.server.broker import Broker
 from posthouse.server.clerk import FAILED, Ask, Lives, Wanted
-from posthouse.server.http import Answer, Request
+from posthouse.server.http import Answer, FileRange, Piece, Request
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import WAIT_MS_MAX, EventForm, LifeForm, ReaderInfoForm
 from posthouse.store.file import FileStore
@@ -33,6 +35,7 @@ NDJSON = "application/x-ndjson"
 LIMIT, LIMIT_MAX = 10_000, 100_000_000
 CLERKS_MAX = 4  # at work at a time; who comes then waits for one
 WAIT_FOR_CLERK_SECONDS = 30
+INDEXES_MAX = 1_000  # of twins, in memory
 IDLE_SECONDS = 60  # after which a clerk without work goes
 STEP_BYTES = 8 << 20  # of frames that are handed to a clerk where they are not in files
 _PIPE_BYTES = 1 << 20
@@ -94,6 +97,7 @@ class Feed:
         self._free: list[Clerk] = []
         self._all: set[Clerk] = set()
         self._room = asyncio.Semaphore(CLERKS_MAX)
+        self._indexes: dict[Path, Index] = {}
 
     def close(self) -> None:
         for clerk in self._all:
@@ -262,9 +266,68 @@ class Feed:
             for queue, sequence, events in lives
         ]
 
-    async def _feed(self, wanted: Wanted) -> AsyncIterator[bytes]:
+    async def _feed(self, wanted: Wanted) -> AsyncIterator[Piece]:
+        if wanted.arrow and wanted.is_whole and not wanted.columns:
+            async for piece in self._mostly_twins(wanted):
+                yield piece
+            return
         async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
             yield chunk
+
+    async def _mostly_twins(self, wanted: Wanted) -> AsyncIterator[Piece]:
+        """Whole batches go as they lie in the twins; a clerk makes what is between them."""
+        ranges = self._in_twins(wanted)
+        if not ranges:
+            async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
+                yield chunk
+            return
+        first = wanted.first
+        schema = ranges[0][2]
+        yield FileRange(schema.path, 0, schema.length)
+        for begin, end, piece in [*ranges[1:], (wanted.end, wanted.end, None)]:
+            if begin > first:
+                between = msgspec.structs.replace(wanted, first=first, end=begin, bare=True)
+                async for chunk in self._asked(Ask(feed=between), first, begin):
+                    yield chunk
+            if piece is not None:
+                yield piece
+                first = end
+        yield END_OF_STREAM
+
+    def _in_twins(self, wanted: Wanted) -> list[tuple[int, int, FileRange]]:
+        """Runs of positions that are whole batches, and where they lie; the schema goes first."""
+        store = self._broker.store
+        found: list[tuple[int, int, FileRange]] = []
+        for segment in store.sealed() if isinstance(store, FileStore) else ():
+            if segment.end <= wanted.first or segment.first >= wanted.end:
+                continue
+            twin = twin_of(segment.path)
+            index = self._index(twin)
+            whole = [
+                each
+                for each in (index.batches if index is not None else ())
+                if wanted.first <= each.first and each.end <= wanted.end
+            ]
+            if index is None or not whole:
+                continue
+            if not found:
+                found.append((0, 0, FileRange(str(twin), 0, index.schema_bytes)))
+            length = whole[-1].offset + whole[-1].length - whole[0].offset
+            place = FileRange(str(twin), whole[0].offset, length)
+            found.append((whole[0].first, whole[-1].end, place))
+        return found
+
+    def _index(self, twin: Path) -> Index | None:
+        """A twin does not change; what it holds is remembered while it is there."""
+        if twin not in self._indexes or not twin.exists():
+            index = read_index(twin)
+            if index is None:
+                self._indexes.pop(twin, None)
+                return None
+            if len(self._indexes) >= INDEXES_MAX:
+                self._indexes.clear()
+            self._indexes[twin] = index
+        return self._indexes[twin]
 
     async def _asked(self, ask: Ask, first: int, end: int) -> AsyncIterator[bytes]:
         try:
@@ -331,7 +394,7 @@ class Feed:
         clerk.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, go)
 
 
-async def _with(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _with(head: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
     yield head
     async for chunk in rest:
         yield chunk

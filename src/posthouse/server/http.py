@@ -10,12 +10,16 @@ first asked for.
 import asyncio
 import ipaddress
 import logging
+import os
+import select
+import threading
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -50,6 +54,8 @@ STALLED_SECONDS = 60  # how long a peer may not read what it asked for
 BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
 ANSWERS_BYTES_MAX = 256 << 20  # of answers that are being sent, before more is refused
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
+FILE_BYTES = 1 << 20  # that the kernel sends in one go
+FILES_MAX = 8  # that are sent at a time
 CORRELATION_CHARS_MAX = 128
 
 Scope: TypeAlias = dict[str, Any]
@@ -64,10 +70,21 @@ _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _CLOSE = (b"connection", b"close")
 
 
+class FileRange(NamedTuple):
+    """Bytes of a file, to be sent as they lie there."""
+
+    path: str
+    offset: int
+    length: int
+
+
+Piece: TypeAlias = bytes | FileRange
+
+
 class Answer(NamedTuple):
     """A whole answer; or, where `body` is an iterator, one that is sent as it comes."""
 
-    body: "bytes | AsyncIterator[bytes]"
+    body: "bytes | AsyncIterator[Piece]"
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
 
@@ -228,6 +245,30 @@ class HttpPeer(HttpToolsProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
+
+    async def send_file(self, piece: FileRange) -> None:
+        """As one chunk of the answer that is running, by the kernel, in a thread: it may be large.
+
+        Raises OSError.
+        """
+        cycle = self._running
+        assert cycle is not None
+        self.transport.write(b"%x\r\n" % piece.length)
+        # One is told only that less than some mark is left, not that nothing is.
+        while self.transport.get_write_buffer_size() and not cycle.disconnected:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        # One of our own, so that it cannot become somebody else's meanwhile.
+        socket = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            await self.loop.run_in_executor(_files(), _send_file, socket, piece)
+        except BaseException:
+            self.transport.abort()  # half of a chunk is out
+            raise
+        finally:
+            os.close(socket)
+        self.transport.write(b"\r\n")
 
     # Flow.
 
@@ -559,7 +600,7 @@ def _problem(
     return Answer(body, status, (PROBLEM, *headers, *((_CLOSE,) if close else ())))
 
 
-async def _stream(chunks: AsyncIterator[bytes], connection: Connection, send: Send) -> None:
+async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
     """As it comes. A failure on the way cuts it off, which the other side can tell."""
     try:
         await _stream_all(chunks, connection, send)
@@ -568,13 +609,66 @@ async def _stream(chunks: AsyncIterator[bytes], connection: Connection, send: Se
         raise
 
 
-async def _stream_all(chunks: AsyncIterator[bytes], connection: Connection, send: Send) -> None:
+async def _stream_all(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
     async with aclosing(chunks):  # type: ignore[type-var]  # all of them are generators
         async for chunk in chunks:
             if connection.is_closing:
                 return
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if isinstance(chunk, bytes):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            elif connection.is_tls:
+                await _send_slices_of(chunk, connection, send)
+            else:
+                assert isinstance(connection.peer, HttpPeer)
+                await connection.peer.send_file(chunk)
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_slices_of(piece: FileRange, connection: Connection, send: Send) -> None:
+    """Where it is encrypted on the way, and has to be read."""
+    loop = asyncio.get_running_loop()
+    file = os.open(piece.path, os.O_RDONLY)
+    try:
+        for at in range(piece.offset, piece.offset + piece.length, SLICE_BYTES):
+            if connection.is_closing:
+                return
+            size = min(SLICE_BYTES, piece.offset + piece.length - at)
+            data = await loop.run_in_executor(None, os.pread, file, size, at)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+    finally:
+        os.close(file)
+
+
+@cache
+def _files() -> ThreadPoolExecutor:
+    """Threads that send files. They come behind who writes."""
+    return ThreadPoolExecutor(FILES_MAX, "posthouse-files", _come_behind)
+
+
+def _come_behind() -> None:
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _send_file(socket: int, piece: FileRange) -> None:
+    """Until all of it is sent, or nothing has moved for too long. Raises OSError."""
+    file = os.open(piece.path, os.O_RDONLY)
+    poll = select.poll()
+    poll.register(socket, select.POLLOUT)
+    at, left = piece.offset, piece.length
+    try:
+        while left:
+            try:
+                sent = os.sendfile(socket, file, at, min(left, FILE_BYTES))
+            except BlockingIOError:
+                if not poll.poll(STALLED_SECONDS * 1000):
+                    raise TimeoutError("a peer does not read what it asked for") from None
+                continue
+            if not sent:
+                raise OSError(f"{piece.path} is shorter than it was")
+            at, left = at + sent, left - sent
+    finally:
+        os.close(file)
 
 
 def decoded(kind: type[Any], body: bytes) -> Any:

@@ -74,6 +74,10 @@ class Connection:
         return self._listener.limits.handshake_seconds
 
     @property
+    def is_tls(self) -> bool:
+        return self.transport is not None and bool(self.transport.get_extra_info("sslcontext"))
+
+    @property
     def is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 

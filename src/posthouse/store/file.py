@@ -347,6 +347,10 @@ class FileStore:
     def extents(self) -> list[Extent]:
         return [Extent(s.first, s.end, s.size, s.begun_ms) for s in self._segments]
 
+    def sealed(self) -> list[Segment]:
+        """Segments that do not change any more, the oldest first."""
+        return self._segments[:-1]
+
     async def trim(self, before: int) -> None:
         """Whole segments go, never the last."""
         loop = asyncio.get_running_loop()

@@ -1,0 +1,61 @@
+"""What is where in an Arrow twin: for who hands its bytes on without looking into them.
+
+A twin is an Arrow IPC stream, as it goes over the wire: the schema, batches of rows, an end mark.
+Behind that is an index, which readers of the stream do not see:
+
+    MessagePack: [length of the schema, [[first position, rows, offset, length] for each batch]]
+    4 bytes      its length, big-endian
+    8 bytes      "PHTWIN01"
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+MAGIC = b"PHTWIN01"
+SUFFIX = ".arrow"
+NAME = re.compile(r"\d{20}\.arrow")
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_INDEX_BYTES_MAX = 16 << 20
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    first: int  # position
+    rows: int
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows
+
+
+class Index(msgspec.Struct, array_like=True, frozen=True):
+    schema_bytes: int
+    batches: list[Batch]
+
+
+def twin_of(segment: Path) -> Path:
+    return segment.with_suffix(SUFFIX)
+
+
+def encode(index: Index) -> bytes:
+    data = msgspec.msgpack.encode(index)
+    return data + len(data).to_bytes(4, "big") + MAGIC
+
+
+def read_index(twin: Path) -> Index | None:
+    """None where there is no twin, or it is not one that this version has made."""
+    try:
+        with twin.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 12))
+            tail = file.read(12)
+            length = int.from_bytes(tail[:4], "big")
+            if tail[4:] != MAGIC or length > min(_INDEX_BYTES_MAX, size):
+                return None
+            file.seek(size - 12 - length)
+            return msgspec.msgpack.decode(file.read(length), type=Index)
+    except (OSError, msgspec.DecodeError):
+        return None
