@@ -25,6 +25,9 @@ bench: .venv/ready
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.backlog
+	$(BIN)/python -m bench.start
+	$(BIN)/python -m bench.http
+	$(BIN)/python -m bench.feed
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)

@@ -127,3 +127,15 @@ def test_a_store_in_memory_keeps_as_much_as_it_is_told_to() -> None:
         assert store.durable == some[-1].end
 
     asyncio.run(main())
+
+
+def test_what_is_sealed_is_all_but_the_last(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FileStore(tmp_path, segment_bytes=4096)
+        await append(store, frames(200))
+        assert [each.first for each in store.sealed()] == [
+            each.first for each in store.extents()[:-1]
+        ]
+        await store.close()
+
+    asyncio.run(main())

@@ -71,9 +71,9 @@ class _Plan(msgspec.Struct):
     new: list[str]
 
 
-def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Report:
+def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES, disk: Disk | None = None) -> Report:
     """Raises InUse, NotThere or OSError; then nothing has changed, or running it again goes on."""
-    disk = Disk()
+    disk = disk or Disk()
     if not holds_journal(disk, folder):
         raise NotThere(f"{folder} holds no journal; check the name.")
     locks = [disk.lock(folder / name) for name in (LOCK, FOLD_LOCK)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from posthouse.cli.codes import FAILED, LOST, NOT_FOUND, OK, USAGE, fail, say
 
 if TYPE_CHECKING:
+    from posthouse.store.disk import Disk
     from posthouse.store.file import FileStore
 
 Run = Callable[[argparse.Namespace], int]
@@ -41,18 +42,38 @@ def on_folder(run: Run) -> Run:
     return guarded
 
 
+def _watched(what: str, folder: Path) -> "Disk":
+    """A disk that shows how much of the journal was read."""
+    from posthouse.cli.show import Progress
+    from posthouse.store.disk import Disk
+
+    progress, whole = Progress(what), sum(each.stat().st_size for each in folder.glob("*.journal"))
+
+    class Watched(Disk):
+        done = 0
+
+        def read(self, path: Path, offset: int, length: int) -> bytes:
+            data = super().read(path, offset, length)
+            Watched.done += len(data)
+            progress.show(Watched.done, max(whole, Watched.done))
+            if Watched.done >= whole:
+                progress.end()
+            return data
+
+    return Watched()
+
+
 # The journal.
 
 
 @on_folder
 def verify(options: argparse.Namespace) -> int:
-    from posthouse.store.disk import Disk
     from posthouse.store.errors import InUse, StoreError
     from posthouse.store.file import LOCK
     from posthouse.store.look import look
     from posthouse.store.snapshots import FileSnapshots
 
-    disk, folder = Disk(), options.data
+    disk, folder = _watched("verified bytes", options.data), options.data
     try:
         lock = disk.lock(folder / LOCK)
         try:
@@ -96,7 +117,7 @@ def repair(options: argparse.Namespace) -> int:
 
     from posthouse.broker import repair as repairing
 
-    report = repairing.repair(options.data)
+    report = repairing.repair(options.data, disk=_watched("read bytes", options.data))
     if options.json:
         say(msgspec.json.encode(report).decode())
         return OK
