@@ -123,7 +123,7 @@ def test_the_life_of_a_message_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0] == f"{NS}/q, message 2:"
-    assert lines[1].endswith("2023-11-14T22:13:20.000+00:00  sent to 'q' as 2")
+    assert lines[1].endswith("2023-11-14 22:13:20.000Z  sent to 'q' as 2")
     assert lines[-1].endswith("dead-lettered as 1: bad")
     (events,) = json.loads(
         posthouse(*arguments, "--queue", "q", "--sequence", "1", "--json").stdout

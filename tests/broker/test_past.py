@@ -142,7 +142,7 @@ def test_the_life_of_a_message_is_told_through_all_the_queues_it_was_in() -> Non
             ("Locked", "other", 2),
             ("Deferred", "other", 2),
         ]
-        assert events[0].text == "sent to 'q' as 2, scheduled for 5000"
+        assert events[0].text == "sent to 'q' as 2, scheduled for 1970-01-01 00:00:05.000Z"
         assert events[7].text == "dead-lettered as 2: no colour"
         assert events[10].text == "sent again to 'other' as 2"
         assert [e.position for e in events] == sorted({e.position for e in events})

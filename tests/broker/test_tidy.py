@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posthouse.broker.access import Principal
+from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.fold import fold
 from posthouse.broker.tidy import Retention, trim
@@ -21,6 +21,7 @@ from posthouse.core.commands import (
 from posthouse.core.dump import dump
 from posthouse.core.errors import Busy
 from posthouse.core.model import dead_letter_queue
+from posthouse.core.namespaces import SetReader
 from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
@@ -160,6 +161,27 @@ def test_frames_are_kept_up_to_a_size(tmp_path: Path) -> None:
         before = store.extents()
         end = await trim(desk.engine, store.snapshots.positions(), policy)
         assert end == before[1].end
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_reader_has_not_acknowledged_stays_up_to_a_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_folder(tmp_path)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        kept = store.snapshots.positions()
+        second = store.extents()[1]
+        await desk.engine.ask(BROKER, "", SetReader("spark", second.first))
+        assert await trim(desk.engine, kept, NOTHING) == second.first
+        assert store.extents()[0].first == second.first
+        assert "lags" not in caplog.text
+        little = Retention(keep_ms=0, keep_bytes=0, reader_bytes=3 * SEGMENT_BYTES)
+        assert await trim(desk.engine, kept, little) > second.end
+        assert "lags so far behind" in caplog.text
         await desk.engine.close()
 
     asyncio.run(main())

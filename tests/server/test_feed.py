@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from select import select
@@ -124,6 +125,19 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
     (folder / "00000000000000009999.arrow").touch()
     make_twins(folder)
     assert not (folder / "00000000000000009999.arrow").exists()
+
+
+def test_twins_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
+    flags = ("--segment-size", "64K", "--fold-size", "128K")
+    with development(tmp_path / "data", *flags) as broker:
+        for number in range(60):
+            broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
+        deadline = time.monotonic() + 30
+        while not list((tmp_path / "data").glob("*.arrow")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert list((tmp_path / "data").glob("*.arrow"))
+        assert broker.call("GET", "/api/v1/store").json["snapshots"]
+        assert table(broker).num_rows == len(rows(broker)) > 1_200
 
 
 @pytest.mark.parametrize("arrow", [False, True])

@@ -1,6 +1,7 @@
 """Looking back: the state as of a position, the life of one message, and sending a range again."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -189,20 +190,21 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
         case Sent():
             due_ms = record.messages[index].due_ms
             number = record.first_sequence + index
-            later = f", scheduled for {due_ms}" if due_ms else ""
+            later = f", scheduled for {moment(due_ms)}" if due_ms else ""
             return f"sent to {record.queue!r} as {number}{later}"
         case Activated():
             return f"was due, and is active as {record.first_sequence + index}"
         case Woken():
             return "is active again after its delay"
         case Locked():
-            return f"delivered to receiver {record.receiver}, locked until {record.until_ms}"
+            until = moment(record.until_ms)
+            return f"delivered to receiver {record.receiver}, locked until {until}"
         case Taken():
             return f"delivered to receiver {record.receiver} and deleted"
         case Completed():
             return "completed"
         case Returned():
-            when = f", ready at {record.until_ms}" if record.until_ms else ""
+            when = f", ready at {moment(record.until_ms)}" if record.until_ms else ""
             counted = ", as if never delivered" if record.uncounted else ""
             return f"returned to its place{when}{counted}"
         case Deferred():
@@ -211,7 +213,7 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
             why = f": {record.reason}" if record.reason else ""
             return f"dead-lettered as {record.first_sequence + index}{why}"
         case Renewed():
-            return f"lock renewed until {record.until_ms}"
+            return f"lock renewed until {moment(record.until_ms)}"
         case Resubmitted():
             return f"sent again to {record.target!r} as {record.first_sequence + index}"
         case Moved():
@@ -222,6 +224,15 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
             return f"gone with namespace {record.name!r}"
         case _:
             return type(record).__name__.lower()
+
+
+def moment(unix_ms: int) -> str:
+    """For people."""
+    try:
+        text = datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError):  # beyond the years that have four digits
+        return f"{unix_ms} ms"
+    return text[:-6] + "Z"
 
 
 # Sending again.

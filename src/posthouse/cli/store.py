@@ -218,7 +218,7 @@ def state(options: argparse.Namespace) -> int:
 
 @on_folder
 def trace(options: argparse.Namespace) -> int:
-    from posthouse.broker.past import Place, find, life
+    from posthouse.broker.past import Place, find, life, moment
 
     if options.id is None and (options.queue is None or options.sequence is None):
         return fail("Name a message: --id, or --queue and --sequence.", USAGE)
@@ -238,16 +238,10 @@ def trace(options: argparse.Namespace) -> int:
         for place, events in zip(places, lives, strict=True):
             say(f"{options.namespace}/{place.queue}, message {place.sequence}:")
             for event in events:
-                say(f"  {event.position:>12}  {_time(event.time_ms)}  {event.text}")
+                say(f"  {event.position:>12}  {moment(event.time_ms)}  {event.text}")
         return OK
 
     return _reading(options.data, look)
-
-
-def _time(unix_ms: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _reading(folder: Path, look: Callable[["FileStore"], Coroutine[None, None, int]]) -> int:

@@ -175,14 +175,13 @@ class Server:
     # What people see.
 
     def _announce(self, listening: list[tuple[str, int]]) -> None:
-        ports = sorted({port for _, port in listening})
-        _log.info(
-            "Posthouse is ready on %s.", ", ".join(f"{h}:{p}" for h, p in listening),
-            extra={"event": "broker.ready", "ports": ports},
-        )  # fmt: skip
         with contextlib.suppress(OSError):  # nobody reads it, and the broker serves all the same
             self._say(welcome(self._config, self._broker, listening, self._tls_folder))
             self._broker.root_key_was_shown()
+        _log.info(
+            "Posthouse is ready on %s.", ", ".join(f"{h}:{p}" for h, p in listening),
+            extra={"event": "broker.ready", "ports": sorted({port for _, port in listening})},
+        )  # fmt: skip
 
 
 def _files_max() -> int:
