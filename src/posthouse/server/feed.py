@@ -24,7 +24,8 @@ from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import DEAD, Reader
 from posthouse.server.broker import Broker
 from posthouse.server.clerk import FAILED, Ask, Lives, Wanted
-from posthouse.server.http import Answer, FileRange, Piece, Request
+from posthouse.server.http import Answer, Piece, Request
+from posthouse.server.http_peer import FileRange
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import WAIT_MS_MAX, EventForm, LifeForm, ReaderInfoForm
 from posthouse.store.file import FileStore

@@ -19,7 +19,8 @@ from posthouse.core.errors import Refused
 from posthouse.server.broker import ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.feed import Feed
-from posthouse.server.http import App, HttpPeer, make_config
+from posthouse.server.http import App, make_config
+from posthouse.server.http_peer import HttpPeer
 from posthouse.server.listener import (
     Connection,
     Dialect,

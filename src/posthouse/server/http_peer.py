@@ -1,0 +1,277 @@
+"""One connection that speaks HTTP: uvicorn's protocol, within bounds of size and time."""
+
+import asyncio
+import os
+import select
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.server import ServerState
+
+from posthouse.server.listener import Connection
+
+HEAD_BYTES_MAX = 32 << 10
+HEADERS_MAX = 100
+OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
+PIPELINE_MAX = 16
+KEEP_ALIVE_SECONDS = 75
+END_SECONDS = 5  # what a connection that is closed has to take what is still to be sent
+STALLED_SECONDS = 60  # how long a peer may not read what it asked for
+FILE_BYTES = 1 << 20  # that the kernel sends in one go
+FILES_MAX = 8  # that are sent at a time
+
+Header: TypeAlias = tuple[bytes, bytes]
+CLOSE = (b"connection", b"close")
+
+
+class FileRange(NamedTuple):
+    """Bytes of a file, to be sent as they lie there."""
+
+    path: str
+    offset: int
+    length: int
+
+
+class HttpPeer(HttpToolsProtocol):
+    """One connection that speaks HTTP, within bounds of size and time.
+
+    At every moment something ends it: while a head is awaited the handshake limit, while it is
+    idle the keep-alive limit, while a request is answered the limits of that, and while it does not
+    take what it asked for, that nothing moves.
+    """
+
+    def __init__(self, config: UvicornConfig, state: ServerState, connection: Connection) -> None:
+        super().__init__(config, state, {"connection": connection})
+        self._connection = connection
+        self._in_message = self._in_head = False  # of a request that has begun
+        self._raw_bytes = self._body_bytes = self._head_count = 0  # of it
+        self._running: RequestResponseCycle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._awaits_head = True  # what the deadline is for: a head, or the next request
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_at(self._connection.deadline, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._connection.gone()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        goes_on = self._in_message
+        super().data_received(data)
+        self._unset_keepalive_if_required()  # we have a deadline of our own
+        if self.transport.is_closing():
+            return
+        if goes_on and self._in_message:
+            self._raw_bytes += len(data)
+            if self._raw_bytes > HEAD_BYTES_MAX + OVERHEAD * self._body_bytes:
+                self.send_400_response("There is too much around the body of the request.")
+                return
+        self._set_deadline()
+
+    # Time.
+
+    def _set_deadline(self) -> None:
+        if self._is_busy():
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None or self._awaits_head != self._in_head:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._awaits_head = self._in_head
+            limit = self._connection.handshake_seconds if self._in_head else KEEP_ALIVE_SECONDS
+            self._deadline = self.loop.call_later(limit, self._end)
+
+    def _is_busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _end(self) -> None:
+        """Closes it; where what is still to be sent is not taken, cuts it off."""
+        self.transport.close()
+        self.loop.call_later(END_SECONDS, self.transport.abort)
+
+    # What the parser tells. An exception here is told to the client as a bad request.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message = self._in_head = True
+        self._raw_bytes = self._body_bytes = self._head_count = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > HEAD_BYTES_MAX:
+            raise ValueError("the address is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_count += 1
+        if self._head_count > HEADERS_MAX or len(value) > HEAD_BYTES_MAX:
+            raise ValueError("there are too many headers, or one is too long")
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.pipeline) >= PIPELINE_MAX:
+            raise ValueError("too many requests at a time")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came before is answered first."""
+        running = self._running
+        if running is None or running.response_complete or running.more_body:
+            if running is not None and running.response_started and not running.response_complete:
+                self.transport.close()
+            else:
+                super().send_400_response(msg)
+            return
+        last = self.pipeline[0][0] if self.pipeline else running
+        last.keep_alive = False
+        self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        unread = self._running is not None and self._running.more_body
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if unread and not self.transport.is_closing():  # nobody is going to read the rest of it
+            self._end()
+        elif not self.transport.is_closing():
+            self._set_deadline()
+
+    async def answer(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A whole answer to the request that is running, in one write; else as uvicorn does it."""
+        cycle = self._running
+        assert cycle is not None
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        content = [STATUS_LINE[status]]
+        for name, value in headers:
+            content += (name, b": ", value, b"\r\n")
+        if CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            content.append(b"connection: close\r\n")
+        content.append(b"\r\n")
+        if cycle.scope["method"] != "HEAD":
+            content.append(body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"".join(content))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+    async def send_file(self, piece: FileRange) -> None:
+        """As one chunk of the answer that is running, by the kernel, in a thread: it may be large.
+
+        Raises OSError.
+        """
+        cycle = self._running
+        assert cycle is not None
+        self.transport.write(b"%x\r\n" % piece.length)
+        # One is told only that less than some mark is left, not that nothing is.
+        while self.transport.get_write_buffer_size() and not cycle.disconnected:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        # One of our own, so that it cannot become somebody else's meanwhile.
+        socket = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            await self.loop.run_in_executor(_files(), _send_file, socket, piece)
+        except BaseException:
+            self.transport.abort()  # half of a chunk is out
+            raise
+        finally:
+            os.close(socket)
+        self.transport.write(b"\r\n")
+
+    # Flow.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            self._unsent_bytes = self.transport.get_write_buffer_size()
+            self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _look_for_a_stall(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent >= self._unsent_bytes:
+            self.transport.abort()
+            return
+        self._unsent_bytes = unsent
+        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
+
+
+@cache
+def _files() -> ThreadPoolExecutor:
+    """Threads that send files. They come behind who writes."""
+    return ThreadPoolExecutor(FILES_MAX, "posthouse-files", _come_behind)
+
+
+def _come_behind() -> None:
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _send_file(socket: int, piece: FileRange) -> None:
+    """Until all of it is sent, or nothing has moved for too long. Raises OSError."""
+    file = os.open(piece.path, os.O_RDONLY)
+    poll = select.poll()
+    poll.register(socket, select.POLLOUT)
+    at, left = piece.offset, piece.length
+    try:
+        while left:
+            try:
+                sent = os.sendfile(socket, file, at, min(left, FILE_BYTES))
+            except BlockingIOError:
+                if not poll.poll(STALLED_SECONDS * 1000):
+                    raise TimeoutError("a peer does not read what it asked for") from None
+                continue
+            if not sent:
+                raise OSError(f"{piece.path} is shorter than it was")
+            at, left = at + sent, left - sent
+    finally:
+        os.close(file)
