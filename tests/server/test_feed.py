@@ -1,8 +1,11 @@
 """The feed of a real process: every position once, as JSON lines and as Arrow."""
 
+import http.client
 import io
 import json
+import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -122,6 +125,17 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
     assert {each.stat().st_mode & 0o777 for each in twins} == {0o600}
     twins[1].unlink()
     assert table(broker).equals(before)
+    damaged = bytearray(twins[0].read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    twins[0].write_bytes(damaged)
+    assert table(broker).equals(before)
+    assert broker.events("feed.bad_twin")
+    assert not twins[0].exists()
+    assert make_twins(folder) == 2
+    context = ssl.create_default_context(cafile=str(folder / "tls" / "ca.pem"))
+    dev = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+    secret = broker.call("GET", "/feed", headers=ARROW, tls=context, key=dev).body
+    assert pa.ipc.open_stream(io.BytesIO(secret)).read_all().equals(before)
     (folder / "00000000000000009999.arrow").touch()
     make_twins(folder)
     assert not (folder / "00000000000000009999.arrow").exists()
@@ -191,6 +205,54 @@ def test_a_reader_who_leaves_in_the_middle_harms_nobody(broker: Running) -> None
     assert len(rows(broker, "?limit=50")) == 50
     clerks = Path(f"/proc/{broker.process.pid}/task/{broker.process.pid}/children").read_text()
     assert len(clerks.split()) <= 4
+
+
+def test_what_failed_for_one_reader_does_not_reach_the_next(tmp_path: Path) -> None:
+    """A segment is taken away under a reader of everything; the next may read little."""
+    with development(tmp_path / "data", "--segment-size", "64K") as broker:
+        broker.call("PUT", "/api/v1/namespaces/open")
+        for number in range(200):
+            broker.send("secret", *(f"secret {number} {at}" * 20 for at in range(5)))
+        second = sorted((tmp_path / "data").glob("*.journal"))[1]
+        data = second.read_bytes()
+        second.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
+        with pytest.raises((http.client.HTTPException, AssertionError)):
+            rows(broker)
+        assert broker.events("feed.failed")
+        assert b"secret" not in broker.call("GET", "/feed?namespace=open").body
+
+
+def test_a_reader_who_does_not_read_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    flags = ("--segment-size", "1M", "--stop-limit", "1")
+    with development(tmp_path / "data", *flags) as broker:
+        for _ in range(40):
+            broker.send("large", *("x" * 50_000 for _ in range(10)))
+        make_twins(tmp_path / "data")
+        readers = []
+        for _ in range(20):
+            stalled = socket.create_connection(("127.0.0.1", broker.port))
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            accept = ARROW["accept"].encode()
+            stalled.sendall(b"GET /feed HTTP/1.1\r\nhost: l\r\naccept: " + accept + b"\r\n\r\n")
+            readers.append(stalled)
+        time.sleep(1)
+        assert table(broker).num_rows > 400  # others are served all the same
+        broker.process.send_signal(signal.SIGTERM)
+        assert broker.process.wait(15) == 0
+        for each in readers:
+            each.close()
+
+
+@pytest.mark.parametrize("durability", ["interval", "memory"])
+def test_the_feed_goes_as_far_as_acknowledgements_do(tmp_path: Path, durability: str) -> None:
+    with development(tmp_path / "data", "--durability", durability) as broker:
+        broker.send("q", "x")
+        last = rows(broker, "?after=0&wait_ms=5000")[-1]
+        while last["kind"] != "sent":
+            [*_, last] = rows(broker, f"?after={last['position']}&wait_ms=5000")
+        begun = time.monotonic()
+        assert rows(broker, f"?after={last['position']}&wait_ms=300") == []
+        assert time.monotonic() - begun >= 0.3
 
 
 def test_readers_hold_positions_and_are_told_what_they_lost(tmp_path: Path) -> None:

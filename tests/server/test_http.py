@@ -198,8 +198,9 @@ def test_sessions(broker: Running) -> None:
     assert released.status == 204
     assert broker.queue("GET", state).json["type"] == "urn:posthouse:problem:session-lock-lost"
     assert broker.queue("POST", "trips/sessions/accept", {}).json["session"] in ("ann", "bob")
-    none = broker.queue("POST", "trips/sessions/accept", {"session": "carl", "wait_ms": 10})
-    assert none.status in (200, 408)
+    broker.queue("PUT", "idle", {"grouping": "session"})
+    none = broker.queue("POST", "idle/sessions/accept", {"wait_ms": 10})
+    assert (none.status, none.json["type"]) == (408, "urn:posthouse:problem:timed-out")
 
 
 def test_scheduled_messages_and_the_clock(broker: Running) -> None:

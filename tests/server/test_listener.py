@@ -1,5 +1,6 @@
 """Hostile bytes on a real port: others go on working, nothing grows, nothing burns."""
 
+import contextlib
 import os
 import random
 import socket
@@ -116,11 +117,10 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
     for at, each in enumerate(sockets):
         each.sendall(begun[at % len(begun)])
     time.sleep(0.5)
-    busy, then = cpu_seconds(broker), time.monotonic()
     assert works(broker)
+    busy = cpu_seconds(broker)
     time.sleep(1)
-    idle_share = (cpu_seconds(broker) - busy) / (time.monotonic() - then)
-    assert idle_share < 0.5
+    assert cpu_seconds(broker) - busy < 0.1
     for each in sockets:
         while True:  # it ends by itself
             try:
@@ -266,12 +266,9 @@ def test_half_a_tls_hello_and_junk_behind_a_whole_one(broker: Running) -> None:
     for data in (hello[: len(hello) // 2], hello + b"\xff" * 500, b"\x16" * 1000):
         with connect(broker) as made:
             made.sendall(data)
-            if data is not hello:
-                made.settimeout(HANDSHAKE_SECONDS + 10)
-                try:
-                    while made.recv(65_536):
-                        pass
-                except ConnectionError:
+            made.settimeout(HANDSHAKE_SECONDS + 10)
+            with contextlib.suppress(ConnectionError):
+                while made.recv(65_536):  # it ends by itself
                     pass
     assert works(broker)
 

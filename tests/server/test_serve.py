@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,39 @@ def test_startup_tells_how_far_it_is_and_ready_waits_for_it(tmp_path: Path) -> N
         during = [facts for status, facts in seen if status == 503]
         assert any(0 < facts["position"] < facts["end"] for facts in during)  # type: ignore[operator]
         assert refused[0] == 503
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_key_is_not_doubted_while_the_journal_is_read(tmp_path: Path) -> None:
+    with running("--data", str(tmp_path / "data")) as broker:
+        key = f"RootManageSharedAccessKey:{(tmp_path / 'data' / 'root-key').read_text().strip()}"
+        where = "/api/v1/namespaces/default/queues/q"
+        broker.call("PUT", where, {}, key=key)
+        messages = {"messages": [{"body": "x"}] * 5_000}
+        for _ in range(40):
+            broker.call("POST", f"{where}/messages", messages, key=key)
+        broker.kill()
+    port = a_free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posthouse.cli", "serve", "--data", str(tmp_path / "data"),
+         "--host", "127.0.0.1", "--port", str(port), "--log", "json"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    statuses: list[int] = []
+    try:
+        while 200 not in statuses:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            authorization = "Basic " + b64encode(key.encode()).decode()
+            try:
+                connection.request("GET", "/metrics", headers={"authorization": authorization})
+                statuses.append(connection.getresponse().status)
+            except OSError:
+                time.sleep(0.01)
+            finally:
+                connection.close()
+        assert set(statuses) <= {200, 503}
     finally:
         process.terminate()
         process.wait(30)

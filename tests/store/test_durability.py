@@ -97,6 +97,24 @@ def test_with_an_interval_the_disk_has_it_though_nothing_more_comes() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("durability", ["fsync", "interval", "memory"])
+def test_what_is_readable_is_in_the_files(durability: Durability) -> None:
+    async def main() -> None:
+        store = opened(FaultyDisk(), durability, interval_ms=10_000)
+        assert store.readable == 1
+        some = frames(20)
+        for frame in some:
+            store.append(in_truth(frame, store))
+            await store.sync()
+            readable = store.readable
+            read = await read_all(store, 0, readable)
+            assert (read[-1].end if read else 1) == readable
+        await eventually(lambda: store.readable == some[-1].end)
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_with_memory_a_sync_does_not_wait() -> None:
     async def main() -> None:
         disk = FaultyDisk()

@@ -124,7 +124,7 @@ def test_a_store_in_memory_keeps_as_much_as_it_is_told_to() -> None:
             assert sum(each.size_bytes for each in store.frames) < 10_500
         assert store.frames == some[-len(store.frames) :]
         assert len(store.frames) > 20
-        assert store.durable == some[-1].end
+        assert store.readable == store.durable == some[-1].end
 
     asyncio.run(main())
 

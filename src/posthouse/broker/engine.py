@@ -260,6 +260,11 @@ class Engine:
         return self._closing
 
     @property
+    def is_over(self) -> bool:
+        """Nobody is to wait for anything any more."""
+        return self._dismissed or self._failure is not None
+
+    @property
     def store(self) -> Store:
         """To read, not to write."""
         return self._store
@@ -324,6 +329,12 @@ class Engine:
         self._dismissed = True
         self._tell_watchers(all=True)
         for wait in list(self._waits.values()):
+            self._send_away(wait, _nothing_for(wait.command))
+
+    def give_up(self, receiver: int) -> None:
+        """One who asked once does not wait longer; what is under way to him still comes."""
+        wait = self._waits.get(receiver)
+        if wait is not None:
             self._send_away(wait, _nothing_for(wait.command))
 
     def _send_away(self, wait: _Wait, answer: Answer | Refused) -> None:
@@ -409,7 +420,7 @@ class Engine:
                 if missing.kind != "queue" or not self._create_for(namespace, command):
                     raise
                 answer, deliveries = self._apply(namespace, command)
-            if (command.right == "manage" or kind in _SPACE) and len(batch.entries) > written:
+            if command.right == "manage" and len(batch.entries) > written:
                 _note_change(principal, namespace, command)
             whole = True
         except Refused as refused:

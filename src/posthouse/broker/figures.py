@@ -3,6 +3,12 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
+
+from posthouse.core.message import ACTIVE
+from posthouse.core.model import Queue
+
+_NEAR = 1_000  # messages that are looked at from the head on
 
 
 class Histogram:
@@ -18,6 +24,14 @@ class Histogram:
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+
+def oldest_ms(queue: Queue) -> int | None:
+    """When the oldest message that could be received was enqueued; None where none is near."""
+    if not queue.counts[ACTIVE]:
+        return None
+    near = islice(queue.messages.walk(0), _NEAR)
+    return next((each.enqueued_ms for each in near if each.state == ACTIVE), None)
 
 
 class Figures:

@@ -107,7 +107,7 @@ def make_twins(folder: Path) -> int:
     Where the disk has little room left none is written: the feed can do without. Raises InUse,
     Damaged or OSError.
     """
-    from posthouse.broker.twin_index import SUFFIX, twin_of
+    from posthouse.broker.twin_index import SUFFIX, read_index, twin_of
     from posthouse.broker.twins import write_twin  # it takes PyArrow
 
     disk = Disk()
@@ -120,7 +120,10 @@ def make_twins(folder: Path) -> int:
         for name in there - wanted:
             disk.remove(folder / name)
         for segment in segments:
-            if twin_of(segment.path).name in there:
+            if (
+                twin_of(segment.path).name in there
+                and read_index(twin_of(segment.path)) is not None
+            ):
                 continue
             if shutil.disk_usage(folder).free < _ROOM * disk.size(segment.path):
                 break
@@ -136,10 +139,11 @@ def main(folder: Path) -> int:
     os.nice(19)
     try:
         folded = fold(folder)
-        make_twins(folder)
     except StoreError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    with contextlib.suppress(StoreError, OSError):  # the feed can do without, and the next is soon
+        make_twins(folder)
     sys.stdout.write(json.dumps(folded._asdict()) + "\n")
     return 0
 

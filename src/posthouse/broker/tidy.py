@@ -22,6 +22,7 @@ from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
 from posthouse.store import Extent, Store
+from posthouse.store.errors import StoreError
 from posthouse.store.file import FileStore
 
 _log = logging.getLogger(__name__)
@@ -42,20 +43,31 @@ class Retention:
     reader_bytes: int = 32 << 30  # kept at most for readers of the feed that lag
 
 
-async def keep_tidy(engine: Engine, store: FileStore, retention: Retention) -> None:
-    """Until it is cancelled: folds in a process of its own, and trims."""
+async def keep_tidy(
+    engine: Engine, store: FileStore, retention: Retention, folding: asyncio.Lock | None = None
+) -> None:
+    """Until it is cancelled: folds in a process of its own, and trims.
+
+    `folding` is held meanwhile, where others fold too.
+    """
+    folding = folding or asyncio.Lock()
     while True:
         await store.rolled.wait()
         store.rolled.clear()
         newest = next(iter(store.snapshots.positions()), 0)
         unfolded = [each for each in store.extents()[:-1] if each.end > newest]
         enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
-        kept = await fold_apart(store) if enough else None
         try:
+            async with folding:
+                kept = await fold_apart(store) if enough else None
             if kept:
                 await trim(engine, kept, retention)
         except Busy as busy:
-            _log.warning("The journal was not trimmed, but will be: %s", busy)
+            _log.warning("The journal was not trimmed, but will be: %s", busy,
+                         extra={"event": "journal.not_trimmed"})  # fmt: skip
+        except (OSError, StoreError) as error:
+            _log.error("The journal was not tidied, but will be: %s", error,
+                       extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
 async def fold_apart(store: FileStore) -> list[int] | None:

@@ -3,19 +3,20 @@
 A twin is an Arrow IPC stream, as it goes over the wire: the schema, batches of rows, an end mark.
 Behind that is an index, which readers of the stream do not see:
 
-    MessagePack: [length of the schema, [[first position, rows, offset, length] for each batch]]
+    MessagePack: [length of the schema, [[first position, rows, offset, length] for each batch],
+                 length of the stream, CRC-32 of the stream]
     4 bytes      its length, big-endian
     8 bytes      "PHTWIN01"
 """
 
-import re
+import zlib
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 MAGIC = b"PHTWIN01"
 SUFFIX = ".arrow"
-NAME = re.compile(r"\d{20}\.arrow")
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _INDEX_BYTES_MAX = 16 << 20
 
@@ -34,6 +35,8 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Index(msgspec.Struct, array_like=True, frozen=True):
     schema_bytes: int
     batches: list[Batch]
+    stream_bytes: int
+    checksum: int
 
 
 def twin_of(segment: Path) -> Path:
@@ -43,6 +46,26 @@ def twin_of(segment: Path) -> Path:
 def encode(index: Index) -> bytes:
     data = msgspec.msgpack.encode(index)
     return data + len(data).to_bytes(4, "big") + MAGIC
+
+
+def checked_index(twin: Path) -> Index | None:
+    """As `read_index`; None, too, where a twin is not what was written. Looked at once."""
+    try:
+        return _checked(twin, twin.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(4_096)
+def _checked(twin: Path, _: int) -> Index | None:
+    index = read_index(twin)
+    if index is None:
+        return None
+    with twin.open("rb") as file:
+        checksum, left = 0, index.stream_bytes
+        while left and (data := file.read(min(left, 1 << 20))):
+            checksum, left = zlib.crc32(data, checksum), left - len(data)
+    return index if not left and checksum == index.checksum else None
 
 
 def read_index(twin: Path) -> Index | None:

@@ -8,6 +8,7 @@ PyArrow is imported here and by the clerk, never in the process that serves.
 """
 
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -35,26 +36,26 @@ SCHEMA = pa.schema(
 )
 
 
-def batches(frames: Iterable[Frame], schema: pa.Schema = SCHEMA) -> Iterator[pa.RecordBatch]:
+def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     """The rows of these frames, in batches that are neither long nor large."""
     some: list[Row] = []
     size = 0
     for frame in frames:
         for row in rows(payload.entries(frame), frame.time_ms):
             some.append(row)
-            size += 256 + len(row.body or b"") + len(row.properties or "")
+            size += 256 + len(row.body or b"") + len(row.native or b"") + len(row.properties or "")
             if len(some) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield batch(some, schema)
+                yield _batch(some)
                 some, size = [], 0
     if some:
-        yield batch(some, schema)
+        yield _batch(some)
 
 
-def batch(some: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(some: Sequence[Row]) -> pa.RecordBatch:
     columns = [
-        pa.array([getattr(row, field.name) for row in some], type=field.type) for field in schema
+        pa.array([getattr(row, field.name) for row in some], type=field.type) for field in SCHEMA
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
@@ -64,13 +65,19 @@ def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
     with os.fdopen(file, "wb") as raw:
         schema = SCHEMA.serialize()
         raw.write(schema)
+        checksum = zlib.crc32(schema)
         places = []
         for each in batches(frames):
             message = each.serialize()
             first = each.column(0)[0].as_py()
             places.append(Batch(first, each.num_rows, raw.tell(), message.size))
             raw.write(message)
-        raw.write(END_OF_STREAM + encode(Index(schema.size, places)))
+            checksum = zlib.crc32(message, checksum)
+        raw.write(END_OF_STREAM)
+        checksum = zlib.crc32(END_OF_STREAM, checksum)
+        raw.write(encode(Index(schema.size, places, raw.tell(), checksum)))
+        raw.flush()
+        os.fsync(raw.fileno())
     unfinished.rename(twin_of(segment))
 
 

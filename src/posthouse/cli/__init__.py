@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _take_late(options: Namespace, rest: list[str]) -> bool:
     """Arguments behind options, which argparse does not find: whether they could be taken."""
     late = getattr(options, "late", None)
-    if late == "body" and options.body is None and len(rest) == 1 and not rest[0].startswith("--"):
+    if late == "body" and options.body is None and len(rest) == 1 and rest[0][:1] != "-":
         options.body = rest[0]
     elif late == "numbers" and not options.numbers and all(each.isdigit() for each in rest):
         options.numbers = [int(each) for each in rest]

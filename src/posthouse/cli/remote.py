@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posthouse.cli.client import Client, Failure, path
-from posthouse.cli.codes import EMPTY, OK, USAGE, fail, say
+from posthouse.cli.codes import EMPTY, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, table
 
 _BATCH = 500  # lines in one send
@@ -345,7 +345,7 @@ def dlq_show(client: Client, options: argparse.Namespace) -> int:
     )
     found = [each for each in page["messages"] if each["sequence"] == options.number]
     if not found:
-        raise Failure(f"There is no dead letter {options.number} of {options.queue}.", 3)
+        raise Failure(f"There is no dead letter {options.number} of {options.queue}.", NOT_FOUND)
     lines = [f"{name:<18} {printable(str(value))}" for name, value in found[0].items()]
     return _out(options, found[0], "\n".join(lines))
 

@@ -28,6 +28,7 @@ from starlette.responses import Response
 
 from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
+from posthouse.broker.figures import oldest_ms
 from posthouse.broker.past import Range, resend
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
@@ -84,7 +85,6 @@ from posthouse.store.file import FileStore
 _audit = logging.getLogger("posthouse.audit")
 _encode = msgspec.json.Encoder().encode
 _PAGES = 20  # that are looked at to fill one
-_EVERY = (shapes.Problem,)  # a form that every route may answer with
 
 
 def _name(part: str) -> str:
@@ -135,7 +135,7 @@ def _gives(form: type | None, status: int = 200) -> dict[int | str, dict[str, An
     return {status: {"description": "As asked", "content": content}}
 
 
-_forms: set[type] = set(_EVERY)
+_forms: set[type] = {shapes.Problem}  # every route may answer with that
 
 
 def _reference(form: type) -> dict[str, str]:
@@ -204,8 +204,7 @@ async def list_queues(
 def _info(call: Call, namespace: str, info: QueueInfo) -> shapes.QueueInfoForm:
     state = call.engine.namespaces.states.get(namespace)
     queue = None if state is None else state.queues.get(info.name)
-    first = None if queue is None else next(iter(queue.messages.walk(0)), None)
-    return shapes.queue_info(info, None if first is None else first.enqueued_ms)
+    return shapes.queue_info(info, None if queue is None else oldest_ms(queue))
 
 
 async def _queue(call: Call, namespace: str, queue: str) -> QueueInfo:
@@ -361,8 +360,11 @@ async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
     command = AcceptSession(
         queue, call.engine.new_receiver(), form.session, deadline_ms, form.lock_ms
     )
-    asking = call.ask(namespace, command)
-    granted = await (until_gone(call.request, asking, wait_ms) if wait_ms else asking)
+    granted = await (
+        until_gone(call.engine, call.request, namespace, command, wait_ms)
+        if wait_ms
+        else call.ask(namespace, command)
+    )
     if not isinstance(granted, Granted):
         raise TimedOut(queue)
     return _json(shapes.SessionForm(granted.session, f"{granted.token:032x}", granted.until_ms))

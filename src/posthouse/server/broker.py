@@ -46,8 +46,7 @@ class Broker:
         self.position = 0  # that recovery has come to
         self._folding = asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None
-        self.root_key, seal_key = self._keys()
-        self.guard = Guard(self.root_key, seal_key)
+        self.guard = Guard(*self._keys())
 
     def _keys(self) -> tuple[str, bytes]:
         """Raises OSError."""
@@ -105,7 +104,8 @@ class Broker:
             retention = Retention(
                 config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold
             )
-            self._tidying = asyncio.create_task(keep_tidy(engine, store, retention))
+            tidying = keep_tidy(engine, store, retention, self._folding)
+            self._tidying = asyncio.create_task(tidying)
         return engine
 
     def _open_files(self) -> FileStore:

@@ -3,7 +3,7 @@
 So that no reader ever holds up the writer, and PyArrow stays out of the serving process. It takes
 one request a line on its standard input, and answers with chunks: a length of 4 bytes, then that
 many bytes; length 0 ends an answer, 0xFFFFFFFF is followed by one more chunk that says what went
-wrong.
+wrong, and then it ends.
 
     python -m posthouse.server.clerk
 """
@@ -21,8 +21,8 @@ import msgspec
 from posthouse.broker import payload
 from posthouse.broker.past import Event, Place, find, life
 from posthouse.broker.rows import COLUMNS, Row, rows
-from posthouse.broker.twin_index import END_OF_STREAM, Index, read_index, twin_of
-from posthouse.store.errors import StoreError
+from posthouse.broker.twin_index import END_OF_STREAM, Index, checked_index, twin_of
+from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.frames import Frame
 from posthouse.store.reading import END, Reading
 from posthouse.store.segments import frames_from
@@ -78,15 +78,24 @@ class Ask(msgspec.Struct, frozen=True):
     lives: Lives | None = None
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
+    gone: bool  # it was trimmed, or never there
+    text: str
+
+
 class _Out(io.RawIOBase):
-    """Standard output, in chunks."""
+    """Standard output, in chunks. What is still in a buffer when it is `dead` goes nowhere."""
+
+    dead = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         size = len(data)
-        if size:
+        if size and not self.dead:
             _write(size.to_bytes(4, "big"), data)
         return size
 
@@ -214,7 +223,7 @@ def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBat
         if following <= wanted.first or segment.first >= wanted.end:
             continue
         twin = twin_of(segment.path)
-        index = read_index(twin) if following < END else None
+        index = checked_index(twin) if following < END else None
         if index is not None:
             yield from (_cut(batch, wanted) for batch in _twin_batches(twin, index, wanted))
         else:
@@ -256,15 +265,17 @@ def main() -> int:
     os.nice(10)
     clerk, decoder = Clerk(), msgspec.json.Decoder(Ask)
     for line in sys.stdin.buffer:
-        out = io.BufferedWriter(_Out(), CHUNK_BYTES)
+        raw = _Out()
+        out = io.BufferedWriter(raw, CHUNK_BYTES)
         try:
             clerk.answer(decoder.decode(line), out)
             out.flush()
         except (StoreError, OSError) as error:
-            text = str(error).encode()
-            _write(FAILED.to_bytes(4, "big"), len(text).to_bytes(4, "big"), text)
-        else:
-            _write(bytes(4))
+            raw.dead = True
+            failure = msgspec.json.encode(Failure(isinstance(error, NotThere), str(error)))
+            _write(FAILED.to_bytes(4, "big"), len(failure).to_bytes(4, "big"), failure)
+            return 1  # the next one begins with nothing of this
+        _write(bytes(4))
     return 0
 
 

@@ -211,6 +211,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     if file is not None:
         path = _path(file)
         content, declared = _read_file(path)
+        if "config" in content:
+            raise BadConfig(f"{path}: a file cannot name another; give that one instead.")
         for name, value in content.items():
             take(name, value, str(path))
     for name, value in given.items():

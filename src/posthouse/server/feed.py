@@ -10,36 +10,37 @@ processes of their own; what is here only hands their bytes on.
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection
-from pathlib import Path
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import msgspec
 
 from posthouse.broker.rows import COLUMNS, WORDS
-from posthouse.broker.twin_index import END_OF_STREAM, Index, read_index, twin_of
+from posthouse.broker.twin_index import END_OF_STREAM, checked_index, twin_of
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import DEAD, Reader
 from posthouse.server.broker import Broker
-from posthouse.server.clerk import FAILED, Ask, Lives, Wanted
+from posthouse.server.clerk import FAILED, Ask, Failure, Lives, Wanted
 from posthouse.server.http import Answer, Piece, Request
 from posthouse.server.http_peer import FileRange
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import WAIT_MS_MAX, EventForm, LifeForm, ReaderInfoForm
 from posthouse.store.file import FileStore
-from posthouse.store.frames import encode_header
+from posthouse.store.frames import Frame, encode_header
+
+_log = logging.getLogger(__name__)
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
 LIMIT, LIMIT_MAX = 10_000, 100_000_000
 CLERKS_MAX = 4  # at work at a time; who comes then waits for one
 WAIT_FOR_CLERK_SECONDS = 30
-INDEXES_MAX = 1_000  # of twins, in memory
 IDLE_SECONDS = 60  # after which a clerk without work goes
-STEP_BYTES = 8 << 20  # of frames that are handed to a clerk where they are not in files
 _PIPE_BYTES = 1 << 20
+BEHIND_SECONDS = 0.02
 _PARAMETERS = frozenset(
     ("after", "limit", "namespace", "entity", "kinds", "columns", "reader", "wait_ms")
 )
@@ -77,8 +78,7 @@ class Clerk:
             while size := int.from_bytes(await reader.readexactly(4), "big"):
                 if size == FAILED:
                     size = int.from_bytes(await reader.readexactly(4), "big")
-                    text = (await reader.readexactly(size)).decode()
-                    raise HttpProblem(410, "not-there", f"{text[0].upper()}{text[1:]}.")
+                    raise _told(msgspec.json.decode(await reader.readexactly(size), type=Failure))
                 yield await reader.readexactly(size)
         except asyncio.IncompleteReadError:
             raise ConnectionError("a clerk has ended unasked") from None
@@ -98,7 +98,6 @@ class Feed:
         self._free: list[Clerk] = []
         self._all: set[Clerk] = set()
         self._room = asyncio.Semaphore(CLERKS_MAX)
-        self._indexes: dict[Path, Index] = {}
 
     def close(self) -> None:
         for clerk in self._all:
@@ -179,9 +178,7 @@ class Feed:
         return min(after, last)
 
     async def _wait(self, request: Request, after: int, wait_ms: int) -> None:
-        engine = self._broker.engine
-        assert engine is not None
-        waiting = asyncio.ensure_future(engine.beyond(after))
+        waiting = asyncio.ensure_future(self._until_beyond(after))
         gone = asyncio.ensure_future(request.gone())
         await asyncio.wait(
             (waiting, gone), timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
@@ -194,6 +191,14 @@ class Feed:
         if left:
             raise ConnectionResetError
 
+    async def _until_beyond(self, after: int) -> None:
+        """Where an acknowledgement does not wait for the disk, what can be read comes behind it."""
+        engine = self._broker.engine
+        assert engine is not None
+        while self.range()[1] <= after and not engine.is_over:
+            await engine.beyond(after)
+            await asyncio.sleep(0 if self.range()[1] > after else BEHIND_SECONDS)
+
     # What there is.
 
     def range(self) -> tuple[int, int]:
@@ -201,7 +206,7 @@ class Feed:
         store = self._broker.store
         assert store is not None
         extents = store.extents()
-        return (extents[0].first if extents else 1), store.durable - 1
+        return (extents[0].first if extents else 1), store.readable - 1
 
     def status(self) -> dict[str, object]:
         store = self._broker.store
@@ -260,6 +265,8 @@ class Feed:
             asked = self._asked(Ask(lives=wanted), 1, wanted.end)
             data = b"".join([chunk async for chunk in asked])
         except HttpProblem as problem:  # it was never there, or is trimmed
+            if problem.status != 410:
+                raise
             raise HttpProblem(404, "message-not-found", problem.detail) from None
         lives = msgspec.json.decode(data, type=list[tuple[str, int, list[_EventRow]]])
         return [
@@ -277,7 +284,7 @@ class Feed:
 
     async def _mostly_twins(self, wanted: Wanted) -> AsyncIterator[Piece]:
         """Whole batches go as they lie in the twins; a clerk makes what is between them."""
-        ranges = self._in_twins(wanted)
+        ranges = await asyncio.to_thread(self._in_twins, wanted)
         if not ranges:
             async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
                 yield chunk
@@ -288,7 +295,7 @@ class Feed:
         for begin, end, piece in [*ranges[1:], (wanted.end, wanted.end, None)]:
             if begin > first:
                 between = msgspec.structs.replace(wanted, first=first, end=begin, bare=True)
-                async for chunk in self._asked(Ask(feed=between), first, begin):
+                async for chunk in self._asked(Ask(feed=between), first, begin, patient=True):
                     yield chunk
             if piece is not None:
                 yield piece
@@ -303,7 +310,11 @@ class Feed:
             if segment.end <= wanted.first or segment.first >= wanted.end:
                 continue
             twin = twin_of(segment.path)
-            index = self._index(twin)
+            index = checked_index(twin)
+            if index is None and twin.exists():
+                _log.warning("%s is not what was written, and is made anew.", twin,
+                             extra={"event": "feed.bad_twin"})  # fmt: skip
+                twin.unlink(missing_ok=True)
             whole = [
                 each
                 for each in (index.batches if index is not None else ())
@@ -318,21 +329,12 @@ class Feed:
             found.append((whole[0].first, whole[-1].end, place))
         return found
 
-    def _index(self, twin: Path) -> Index | None:
-        """A twin does not change; what it holds is remembered while it is there."""
-        if twin not in self._indexes or not twin.exists():
-            index = read_index(twin)
-            if index is None:
-                self._indexes.pop(twin, None)
-                return None
-            if len(self._indexes) >= INDEXES_MAX:
-                self._indexes.clear()
-            self._indexes[twin] = index
-        return self._indexes[twin]
-
-    async def _asked(self, ask: Ask, first: int, end: int) -> AsyncIterator[bytes]:
+    async def _asked(
+        self, ask: Ask, first: int, end: int, *, patient: bool = False
+    ) -> AsyncIterator[bytes]:
+        """What a clerk says. `patient`: an answer was begun, and cannot be refused any more."""
         try:
-            async with asyncio.timeout(WAIT_FOR_CLERK_SECONDS):
+            async with asyncio.timeout(None if patient else WAIT_FOR_CLERK_SECONDS):
                 await self._room.acquire()
         except TimeoutError:
             raise Busy("too many read the feed at a time") from None
@@ -344,9 +346,6 @@ class Feed:
             async for chunk in clerk.ask(ask):
                 yield chunk
             whole = True
-        except HttpProblem:
-            whole = True  # it has said so, and can go on
-            raise
         finally:
             self._room.release()
             if clerk is not None:
@@ -359,10 +358,8 @@ class Feed:
         if isinstance(store, FileStore):
             return msgspec.structs.replace(ask, folder=str(store.folder))
         assert store is not None
-        file, name = tempfile.mkstemp(prefix="posthouse-")
-        with os.fdopen(file, "wb") as writing:
-            async for frame in store.read(first, end):
-                writing.write(encode_header(frame, 0) + frame.payload)
+        frames = [frame async for frame in store.read(first, end)]
+        name = await asyncio.to_thread(_spool, frames)
         return msgspec.structs.replace(ask, spool=name)
 
     async def _clerk(self) -> Clerk:
@@ -395,10 +392,25 @@ class Feed:
         clerk.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, go)
 
 
+def _spool(frames: Sequence[Frame]) -> str:
+    """Writes frames to a file for a clerk; its name."""
+    file, name = tempfile.mkstemp(prefix="posthouse-")
+    with os.fdopen(file, "wb") as writing:
+        writing.writelines(encode_header(frame, 0) + frame.payload for frame in frames)
+    return name
+
+
 async def _with(head: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
     yield head
     async for chunk in rest:
         yield chunk
+
+
+def _told(failure: Failure) -> HttpProblem:
+    if failure.gone:
+        return HttpProblem(410, "not-there", f"It cannot be read any more: {failure.text}.")
+    _log.error("The journal cannot be read: %s", failure.text, extra={"event": "feed.failed"})
+    return HttpProblem(500, "feed-failed", "The journal cannot be read; the log says why.")
 
 
 def _number(query: dict[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -7,7 +7,6 @@ POST /api/v1/namespaces/N/queues/Q/complete, abandon, release, defer, dead-lette
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,13 +14,16 @@ import msgspec
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     Abandon,
+    AcceptSession,
     Complete,
     DeadLetter,
     Defer,
     Enqueued,
+    Granted,
     Receive,
     Received,
     Release,
+    ReleaseSession,
     Renew,
     Send,
     Settle,
@@ -102,33 +104,58 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
         target.queue, engine.new_receiver(), form.limit, deadline_ms, form.delete, form.lock_ms,
         session=token_in(form.session),
     )  # fmt: skip
-    asking = engine.ask(request.principal, target.namespace, command)
-    answer = await (until_gone(request, asking, form.wait_ms) if form.wait_ms else asking)
-    given = answer.deliveries if isinstance(answer, Received) else []
-    return Answer(_encode(MessagesForm([delivered(each) for each in given])))
+    answer = await (
+        until_gone(engine, request, target.namespace, command, form.wait_ms)
+        if form.wait_ms
+        else engine.ask(request.principal, target.namespace, command)
+    )
+    assert isinstance(answer, Received)
+    return Answer(_encode(MessagesForm([delivered(each) for each in answer.deliveries])))
 
 
-async def until_gone(request: Request, asking: Awaitable[Any], wait_ms: int) -> Any:
-    """What was asked for; None where it did not come, though a namespace's clock may stand still.
+async def until_gone(
+    engine: Engine,
+    request: Request,
+    namespace: str,
+    command: Receive | AcceptSession,
+    wait_ms: int,
+) -> object:
+    """What was asked for, or nothing, in real time: a namespace's clock may stand still.
 
-    Raises ConnectionResetError where the client has gone away.
+    Where the client has gone away, what was for it goes back. Raises ConnectionResetError then.
     """
-    asked = asyncio.ensure_future(asking)
+    asked = asyncio.ensure_future(engine.ask(request.principal, namespace, command))
     gone = asyncio.ensure_future(request.gone())
     try:
         await asyncio.wait(
             (asked, gone), timeout=wait_ms / 1000 + 1, return_when=asyncio.FIRST_COMPLETED
         )
-        if asked.done():
-            return asked.result()
-        if gone.done():
-            raise ConnectionResetError
-        return None
+        engine.give_up(command.receiver)
+        answer = await asked
     finally:
-        for each in (asked, gone):
-            each.cancel()
-            with suppress(asyncio.CancelledError):
-                await each
+        gone.cancel()
+    if gone.done() and not gone.cancelled():
+        _give_back(engine, request, namespace, command, answer)
+        raise ConnectionResetError
+    return answer
+
+
+def _give_back(
+    engine: Engine,
+    request: Request,
+    namespace: str,
+    command: Receive | AcceptSession,
+    answer: object,
+) -> None:
+    back: Release | ReleaseSession | None = None
+    if isinstance(answer, Granted):
+        back = ReleaseSession(command.queue, answer.token)
+    elif isinstance(answer, Received) and answer.deliveries and answer.deliveries[0].token:
+        session = command.session if isinstance(command, Receive) else 0
+        tokens = [each.token for each in answer.deliveries]
+        back = Release(command.queue, tokens, partial=True, session=session)
+    if back is not None:
+        engine.submit(request.principal, namespace, back, lambda _: None)
 
 
 def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Settle]) -> Hot:

@@ -38,6 +38,7 @@ BODY_SECONDS = 60  # for the whole of a request's body
 BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
 ANSWERS_BYTES_MAX = 256 << 20  # of answers that are being sent, before more is refused
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
+FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
 CORRELATION_CHARS_MAX = 128
 
 Scope: TypeAlias = dict[str, Any]
@@ -57,6 +58,9 @@ class Answer(NamedTuple):
     body: "bytes | AsyncIterator[Piece]"
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
+
+
+_file_slots = asyncio.Semaphore(FILES_MAX)
 
 
 class Request:
@@ -84,22 +88,20 @@ class Request:
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 15 or int(length) > self._app.request_bytes_max:
             raise _too_large(self._app.request_bytes_max)
-        first = await self._receive()
-        if first["type"] == "http.disconnect":
-            raise ConnectionResetError
-        if not first.get("more_body"):
-            return bytes(first["body"])
+        peer = self.connection.peer
+        if isinstance(peer, HttpPeer) and peer.has_whole_body:
+            return await self._rest()
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return await self._rest(first["body"])
+                return await self._rest()
         except TimeoutError:
             raise HttpProblem(
                 408, "too-slow", f"The body did not come within {BODY_SECONDS} s.", close=True
             ) from None
 
-    async def _rest(self, first: bytes) -> bytes:
-        app, chunks, size = self._app, [first], len(first)
-        app.bodies_bytes += size
+    async def _rest(self) -> bytes:
+        app, size = self._app, 0
+        chunks: list[bytes] = []
         try:
             while True:
                 message = await self._receive()
@@ -139,7 +141,7 @@ class HttpDialect(NamedTuple):
 
 
 class App:
-    """The ASGI application. Routes are by the first part of the path, or the first two."""
+    """The ASGI application. Routes are by the first part of the path."""
 
     def __init__(self, broker: Broker, dialects: tuple[HttpDialect, ...]) -> None:
         self.broker = broker
@@ -187,7 +189,11 @@ class App:
             headers.append((b"x-correlation-id", name.encode()))
         body = answer.body
         if isinstance(body, bytes):
-            headers.append((b"content-length", b"%d" % len(body)))
+            if len(body) > SLICE_BYTES and request.method == "GET" and self._is_crowded(len(body)):
+                body, headers = _BUSY, [PROBLEM, (b"retry-after", b"1")]
+                answer = answer._replace(status=503)
+            if answer.status != 204:  # RFC 9110, 8.6
+                headers.append((b"content-length", b"%d" % len(body)))
             if len(body) <= SLICE_BYTES:
                 peer = request.connection.peer
                 assert isinstance(peer, HttpPeer)
@@ -195,9 +201,18 @@ class App:
                 return
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await self._send_slices(body, request.connection, send)
+        elif scope["http_version"] == "1.0":
+            headers = [PROBLEM, CLOSE, (b"content-length", b"%d" % len(_OLD))]
+            peer = request.connection.peer
+            assert isinstance(peer, HttpPeer)
+            await peer.answer(505, headers, _OLD)
         else:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await _stream(body, request.connection, send)
+
+    def _is_crowded(self, size: int) -> bool:
+        """So many large answers are being sent that this one is to be asked for again."""
+        return self.answers_bytes > 0 and self.answers_bytes + size > ANSWERS_BYTES_MAX
 
     async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
         """Large answers bit by bit, so that it is seen whether they are taken."""
@@ -225,12 +240,12 @@ class App:
                 raise HttpProblem(
                     404, "not-found", "There is nothing here; /docs tells what there is.",
                 )  # fmt: skip
+            if self.broker.engine is None:
+                raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells"
+                                  " how far it is.")  # fmt: skip
             request.principal = self._identify(request)
             if self.answers_bytes > ANSWERS_BYTES_MAX:
                 raise Busy("too much is being read at a time")
-        if self.broker.engine is None and first not in self._open:
-            raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells how"
-                              " far it is.")  # fmt: skip
         return await route(request)
 
     def _refused(self, refused: Refused, name: str) -> Answer:
@@ -366,6 +381,10 @@ def _problem(
     return Answer(body, status, (PROBLEM, *headers, *((CLOSE,) if close else ())))
 
 
+_BUSY = msgspec.json.encode(problem(503, "busy", "Too much is being read; try again shortly."))
+_OLD = msgspec.json.encode(problem(505, "unknown-version", "This takes HTTP 1.1."))
+
+
 async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
     """As it comes. A failure on the way cuts it off, which the other side can tell."""
     try:
@@ -382,27 +401,32 @@ async def _stream_all(chunks: AsyncIterator[Piece], connection: Connection, send
                 return
             if isinstance(chunk, bytes):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            elif connection.is_tls:
+            elif connection.is_tls or _file_slots.locked():
                 await _send_slices_of(chunk, connection, send)
             else:
                 assert isinstance(connection.peer, HttpPeer)
-                await connection.peer.send_file(chunk)
+                async with _file_slots:
+                    await connection.peer.send_file(chunk)
     await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_slices_of(piece: FileRange, connection: Connection, send: Send) -> None:
-    """Where it is encrypted on the way, and has to be read."""
-    loop = asyncio.get_running_loop()
-    file = os.open(piece.path, os.O_RDONLY)
-    try:
-        for at in range(piece.offset, piece.offset + piece.length, SLICE_BYTES):
-            if connection.is_closing:
-                return
-            size = min(SLICE_BYTES, piece.offset + piece.length - at)
-            data = await loop.run_in_executor(None, os.pread, file, size, at)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-    finally:
-        os.close(file)
+    """Where it is encrypted on the way, or too many files are open already."""
+    end = piece.offset + piece.length
+    for at in range(piece.offset, end, SLICE_BYTES):
+        if connection.is_closing:
+            return
+        data = await asyncio.to_thread(_read, piece.path, at, min(SLICE_BYTES, end - at))
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _read(path: str, offset: int, length: int) -> bytes:
+    """Raises OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123 (it is a name)
+        data = os.pread(file.fileno(), length, offset)
+    if len(data) < length:
+        raise OSError(f"{path} is shorter than it was")
+    return data
 
 
 def decoded(kind: type[Any], body: bytes) -> Any:

@@ -1,8 +1,11 @@
 """One connection that speaks HTTP: uvicorn's protocol, within bounds of size and time."""
 
 import asyncio
+import fcntl
 import os
-import select
+import socket
+import sys
+import termios
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +30,8 @@ KEEP_ALIVE_SECONDS = 75
 END_SECONDS = 5  # what a connection that is closed has to take what is still to be sent
 STALLED_SECONDS = 60  # how long a peer may not read what it asked for
 FILE_BYTES = 1 << 20  # that the kernel sends in one go
-FILES_MAX = 8  # that are sent at a time
+FILE_SLICES = 8  # of that, before others get their turn
+FILE_THREADS = 4
 
 Header: TypeAlias = tuple[bytes, bytes]
 CLOSE = (b"connection", b"close")
@@ -53,7 +57,8 @@ class HttpPeer(HttpToolsProtocol):
         super().__init__(config, state, {"connection": connection})
         self._connection = connection
         self._in_message = self._in_head = False  # of a request that has begun
-        self._raw_bytes = self._body_bytes = self._head_count = 0  # of it
+        self._raw_bytes = self._body_bytes = 0  # of it
+        self._head_bytes = self._head_count = 0
         self._running: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits_head = True  # what the deadline is for: a head, or the next request
@@ -105,6 +110,11 @@ class HttpPeer(HttpToolsProtocol):
             limit = self._connection.handshake_seconds if self._in_head else KEEP_ALIVE_SECONDS
             self._deadline = self.loop.call_later(limit, self._end)
 
+    @property
+    def has_whole_body(self) -> bool:
+        """Of the request that is running."""
+        return self._running is not None and not self._running.more_body
+
     def _is_busy(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
@@ -118,7 +128,7 @@ class HttpPeer(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_message = self._in_head = True
-        self._raw_bytes = self._body_bytes = self._head_count = 0
+        self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -127,8 +137,9 @@ class HttpPeer(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_count += 1
-        if self._head_count > HEADERS_MAX or len(value) > HEAD_BYTES_MAX:
-            raise ValueError("there are too many headers, or one is too long")
+        self._head_bytes += len(name) + len(value)
+        if self._head_count > HEADERS_MAX or self._head_bytes > HEAD_BYTES_MAX:
+            raise ValueError("the head of the request is too large")
         if self._in_head:
             super().on_header(name, value)
 
@@ -199,28 +210,55 @@ class HttpPeer(HttpToolsProtocol):
         cycle.on_response()
 
     async def send_file(self, piece: FileRange) -> None:
-        """As one chunk of the answer that is running, by the kernel, in a thread: it may be large.
+        """As one chunk of the answer that is running, by the kernel: it may be large.
 
-        Raises OSError.
+        Threads do the copying, and come behind who writes. Raises OSError.
         """
         cycle = self._running
         assert cycle is not None
+        self.transport.set_write_buffer_limits(0)  # so that it is told when nothing is left
         self.transport.write(b"%x\r\n" % piece.length)
-        # One is told only that less than some mark is left, not that nothing is.
-        while self.transport.get_write_buffer_size() and not cycle.disconnected:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await self.flow.drain()
         if cycle.disconnected or self.transport.is_closing():
             return
-        # One of our own, so that it cannot become somebody else's meanwhile.
-        socket = os.dup(self.transport.get_extra_info("socket").fileno())
+        # A socket of our own: its number cannot become somebody else's meanwhile.
+        through = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
         try:
-            await self.loop.run_in_executor(_files(), _send_file, socket, piece)
+            with through, open(piece.path, "rb") as file:  # noqa: ASYNC230, PTH123 (of a moment)
+                await self._send_through(through, file.fileno(), piece)
         except BaseException:
             self.transport.abort()  # half of a chunk is out
             raise
-        finally:
-            os.close(socket)
+        self.transport.set_write_buffer_limits()
         self.transport.write(b"\r\n")
+
+    async def _send_through(self, through: socket.socket, file: int, piece: FileRange) -> None:
+        at, end = piece.offset, piece.offset + piece.length
+        while at < end:
+            if self.transport.is_closing():
+                raise ConnectionResetError("the peer has gone")
+            sent = self.loop.run_in_executor(_files(), _send_some, through.fileno(), file, at, end)
+            new = await asyncio.shield(sent)
+            if new == at:
+                await self._until_writable(through)
+            at = new
+
+    async def _until_writable(self, through: socket.socket) -> None:
+        """Raises TimeoutError where nothing moves."""
+        writable = asyncio.Event()
+        self.loop.add_writer(through, writable.set)
+        try:
+            unsent = _unsent(through)
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STALLED_SECONDS):
+                        await writable.wait()
+                        return
+                if _unsent(through) >= unsent:
+                    raise TimeoutError("a peer does not read what it asked for")
+                unsent = _unsent(through)
+        finally:
+            self.loop.remove_writer(through)
 
     # Flow.
 
@@ -248,7 +286,7 @@ class HttpPeer(HttpToolsProtocol):
 @cache
 def _files() -> ThreadPoolExecutor:
     """Threads that send files. They come behind who writes."""
-    return ThreadPoolExecutor(FILES_MAX, "posthouse-files", _come_behind)
+    return ThreadPoolExecutor(FILE_THREADS, "posthouse-files", _come_behind)
 
 
 def _come_behind() -> None:
@@ -256,22 +294,22 @@ def _come_behind() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def _send_file(socket: int, piece: FileRange) -> None:
-    """Until all of it is sent, or nothing has moved for too long. Raises OSError."""
-    file = os.open(piece.path, os.O_RDONLY)
-    poll = select.poll()
-    poll.register(socket, select.POLLOUT)
-    at, left = piece.offset, piece.length
-    try:
-        while left:
-            try:
-                sent = os.sendfile(socket, file, at, min(left, FILE_BYTES))
-            except BlockingIOError:
-                if not poll.poll(STALLED_SECONDS * 1000):
-                    raise TimeoutError("a peer does not read what it asked for") from None
-                continue
-            if not sent:
-                raise OSError(f"{piece.path} is shorter than it was")
-            at, left = at + sent, left - sent
-    finally:
-        os.close(file)
+def _send_some(through: int, file: int, at: int, end: int) -> int:
+    """As much as goes without waiting; up to where that is. Raises OSError."""
+    for _ in range(FILE_SLICES):
+        try:
+            sent = os.sendfile(through, file, at, min(end - at, FILE_BYTES))
+        except BlockingIOError:
+            return at
+        if not sent:
+            raise OSError("the file is shorter than it was")
+        at += sent
+        if at == end:
+            break
+    return at
+
+
+def _unsent(through: socket.socket) -> int:
+    """Bytes that the kernel has, and the other side has not acknowledged."""
+    found = fcntl.ioctl(through, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(found, sys.byteorder)

@@ -26,7 +26,7 @@ ACCEPT_MAX = 64  # in one go, so that those who are in get their turn
 OUT_OF_FILES_SECONDS = 1.0
 TLS_CLOSE_SECONDS = 2.0
 _TLS = 0x16
-_NEW, _SILENT = "new", "unknown"
+_NEW, _UNKNOWN = "new", "unknown"
 
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 MakeContext: TypeAlias = Callable[[], "asyncio.Future[ssl.SSLContext]"]
@@ -242,23 +242,25 @@ class Listener:
         try:
             async with asyncio.timeout_at(connection.deadline):
                 first = await _first_byte(accepted)
+                if first is None:
+                    raise ConnectionResetError  # it has gone without a word
                 context = None
                 if first == _TLS and self._tls is not None:
                     context = await self._tls()
-                if not first and first != 0:
-                    raise ConnectionResetError  # it has gone without a word
                 left = max(0.1, connection.deadline - loop.time())
                 await loop.connect_accepted_socket(
                     lambda: _Sniffer(self, connection), accepted, ssl=context,
                     ssl_handshake_timeout=left if context is not None else None,
                     ssl_shutdown_timeout=TLS_CLOSE_SECONDS if context is not None else None,
                 )  # fmt: skip
-        except (OSError, ValueError, asyncio.CancelledError) as error:
-            if connection.transport is not None:
-                return  # it has got through just now, and its protocol sees to it
-            self.refused["silent" if isinstance(error, TimeoutError) else _SILENT] += 1
-            accepted.close()
-            connection.gone()
+        except TimeoutError:
+            self.refused["silent"] += 1
+        except (OSError, ValueError, asyncio.CancelledError):
+            self.refused[_UNKNOWN] += 1
+        finally:
+            if connection.transport is None:  # else its protocol sees to it
+                accepted.close()
+                connection.gone()
 
     # Keeping count.
 
@@ -335,7 +337,7 @@ class _Sniffer(asyncio.Protocol):
                 return
             unsure = unsure or known is None
         if not unsure or len(self._data) >= SNIFF_BYTES:
-            self._give_up(_SILENT)
+            self._give_up(_UNKNOWN)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -350,7 +352,7 @@ class _Sniffer(asyncio.Protocol):
                 "A client that speaks %s was turned away: this version does not.", dialect.name,
                 extra={"event": "listener.dialect", "dialect": dialect.name},
             )  # fmt: skip
-            self._give_up(_SILENT)
+            self._give_up("not served")
             return
         self._connection.known_as(dialect.name)
         peer = self._connection.peer = dialect.make(self._connection)

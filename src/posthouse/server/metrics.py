@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from posthouse.broker.figures import Histogram
+from posthouse.broker.figures import Histogram, oldest_ms
 from posthouse.broker.memory import MARKS
 from posthouse.broker.rows import KINDS
-from posthouse.core.message import ACTIVE, STATES
+from posthouse.core.message import STATES
 from posthouse.core.model import Queue
 from posthouse.core.records import (
     Completed,
@@ -59,7 +59,6 @@ class Lag:
     def __init__(self) -> None:
         self.seconds = Histogram([0.001 * 4**n for n in range(8)])
         self.last = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -70,11 +69,7 @@ class Lag:
             self.seconds.add(self.last)
             self.start()
 
-        self._timer = loop.call_at(due, measure)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        loop.call_at(due, measure)
 
 
 class Metrics:
@@ -232,7 +227,5 @@ def _by_queue(gauges: Any, queues: list[tuple[str, Queue]]) -> "Iterator[Metric]
 
 def _age(now_ms: int, queue: Queue) -> float:
     """Of the oldest message that could be received."""
-    if not queue.counts[ACTIVE]:
-        return 0.0
-    first = next((m for m in islice(queue.messages.walk(0), 100) if m.state == ACTIVE), None)
-    return 0.0 if first is None else max(0, now_ms - first.enqueued_ms) / 1000
+    oldest = oldest_ms(queue)
+    return 0.0 if oldest is None else max(0, now_ms - oldest) / 1000

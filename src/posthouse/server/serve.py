@@ -39,7 +39,7 @@ from posthouse.store.errors import Lost, StoreError
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST = 0, 1, 74
-_FILES_KEPT = 64  # for the journal and everything else that is not a connection
+_FILES_KEPT = 100  # for the journal and everything else that is not a connection
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _TLS_SECONDS = 1.0  # after the start: the certificate is made when there is time for it
 
@@ -91,7 +91,8 @@ class Server:
         networks = None
         if config.dev:
             networks = [ipaddress.ip_network(each) for each in (*_LOOPBACK, *config.dev_allow)]
-        most = min(config.connections_max, _files_max() - _FILES_KEPT)
+        files = _files_max()
+        most = max(1, min(config.connections_max, files - max(_FILES_KEPT, files // 8)))
         if most < config.connections_max:
             _log.warning(
                 "There can be %d connections, not %d: raise the limit on open files.", most,
@@ -208,7 +209,7 @@ def welcome(
         "Posthouse is ready.",
         "",
         f"  listens on    {', '.join(hosts)}, ports {', '.join(map(str, ports))};"
-        " every port takes every client, with or without TLS",
+        " each takes every protocol, with or without TLS",
         f"  data          {'in memory only' if config.memory else config.data.absolute()}",
         f"  certificate   {tls_folder / 'ca.pem'}" if config.tls_cert is None
         else f"  certificate   {config.tls_cert}",

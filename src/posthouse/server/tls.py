@@ -52,18 +52,19 @@ def ensure(folder: Path, names: tuple[str, ...]) -> Files:
 
 def _is_good(folder: Path, names: tuple[str, ...]) -> bool:
     from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
 
-    if not (folder / KEY).exists():
-        return False
     try:
+        key = serialization.load_pem_private_key((folder / KEY).read_bytes(), None)
         found = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
         authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
         there = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (FileNotFoundError, ValueError, x509.ExtensionNotFound):
+    except (FileNotFoundError, ValueError, TypeError, x509.ExtensionNotFound):
         return False
     soon = datetime.now(UTC) + timedelta(days=RENEW_DAYS)
     return (
         found.not_valid_after_utc > soon
+        and found.public_key() == key.public_key()
         and found.issuer == authority.subject
         and set(there) == set(_alternatives(names))
     )
@@ -116,12 +117,13 @@ def _make_authority(folder: Path) -> None:
 def _make_certificate(folder: Path, names: tuple[str, ...]) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
     signer = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise ValueError(f"{folder / CA_KEY} is neither an elliptic curve's nor an RSA key")  # noqa: TRY004
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     now = datetime.now(UTC)

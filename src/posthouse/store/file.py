@@ -94,13 +94,18 @@ class FileStore:
         self._pending: list[Frame] = []
         self._lost: str | None = None
         self._closed = False
-        self.durable = self._written = last.end if last is not None else 1
+        self.durable = self._written = self._flushed = last.end if last is not None else 1
         self._unsynced = False
         self._behind_bytes = 0
         self._begun = self._told = 0  # segments begun since the start
         self._late: asyncio.TimerHandle | None = None
         self._writer = ThreadPoolExecutor(1, "posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
+
+    @property
+    def readable(self) -> int:
+        """Everything below can be read from the files, and is as durable as was asked for."""
+        return self.durable if self._durability == "fsync" else self._flushed
 
     # Writing.
 
@@ -182,6 +187,7 @@ class FileStore:
                 self._file = self._disk.open(segment.path)
             self._unsynced = True
             self._disk.write(self._file, segment.offset - size, chunks)
+            self._flushed = self._written
 
     def _sync(self) -> None:
         if self._file is not None and self._unsynced:

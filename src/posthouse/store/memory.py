@@ -29,6 +29,10 @@ class MemoryStore:
     def durable(self) -> int:
         return self.frames[-1].end if self.frames else 1
 
+    @property
+    def readable(self) -> int:
+        return self.durable
+
     def append(self, frame: Frame) -> None:
         self._pending.append(frame)
 
