@@ -263,6 +263,9 @@ def test_every_command_has_help_and_what_is_for_programs() -> None:
     assert len(commands) > 30
     for words, each in commands:
         assert each.description, words
+        assert f"example:\n  {'posthouse ' + ' '.join(words)}" in each.format_help() or (
+            "eval" in each.format_help()
+        ), each.format_help()
         flags = candidates(parser, [*words, "--"])
         assert "--json" in flags or words[0] in ("serve", "completion", "complete"), words
 

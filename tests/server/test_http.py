@@ -134,7 +134,8 @@ def test_queues_are_made_changed_listed_and_deleted(broker: Running) -> None:
     assert page["next"] == page["queues"][0]["name"]
     assert broker.queue("DELETE", "a%2Fb%20c").status == 204
     assert broker.queue("GET", "a%2Fb%20c").status == 404
-    fixed = broker.queue("PATCH", "whole", {"order": "priority"})
+    broker.queue("PUT", "fixed", {})
+    fixed = broker.queue("PATCH", "fixed", {"order": "priority"})
     assert (fixed.status, fixed.json["type"]) == (400, "urn:posthouse:problem:invalid-argument")
     assert "cannot be changed" in fixed.json["detail"]
 

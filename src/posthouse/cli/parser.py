@@ -14,12 +14,38 @@ examples:
   posthouse send orders 'a book'           send a message
   posthouse receive orders                 receive it, and be done with it
   posthouse top                            queues, as they change
+
+exit codes:
+  0 it went well   1 it did not   2 the command line is wrong   3 what was named is not there
+  4 not allowed    5 there was nothing, or it took too long     74 the journal cannot be written
 """
+
+# What stands for an argument in an example that is made up.
+_SAMPLES = {
+    "queue": "orders", "numbers": "7", "number": "7", "name": "web", "id": "order-4711",
+    "shell": "bash", "data": "posthouse-data", "namespace": "default", "first": "1", "last": "9",
+    "into": "orders", "words": "queue",
+}  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """Every command shows an example: its own, or one that is made of what it takes."""
+
+    def format_help(self) -> str:
+        is_room = any(isinstance(each, argparse._SubParsersAction) for each in self._actions)
+        if self.epilog is None and not is_room:
+            words = [
+                " ".join((*each.option_strings[:1], _SAMPLES.get(each.dest, each.dest)))
+                for each in self._actions
+                if each.required
+            ]
+            self.epilog = f"example:\n  {' '.join((self.prog, *words))}"
+        return super().format_help()
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """`words` are those of the command line: settings are there where they can be meant."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="posthouse",
         description="One message broker that every queue client knows.",
         epilog=EXAMPLES,

@@ -231,7 +231,9 @@ async def create_queue(call: Asked, namespace: Name, queue: Name) -> Response:
 async def update_queue(call: Asked, namespace: Name, queue: Name) -> Response:
     """Change some of its properties."""
     form = await call.form(shapes.QueueForm)
-    old = (await _queue(call, namespace, queue)).properties
+    state = call.engine.namespaces.states.get(namespace)
+    found = None if state is None else state.queues.get(queue)
+    old = QueueProperties() if found is None else found.properties  # as it is at this moment
     await call.ask(namespace, UpdateQueue(queue, shapes.properties_over(form, old)))
     return _json(_info(call, namespace, await _queue(call, namespace, queue)))
 
