@@ -128,6 +128,18 @@ def callers(broker: Running) -> list[Caller]:
     return made
 
 
+@pytest.fixture(scope="module")
+def expired(broker: Running) -> str:
+    """A key that was good for everything, and was rotated out."""
+    key = root(broker)
+    everything = [{"rights": ["manage", "send", "listen"]}]
+    form = {"name": "former", "grants": everything}
+    old = broker.call("POST", "/api/v1/principals", form, key=key).json["key"]
+    for _ in range(2):
+        broker.call("POST", "/api/v1/principals/former/rotate", key=key)
+    return f"former:{old}"
+
+
 def ask(broker: Running, route: Route, key: str | None) -> Reply:
     return broker.call(route.method, route.path, route.body, key=key)
 
@@ -150,11 +162,19 @@ def test_the_matrix_has_every_route(broker: Running) -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_lets_in_who_may_and_nobody_else(
-    broker: Running, callers: list[Caller], route: Route
+    broker: Running, callers: list[Caller], expired: str, route: Route
 ) -> None:
     unknown = [
         ask(broker, route, key)
-        for key in (None, f"{ROOT}:wrong", "nobody:wrong", f"sender:{'x' * 43}", ":", "sender:")
+        for key in (
+            None,
+            f"{ROOT}:wrong",
+            "nobody:wrong",
+            f"sender:{'x' * 43}",
+            ":",
+            "sender:",
+            expired,
+        )
     ]
     assert {reply.status for reply in unknown} == {401}
     assert len({reply.body for reply in unknown}) == 1
