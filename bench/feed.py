@@ -35,7 +35,7 @@ from posthouse.store.file import FileStore
 MESSAGES = 400_000
 BATCH = 1_000
 BODY_BYTES = 300
-ROUNDS = 5
+ROUNDS = 7
 ROWS_GOAL, SENDERS_GOAL = 0.5, 0.85
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
 

@@ -308,6 +308,8 @@ def test_it_says_what_listens_where(tmp_path: Path) -> None:
     assert str(broker.port) in said
     assert str(tmp_path / "data") in said
     assert f"http://localhost:{broker.port}/api/v1" in said
+    assert f"Endpoint=sb://localhost:{broker.port};" in said
+    assert "SharedAccessKey=SAS_KEY_VALUE;" in said
     assert broker.stop() == 0
 
 

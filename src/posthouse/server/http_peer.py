@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import select
 import socket
 import sys
 import termios
@@ -29,8 +30,9 @@ PIPELINE_MAX = 16
 KEEP_ALIVE_SECONDS = 75
 END_SECONDS = 5  # what a connection that is closed has to take what is still to be sent
 STALLED_SECONDS = 60  # how long a peer may not read what it asked for
-FILE_BYTES = 1 << 20  # that the kernel sends in one go
-FILE_SLICES = 8  # of that, before others get their turn
+FILE_BYTES = 16 << 20  # that the kernel is given in one go; it takes what the socket has room for
+FILE_SLICES = 16  # tries, before others get their turn
+FILE_WAIT_MS = 20  # for a peer that reads on; for a slow one the loop waits
 FILE_THREADS = 4
 
 Header: TypeAlias = tuple[bytes, bytes]
@@ -237,10 +239,17 @@ class HttpPeer(HttpToolsProtocol):
         while at < end:
             if self.transport.is_closing():
                 raise ConnectionResetError("the peer has gone")
+            begun, others = self.loop.time(), self.server_state.total_requests
             sent = self.loop.run_in_executor(_files(), _send_some, through.fileno(), file, at, end)
-            new = await asyncio.shield(sent)
+            try:
+                new = await asyncio.shield(sent)
+            except asyncio.CancelledError:
+                await asyncio.wait([sent])  # the thread has the socket's number
+                raise
             if new == at:
                 await self._until_writable(through)
+            elif self.server_state.total_requests > others:  # they are to have half of the time
+                await asyncio.sleep(self.loop.time() - begun)
             at = new
 
     async def _until_writable(self, through: socket.socket) -> None:
@@ -295,12 +304,16 @@ def _come_behind() -> None:
 
 
 def _send_some(through: int, file: int, at: int, end: int) -> int:
-    """As much as goes without waiting; up to where that is. Raises OSError."""
+    """As much as goes in a while, without waiting long; up to where that is. Raises OSError."""
+    poll = select.poll()
+    poll.register(through, select.POLLOUT)
     for _ in range(FILE_SLICES):
         try:
             sent = os.sendfile(through, file, at, min(end - at, FILE_BYTES))
         except BlockingIOError:
-            return at
+            if not poll.poll(FILE_WAIT_MS):
+                break
+            continue
         if not sent:
             raise OSError("the file is shorter than it was")
         at += sent

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
-from posthouse.server.broker import ROOT_KEY, Broker
+from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.feed import Feed
 from posthouse.server.http import App, make_config
@@ -202,6 +202,9 @@ def welcome(
     ports = [port for host, port in listening if host == hosts[0]]
     name = "localhost" if hosts[0] in ("127.0.0.1", "::1") else hosts[0]
 
+    kept = f"<the key in {config.data / ROOT_KEY}>"
+    key = DEV_KEY if config.dev else broker.new_root_key or kept
+
     def port(preferred: int) -> int:
         return preferred if preferred in ports else ports[0]
 
@@ -216,6 +219,14 @@ def welcome(
         f"  namespace     {DEFAULT_NAMESPACE}",
         "",
         f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
+        "",
+        "  Clients of these will connect as follows; this version does not speak to them yet:",
+        "",
+        f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
+        f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
+        f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
+        f"  PyQueue       {name}:{port(5555)}",
+        f"  VibeMQ        {name}:{port(2925)}",
     ]  # fmt: skip
     if config.dev:
         lines += [
