@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posthouse.broker.fold import make_twins
+from posthouse.broker.fold import LOCK, make_twins
 from posthouse.broker.rows import COLUMNS, KINDS, WORDS
 from posthouse.core.records import Kept, OfNamespaces
+from posthouse.store.disk import Disk
+from posthouse.store.errors import InUse
 from tests.server.running import Running, development, running
 
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
@@ -36,6 +39,21 @@ def table(broker: Running, query: str = "") -> pa.Table:
     reply = broker.call("GET", f"/feed{query}", headers=ARROW)
     assert reply.status == 200, reply
     return pa.ipc.open_stream(io.BytesIO(reply.body)).read_all()
+
+
+def await_twins(folder: Path) -> list[Path]:
+    """Until every segment has one but the last, and whoever made them has gone."""
+    deadline = time.monotonic() + 60
+    while True:
+        sealed = {each.stem for each in sorted(folder.glob("*.journal"))[:-1]}
+        twins = sorted(folder.glob("*.arrow"))
+        if sealed == {each.stem for each in twins}:
+            with suppress(InUse):
+                disk = Disk()
+                disk.close(disk.lock(folder / LOCK))
+                return twins
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +130,14 @@ def test_arrow_has_the_same_rows(broker: Running) -> None:
 def test_twins_give_what_frames_give(broker: Running) -> None:
     """From any position to any other, whether a part has its twin or not."""
     folder = Path(broker.call("GET", "/api/v1/store").json["folder"])
+    twins = await_twins(folder)
+    assert len(twins) >= 3
+    after = table(broker)
+    for each in twins:
+        each.unlink()
     before = table(broker)
-    assert make_twins(folder) >= 3
+    assert before.equals(after)
+    assert make_twins(folder) == len(twins)
     assert make_twins(folder) == 0
     for query in ("?after=0", "?after=7&limit=100", "?after=500&limit=1300", "?after=1999"):
         first, limit = 0, 10_000
@@ -121,7 +145,6 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
             name, value = pair.split("=")
             first, limit = (int(value), limit) if name == "after" else (first, int(value))
         assert table(broker, query).equals(before.slice(first, limit)), query
-    twins = sorted(folder.glob("*.arrow"))
     assert {each.stat().st_mode & 0o777 for each in twins} == {0o600}
     twins[1].unlink()
     assert table(broker).equals(before)
@@ -146,12 +169,20 @@ def test_twins_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
     with development(tmp_path / "data", *flags) as broker:
         for number in range(60):
             broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
-        deadline = time.monotonic() + 30
-        while not list((tmp_path / "data").glob("*.arrow")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert list((tmp_path / "data").glob("*.arrow"))
+        assert await_twins(tmp_path / "data")
         assert broker.call("GET", "/api/v1/store").json["snapshots"]
         assert table(broker).num_rows == len(rows(broker)) > 1_200
+
+
+def test_a_twin_that_a_stop_came_before_is_made_after_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with development(folder, "--segment-size", "64K") as broker:
+        for number in range(60):
+            broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
+        twins = await_twins(folder)
+    twins[0].unlink()
+    with development(folder, "--segment-size", "64K"):
+        assert await_twins(folder)
 
 
 @pytest.mark.parametrize("arrow", [False, True])
@@ -213,7 +244,9 @@ def test_what_failed_for_one_reader_does_not_reach_the_next(tmp_path: Path) -> N
         broker.call("PUT", "/api/v1/namespaces/open")
         for number in range(200):
             broker.send("secret", *(f"secret {number} {at}" * 20 for at in range(5)))
-        second = sorted((tmp_path / "data").glob("*.journal"))[1]
+        twin = await_twins(tmp_path / "data")[1]
+        twin.unlink()
+        second = twin.with_suffix(".journal")
         data = second.read_bytes()
         second.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
         with pytest.raises((http.client.HTTPException, AssertionError)):
@@ -227,7 +260,7 @@ def test_a_reader_who_does_not_read_does_not_hold_up_a_stop(tmp_path: Path) -> N
     with development(tmp_path / "data", *flags) as broker:
         for _ in range(40):
             broker.send("large", *("x" * 50_000 for _ in range(10)))
-        make_twins(tmp_path / "data")
+        await_twins(tmp_path / "data")
         readers = []
         for _ in range(20):
             stalled = socket.create_connection(("127.0.0.1", broker.port))

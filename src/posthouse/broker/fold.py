@@ -5,7 +5,7 @@ A process of its own reads the segments that are complete, from the last snapsho
 that they are still what was written, and writes Arrow twins for the feed. It shares nothing with
 the engine but files that do not change any more, and can be killed at any moment.
 
-    python -m posthouse.broker.fold DIR
+    python -m posthouse.broker.fold DIR [twins]
 """
 
 import asyncio
@@ -135,18 +135,19 @@ def make_twins(folder: Path) -> int:
     return made
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, *, only_twins: bool) -> int:
     os.nice(19)
     try:
-        folded = fold(folder)
+        folded = None if only_twins else fold(folder)
     except StoreError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     with contextlib.suppress(StoreError, OSError):  # the feed can do without, and the next is soon
         make_twins(folder)
-    sys.stdout.write(json.dumps(folded._asdict()) + "\n")
+    if folded is not None:
+        sys.stdout.write(json.dumps(folded._asdict()) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), only_twins=sys.argv[2:] == ["twins"]))

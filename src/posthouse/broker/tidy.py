@@ -48,9 +48,12 @@ async def keep_tidy(
 ) -> None:
     """Until it is cancelled: folds in a process of its own, and trims.
 
+    Whatever segment is complete gets its twin; a snapshot is taken when enough was written.
     `folding` is held meanwhile, where others fold too.
     """
     folding = folding or asyncio.Lock()
+    if len(store.extents()) > 1:  # a twin may be missing since the last stop
+        store.rolled.set()
     while True:
         await store.rolled.wait()
         store.rolled.clear()
@@ -59,7 +62,7 @@ async def keep_tidy(
         enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
         try:
             async with folding:
-                kept = await fold_apart(store) if enough else None
+                kept = await (fold_apart(store) if enough else make_twins_apart(store))
             if kept:
                 await trim(engine, kept, retention)
         except Busy as busy:
@@ -72,7 +75,18 @@ async def keep_tidy(
 
 async def fold_apart(store: FileStore) -> list[int] | None:
     """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
-    command = (sys.executable, "-m", "posthouse.broker.fold", str(store.folder))
+    output = await _run_apart(str(store.folder))
+    kept: list[int] | None = None if output is None else json.loads(output)["kept"]
+    return kept
+
+
+async def make_twins_apart(store: FileStore) -> None:
+    """Runs the folding process, but for twins alone."""
+    await _run_apart(str(store.folder), "twins")
+
+
+async def _run_apart(*words: str) -> bytes | None:
+    command = (sys.executable, "-m", "posthouse.broker.fold", *words)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
@@ -85,8 +99,7 @@ async def fold_apart(store: FileStore) -> list[int] | None:
         _log.error("The journal was not folded: %s", errors.decode().strip(),
                    extra={"event": "journal.not_folded"})  # fmt: skip
         return None
-    kept: list[int] = json.loads(output)["kept"]
-    return kept
+    return output
 
 
 async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -> int:
