@@ -48,6 +48,22 @@ def test_without_credit_nothing_comes() -> None:
     assert bodies(world.deliveries) == ["a"]
 
 
+def test_credit_can_be_counted_from_what_was_seen() -> None:
+    """Two are under way to one who has seen none of them, and asks for three in all."""
+    world = World()
+    queue = world.queue()
+    receiver = world.attach(queue, 2)
+    world.send(queue, "a", "b", "c", "d")
+    world.do(Credit(receiver, 3, given=0))
+    assert bodies(world.deliveries) == ["c"]
+    world.do(Credit(receiver, 2, given=0))
+    assert world.deliveries == []
+    world.do(Credit(receiver, 1, given=3))
+    assert bodies(world.deliveries) == ["d"]
+    with pytest.raises(InvalidArgument):
+        world.do(Credit(receiver, 1, given=9))
+
+
 def test_credit_replaces_the_credit_before() -> None:
     world = World()
     queue = world.queue()

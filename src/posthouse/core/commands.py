@@ -237,13 +237,18 @@ class Attach(_Command, frozen=True):
 
 
 class Credit(_Command, frozen=True):
-    """From now on this much credit. `drain`: deliver what there is, drop the rest of the credit."""
+    """From now on this much credit. `drain`: deliver what there is, drop the rest of the credit.
+
+    `given`: it is counted from when the receiver had been given so many messages, and what is under
+    way since uses it up; None: from now.
+    """
 
     right = "listen"
     reach = "receiver"
     receiver: int
     credit: int
     drain: bool = False
+    given: int | None = None
 
 
 class Detach(_Command, frozen=True):

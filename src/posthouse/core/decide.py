@@ -704,9 +704,13 @@ def _credit(state: State, command: Credit, now_ms: int) -> Outcome:
     queue = state.queues[receiver.queue]
     if receiver.session:
         _session(state, queue, receiver.session, now_ms)
+    credit = command.credit
+    if command.given is not None:
+        check_count("given", command.given, 0, receiver.given)
+        credit = max(0, credit - (receiver.given - command.given))
     plan = Plan(state, now_ms)
-    plan.records.append(CreditSet(receiver.receiver, command.credit))
-    _fill(plan, queue, receiver, command.credit)
+    plan.records.append(CreditSet(receiver.receiver, credit))
+    _fill(plan, queue, receiver, credit)
     if command.drain:
         plan.records.append(CreditSet(receiver.receiver, 0))
         plan.deliveries.append(Notice(receiver.receiver, "drained"))

@@ -544,6 +544,7 @@ def _served(state: State, record: Locked | Taken, queue: Queue) -> None:
         _detach(state, receiver)
         return
     receiver.credit -= len(record.sequences)
+    receiver.given += len(record.sequences)
     if receiver.credit:
         queue.waiting.move_to_end(receiver.receiver)
     else:

@@ -86,6 +86,7 @@ class Receiver(msgspec.Struct):
     deadline_ms: int = 0
     locks: dict[int, None] = {}  # those that end with it
     waits: dict[int, None] = {}  # receivers that ask once on its behalf
+    given: int = 0  # messages so far
 
 
 class Queue(msgspec.Struct):
