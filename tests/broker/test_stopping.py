@@ -12,6 +12,7 @@ from posthouse.core.commands import (
     Attach,
     Content,
     CreateQueue,
+    Delivery,
     Detach,
     Enqueued,
     Granted,
@@ -166,6 +167,21 @@ def test_a_receiver_that_lives_is_not_forgotten_by_a_refusal() -> None:
             await desk.do(Attach("q", number, 5))
         await desk.send("x")
         assert len(pushed) == 1
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_leaves_is_told_what_was_under_way_to_it() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore())
+        pushed: list[object] = []
+        number = desk.engine.new_receiver(pushed.extend)
+        await desk.do(Attach("q", number, 5))
+        desk.engine.submit(BROKER, NS, Send("q", [NewMessage(b"", b"x")]), lambda _: None)
+        await desk.do(Detach(number))
+        assert [type(each) for each in pushed] == [Delivery]
+        assert not desk.engine._receivers
+        assert not desk.engine._leaving
 
     asyncio.run(main())
 

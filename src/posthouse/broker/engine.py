@@ -194,6 +194,7 @@ class Engine:
         self._synced = 0.0  # when the last sync had returned
         self._watchers: list[tuple[int, asyncio.Future[None]]] = []  # who waits for a position
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
+        self._leaving: set[int] = set()  # receivers that are detached, and owed something
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
@@ -317,7 +318,10 @@ class Engine:
         return answer
 
     def new_receiver(self, deliver: Deliver | None = None) -> int:
-        """An id for a receiver; `deliver` is called with what is pushed to it."""
+        """An id for a receiver; `deliver` is called with what is pushed to it.
+
+        Also when it was detached meanwhile: what was under way to it is to be given back.
+        """
         number = self._next_receiver
         self._next_receiver += 1
         if deliver is not None:
@@ -481,7 +485,10 @@ class Engine:
                     self._send_away(wait, _nothing_for(command))
                 return _ignore
         elif isinstance(command, Detach):
-            self._receivers.pop(command.receiver, None)
+            if command.receiver in self._owed:  # it gets what is under way, to give it back
+                self._leaving.add(command.receiver)
+            else:
+                self._receivers.pop(command.receiver, None)
             self._waits.pop(command.receiver, None)
         return reply
 
@@ -713,6 +720,9 @@ class Engine:
                 continue
             self._push(number, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):
+                self._receivers.pop(number, None)
+            if number in self._leaving and number not in self._owed:
+                self._leaving.remove(number)
                 self._receivers.pop(number, None)
 
     # For who looks on.
