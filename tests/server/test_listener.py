@@ -97,7 +97,7 @@ def test_a_request_may_come_byte_by_byte(broker: Running) -> None:
 
 
 def test_a_dialect_that_is_not_served_is_closed(broker: Running) -> None:
-    for first in (b"AMQP\x00\x01\x00\x00", b"\0\0\0\x05hello", b"PUSH 5 hello"):
+    for first in (b"\0\0\0\x05hello", b"PUSH 5 hello"):
         assert say(broker, first) == b""
     assert broker.events("listener.dialect")
 

@@ -8,7 +8,7 @@ because some protocols sign with them; they are kept sealed, with a key that is 
 import hmac
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Protocol
 
@@ -80,11 +80,20 @@ class Guard:
     # Credentials.
 
     def identify(self, accounts: Accounts, name: str, key: str) -> Principal:
-        """Raises Unauthenticated: after the same work whether name or key is wrong."""
-        keys = self.keys(accounts, name)
+        """Raises Unauthenticated."""
         given = _digest(key)
-        fits = [hmac.compare_digest(given, _digest(each)) for each in keys or self._nobody]
-        if not keys or not any(fits):
+        return self.identify_by(
+            accounts, name, lambda each: hmac.compare_digest(given, _digest(each))
+        )
+
+    def identify_by(self, accounts: Accounts, name: str, fits: Callable[[str], bool]) -> Principal:
+        """By what was made with a key of the principal, such as a signature.
+
+        Raises Unauthenticated: after the same work whether name or key is wrong.
+        """
+        keys = self.keys(accounts, name)
+        found = [fits(each) for each in keys or self._nobody]
+        if not keys or not any(found):
             raise Unauthenticated
         if name == ROOT:
             return Principal(ROOT, everything=True)

@@ -49,6 +49,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     reply_to_session_id: str = msgspec.field(name="replys", default="")
     trace: str = ""
     properties: Properties = msgspec.field(name="props", default_factory=dict)
+    form: str = ""  # of a body that only its own dialect can read: that dialect's name for it
 
 
 _encoder = msgspec.msgpack.Encoder()

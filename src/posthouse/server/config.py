@@ -170,6 +170,17 @@ class Config:
     handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
     connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
     request_size: int = _set(48 << 20, _some, "of one HTTP request", "SIZE")
+    servicebus_message_size: int = _set(
+        1 << 20, _some, "of one message that a Service Bus client sends, unless the queue says"
+        " otherwise", "SIZE",
+    )  # fmt: skip
+    servicebus_strict: bool = _set(
+        False, _flag, "answer Service Bus clients as the cloud does where we would do otherwise"
+    )
+    servicebus_namespace: str = _set(
+        "default", _one_of("default", "host", "key"), "what names the namespace of a Service Bus"
+        " client: nothing, the first label of the host, or the key's name", "WORD",
+    )  # fmt: skip
     stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = _set(
         "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
+from posthouse.dialects.servicebus.peer import Peers, Settings
 from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.feed import Feed
@@ -82,8 +83,13 @@ class Server:
         def http(connection: Connection) -> HttpPeer:
             return HttpPeer(uvicorn, state, connection)
 
+        settings = Settings(
+            DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
+            config.servicebus_namespace, config.auto_create,
+        )  # fmt: skip
+        servicebus = Peers(self._broker, self._broker.guard, settings)
         dialects = (
-            Dialect("amqp", is_amqp, None),
+            Dialect("amqp", is_amqp, servicebus.make),
             Dialect("vibemq", is_vibemq, None),
             Dialect("pyqueue", is_pyqueue, None),
             Dialect("http", is_http, http),

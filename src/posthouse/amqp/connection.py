@@ -1,0 +1,448 @@
+"""A connection (2.4): bytes in, events out, and bytes to be sent.
+
+It does no input or output and has no clock. Whoever drives it hands in what was received, acts on
+the events that come back, and sends what `take` gives:
+
+    for event in connection.receive(data): ...
+    transport.write(connection.take())
+
+Both roles are here. A server is given `authenticate`, which is asked with what SASL brought; a
+client is given the mechanism and what to say in it.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+from typing import NamedTuple
+
+from posthouse.amqp.events import Begun, Closed, Ended, Event, Opened
+from posthouse.amqp.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Open,
+    Performative,
+    Problem,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    Transfer,
+    error,
+    problem_in,
+    read,
+    write,
+)
+from posthouse.amqp.session import WINDOW, Session
+from posthouse.amqp.types import Malformed, Value
+
+AMQP, SASL = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00"
+_AMQP_FRAME, _SASL_FRAME = 0, 1
+_EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # 2.4.5: a frame that says nothing, to be heard
+FRAME_BYTES_MIN = 512  # 2.7.1: what every peer must take
+SASL_BYTES_MAX = 8 << 10
+_HEAD = Struct(">IBBH").unpack_from
+_head = Struct(">IBBH").pack
+
+# Asked with a mechanism and what the client said in it; True where that is enough.
+Authenticate = Callable[[str, bytes], bool]
+
+
+class Limits(NamedTuple):
+    """What one connection may cost. Those before it is trusted hold until `trust` is called."""
+
+    frame_bytes: int = 1 << 20
+    channels: int = 4_096
+    handles: int = 1_024  # of one session
+    links: int = 5_000  # of all sessions
+    unfinished: int = 64  # deliveries of which a part has come
+    first_frame_bytes: int = 64 << 10  # before it is trusted
+    first_channels: int = 16
+    first_links: int = 16
+    first_unfinished: int = 1
+
+
+class Connection:
+    """One end of a connection."""
+
+    def __init__(
+        self,
+        container: str,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 (it cannot change)
+        idle_ms: int | None = None,
+        authenticate: Authenticate | None = None,
+        mechanisms: tuple[str, ...] = ("ANONYMOUS",),
+        hostname: str | None = None,
+        sasl: tuple[str, bytes] | None = None,
+        properties: dict[Value, Value] | None = None,
+    ) -> None:
+        """A server if it has somebody to ask who a client is; else a client, which speaks first."""
+        self.is_server = authenticate is not None
+        self.limits = limits
+        self.open: Open | None = None  # what the other side said
+        self.remote_frame_max = FRAME_BYTES_MIN
+        self.hostname = hostname
+        self.closed = False  # nothing more is to be read
+        self._container = container
+        self._idle_ms = idle_ms
+        self._authenticate = authenticate
+        self._mechanisms = mechanisms
+        self._sasl = sasl
+        self._properties = properties
+        self._trusted = False
+        self._events: list[Event] = []
+        self._out: list[bytes] = []
+        self._kept: list[bytes] = []  # of a frame that is not complete
+        self._kept_bytes = self._needed = 0
+        self._frame_max = SASL_BYTES_MAX
+        self._awaits_header = True
+        self._in_sasl = False
+        self._sasl_done = False
+        self._opened = False  # we have said so
+        self._closing = False  # we have said so
+        self._links = self._unfinished = 0
+        self._sessions: dict[int, Session] = {}  # by our channel
+        self._incoming: dict[int, Session] = {}  # by theirs
+        if not self.is_server:
+            self._begin_as_client()
+
+    # For who drives it.
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What has come. After an error of the other side there is a `Closed` among the events."""
+        events = self._events = []
+        if self.closed:
+            return []
+        if self._kept:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes < self._needed:
+                return []
+            data = b"".join(self._kept)
+            self._kept = []
+        try:
+            self._read(data)
+        except Malformed as problem:
+            self._fail(problem)
+        return events
+
+    def take(self) -> bytes:
+        """What is to be sent."""
+        out, self._out = self._out, []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
+
+    def trust(self) -> None:
+        """From now on the wider limits hold: whoever it is has shown who he is."""
+        self._trusted = True
+        if self._opened:
+            self._frame_max = self.limits.frame_bytes
+
+    def begin(self) -> Session:
+        """A session; it can be used at once."""
+        channel = next(at for at in range(len(self._sessions) + 1) if at not in self._sessions)
+        session = self._sessions[channel] = Session(self, channel)
+        session.remote_window = WINDOW
+        self.write(self._begin_of(session, None), channel)
+        return session
+
+    def close(self, error: bytes | None = None) -> None:
+        """Says goodbye. What is under way is lost; the other side is to say it too."""
+        if not self._closing:
+            self._closing = True
+            if self._opened:
+                self.write(Close(error))
+
+    def keep_alive(self) -> None:
+        self._out.append(_EMPTY)
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How often the other side wants to hear of us, at least: twice as often as it says."""
+        if self.open is None or not self.open.idle_time_out:
+            return None
+        return self.open.idle_time_out / 2000
+
+    # For sessions and links.
+
+    def write(self, performative: Performative, channel: int = 0) -> None:
+        content = write(performative)
+        self._out.append(_head(8 + len(content), 2, _AMQP_FRAME, channel) + content)
+
+    def encoded(self, performative: Performative) -> bytes:
+        return write(performative)
+
+    def put(self, frame: bytes) -> None:
+        self._out.append(frame)
+
+    def tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def count_link(self, change: int) -> None:
+        self._links += change
+        most = self.limits.links if self._trusted else self.limits.first_links
+        if change > 0 and self.is_server and self._links > most:
+            raise Malformed(f"a connection has at most {most} links",
+                            "amqp:resource-limit-exceeded")  # fmt: skip
+
+    def count_unfinished(self, change: int) -> None:
+        self._unfinished += change
+        most = self.limits.unfinished if self._trusted else self.limits.first_unfinished
+        if change > 0 and self.is_server and self._unfinished > most:
+            raise Malformed(f"at most {most} deliveries may be under way at a time",
+                            "amqp:resource-limit-exceeded")  # fmt: skip
+
+    # Frames.
+
+    def _read(self, data: bytes) -> None:
+        pos, end = 0, len(data)
+        while pos < end and not self.closed:
+            if self._awaits_header:
+                if end - pos < 8:
+                    self._needed = 8
+                    break
+                self._header(data[pos : pos + 8])
+                pos += 8
+                continue
+            if end - pos < 8:
+                self._needed = 8
+                break
+            size, offset, kind, channel = _HEAD(data, pos)
+            if size < 8 or size > self._frame_max:
+                raise Malformed(f"a frame of {size} bytes", "amqp:connection:framing-error")
+            if end - pos < size:
+                self._needed = size
+                break
+            begin = pos + 4 * offset  # 2.3.1: in words of four bytes
+            pos += size
+            if offset < 2 or begin > pos or kind != (_SASL_FRAME if self._in_sasl else _AMQP_FRAME):
+                raise Malformed("a frame's header", "amqp:connection:framing-error")
+            if begin < pos:
+                performative, at = read(data, begin, pos)
+                _ON.get(type(performative), _unwanted)(self, channel, performative, data, at, pos)
+        if pos < end and not self.closed:
+            rest = data[pos:]
+            self._kept, self._kept_bytes = [rest], len(rest)
+
+    def _fail(self, problem: Malformed) -> None:
+        """2.4.3: says why, and hears nothing any more."""
+        if self._opened:
+            self.close(error(problem.condition, f"{problem}."))
+        self._over(Problem(problem.condition, str(problem), {}))
+
+    def _over(self, problem: Problem | None) -> None:
+        self.closed = True
+        self._kept = []
+        for session in list(self._sessions.values()):
+            session.lose()
+        self._sessions, self._incoming = {}, {}
+        self._events.append(Closed(problem))
+
+    def lose(self) -> list[Event]:
+        """The connection has broken; returns what comes of that."""
+        events = self._events = []
+        if not self.closed:
+            self._over(None)
+        return events
+
+    # Protocol headers and SASL (2.2, 5.3).
+
+    def _begin_as_client(self) -> None:
+        if self._sasl is None:
+            self._sasl_done = True
+            self._out.append(AMQP)
+            self._say_open()
+        else:
+            self._out.append(SASL)
+
+    def _header(self, header: bytes) -> None:
+        if header == SASL and not self._sasl_done:
+            self._in_sasl, self._awaits_header = True, False
+            self._frame_max = SASL_BYTES_MAX
+            if self.is_server:
+                self._out.append(SASL)
+                self._write_sasl(SaslMechanisms(list(self._mechanisms)))
+        elif header == AMQP:
+            if self.is_server and not self._sasl_done:
+                self._sasl_done = True
+                assert self._authenticate is not None
+                if not self._authenticate("ANONYMOUS", b""):  # who skips SASL is nobody
+                    self._turn_away()
+                    return
+            self._awaits_header = False
+            self._frame_max = self.limits.first_frame_bytes
+            if self._trusted or not self.is_server:
+                self._frame_max = self.limits.frame_bytes
+            if self.is_server:
+                self._out.append(AMQP)
+        else:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """2.2: the header we would have liked, and the end."""
+        self._out.append(SASL if not self._sasl_done else AMQP)
+        self._over(Problem("amqp:connection:framing-error", "another protocol", {}))
+
+    def _write_sasl(self, performative: Performative) -> None:
+        content = write(performative)
+        self._out.append(_head(8 + len(content), 2, _SASL_FRAME, 0) + content)
+
+    def _on_sasl_init(self, _: int, init: SaslInit, *rest: object) -> None:
+        if not self.is_server or not self._in_sasl:
+            raise Malformed("SASL out of turn", "amqp:connection:framing-error")
+        assert self._authenticate is not None
+        known = init.mechanism in self._mechanisms
+        if known and self._authenticate(init.mechanism, init.initial_response or b""):
+            self._write_sasl(SaslOutcome(0))
+            self._in_sasl, self._sasl_done, self._awaits_header = False, True, True
+        else:
+            self._write_sasl(SaslOutcome(1))  # 5.3.3.6: auth
+            self._over(Problem("amqp:unauthorized-access", "SASL was not passed", {}))
+
+    def _on_sasl_mechanisms(self, _: int, offered: SaslMechanisms, *rest: object) -> None:
+        if self.is_server or self._sasl is None or not self._in_sasl:
+            raise Malformed("SASL out of turn", "amqp:connection:framing-error")
+        mechanism, response = self._sasl
+        names = offered.mechanisms
+        if mechanism not in ([names] if isinstance(names, str) else names):
+            raise Malformed(f"{mechanism} is not offered", "amqp:unauthorized-access")
+        self._write_sasl(SaslInit(mechanism, response, self.hostname))
+
+    def _on_sasl_outcome(self, _: int, outcome: SaslOutcome, *rest: object) -> None:
+        if self.is_server or not self._in_sasl:
+            raise Malformed("SASL out of turn", "amqp:connection:framing-error")
+        if outcome.outcome:
+            raise Malformed("the credentials were not taken", "amqp:unauthorized-access")
+        self._in_sasl, self._sasl_done, self._awaits_header = False, True, True
+        self._out.append(AMQP)
+        self._say_open()
+
+    # Performatives.
+
+    def _say_open(self) -> None:
+        self._opened = True
+        limits = self.limits
+        self.write(
+            Open(
+                self._container, None if self.is_server else self.hostname, limits.frame_bytes,
+                limits.channels - 1, self._idle_ms, properties=self._properties,
+            )
+        )  # fmt: skip
+
+    def _on_open(self, _: int, open: Open, *rest: object) -> None:
+        if self.open is not None or self._in_sasl:
+            raise Malformed("a second open", "amqp:connection:framing-error")
+        self.open = open
+        most = open.max_frame_size
+        self.remote_frame_max = max(
+            FRAME_BYTES_MIN, 1 << 20 if most is None else min(most, 1 << 20)
+        )
+        for session in self._sessions.values():
+            session.frame_max = self.remote_frame_max
+        if self.is_server:
+            self.hostname = open.hostname
+            self._say_open()
+            if self._trusted:
+                self._frame_max = self.limits.frame_bytes
+        self._events.append(Opened(open))
+
+    def _begin_of(self, session: Session, remote: int | None) -> Begin:
+        return Begin(remote, session.next_outgoing_id, WINDOW, WINDOW, self.limits.handles - 1)
+
+    def _on_begin(self, channel: int, begin: Begin, *rest: object) -> None:
+        self._check_open()
+        if channel in self._incoming:
+            raise Malformed("a channel is in use", "amqp:connection:framing-error")
+        if not self.is_server and begin.remote_channel is not None:
+            mine = self._sessions.get(begin.remote_channel)
+            if mine is None:
+                raise Malformed("an answer to no begin", "amqp:connection:framing-error")
+            self._incoming[channel] = mine
+            mine.on_begin(begin, channel)
+            self._events.append(Begun(mine))
+            return
+        most = self.limits.channels if self._trusted else self.limits.first_channels
+        if channel >= self.limits.channels or len(self._incoming) >= most:
+            raise Malformed(f"a connection has at most {most} channels",
+                            "amqp:resource-limit-exceeded")  # fmt: skip
+        session = self._sessions[channel] = self._incoming[channel] = Session(self, channel)
+        session.on_begin(begin, channel)
+        self.write(self._begin_of(session, channel), channel)
+        self._events.append(Begun(session))
+
+    def _check_open(self) -> None:
+        if self.open is None:
+            raise Malformed("there was no open", "amqp:connection:framing-error")
+
+    def _session(self, channel: int) -> Session:
+        session = self._incoming.get(channel)
+        if session is None:
+            raise Malformed("there is no session on the channel", "amqp:connection:framing-error")
+        return session
+
+    def _on_attach(self, channel: int, attach: Attach, *rest: object) -> None:
+        session = self._session(channel)
+        if not session.ended:
+            session.on_attach(attach, self.limits.handles - 1)
+
+    def _on_flow(self, channel: int, flow: Flow, *rest: object) -> None:
+        session = self._session(channel)
+        if not session.ended:
+            session.on_flow(flow)
+
+    def _on_transfer(
+        self, channel: int, transfer: Transfer, data: bytes, at: int, end: int
+    ) -> None:
+        session = self._incoming.get(channel)
+        if session is None:
+            session = self._session(channel)
+        if not session.ended:
+            session.on_transfer(transfer, data[at:end])
+
+    def _on_disposition(self, channel: int, disposition: Disposition, *rest: object) -> None:
+        session = self._session(channel)
+        if not session.ended:
+            session.on_disposition(disposition)
+
+    def _on_detach(self, channel: int, detach: Detach, *rest: object) -> None:
+        session = self._session(channel)
+        if not session.ended:
+            session.on_detach(detach)
+
+    def _on_end(self, channel: int, end: End, *rest: object) -> None:
+        session = self._session(channel)
+        session.on_end()
+        del self._incoming[channel]
+        self._sessions.pop(session.channel, None)
+        self._events.append(Ended(session, problem_in(end.error)))
+
+    def _on_close(self, _: int, close: Close, *rest: object) -> None:
+        self._check_open()
+        self.close()
+        self._over(problem_in(close.error))
+
+
+def _unwanted(*_: object) -> None:
+    raise Malformed("a frame that is not expected", "amqp:not-implemented")
+
+
+_ON: dict[type[Performative], Callable[..., None]] = {
+    Open: Connection._on_open,
+    Begin: Connection._on_begin,
+    Attach: Connection._on_attach,
+    Flow: Connection._on_flow,
+    Transfer: Connection._on_transfer,
+    Disposition: Connection._on_disposition,
+    Detach: Connection._on_detach,
+    End: Connection._on_end,
+    Close: Connection._on_close,
+    SaslInit: Connection._on_sasl_init,
+    SaslMechanisms: Connection._on_sasl_mechanisms,
+    SaslOutcome: Connection._on_sasl_outcome,
+}

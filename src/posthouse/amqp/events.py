@@ -1,0 +1,80 @@
+"""What a connection tells whoever drives it."""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from posthouse.amqp.performatives import Open, Problem
+from posthouse.amqp.types import Described
+
+if TYPE_CHECKING:
+    from posthouse.amqp.session import Link, Session
+
+
+class Opened(msgspec.Struct):
+    """The other side has said who it is."""
+
+    open: Open
+
+
+class Begun(msgspec.Struct):
+    session: "Session"
+
+
+class Attached(msgspec.Struct):
+    """The other side wants a link, to be accepted or refused; or has accepted ours."""
+
+    link: "Link"
+
+
+class Flowed(msgspec.Struct):
+    """The other side has said how many messages it will take, or has sent all it had."""
+
+    link: "Link"
+
+
+class Arrived(msgspec.Struct):
+    """A delivery is complete. Without a payload it was larger than the link takes."""
+
+    link: "Link"
+    delivery_id: int
+    tag: bytes
+    format: int
+    settled: bool
+    state: Described | None
+    payload: bytes | None
+
+
+class Disposed(msgspec.Struct):
+    """What the other side says of deliveries that we sent, or says again of those it sent."""
+
+    link: "Link"
+    delivery_ids: list[int]
+    state: Described | None
+    settled: bool
+
+
+class Detached(msgspec.Struct):
+    """The link is over."""
+
+    link: "Link"
+    problem: Problem | None
+    closed: bool
+
+
+class Ended(msgspec.Struct):
+    """The session is over, and all its links with it; of those it is told before."""
+
+    session: "Session"
+    problem: Problem | None
+
+
+class Closed(msgspec.Struct):
+    """Nothing comes any more, and nothing can be sent but what is to be taken still."""
+
+    problem: Problem | None
+
+
+Event: TypeAlias = (
+    Opened | Begun | Attached | Flowed | Arrived | Disposed | Detached | Ended | Closed
+)

@@ -1,0 +1,596 @@
+"""Sessions and links (2.5, 2.6): windows, credit, deliveries in pieces, settlement."""
+
+from collections import deque
+from collections.abc import Iterable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from posthouse.amqp.events import Arrived, Attached, Detached, Disposed, Flowed
+from posthouse.amqp.performatives import (
+    RECEIVER,
+    SENDER,
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Transfer,
+    problem_in,
+)
+from posthouse.amqp.types import Malformed, Value
+
+if TYPE_CHECKING:
+    from posthouse.amqp.connection import Connection
+
+MASK = 0xFFFFFFFF  # delivery ids and the like are 32 bits, and go round (2.8.10)
+WINDOW = 65_535  # transfers that we take before we say so again
+FIRST_DELIVERY = 1 << 30  # some clients mix up ids of the two directions where those are equal
+EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
+
+# Frame header; descriptor and list8; handle, delivery id, tag.
+_TRANSFER = Struct(">IBBH6sBIBIBB").pack
+_BEGINS = b"\x00\x53\x14\xc0"
+_FIXED_BYTES = 8 + 3 + 3 + 5 + 5 + 2 + 8  # of a first frame with message format 0, without its tag
+_MORE_BYTES = 8 + 3 + 3 + 5 + 9  # of those that follow
+
+
+def _rest(format: bytes, *, settled: bool, more: bool) -> bytes:
+    """The fields behind the tag, up to the eleventh."""
+    said = b"\x41" if settled else b"\x42"
+    goes_on = b"\x41" if more else b"\x42"
+    return format + said + goes_on + b"\x40\x40\x42\x42\x42"
+
+
+_REST = {
+    (settled, more): _rest(b"\x43", settled=settled, more=more)
+    for settled in (False, True)
+    for more in (False, True)
+}
+
+
+def after(first: int, second: int) -> int:
+    """How far the first number is behind the second, negative where it is before it (RFC 1982)."""
+    return (first - second + 0x80000000 & MASK) - 0x80000000
+
+
+class Link:
+    """One end of a link. `sends`: messages go from here to the other side."""
+
+    __slots__ = (
+        "_attached",
+        "_detached",
+        "_empty",
+        "_first",
+        "_gone",
+        "_id",
+        "_over",
+        "_parts",
+        "_size",
+        "attach",
+        "context",
+        "credit",
+        "delivery_count",
+        "drain",
+        "handle",
+        "max_message_size",
+        "name",
+        "remote_handle",
+        "sends",
+        "session",
+    )  # fmt: skip
+
+    def __init__(self, session: "Session", name: str, handle: int, *, sends: bool) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        self.remote_handle = -1
+        self.sends = sends
+        self.attach: Attach | None = None  # what the other side said
+        self.credit = 0
+        self.delivery_count = 0
+        self.drain = False
+        self.max_message_size = 0  # that we take; 0: any
+        self.context: object = None  # for who drives it
+        self._attached = False  # we have said so
+        self._detached = False  # we have said so
+        self._gone = False  # both have
+        self._parts: list[bytes] = []  # of a delivery that is under way
+        self._size = self._empty = 0
+        self._over = False  # it is larger than it may be
+        self._id = 0
+        self._first: Transfer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._attached and not self._detached and not self._gone
+
+    @property
+    def is_gone(self) -> bool:
+        return self._detached or self._gone
+
+    # Beginning and end.
+
+    def accept(
+        self,
+        *,
+        source: Value = None,
+        target: Value = None,
+        max_message_size: int = 0,
+        properties: dict[Value, Value] | None = None,
+    ) -> None:
+        """Answers an attach. Settlement modes are as the other side wants them."""
+        wanted = self.attach
+        assert wanted is not None
+        self._attached = True
+        self.max_message_size = max_message_size
+        self.session.write(
+            Attach(
+                self.name, self.handle, RECEIVER if not self.sends else SENDER,
+                wanted.snd_settle_mode, wanted.rcv_settle_mode, source, target, None, False,
+                0 if self.sends else None, max_message_size, properties=properties,
+            )
+        )  # fmt: skip
+
+    def refuse(self, error: bytes) -> None:
+        """2.6.3: an attach without a terminus, and a detach at once behind it."""
+        wanted = self.attach
+        assert wanted is not None
+        self.session.write(
+            Attach(
+                self.name, self.handle, RECEIVER if not self.sends else SENDER,
+                wanted.snd_settle_mode, wanted.rcv_settle_mode, None, None, None, False,
+                0 if self.sends else None, 0,
+            )
+        )  # fmt: skip
+        self._attached = True
+        self.detach(error)
+
+    def detach(self, error: bytes | None = None, *, closed: bool = True) -> None:
+        """Ends it from this side; nothing of it is told any more but that it is over."""
+        if self._detached or self._gone:
+            return
+        self._detached = True
+        self._forget()
+        self.session.write(Detach(self.handle, closed, error))
+
+    def _forget(self) -> None:
+        self._parts, self._first = [], None
+        unsettled = self.session.unsettled
+        for each in [each for each, link in unsettled.items() if link is self]:
+            del unsettled[each]
+
+    # Sending.
+
+    def send(
+        self,
+        payload: bytes,
+        tag: bytes,
+        *,
+        settled: bool = False,
+        format: int = 0,
+        state: bytes | None = None,
+    ) -> int:
+        """One delivery; returns its id. It waits where the session's window is used up."""
+        session = self.session
+        number = session.next_delivery_id
+        session.next_delivery_id = number + 1 & MASK
+        self.credit -= 1
+        self.delivery_count = self.delivery_count + 1 & MASK
+        if not settled:
+            session.unsettled[number] = self
+        size = _FIXED_BYTES + len(tag) + len(payload)
+        if size <= session.frame_max and not format and state is None:
+            head = _TRANSFER(
+                size, 2, 0, session.channel, _BEGINS + b"%c\x0b" % (21 + len(tag)), 0x70,
+                self.handle, 0x70, number, 0xA0, len(tag),
+            )  # fmt: skip
+            session.send(b"".join((head, tag, _REST[settled, False], payload)))
+        else:
+            self._send_in_parts(payload, tag, number, format, state, settled=settled)
+        return number
+
+    def _send_in_parts(
+        self,
+        payload: bytes,
+        tag: bytes,
+        number: int,
+        format: int,
+        state: bytes | None,
+        *,
+        settled: bool,
+    ) -> None:
+        session = self.session
+        first = Transfer(
+            self.handle, number, tag, format, settled, True, None, state,  # type: ignore[arg-type]
+            False, False, False,
+        )  # fmt: skip
+        following = Transfer(
+            self.handle, number, None, None, settled, True, None, None, False, False, False
+        )
+        at = 0
+        while True:
+            performative = following if at else first
+            head = session.frame_head(performative)
+            room = max(1, session.frame_max - 8 - len(head))
+            part = payload[at : at + room]
+            at += len(part)
+            if at >= len(payload):
+                performative.more = False
+                head = session.frame_head(performative)
+            session.send(session.framed(head + part))
+            if at >= len(payload):
+                return
+
+    def drained(self) -> None:
+        """2.6.7: all that was there has been sent, and the rest of the credit is used up."""
+        self.delivery_count = self.delivery_count + max(0, self.credit) & MASK
+        self.credit = 0
+        self.tell(drain=True)
+        self.drain = False
+
+    # Receiving.
+
+    def grant(self, credit: int, *, drain: bool = False) -> None:
+        """From now on this much credit."""
+        self.credit = credit
+        self.drain = drain
+        self.tell(drain=drain)
+
+    def settle(self, delivery_ids: Iterable[int], state: bytes, *, settled: bool = True) -> None:
+        """Says what has become of deliveries, of which side they may be."""
+        session, role = self.session, SENDER if self.sends else RECEIVER
+        for first, last in _runs(delivery_ids):
+            session.write(Disposition(role, first, last, settled, state, False))
+        if self.sends and settled:
+            for each in delivery_ids:
+                session.unsettled.pop(each, None)
+
+    def tell(self, *, drain: bool = False, echo: bool = False) -> None:
+        """How it stands, with the session's windows (2.7.4)."""
+        self.session.flow(
+            self.handle, self.delivery_count, max(0, self.credit), drain=drain, echo=echo
+        )
+
+    # What the other side says.
+
+    def on_flow(self, flow: Flow) -> None:
+        if self.sends:
+            # 2.6.7: credit is counted from where the receiver was when it said so.
+            said = flow.delivery_count if flow.delivery_count is not None else 0
+            self.credit = after(said + (flow.link_credit or 0), self.delivery_count)
+            self.drain = bool(flow.drain)
+        elif flow.delivery_count is not None:
+            used = after(flow.delivery_count, self.delivery_count)
+            if used > 0:  # what was not used of the credit before a drain
+                self.delivery_count = flow.delivery_count
+                self.credit = max(0, self.credit - used)
+            self.drain = False
+        if flow.echo:
+            self.tell()
+        self.session.tell(Flowed(self))
+
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        first = self._first
+        if first is None:
+            if transfer.delivery_id is None or transfer.delivery_tag is None:
+                raise Malformed("a delivery begins without its id or tag", "amqp:invalid-field")
+            if len(transfer.delivery_tag) > 32:  # 2.8.7
+                raise Malformed("a delivery tag is longer than 32 bytes", "amqp:invalid-field")
+            self.credit -= 1
+            self.delivery_count = self.delivery_count + 1 & MASK
+            if not transfer.more and not transfer.aborted:
+                if self.max_message_size and len(payload) > self.max_message_size:
+                    self._arrived(transfer, None, bool(transfer.settled))
+                else:
+                    self._arrived(transfer, payload, bool(transfer.settled))
+                return
+            first = self._first = transfer
+            self._parts, self._size, self._empty, self._over = [], 0, 0, False
+            self.session.unfinished(1)
+        elif transfer.delivery_id is not None and transfer.delivery_id != first.delivery_id:
+            raise Malformed("a delivery begins within another", "amqp:invalid-field")
+        if transfer.aborted:  # 2.6.14: as if it had never been
+            self._first, self._parts = None, []
+            self.session.unfinished(-1)
+            return
+        self._add(payload)
+        if not transfer.more:
+            whole = None if self._over else b"".join(self._parts)
+            settled = bool(first.settled or transfer.settled)
+            first.state = transfer.state or first.state
+            self._first, self._parts = None, []
+            self.session.unfinished(-1)
+            self._arrived(first, whole, settled)
+
+    def _add(self, payload: bytes) -> None:
+        self._size += len(payload)
+        if not payload:
+            self._empty += 1
+            if self._empty > EMPTY_MAX:
+                raise Malformed("a delivery has too many empty parts", "amqp:framing-error")
+        elif self.max_message_size and self._size > self.max_message_size:
+            self._over, self._parts = True, []
+        else:
+            self._parts.append(payload)
+
+    def _arrived(self, first: Transfer, payload: bytes | None, settled: bool) -> None:
+        self.session.tell(
+            Arrived(
+                self, first.delivery_id or 0, first.delivery_tag or b"", first.message_format or 0,
+                settled, first.state, payload,
+            )
+        )  # fmt: skip
+
+    def on_attach(self, attach: Attach) -> None:
+        self.attach = attach
+        self.remote_handle = attach.handle
+        if not self.sends:
+            self.delivery_count = attach.initial_delivery_count or 0
+        self.session.tell(Attached(self))
+
+    def on_detach(self, detach: Detach) -> None:
+        told = self._detached
+        if not told and self._attached:
+            self.session.write(Detach(self.handle, detach.closed, None))
+        self._forget()
+        self._gone = True
+        self.session.forget(self)
+        if not told:
+            self.session.tell(Detached(self, problem_in(detach.error), bool(detach.closed)))
+
+    def lose(self) -> None:
+        """Its session or connection is over."""
+        if not self._gone:
+            self._gone = True
+            self._forget()
+            if not self._detached:
+                self.session.tell(Detached(self, None, True))
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers that follow each other, as their first and last."""
+    found: list[tuple[int, int]] = []
+    first = last = -1
+    for each in numbers:
+        if first < 0:
+            first = last = each
+        elif each == last + 1 & MASK:
+            last = each
+        else:
+            found.append((first, last))
+            first = last = each
+    if first >= 0:
+        found.append((first, last))
+    return found
+
+
+class Session:
+    """2.5. `channel` is the number under which we write."""
+
+    __slots__ = (
+        "_incoming", "_links", "_pending", "_window", "channel", "connection", "context", "ended",
+        "frame_max", "next_delivery_id", "next_incoming_id", "next_outgoing_id", "remote_channel",
+        "remote_handle_max", "remote_window", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, connection: "Connection", channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel = -1
+        self.remote_window = 0
+        self.remote_handle_max = MASK
+        self.next_incoming_id: int | None = None
+        self.next_outgoing_id = 0
+        self.next_delivery_id = FIRST_DELIVERY
+        self.frame_max = connection.remote_frame_max
+        self.unsettled: dict[int, Link] = {}  # what we sent
+        self.context: object = None  # for who drives it
+        self.ended = False  # we have said so
+        self._window = WINDOW
+        self._links: dict[int, Link] = {}  # by our handle
+        self._incoming: dict[int, Link] = {}  # by theirs
+        self._pending: deque[bytes] = deque()  # transfers that wait for the window
+
+    # What we say.
+
+    def attach(
+        self,
+        name: str,
+        *,
+        sends: bool,
+        source: Value = None,
+        target: Value = None,
+        settled: bool | None = None,
+        max_message_size: int = 0,
+        properties: dict[Value, Value] | None = None,
+    ) -> Link:
+        """A new link. `settled`: deliveries are never, or (None) as each says, settled at once."""
+        handle = next(each for each in range(len(self._links) + 1) if each not in self._links)
+        link = self._links[handle] = Link(self, name, handle, sends=sends)
+        self.connection.count_link(1)
+        link._attached = True
+        link.max_message_size = max_message_size
+        mode = 2 if settled is None else int(settled)
+        self.write(
+            Attach(
+                name, handle, SENDER if sends else RECEIVER, mode, 0, source, target, None, False,
+                0 if sends else None, max_message_size, properties=properties,
+            )
+        )  # fmt: skip
+        return link
+
+    def end(self, error: bytes | None = None) -> None:
+        if not self.ended:
+            self.ended = True
+            self.write(End(error))
+            self._lose_links()
+
+    def write(self, performative: Value) -> None:
+        self.connection.write(performative, self.channel)
+
+    def flow(
+        self,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        credit: int | None = None,
+        *,
+        drain: bool = False,
+        echo: bool = False,
+    ) -> None:
+        self.write(
+            Flow(
+                self.next_incoming_id, self._window, self.next_outgoing_id, WINDOW, handle,
+                delivery_count, credit, 0 if handle is not None else None, drain, echo,
+            )
+        )  # fmt: skip
+
+    def frame_head(self, transfer: Transfer) -> bytes:
+        return self.connection.encoded(transfer)
+
+    def framed(self, content: bytes) -> bytes:
+        return (
+            (8 + len(content)).to_bytes(4, "big")
+            + b"\x02\x00"
+            + self.channel.to_bytes(2, "big")
+            + content
+        )
+
+    def send(self, frame: bytes) -> None:
+        """A transfer, as soon as the other side has a place for it."""
+        if self.remote_window > 0 and not self._pending:
+            self._send(frame)
+        else:
+            self._pending.append(frame)
+
+    def _send(self, frame: bytes) -> None:
+        self.remote_window -= 1
+        self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
+        self.connection.put(frame)
+
+    # What the other side says.
+
+    def on_begin(self, begin: Begin, channel: int) -> None:
+        self.remote_channel = channel
+        self.next_incoming_id = begin.next_outgoing_id
+        self.remote_window = begin.incoming_window
+        if begin.handle_max is not None:
+            self.remote_handle_max = begin.handle_max
+
+    def on_attach(self, attach: Attach, handle_max: int) -> None:
+        if attach.handle > handle_max:
+            raise Malformed(
+                f"there are no handles above {handle_max}", "amqp:connection:framing-error"
+            )
+        if attach.handle in self._incoming:
+            raise Malformed("a handle is in use", "amqp:session:handle-in-use")
+        sends = attach.role == RECEIVER
+        link = None
+        if not self.connection.is_server:
+            mine = (each for each in self._links.values() if each.attach is None)
+            link = next((e for e in mine if e.name == attach.name and e.sends == sends), None)
+        if link is None:
+            handle = attach.handle
+            if not self.connection.is_server:
+                handle = next(h for h in range(len(self._links) + 1) if h not in self._links)
+            link = self._links[handle] = Link(self, attach.name, handle, sends=sends)
+            self.connection.count_link(1)
+        self._incoming[attach.handle] = link
+        link.on_attach(attach)
+
+    def on_flow(self, flow: Flow) -> None:
+        seen = flow.next_incoming_id if flow.next_incoming_id is not None else 0
+        self.remote_window = max(0, after(seen + flow.incoming_window, self.next_outgoing_id))
+        while self._pending and self.remote_window > 0:
+            self._send(self._pending.popleft())
+        if flow.handle is not None:
+            link = self._incoming.get(flow.handle)
+            if link is None:
+                raise Malformed("a flow is for no link", "amqp:session:unattached-handle")
+            if not link.is_gone:
+                link.on_flow(flow)
+        elif flow.echo:
+            self.flow()
+
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        assert self.next_incoming_id is not None
+        self.next_incoming_id = self.next_incoming_id + 1 & MASK
+        self._window -= 1
+        if self._window < WINDOW // 2:
+            self._window = WINDOW
+            self.flow()
+        link = self._incoming.get(transfer.handle)
+        if link is None or link.sends:
+            raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")
+        if not link.is_gone:
+            link.on_transfer(transfer, payload)
+
+    def on_disposition(self, disposition: Disposition) -> None:
+        """2.7.6: the other end's role tells whose deliveries it speaks of."""
+        if disposition.role == SENDER:  # of what it sent; what we said of those was final
+            self._told_by_sender(disposition)
+            return
+        unsettled, first = self.unsettled, disposition.first
+        last = first if disposition.last is None else disposition.last
+        count = after(last, first) + 1
+        if count == 1:
+            ids = [first] if first in unsettled else []
+        elif 0 < count <= len(unsettled):
+            ids = [each for at in range(count) if (each := first + at & MASK) in unsettled]
+        else:
+            ids = [each for each in unsettled if 0 <= after(each, first) < count]
+        by_link: dict[Link, list[int]] = {}
+        for each in ids:
+            by_link.setdefault(unsettled[each], []).append(each)
+        settled, state = bool(disposition.settled), disposition.state
+        assert not isinstance(state, bytes)
+        if settled:
+            for each in ids:
+                del unsettled[each]
+        for link, mine in by_link.items():
+            self.tell(Disposed(link, mine, state, settled))
+
+    def _told_by_sender(self, disposition: Disposition) -> None:
+        state = disposition.state
+        assert not isinstance(state, bytes)
+        if self.connection.is_server:
+            return
+        last = disposition.first if disposition.last is None else disposition.last
+        count = after(last, disposition.first) + 1
+        ids = [disposition.first + at & MASK for at in range(max(0, min(count, WINDOW)))]
+        for link in list(self._links.values()):
+            if not link.sends:
+                self.tell(Disposed(link, ids, state, bool(disposition.settled)))
+
+    def on_detach(self, detach: Detach) -> None:
+        link = self._incoming.pop(detach.handle, None)
+        if link is None:
+            raise Malformed("a detach is for no link", "amqp:session:unattached-handle")
+        link.on_detach(detach)
+
+    def on_end(self) -> None:
+        if not self.ended:
+            self._lose_links()
+            self.ended = True
+            self.write(End())
+
+    def lose(self) -> None:
+        """The connection is over."""
+        self.ended = True
+        self._lose_links()
+
+    def forget(self, link: Link) -> None:
+        if self._links.pop(link.handle, None) is not None:
+            self.connection.count_link(-1)
+
+    def unfinished(self, change: int) -> None:
+        self.connection.count_unfinished(change)
+
+    def tell(self, event: Value) -> None:
+        self.connection.tell(event)
+
+    def _lose_links(self) -> None:
+        self._pending.clear()
+        for link in list(self._links.values()):
+            link.lose()
+            self.forget(link)

@@ -1,0 +1,1 @@
+"""The protocols that clients speak, one folder each."""

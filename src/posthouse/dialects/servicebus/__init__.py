@@ -1,0 +1,1 @@
+"""Azure Service Bus over AMQP 1.0; `peer.py` is one connection."""

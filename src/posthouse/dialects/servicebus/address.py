@@ -1,0 +1,64 @@
+"""Addresses of nodes: queues, their dead-letter queues, and what manages them."""
+
+from typing import Literal, NamedTuple
+from urllib.parse import unquote
+
+from posthouse.core.model import DEAD
+
+ADDRESS_CHARS_MAX = 1_024
+CBS = "$cbs"
+_MANAGEMENT, _DEAD, _TRANSFER = "$management", "$deadletterqueue", "$transfer"
+
+
+class Address(NamedTuple):
+    kind: Literal["cbs", "entity", "management"]
+    entity: str = ""  # as the client spells it
+    dead: bool = False  # its dead-letter queue
+    transfer: bool = False  # the one for what could not be forwarded
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """For comparing with what a token is for."""
+        return folded(self.entity)
+
+
+def folded(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.casefold().split("/") if part)
+
+
+def queue_of(entity: str, address: Address) -> str:
+    """What the core calls it."""
+    return entity + DEAD if address.dead else entity
+
+
+def parse(text: str) -> Address:
+    """Of every form that clients send. Raises ValueError."""
+    if len(text) > ADDRESS_CHARS_MAX:
+        raise ValueError(f"an address has at most {ADDRESS_CHARS_MAX} characters")
+    path = path_of(text)
+    if path.casefold() == CBS:
+        return Address("cbs")
+    parts = path.split("/")
+    kind: Literal["entity", "management"] = "entity"
+    if parts[-1].casefold() == _MANAGEMENT:
+        kind = "management"
+        parts.pop()
+    dead = transfer = False
+    if parts and parts[-1].casefold() == _DEAD:
+        dead = True
+        parts.pop()
+        if parts and parts[-1].casefold() == _TRANSFER:
+            transfer = True
+            parts.pop()
+    entity = "/".join(parts)
+    if not entity:
+        raise ValueError("an address names no entity")
+    return Address(kind, entity, dead, transfer)
+
+
+def path_of(text: str) -> str:
+    """Without scheme, host, and slashes around it."""
+    _, separator, rest = text.partition("://")
+    if separator:
+        text = rest.partition("/")[2]
+    return unquote(text).strip("/")

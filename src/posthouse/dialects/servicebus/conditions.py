@@ -1,0 +1,59 @@
+"""How refusals are told to Service Bus clients: AMQP conditions, and numbers on $management.
+
+The conditions are what the clients make their exceptions of, and some look at the text as well.
+"""
+
+from posthouse.core import errors
+from posthouse.core.errors import NotFound, Refused
+
+NOT_FOUND = "amqp:not-found"
+UNAUTHORIZED = "amqp:unauthorized-access"
+NOT_ALLOWED = "amqp:not-allowed"
+TOO_LARGE = "amqp:link:message-size-exceeded"
+INTERNAL = "amqp:internal-error"
+NOT_IMPLEMENTED = "amqp:not-implemented"
+FORCED = "amqp:connection:forced"
+DETACH_FORCED = "amqp:link:detach-forced"
+DEAD_LETTER = "com.microsoft:dead-letter"
+ARGUMENT = "com.microsoft:argument-error"
+DISABLED = "com.microsoft:entity-disabled"
+LOCK_LOST = "com.microsoft:message-lock-lost"
+SESSION_LOST = "com.microsoft:session-lock-lost"
+SESSION_LOCKED = "com.microsoft:session-cannot-be-locked"
+TIMEOUT = "com.microsoft:timeout"
+MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
+BUSY = "com.microsoft:server-busy"
+
+CODES: dict[type[Refused], tuple[str, int]] = {
+    errors.NotFound: (NOT_FOUND, 404),
+    errors.AlreadyExists: ("com.microsoft:entity-already-exists", 409),
+    errors.MessageNotFound: (MESSAGE_NOT_FOUND, 404),
+    errors.LockLost: (LOCK_LOST, 410),
+    errors.SessionLocked: (SESSION_LOCKED, 410),
+    errors.SessionLockLost: (SESSION_LOST, 410),
+    errors.QuotaExceeded: ("amqp:resource-limit-exceeded", 403),
+    errors.MessageTooLarge: (TOO_LARGE, 403),
+    errors.Duplicate: ("com.microsoft:entity-already-exists", 409),
+    errors.Disabled: (DISABLED, 400),
+    errors.InvalidArgument: (ARGUMENT, 400),
+    errors.NotAllowed: (NOT_ALLOWED, 400),
+    errors.TimedOut: (TIMEOUT, 408),
+    errors.Unauthenticated: (UNAUTHORIZED, 401),
+    errors.Unauthorized: (UNAUTHORIZED, 401),
+    errors.Busy: (BUSY, 503),
+}
+
+
+def missing(entity: str) -> str:
+    """Clients look for these words."""
+    return (
+        f"The messaging entity '{entity}' could not be found. Check the name, or create it first."
+    )
+
+
+def told(refused: Refused) -> tuple[str, str, int]:
+    """The condition, the text and the number of a refusal."""
+    condition, status = CODES[type(refused)]
+    if isinstance(refused, NotFound) and refused.kind == "queue":
+        return condition, missing(refused.name), status
+    return condition, str(refused), status

@@ -1,0 +1,512 @@
+"""Links to queues: an inlet takes what a client sends, an outlet gives it what it receives."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from posthouse.amqp.events import Arrived, Disposed
+from posthouse.amqp.performatives import (
+    ACCEPTED,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    Problem,
+    code_of,
+    error,
+    problem_in,
+    rejected,
+)
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Described, Malformed, Symbol, Value
+from posthouse.broker.access import Principal
+from posthouse.core.commands import (
+    BATCH_MAX,
+    CREDIT_MAX,
+    TEXT_CHARS_MAX,
+    Abandon,
+    Answer,
+    Attach,
+    Complete,
+    Credit,
+    DeadLetter,
+    Defer,
+    Delivery,
+    Detach,
+    Enqueued,
+    Granted,
+    Notice,
+    Release,
+    Send,
+    Settle,
+    Settled,
+)
+from posthouse.core.errors import (
+    Busy,
+    InvalidArgument,
+    MessageTooLarge,
+    NotAllowed,
+    QuotaExceeded,
+    Refused,
+)
+from posthouse.core.message import NewMessage, Properties
+from posthouse.core.plan import Delivered
+from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.message import (
+    BATCH_FORMAT,
+    Unfit,
+    neutral_value,
+    read_message,
+    split_batch,
+    write_delivery,
+)
+from posthouse.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+INLET_CREDIT = 1_000  # messages that a client may send before it hears of the first
+INLET_BYTES = 8 << 20  # of those that are not answered yet
+GATHER_MESSAGES = 500  # that are sent on in one command
+GATHER_BYTES = 1 << 20
+OUTLET_BYTES = 4 << 20  # of messages that are asked of the queue at a time,
+OUTLET_MESSAGES = 1_000  # and how many at most
+OUTLET_FIRST = 100  # before it is known how large they are
+UNSETTLED_MAX = 100_000  # deliveries of one link that a client may leave unsettled
+
+# Where one message of several may be the reason, and the others are to be sent all the same.
+_OF_ONE = (QuotaExceeded, MessageTooLarge, InvalidArgument, NotAllowed)
+
+Reply = Answer | Refused | StoreError
+
+
+class Place:
+    """Where a link is attached: what of, and on whose behalf."""
+
+    __slots__ = ("entity", "namespace", "path", "principal", "queue", "right")
+
+    def __init__(
+        self,
+        principal: Principal,
+        namespace: str,
+        entity: str,
+        queue: str,
+        path: tuple[str, ...],
+        right: str,
+    ) -> None:
+        self.principal = principal
+        self.namespace = namespace
+        self.entity = entity
+        self.queue = queue  # as the core calls it
+        self.path = path  # as tokens call it
+        self.right = right
+
+
+class Inlet:
+    """A client sends through it."""
+
+    def __init__(self, peer: "Peer", link: Link, place: Place, most_bytes: int) -> None:
+        self._peer = peer
+        self._link = link
+        self.place = place
+        self._most_bytes = most_bytes
+        self._messages: list[NewMessage] = []  # gathered
+        self._ids: list[int | None] = []  # of their deliveries; None where nobody is to be told
+        self._bytes = 0
+        self._unanswered = self._unanswered_bytes = 0
+        self.is_idle = True
+
+    def start(self) -> None:
+        self._link.grant(INLET_CREDIT)
+
+    def on_arrived(self, event: Arrived) -> None:
+        payload, number = event.payload, None if event.settled else event.delivery_id
+        self.is_idle = False
+        if payload is None or len(payload) > self._most_bytes:
+            self._reject(
+                [number], conditions.TOO_LARGE,
+                f"The message is larger than the {self._most_bytes} bytes that are allowed.",
+            )  # fmt: skip
+            return
+        state = event.state
+        if state is not None and code_of(state) == 0x34:
+            self._reject([number], conditions.NOT_IMPLEMENTED, "Transactions are not served yet.")
+            return
+        try:
+            if event.format == BATCH_FORMAT:
+                parts = split_batch(payload, BATCH_MAX)
+                messages = [read_message(each, self._peer.new_id) for each in parts]
+            else:
+                messages = [read_message(payload, self._peer.new_id)]
+        except Unfit as unfit:
+            self._reject([number], unfit.condition, str(unfit))
+            return
+        except Malformed as malformed:
+            self._reject([number], "amqp:decode-error", f"The message cannot be read: {malformed}.")
+            return
+        if event.format == BATCH_FORMAT:  # all of it or nothing: it is a command by itself
+            self.flush()
+            self._submit(messages, [number], len(payload))
+            return
+        self._messages += messages
+        self._ids.append(number)
+        self._bytes += len(payload)
+        if len(self._ids) >= GATHER_MESSAGES or self._bytes >= GATHER_BYTES:
+            self.flush()
+        else:
+            self._peer.gathered(self)
+
+    def flush(self) -> None:
+        """What has come together goes on, as one command."""
+        if self._messages:
+            messages, ids, size = self._messages, self._ids, self._bytes
+            self._messages, self._ids, self._bytes = [], [], 0
+            self._submit(messages, ids, size)
+
+    def _submit(self, messages: list[NewMessage], ids: list[int | None], size: int) -> None:
+        self._unanswered += len(ids)
+        self._unanswered_bytes += size
+        self._ask(messages, ids, partial(self._answered, len(ids), size))
+        self._top_up()
+
+    def _ask(
+        self, messages: list[NewMessage], ids: list[int | None], done: Callable[[], None]
+    ) -> None:
+        def reply(answer: Reply) -> None:
+            if isinstance(answer, Enqueued):
+                self._settle(ids, ACCEPTED)
+            elif isinstance(answer, _OF_ONE) and len(ids) > 1:
+                for message, number in zip(messages, ids, strict=True):
+                    self._ask([message], [number], _nothing)
+            elif isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
+                self._reject(ids, condition, text)
+            else:
+                self._reject(ids, conditions.INTERNAL, "The journal was lost; it is not known"
+                             " whether the message is kept.")  # fmt: skip
+            done()
+
+        self._peer.submit(self.place, Send(self.place.queue, messages), reply)
+
+    def _answered(self, count: int, size: int) -> None:
+        self._unanswered -= count
+        self._unanswered_bytes -= size
+        self._top_up()
+
+    def _top_up(self) -> None:
+        """As much credit as there is room for, told now and then."""
+        if not self._link.is_open:
+            return
+        room = INLET_CREDIT - self._unanswered if self._unanswered_bytes < INLET_BYTES else 0
+        if room - self._link.credit >= INLET_CREDIT // 2 or (room > 0 and self._link.credit <= 0):
+            self._link.grant(room)
+            self._peer.flush_soon()
+
+    def _settle(self, ids: Sequence[int | None], state: bytes) -> None:
+        told = [each for each in ids if each is not None]
+        if told and self._link.is_open:
+            self._link.settle(told, state)
+            self._peer.flush_soon()
+
+    def _reject(self, ids: Sequence[int | None], condition: str, text: str) -> None:
+        self._settle(ids, rejected(condition, text))
+
+    def on_disposed(self, event: Disposed) -> None:
+        """A client that settles in its turn; we have done so already."""
+
+    def on_flowed(self) -> None:
+        pass
+
+    def on_detached(self) -> None:
+        self.flush()
+
+    def turn_away(self, condition: str, text: str) -> None:
+        self._link.detach(error(condition, text))
+
+
+def _nothing() -> None:
+    pass
+
+
+class Outlet:
+    """A client receives through it."""
+
+    def __init__(
+        self, peer: "Peer", link: Link, place: Place, *, delete: bool, session: Granted | None
+    ) -> None:
+        self._peer = peer
+        self._link = link
+        self.place = place
+        self._delete = delete
+        self.session = session
+        self._number = peer.engine.new_receiver(self._deliver)
+        self._tokens: dict[int, int] = {}  # of unsettled deliveries, by their ids
+        self._completing: list[int] = []  # deliveries that were accepted, gathered
+        self._answered: list[int] = []  # those among them of which the client wants to hear
+        self._given = 0  # messages that we were given
+        self._asked = 0  # of the credit that the queue has from us
+        self._window = OUTLET_FIRST
+        self._draining = 0  # how much was asked for to drain it,
+        self._drained = 0  # and has come since
+        self._gone = False
+        self.is_idle = True
+
+    def start(self, attached: Callable[[Reply], None]) -> None:
+        """Calls back with how it went."""
+        token = 0 if self.session is None else self.session.token
+        command = Attach(self.place.queue, self._number, delete=self._delete, session=token)
+
+        def reply(answer: Reply) -> None:
+            if isinstance(answer, Refused | StoreError):
+                self._gone = True
+            elif self._gone:  # the client has left meanwhile
+                self._peer.submit(self.place, Detach(self._number), _ignore)
+            attached(answer)
+
+        self._peer.submit(self.place, command, reply)
+
+    # Credit.
+
+    def on_flowed(self) -> None:
+        self._ask()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self._ask()
+
+    def _ask(self) -> None:
+        """Asks the queue for as much as the client wants, as far as there is room for it."""
+        link = self._link
+        if self._gone or not link.is_open or self._draining:
+            return
+        wanted = min(max(0, link.credit), self._window, CREDIT_MAX)
+        if self._peer.is_paused:
+            wanted = 0
+        if link.drain and not self._peer.is_paused:
+            self._draining, self._drained = max(1, wanted), 0
+            command = Credit(self._number, wanted, drain=True, given=self._given)
+        elif wanted == self._asked:
+            return
+        else:
+            command = Credit(self._number, wanted, given=self._given)
+        self._asked = wanted
+        self._peer.submit(self.place, command, self._refused)
+
+    def _refused(self, answer: Reply) -> None:
+        if isinstance(answer, Refused) and not self._gone:
+            if isinstance(answer, Busy):
+                self._draining = self._asked = 0
+                asyncio.get_running_loop().call_later(0.5, self._ask)
+                return
+            condition, text, _ = conditions.told(answer)
+            self.turn_away(condition, text)
+
+    # Deliveries.
+
+    def _deliver(self, what: Sequence[Delivered]) -> None:
+        if self._gone or not self._link.is_open:
+            self._give_back([each for each in what if isinstance(each, Delivery)])
+            return
+        link, size = self._link, 0
+        self.is_idle = False
+        for each in what:
+            if isinstance(each, Delivery):
+                payload = write_delivery(each)
+                size += len(payload)
+                self._given += 1
+                self._drained += 1
+                self._asked -= 1
+                if self._delete:
+                    link.send(payload, self._given.to_bytes(16, "big"), settled=True)
+                else:
+                    self._tokens[link.send(payload, tag_of(each.token))] = each.token
+            elif isinstance(each, Notice):
+                self._noticed(each)
+        if len(self._tokens) > UNSETTLED_MAX:
+            self._forget_oldest()
+        if size:
+            self._window = max(1, min(OUTLET_MESSAGES, OUTLET_BYTES * len(what) // size))
+        if self._asked <= self._window // 2:
+            self._ask()
+        self._peer.flush_soon()
+
+    def _noticed(self, notice: Notice) -> None:
+        if notice.kind == "drained":
+            asked, self._draining, self._asked = self._draining, 0, 0
+            if not self._link.drain:
+                self._ask()
+            elif self._drained < asked or self._link.credit <= 0:
+                self._link.drained()
+            else:  # it gave as much as is asked for at a time: there may be more
+                self._ask()
+        elif notice.kind == "session-lost":
+            self._lose(conditions.SESSION_LOST, "The session lock has expired. Accept the session"
+                       " again.")  # fmt: skip
+        elif notice.kind == "deleted":
+            self._lose(conditions.NOT_FOUND, conditions.missing(self.place.entity))
+        elif notice.kind == "paused":
+            self.turn_away(
+                conditions.DISABLED, f"The messaging entity '{self.place.entity}' is disabled."
+            )
+
+    def _lose(self, condition: str, text: str) -> None:
+        self._gone = True
+        self._link.detach(error(condition, text))
+        self._peer.forget(self)
+
+    def _forget_oldest(self) -> None:
+        unsettled = self._link.session.unsettled
+        for each in list(self._tokens)[: UNSETTLED_MAX // 10]:
+            del self._tokens[each]
+            unsettled.pop(each, None)
+
+    def _give_back(self, deliveries: list[Delivery]) -> None:
+        tokens = [each.token for each in deliveries if each.token]
+        if tokens:
+            token = 0 if self.session is None else self.session.token
+            self._peer.submit(
+                self.place, Release(self.place.queue, tokens, partial=True, session=token), _ignore
+            )
+
+    # Settlement.
+
+    def on_disposed(self, event: Disposed) -> None:
+        state = event.state
+        self.is_idle = False
+        kind = 0 if state is None else code_of(state)
+        if kind == 0x23 or (state is None and not event.settled):  # nothing is decided yet
+            return
+        ids = [each for each in event.delivery_ids if each in self._tokens]
+        if kind == 0x24:
+            self._completing += ids
+            if not event.settled:
+                self._answered += ids
+            self._peer.gathered(self)
+            return
+        self.flush()
+        if kind == 0x34:
+            self._answer(ids, rejected(conditions.NOT_IMPLEMENTED,
+                                       "Transactions are not served yet."))  # fmt: skip
+            return
+        tokens = [self._tokens.pop(each) for each in ids]
+        if not ids:
+            return
+        try:
+            command, outcome = self._command(kind, state, tokens)
+        except Unfit as unfit:
+            self._answer([] if event.settled else ids, rejected(unfit.condition, str(unfit)))
+            return
+        told = [] if event.settled else ids
+        self._submit(command, dict(zip(tokens, ids, strict=True)), told, outcome)
+
+    def flush(self) -> None:
+        """What was accepted, in one command."""
+        if self._completing:
+            ids, told = self._completing, self._answered
+            self._completing, self._answered = [], []
+            by_token = {self._tokens.pop(each): each for each in ids if each in self._tokens}
+            for at in range(0, len(by_token), BATCH_MAX):
+                some = list(by_token)[at : at + BATCH_MAX]
+                command = Complete(self.place.queue, some, True, self._session_token)
+                mine = {token: by_token[token] for token in some}
+                self._submit(command, mine, told, ACCEPTED)
+
+    @property
+    def _session_token(self) -> int:
+        return 0 if self.session is None else self.session.token
+
+    def _command(
+        self, kind: int, state: Described | None, tokens: list[int]
+    ) -> tuple[Settle, bytes]:
+        """What an outcome means (3.4), and how it is answered. Raises Unfit."""
+        queue, session = self.place.queue, self._session_token
+        fields = state.value if state is not None and isinstance(state.value, list) else []
+        if kind == 0x27:  # modified: as Service Bus understands it
+            _, elsewhere, changed = (*fields, None, None, None)[:3]
+            properties = changes(changed)
+            if elsewhere:
+                return Defer(queue, tokens, True, session, properties), MODIFIED
+            return Abandon(queue, tokens, True, session, properties), MODIFIED
+        if kind == 0x25:
+            told = problem_in(fields[0]) if fields else None
+            reason, description, properties = dead_letter_words(told)
+            command = DeadLetter(queue, tokens, True, session, reason, description, properties)
+            return command, REJECTED
+        return Release(queue, tokens, True, session), RELEASED
+
+    def _submit(
+        self, command: Settle, by_token: dict[int, int], told: list[int], outcome: bytes
+    ) -> None:
+        ids = set(told)
+
+        def reply(answer: Reply) -> None:
+            if isinstance(answer, Settled):
+                lost = {by_token[each] for each in answer.lost if isinstance(each, int)}
+                fine = [each for each in by_token.values() if each in ids and each not in lost]
+                self._answer(fine, outcome)
+                self._answer([each for each in told if each in lost], _LOCK_LOST)
+            elif isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
+                self._answer([e for e in by_token.values() if e in ids], rejected(condition, text))
+
+        self._peer.submit(self.place, command, reply)
+
+    def _answer(self, ids: list[int], outcome: bytes) -> None:
+        if ids and self._link.is_open:
+            self._link.settle(ids, outcome)
+            self._peer.flush_soon()
+
+    # The end.
+
+    def on_arrived(self, event: Arrived) -> None:
+        raise AssertionError("messages do not come in where they go out")
+
+    def on_detached(self) -> None:
+        self.flush()
+        if not self._gone:
+            self._gone = True
+            self._peer.submit(self.place, Detach(self._number), _ignore)  # with its session
+        self._peer.forget(self)
+
+    def turn_away(self, condition: str, text: str) -> None:
+        self._link.detach(error(condition, text))
+        self.on_detached()
+
+
+def _ignore(_: Reply) -> None:
+    """Nobody waits for this answer."""
+
+
+_LOCK_LOST = rejected(
+    conditions.LOCK_LOST, "The lock has expired or was settled already. Receive the message again."
+)
+
+
+def tag_of(token: int) -> bytes:
+    """The lock's token as clients know it: a GUID in .NET's order."""
+    b = token.to_bytes(16, "big")
+    return b[3::-1] + b[5:3:-1] + b[7:5:-1] + b[8:]
+
+
+def changes(given: Value) -> Properties:
+    """What a client wants changed of a message's application properties. Raises Unfit."""
+    if not isinstance(given, dict):
+        return {}
+    return {str(key): neutral_value(value) for key, value in given.items()}
+
+
+def dead_letter_words(told: Problem | None) -> tuple[str | None, str | None, Properties]:
+    """Reason, description and changed properties of a rejection. Raises Unfit."""
+    if told is None:
+        return None, None, {}
+    info = dict(told.info)
+    reason = info.pop(Symbol("DeadLetterReason"), None)
+    description = info.pop(Symbol("DeadLetterErrorDescription"), None)
+    if told.condition not in ("", conditions.DEAD_LETTER):
+        reason = told.condition if reason is None else reason
+        description = told.text if description is None else description
+    return _words(reason), _words(description), changes(info)
+
+
+def _words(given: Value) -> str | None:
+    return str(given)[:TEXT_CHARS_MAX] if isinstance(given, str) else None

@@ -1,0 +1,373 @@
+"""What can be asked of a queue's $management node.
+
+Each operation reads its request and says which command that is, and how its answer is told. The
+status is 200 where something was done and 204 where nothing was found: clients look at it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from uuid import UUID
+
+from posthouse.amqp.types import Array, Int, Malformed, Symbol, Timestamp, Value
+from posthouse.core.commands import (
+    BATCH_MAX,
+    PAGE_MAX,
+    STEPS_MAX,
+    TEXT_CHARS_MAX,
+    TIME_MS_MAX,
+    Abandon,
+    Answer,
+    Cancel,
+    Command,
+    Complete,
+    DeadLetter,
+    Defer,
+    Enqueued,
+    GetSessionState,
+    ListSessions,
+    Peek,
+    Peeked,
+    Progress,
+    Purge,
+    Receive,
+    Received,
+    ReceiveDeferred,
+    Renew,
+    RenewSession,
+    Send,
+    SetSessionState,
+    Settle,
+    Settled,
+)
+from posthouse.core.errors import Refused, SessionLockLost
+from posthouse.core.message import ACTIVE
+from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.links import Place, changes
+from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
+from posthouse.dialects.servicebus.requests import Request
+from posthouse.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+OK, NOTHING = 200, 204
+SESSIONS_WITH_MESSAGES_MS = 253_402_300_800_000  # what clients say for "never mind the time"
+DELETE_MAX = 4_000
+_PREFIX = "com.microsoft:"
+
+Kind = TypeVar("Kind")
+
+
+class Told(NamedTuple):
+    status: int
+    body: dict[Value, Value]
+    condition: str = ""
+    text: str = ""
+
+
+Tell = Callable[[Told], None]
+
+
+class Ask(NamedTuple):
+    """A command, and what its answer means."""
+
+    command: Command
+    tell: Callable[[Answer], Told]
+
+
+class Desk:
+    """Answers the requests of one node, on behalf of whoever attached to it."""
+
+    def __init__(self, peer: "Peer", place: Place) -> None:
+        self._peer = peer
+        self._place = place
+
+    def answer(self, request: Request, tell: Tell) -> None:
+        """Raises nothing: every request has an answer."""
+        name = request.text("operation")
+        operation = _OPERATIONS.get(name.removeprefix(_PREFIX))
+        if operation is None:
+            tell(Told(501, {}, conditions.NOT_IMPLEMENTED, f"There is no operation {name!r}."))
+            return
+        try:
+            if not isinstance(request.body, dict):
+                raise Unfit("The request is not a map.")  # noqa: TRY301 (told below with the rest)
+            asked = operation(self, request)
+        except Unfit as unfit:
+            tell(Told(400, {}, unfit.condition, str(unfit)))
+        except Malformed as malformed:
+            tell(Told(400, {}, conditions.ARGUMENT, f"A message cannot be read: {malformed}."))
+        except Refused as refused:
+            tell(_refused(refused))
+        else:
+            if isinstance(asked, Ask):
+                self._submit(asked, tell)
+            else:
+                asked(tell)
+
+    def _submit(self, asked: Ask, tell: Tell) -> None:
+        def reply(answer: Answer | Refused | StoreError) -> None:
+            if isinstance(answer, Refused):
+                tell(_refused(answer))
+            elif isinstance(answer, StoreError):
+                tell(Told(500, {}, conditions.INTERNAL, "The journal was lost."))
+            else:
+                tell(asked.tell(answer))
+
+        self._peer.submit(self._place, asked.command, reply)
+
+    # Looking.
+
+    def peek(self, request: Request) -> Ask:
+        first = max(0, _number(request, "from-sequence-number"))
+        count = _number(request, "message-count", 1)
+        session = _get(request, "session-id", str, None)
+        if count < 1:
+            raise Unfit("message-count must be at least 1.", "com.microsoft:argument-out-of-range")
+
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, Peeked)
+            found = [{"message": write_seen(each)} for each in answer.messages]
+            return Told(OK if found else NOTHING, {"messages": found} if found else {})
+
+        return Ask(Peek(self._place.queue, first, min(count, PAGE_MAX), session), tell)
+
+    # Scheduled messages.
+
+    def schedule(self, request: Request) -> Ask:
+        given = _get(request, "messages", list)
+        if len(given) > BATCH_MAX:
+            raise Unfit(f"At most {BATCH_MAX} messages are scheduled at a time.")
+        messages = []
+        for each in given:
+            data = each.get("message") if isinstance(each, dict) else None
+            if not isinstance(data, bytes):
+                raise Unfit("A message to be scheduled is not there.")
+            messages.append(read_message(data, self._peer.new_id))
+
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, Enqueued)
+            return Told(OK, {"sequence-numbers": Array(0x81, answer.sequences)})
+
+        return Ask(Send(self._place.queue, messages), tell)
+
+    def cancel(self, request: Request) -> Ask:
+        return Ask(Cancel(self._place.queue, _numbers(request)), _done)
+
+    # Deferred messages, and locks.
+
+    def receive_deferred(self, request: Request) -> Ask:
+        delete = _number(request, "receiver-settle-mode", 1) == 0
+        session = self._session(request)
+
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, Received)
+            found: list[Value] = []
+            for each in answer.deliveries:
+                token = None if delete else each.token.to_bytes(16, "big")
+                entry: dict[Value, Value] = {"message": write_deferred(each, token=token)}
+                entry["lock-token"] = UUID(int=each.token)
+                found.append(entry)
+            return Told(OK, {"messages": found})
+
+        command = ReceiveDeferred(self._place.queue, _numbers(request), delete, session=session)
+        return Ask(command, tell)
+
+    def settle(self, request: Request) -> Ask:
+        queue, tokens = self._place.queue, _tokens(request)
+        session = self._session(request)
+        properties = changes(request.body.get("properties-to-modify"))
+        status = _get(request, "disposition-status", str)
+        command: Settle
+        if status == "completed":
+            command = Complete(queue, tokens, session=session)
+        elif status == "abandoned":
+            command = Abandon(queue, tokens, session=session, properties=properties)
+        elif status in ("defered", "deferred"):
+            command = Defer(queue, tokens, session=session, properties=properties)
+        elif status == "suspended":
+            reason = _get(request, "deadletter-reason", str, None)
+            text = _get(request, "deadletter-description", str, None)
+            command = DeadLetter(
+                queue, tokens, False, session, None if reason is None else reason[:TEXT_CHARS_MAX],
+                None if text is None else text[:TEXT_CHARS_MAX], properties,
+            )  # fmt: skip
+        else:
+            raise Unfit(f"There is no disposition-status {status!r}.")
+        return Ask(command, _done)
+
+    def renew(self, request: Request) -> Ask:
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, Settled)
+            return Told(OK, {"expirations": Array(0x83, answer.until_ms)})
+
+        return Ask(Renew(self._place.queue, _tokens(request)), tell)
+
+    # Sessions.
+
+    def renew_session(self, request: Request) -> Ask:
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, int)
+            return Told(OK, {"expiration": Timestamp(answer)})
+
+        return Ask(RenewSession(self._place.queue, self._held(request)), tell)
+
+    def get_session_state(self, request: Request) -> Ask:
+        def tell(answer: Answer) -> Told:
+            assert answer is None or isinstance(answer, bytes)
+            return Told(OK, {"session-state": answer})
+
+        return Ask(GetSessionState(self._place.queue, self._held(request)), tell)
+
+    def set_session_state(self, request: Request) -> Ask:
+        state = _get(request, "session-state", bytes, None)
+        return Ask(SetSessionState(self._place.queue, self._held(request), state), _done)
+
+    def list_sessions(self, request: Request) -> Ask:
+        since_ms: int | None = _number(request, "last-updated-time", SESSIONS_WITH_MESSAGES_MS)
+        assert since_ms is not None
+        if since_ms >= SESSIONS_WITH_MESSAGES_MS:
+            since_ms = None
+        skip, top = _number(request, "skip", 0), _number(request, "top", 100)
+        if skip < 0 or top < 1 or (since_ms is not None and since_ms < 0):
+            raise Unfit("skip, top and last-updated-time must not be negative.")
+
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, list)
+            if not answer:
+                return Told(NOTHING, {}, _PREFIX + "session-not-found", "There are no sessions.")
+            return Told(OK, {"skip": Int(skip + len(answer)), "sessions-ids": Array(0xB1, answer)})
+
+        return Ask(ListSessions(self._place.queue, since_ms, skip, min(top, PAGE_MAX)), tell)
+
+    # Deleting.
+
+    def delete(self, request: Request) -> Ask | Callable[[Tell], None]:
+        count = _number(request, "message-count")
+        before_ms = min(_number(request, "enqueued-time-utc", TIME_MS_MAX), TIME_MS_MAX)
+        if not 1 <= count <= DELETE_MAX:
+            raise Unfit(f"message-count must be from 1 to {DELETE_MAX}.",
+                        "com.microsoft:argument-out-of-range")  # fmt: skip
+        if request.body.get("session-id") is not None:
+            number = self._peer.engine.new_receiver()
+            command = Receive(
+                self._place.queue, number, count, delete=True, session=self._held(request)
+            )
+            return Ask(command, _deleted)
+
+        def begin(tell: Tell) -> None:
+            self._delete_some(tell, 0, count, before_ms, 0)
+
+        return begin
+
+    def _delete_some(self, tell: Tell, first: int, left: int, before_ms: int, done: int) -> None:
+        """Bit by bit: no command does unbounded work."""
+        command = Purge(
+            self._place.queue, frozenset((ACTIVE,)), first, before_ms, min(left, STEPS_MAX)
+        )
+
+        def reply(answer: Answer | Refused | StoreError) -> None:
+            if isinstance(answer, Refused):
+                tell(_refused(answer))
+            elif isinstance(answer, Progress):
+                rest, total = left - answer.done, done + answer.done
+                if answer.next is None or not rest:
+                    tell(_count(total))
+                else:
+                    self._delete_some(tell, answer.next, rest, before_ms, total)
+            else:
+                tell(Told(500, {}, conditions.INTERNAL, "The journal was lost."))
+
+        self._peer.submit(self._place, command, reply)
+
+    # Which session.
+
+    def _session(self, request: Request) -> int:
+        """The token of the session that a request names, 0 where it names none."""
+        return 0 if request.body.get("session-id") is None else self._held(request)
+
+    def _held(self, request: Request) -> int:
+        """Raises SessionLockLost where this connection does not hold it."""
+        session = _get(request, "session-id", str)
+        token = self._peer.session_token(self._place, session)
+        if not token:
+            raise SessionLockLost(self._place.entity, 0)
+        return token
+
+
+_OPERATIONS: dict[str, Callable[[Desk, Request], Ask | Callable[[Tell], None]]] = {
+    "peek-message": Desk.peek,
+    "schedule-message": Desk.schedule,
+    "cancel-scheduled-message": Desk.cancel,
+    "receive-by-sequence-number": Desk.receive_deferred,
+    "update-disposition": Desk.settle,
+    "renew-lock": Desk.renew,
+    "renew-session-lock": Desk.renew_session,
+    "get-session-state": Desk.get_session_state,
+    "set-session-state": Desk.set_session_state,
+    "get-message-sessions": Desk.list_sessions,
+    "batch-delete-messages": Desk.delete,
+}
+
+
+def reply_properties(told: Told) -> dict[Value, Value]:
+    found: dict[Value, Value] = {
+        "statusCode": Int(told.status),
+        "statusDescription": told.text or ("OK" if told.status == OK else "No content"),
+    }
+    if told.condition:
+        found["errorCondition"] = Symbol(told.condition)
+    return found
+
+
+def _done(_: Answer) -> Told:
+    return Told(OK, {})
+
+
+def _deleted(answer: Answer) -> Told:
+    assert isinstance(answer, Received)
+    return _count(len(answer.deliveries))
+
+
+def _count(count: int) -> Told:
+    return Told(OK if count else NOTHING, {"message-count": Int(count)})
+
+
+def _refused(refused: Refused) -> Told:
+    condition, text, status = conditions.told(refused)
+    return Told(status, {}, condition, text)
+
+
+_NEEDED: Value = object()
+
+
+def _get(request: Request, name: str, kind: type[Kind], default: Value = _NEEDED) -> Value:
+    """Raises Unfit."""
+    found = request.body.get(name)
+    if found is None:
+        if default is _NEEDED:
+            raise Unfit(f"{name} is missing.")
+        return default
+    if not isinstance(found, kind):
+        raise Unfit(f"{name} has the wrong type.")
+    return found
+
+
+def _number(request: Request, name: str, default: int | None = None) -> int:
+    found = _get(request, name, int, _NEEDED if default is None else default)
+    return int(found)
+
+
+def _several(request: Request, name: str, kind: type[Kind]) -> list[Kind]:
+    found = _get(request, name, list)
+    if not found or len(found) > BATCH_MAX or not all(isinstance(each, kind) for each in found):
+        raise Unfit(f"{name} must be from 1 to {BATCH_MAX} of them.")
+    return list(found)
+
+
+def _numbers(request: Request) -> list[int]:
+    return [int(each) for each in _several(request, "sequence-numbers", int)]
+
+
+def _tokens(request: Request) -> list[int]:
+    return [each.int for each in _several(request, "lock-tokens", UUID)]

@@ -1,0 +1,470 @@
+"""AMQP messages (3.2) as ours, and back, byte for byte.
+
+What a sender's sections were is kept beside the neutral envelope, as the message's native form:
+
+    kind      1  what the body is: see BODY_*
+    durable   1  0x40 (not said), 0x41, 0x42
+    priority  1  255: not said
+    count     2  keys and values among the annotations that are kept
+    size      4  of them
+    annotations  as they were encoded, without those that a broker sets
+    properties and application properties, as they were encoded
+
+and the body's bytes are the message's own, so that other dialects can read them and the engine can
+put them aside. On the way out the header and the annotations are made anew around all this.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec.msgpack import Ext
+
+from posthouse.amqp.decode import Reader, read_fields, sections
+from posthouse.amqp.encode import described, encode, encode_list, encode_map
+from posthouse.amqp.types import Decimal, Malformed, Symbol, Timestamp, ULong, Value
+from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
+from posthouse.core.message import (
+    TIMESTAMP,
+    Envelope,
+    Message,
+    NewMessage,
+    Note,
+    Properties,
+    decode_envelope,
+    encode_envelope,
+    timestamp,
+    uuid,
+)
+
+HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
+BATCH_FORMAT = 0x80013700  # a message whose data sections are messages
+
+# Bodies: one data section; a value that is text, or bytes; or whatever sections there are.
+BODY_DATA, BODY_TEXT, BODY_BYTES, BODY_SECTIONS = range(4)
+SECTIONS_FORM = "amqp"  # what such a body is called in the envelope
+
+_NATIVE = Struct(">BBBHI")
+_NO_PRIORITY = 255
+ID_CHARS_MAX = 128
+PAIRS_MAX = 2_000  # keys and values of a message's annotations
+
+_TAKEN_OVER = frozenset((
+    "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-opt-message-state",
+    "x-opt-deadletter-source", "x-opt-enqueue-sequence-number", "x-opt-lock-token",
+))  # fmt: skip
+
+
+class Unfit(Exception):
+    """A message that is well formed, and says what cannot be. `condition` is told to the sender."""
+
+    def __init__(self, text: str, condition: str = "com.microsoft:argument-error") -> None:
+        super().__init__(text)
+        self.condition = condition
+
+
+# In.
+
+
+def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
+    """A message as it was sent. Raises Malformed or Unfit."""
+    durable, priority, ttl_ms = 0x40, None, None
+    kept, kept_count, due_ms = b"", 0, 0
+    partition_key = None
+    properties = application = b""
+    fields: list[Value] = []
+    user: Properties = {}
+    bodies: list[tuple[int, int, int, int]] = []
+    for section in sections(payload):
+        code, begin, at, end = section
+        if code == HEADER:
+            durable, priority, ttl_ms = _read_header(payload, at, end)
+        elif code == ANNOTATIONS:
+            kept, kept_count, due_ms, partition_key = _read_annotations(payload, at, end)
+        elif code == PROPERTIES:
+            fields, stop = read_fields(payload, at, end)
+            if stop != end or len(fields) > 13:
+                raise Malformed("properties cannot be read")
+            properties = payload[begin:end]
+        elif code == APPLICATION:
+            application = payload[begin:end]
+            user = _neutral(_map_in(payload, at, end))
+        elif code != DELIVERY_ANNOTATIONS:
+            bodies.append(section)
+    fields += [None] * (13 - len(fields))
+    id = fields[0]
+    if id is None or id == "":
+        id = new_id()
+        properties = _with_id(payload, properties, id)
+    kind, body = _read_body(payload, bodies)
+    form = SECTIONS_FORM if kind == BODY_SECTIONS else ""
+    envelope = _envelope(fields, _text(id), partition_key, user, form)
+    group = envelope.session_id
+    if partition_key is not None:
+        if group is not None and group != partition_key:
+            raise Unfit("The partition key must be the session id where a message has both.")
+        group = partition_key
+    native = b"".join((
+        _NATIVE.pack(
+            kind, durable, _NO_PRIORITY if priority is None else priority, kept_count, len(kept)
+        ),
+        kept, properties, application,
+    ))  # fmt: skip
+    return NewMessage(
+        encode_envelope(envelope), body, native, group,
+        4 if priority is None else min(9, priority), ttl_ms, due_ms,
+    )  # fmt: skip
+
+
+def split_batch(payload: bytes, most: int) -> list[bytes]:
+    """The messages in a batch. Raises Malformed or Unfit."""
+    found = [_bytes_in(payload, at, end) for code, _, at, end in sections(payload) if code == DATA]
+    if len(found) > most:
+        raise Unfit(f"A batch has at most {most} messages.")
+    return found
+
+
+def _bytes_in(data: bytes, at: int, end: int) -> bytes:
+    code = data[at]
+    if code == 0xA0:
+        return data[at + 2 : end]
+    if code == 0xB0:
+        return data[at + 5 : end]
+    raise Malformed("data is not binary")
+
+
+def _read_header(data: bytes, at: int, end: int) -> tuple[int, int | None, int | None]:
+    fields, stop = read_fields(data, at, end)
+    durable, priority, ttl_ms = (*fields, None, None, None)[:3]
+    if stop != end or len(fields) > 5:
+        raise Malformed("a header cannot be read")
+    if durable is not None and type(durable) is not bool:
+        raise Malformed("a header's durable is not a boolean")
+    for number in (priority, ttl_ms):
+        if number is not None and type(number) is not int:
+            raise Malformed("a header's priority or ttl is not a number")
+    said = 0x40 if durable is None else 0x41 if durable else 0x42
+    return said, None if priority is None else min(priority, _NO_PRIORITY - 1), ttl_ms
+
+
+def _map_in(data: bytes, at: int, end: int) -> dict[Value, Value]:
+    reader = Reader(data, at, end)
+    found = reader.value()
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise Malformed("a section is not a map")
+    return found
+
+
+def _read_annotations(data: bytes, at: int, end: int) -> tuple[bytes, int, int, str | None]:
+    """Those that are kept, how many keys and values that is, when it is due, partition key."""
+    if data[at] == 0x40:
+        return b"", 0, 0, None
+    if data[at] not in (0xC1, 0xD1):
+        raise Malformed("annotations are not a map")
+    reader = Reader(data, at, end)
+    wide = data[at] == 0xD1
+    reader.pos += 1
+    count, _ = reader.head(wide=wide)
+    if count % 2 or count > PAIRS_MAX:
+        raise Malformed("annotations cannot be read")
+    kept: list[bytes] = []
+    due_ms, partition_key = 0, None
+    for _ in range(count // 2):
+        begin = reader.pos
+        key, value = reader.value(), reader.value()
+        if key in _TAKEN_OVER:
+            continue
+        if key == "x-opt-scheduled-enqueue-time" and isinstance(value, int):
+            due_ms = max(0, int(value))
+        elif key == "x-opt-partition-key" and isinstance(value, str):
+            partition_key = str(value)
+            if len(partition_key) > ID_CHARS_MAX:
+                raise Unfit(f"A partition key has at most {ID_CHARS_MAX} characters.")
+        kept.append(data[begin : reader.pos])
+    if reader.pos != end:
+        raise Malformed("annotations are not as long as they say")
+    return b"".join(kept), 2 * len(kept), due_ms, partition_key
+
+
+def _text(id: Value) -> str:
+    if type(id) is str:
+        text = id
+    elif isinstance(id, bytes):
+        text = id.hex()
+    elif isinstance(id, UUID | int):
+        text = str(id)
+    else:
+        raise Malformed("a message id is none of the types it may have")
+    if len(text) > ID_CHARS_MAX:
+        raise Unfit(f"A message id has at most {ID_CHARS_MAX} characters.")
+    return text
+
+
+def _with_id(payload: bytes, section: bytes, id: str) -> bytes:
+    """The properties section once more, with an id where there was none."""
+    new = encode(id)
+    if not section:
+        return described(PROPERTIES, encode_list((new,)))
+    at = section.index(b"\x73") + 1 if section[:2] == b"\x00\x53" else None
+    if at is None:
+        raise Malformed("properties are described in a way that is not known")
+    code = section[at]
+    if code == 0x45:
+        return described(PROPERTIES, encode_list((new,)))
+    head = 3 if code == 0xC0 else 9
+    count = section[at + 2] if code == 0xC0 else int.from_bytes(section[at + 5 : at + 9], "big")
+    if not count:
+        return described(PROPERTIES, encode_list((new,)))
+    first = at + head
+    old = Reader(section, first)
+    old.value()
+    content = new + section[old.pos :]
+    return described(PROPERTIES, _LIST32(0xD0, len(content) + 4, count) + content)
+
+
+_LIST32 = Struct(">BII").pack
+
+
+def _envelope(
+    fields: list[Value], id: str, partition_key: str | None, user: Properties, form: str
+) -> Envelope:
+    session = fields[10]
+    for at in (2, 3, 4, 6, 10, 12):
+        if fields[at] is not None and type(fields[at]) is not str:
+            raise Malformed("a property that is text is not")
+    if session is not None and len(session) > ID_CHARS_MAX:
+        raise Unfit(f"A session id has at most {ID_CHARS_MAX} characters.")
+    correlation = fields[5]
+    trace = user.get("traceparent", user.get("Diagnostic-Id"))
+    return Envelope(
+        id, fields[6] or "", fields[3] or "", "" if correlation is None else _text(correlation),
+        session, partition_key, fields[2] or "", fields[4] or "", fields[12] or "",
+        trace if isinstance(trace, str) else "", user, form,
+    )  # fmt: skip
+
+
+def _neutral(found: dict[Value, Value]) -> Properties:
+    """Application properties for those who do not speak AMQP; simple values, as 3.2.5 wants."""
+    user: Properties = {}
+    for key, value in found.items():
+        if not isinstance(key, str):
+            raise Malformed("an application property's name is not text")
+        if len(key) > PROPERTY_CHARS_MAX:
+            raise Unfit(f"A property's name has at most {PROPERTY_CHARS_MAX} characters.")
+        user[str(key)] = neutral_value(value)
+    return user
+
+
+def neutral_value(value: Value) -> Value:
+    """Raises Unfit for what is not one value."""
+    kind = type(value)
+    if kind in (str, int, bool, float, bytes, type(None)):
+        return value
+    if kind is Timestamp:
+        return timestamp(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if kind is UUID:
+        return uuid(value.bytes)
+    if kind is Decimal:
+        return value.data
+    raise Unfit("A property must have a single value.")
+
+
+def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[int, bytes]:
+    if len(bodies) == 1:
+        code, begin, at, end = bodies[0]
+        short = data[begin : begin + 2] == b"\x00\x53"
+        head = data[at]
+        if code == DATA:
+            body = _bytes_in(data, at, end)
+            if short and (head == 0xA0) == (len(body) < 256):
+                return BODY_DATA, body
+        elif code == VALUE and short and head in (0xA0, 0xA1, 0xB0, 0xB1):
+            body = data[at + (2 if head < 0xB0 else 5) : end]
+            if (head < 0xB0) == (len(body) < 256):
+                return (BODY_BYTES if head in (0xA0, 0xB0) else BODY_TEXT), body
+        elif code == FOOTER:
+            raise Unfit("A message has no body.")
+    for code, _, at, end in bodies:
+        if code == DATA:
+            _bytes_in(data, at, end)
+        elif code != FOOTER and (code != bodies[0][0] or (code == VALUE and len(bodies) > 2)):
+            raise Malformed("a message has bodies of several kinds")
+    return BODY_SECTIONS, b"".join(data[begin:end] for _, begin, _, end in bodies)
+
+
+# Out.
+
+
+class Marks(NamedTuple):
+    """What is said of a message beside what its sender said, where it is not simply delivered."""
+
+    token: bytes | None = None  # the lock's, for clients that look for it in the message
+    state: int | None = None
+    locked: bool = True
+
+
+def _key(name: str, code: int) -> bytes:
+    """An annotation's name and the constructor of its value."""
+    return encode(Symbol(name)) + bytes((code,))
+
+
+_ENQUEUED = _key("x-opt-enqueued-time", 0x83)
+_SEQUENCE = _key("x-opt-sequence-number", 0x81)
+_UNTIL = _key("x-opt-locked-until", 0x83)
+_STATE = _key("x-opt-message-state", 0x71)
+_FIRST_SEQUENCE = _key("x-opt-enqueue-sequence-number", 0x81)
+_SOURCE = encode(Symbol("x-opt-deadletter-source"))
+_TOKEN = described(DELIVERY_ANNOTATIONS, encode_map(2, _key("x-opt-lock-token", 0x98) + bytes(16)))[
+    :-16
+]
+_TWO = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq").pack
+_THREE = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
+_MAP32 = Struct(">4sII").pack
+_LONG_BYTES = Struct(">BI").pack
+_INT, _INT64 = Struct(">i").pack, Struct(">q").pack
+
+
+def write_delivery(delivery: Delivery) -> bytes:
+    """A message as it is delivered: 3.2, with the annotations that clients look for."""
+    return _write(
+        delivery.message, delivery.note, delivery.count - 1, delivery.until_ms,
+        _LOCKED if delivery.token else _TAKEN,
+    )  # fmt: skip
+
+
+_LOCKED, _TAKEN = Marks(), Marks(locked=False)
+DEFERRED = 1  # among the states that clients know
+_STATES = {"scheduled": 2, "delayed": 0, "active": 0, "locked": 0, "deferred": DEFERRED}
+
+
+def write_deferred(delivery: Delivery, *, token: bytes | None) -> bytes:
+    """A deferred message that was asked for by its number."""
+    marks = Marks(token, DEFERRED, delivery.token != 0)
+    return _write(delivery.message, delivery.note, delivery.count - 1, delivery.until_ms, marks)
+
+
+def write_seen(seen: Seen) -> bytes:
+    """A peeked message."""
+    state = DEFERRED if seen.deferred else _STATES[seen.state]
+    return _write(seen.message, seen.note, seen.message.count, 0, Marks(None, state, False))
+
+
+def _write(message: Message, note: Note | None, count: int, until_ms: int, marks: Marks) -> bytes:
+    native, body = message.native, message.body
+    if native is None:
+        native = _native_of(message)
+    assert isinstance(body, bytes)
+    kind, durable, priority, pairs, size = _NATIVE.unpack_from(native)
+    life_ms = message.expires_ms - message.enqueued_ms if message.expires_ms else 0
+    if note is not None and note.ttl_ms is not None:
+        life_ms = note.ttl_ms
+    kept = native[_NATIVE.size : _NATIVE.size + size]
+    if marks.locked:
+        ours = _THREE(_ENQUEUED, message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL, until_ms)
+        pairs += 6
+    else:
+        ours = _TWO(_ENQUEUED, message.enqueued_ms, _SEQUENCE, message.sequence)
+        pairs += 4
+    if marks.state is not None:
+        ours += _STATE + _INT(marks.state)
+        pairs += 2
+    if note is not None and note.source is not None:
+        ours += _FIRST_SEQUENCE + _INT64(note.source_sequence) + _SOURCE + encode(note.source)
+        pairs += 4
+    middle = native[_NATIVE.size + size :]
+    if note is not None and (note.properties or note.reason is not None
+                             or note.description is not None):  # fmt: skip
+        middle = _amended(middle, note)
+    return b"".join((
+        _header(durable, priority, min(life_ms, 0xFFFFFFFF), max(0, count)),
+        b"" if marks.token is None else _TOKEN + marks.token,
+        _MAP32(b"\x00\x53\x72\xd1", len(kept) + len(ours) + 4, pairs),
+        kept, ours, middle, _body_head(kind, len(body)), body,
+    ))  # fmt: skip
+
+
+@lru_cache(1_024)
+def _header(durable: int, priority: int, ttl_ms: int, count: int) -> bytes:
+    return described(HEADER, encode_list((
+        bytes((durable,)),
+        b"\x40" if priority == _NO_PRIORITY else b"\x50%c" % priority,
+        b"\x70" + ttl_ms.to_bytes(4, "big") if ttl_ms > 0 else b"\x40",
+        b"\x40",
+        b"\x70" + count.to_bytes(4, "big"),
+    )))  # fmt: skip
+
+
+@lru_cache(1_024)
+def _body_head(kind: int, size: int) -> bytes:
+    if kind == BODY_SECTIONS:
+        return b""
+    section = b"\x00\x53\x75" if kind == BODY_DATA else b"\x00\x53\x77"
+    code = 0xA1 if kind == BODY_TEXT else 0xA0
+    return section + (b"%c%c" % (code, size) if size < 256 else _LONG_BYTES(code + 0x10, size))
+
+
+def _amended(middle: bytes, note: Note) -> bytes:
+    """Properties and application properties, with what was changed since it was sent."""
+    properties, found = b"", {}
+    for code, begin, at, end in sections(middle):
+        if code == PROPERTIES:
+            properties = middle[begin:end]
+        else:
+            found = _map_in(middle, at, end)
+    for name, value in note.properties.items():
+        found[name] = native_value(value)
+    if note.reason is not None:
+        found["DeadLetterReason"] = note.reason
+    if note.description is not None:
+        found["DeadLetterErrorDescription"] = note.description
+    return properties + described(APPLICATION, encode(found))
+
+
+def native_value(value: Value) -> Value:
+    """A neutral property's value as one of AMQP's."""
+    if isinstance(value, Ext):
+        data = bytes(value.data)
+        if value.code == TIMESTAMP:
+            return Timestamp(int.from_bytes(data, "big", signed=True))
+        return UUID(bytes=data)
+    if type(value) is int and value >= 1 << 63:
+        return ULong(value)
+    return value
+
+
+def _native_of(message: Message) -> bytes:
+    """Of a message that another dialect sent."""
+    envelope = decode_envelope(message.envelope) if message.envelope else Envelope()
+    fields: list[bytes] = [
+        encode(each) if each else b"\x40"
+        for each in (
+            envelope.id, b"", envelope.to, envelope.subject, envelope.reply_to,
+            envelope.correlation_id, Symbol(envelope.content_type),
+        )
+    ]  # fmt: skip
+    session = b"\x40" if envelope.session_id is None else encode(envelope.session_id)
+    reply = encode(envelope.reply_to_session_id) if envelope.reply_to_session_id else b"\x40"
+    fields += [b"\x40", b"\x40", b"\x40", session, b"\x40", reply]
+    if not envelope.id:
+        fields[0] = encode(f"{message.sequence}")
+    kept, pairs = b"", 0
+    if envelope.partition_key is not None:
+        kept = encode(Symbol("x-opt-partition-key")) + encode(envelope.partition_key)
+        pairs = 2
+    rest = described(PROPERTIES, encode_list(fields))
+    if envelope.properties:
+        user = {name: native_value(value) for name, value in envelope.properties.items()}
+        rest += described(APPLICATION, encode(user))
+    head = _NATIVE.pack(BODY_DATA, 0x40, message.priority, pairs, len(kept))
+    return head + kept + rest

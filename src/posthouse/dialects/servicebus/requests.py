@@ -1,0 +1,173 @@
+"""Requests and their replies on $cbs and $management: messages on a pair of links.
+
+A reply goes out on the connection that the request came in on, on the link that the request names
+in its reply-to, by target address or by name; else on the last that was attached to the node.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from posthouse.amqp.decode import Reader, sections
+from posthouse.amqp.encode import described, encode, encode_list
+from posthouse.amqp.events import Arrived, Disposed
+from posthouse.amqp.performatives import ACCEPTED, code_of, error, rejected
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Described, Malformed, Value
+from posthouse.dialects.servicebus.address import Address
+from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+REQUEST_CREDIT = 100
+REPLIES_MAX = 1_000  # that wait for a client to take them
+
+
+class Request(NamedTuple):
+    id: Value  # with its type, because the reply has to have the same
+    reply_to: str
+    properties: dict[Value, Value]
+    body: Value
+    link: Link
+
+    def text(self, name: str) -> str:
+        found = self.properties.get(name)
+        return str(found) if isinstance(found, str) else ""
+
+
+def read_request(payload: bytes | None, link: Link) -> Request:
+    """Raises Malformed."""
+    if payload is None:
+        raise Malformed("it is too large")
+    id = reply_to = body = None
+    properties: dict[Value, Value] = {}
+    for code, _, at, end in sections(payload):
+        if code not in (PROPERTIES, APPLICATION, VALUE):
+            continue
+        value = Reader(payload, at, end).value()
+        if code == PROPERTIES and isinstance(value, list):
+            id, _, _, _, reply_to = (*value, None, None, None, None, None)[:5]
+        elif code == APPLICATION and isinstance(value, dict):
+            properties = value
+        elif code == VALUE:
+            body = value
+    return Request(id, reply_to if isinstance(reply_to, str) else "", properties, body, link)
+
+
+class RequestLink:
+    """Requests come in through it."""
+
+    place = None
+
+    def __init__(
+        self, peer: "Peer", link: Link, address: Address, answer: Callable[[Request], None]
+    ) -> None:
+        self._peer = peer
+        self._link = link
+        self.address = address
+        self._answer = answer
+        self.is_idle = False
+
+    def start(self) -> None:
+        self._link.grant(REQUEST_CREDIT)
+
+    def on_arrived(self, event: Arrived) -> None:
+        link = self._link
+        try:
+            request = read_request(event.payload, link)
+        except Malformed as malformed:
+            if not event.settled:
+                text = f"The request cannot be read: {malformed}."
+                link.settle([event.delivery_id], rejected("amqp:decode-error", text))
+            return
+        if not event.settled:
+            link.settle([event.delivery_id], ACCEPTED)
+        if link.credit < REQUEST_CREDIT // 2:
+            link.grant(REQUEST_CREDIT)
+        self._answer(request)
+
+    def flush(self) -> None:
+        pass
+
+    def on_disposed(self, event: Disposed) -> None:
+        pass
+
+    def on_flowed(self) -> None:
+        pass
+
+    def on_detached(self) -> None:
+        pass
+
+    def turn_away(self, condition: str, text: str) -> None:
+        self._link.detach(error(condition, text))
+
+
+class ReplyLink:
+    """Replies go out through it, as far as the client gives credit."""
+
+    place = None
+
+    def __init__(self, peer: "Peer", link: Link, address: Address) -> None:
+        self._peer = peer
+        self._link = link
+        self.address = address
+        self._waiting: deque[bytes] = deque()
+        self._count = 0
+        self.is_idle = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call it."""
+        attach = self._link.attach
+        target = None if attach is None else address_in(attach.target)
+        return (self._link.name,) if target is None else (target, self._link.name)
+
+    def reply(self, request: Request, properties: dict[Value, Value], body: Value) -> None:
+        null = b"\x40"
+        payload = b"".join((
+            described(PROPERTIES, encode_list((null, null, null, null, null, encode(request.id)))),
+            described(APPLICATION, encode(properties)),
+            described(VALUE, encode(body)),
+        ))  # fmt: skip
+        if len(self._waiting) >= REPLIES_MAX:
+            self.turn_away("amqp:resource-limit-exceeded", "Too many replies wait to be taken.")
+            return
+        self._waiting.append(payload)
+        self.on_flowed()
+
+    def on_flowed(self) -> None:
+        link = self._link
+        while self._waiting and link.credit > 0 and link.is_open:
+            self._count += 1
+            link.send(self._waiting.popleft(), self._count.to_bytes(8, "big"), settled=True)
+        if link.drain and link.is_open:
+            link.drained()
+        self._peer.flush_soon()
+
+    def flush(self) -> None:
+        pass
+
+    def on_arrived(self, event: Arrived) -> None:
+        raise AssertionError("requests do not come in where replies go out")
+
+    def on_disposed(self, event: Disposed) -> None:
+        pass
+
+    def on_detached(self) -> None:
+        self._waiting.clear()
+
+    def turn_away(self, condition: str, text: str) -> None:
+        self._link.detach(error(condition, text))
+
+
+def address_in(terminus: Described | None) -> str | None:
+    """The address in a source or target; None where there is none, or it is no text."""
+    if terminus is None or not isinstance(terminus.value, list) or not terminus.value:
+        return None
+    found = terminus.value[0]
+    return str(found) if isinstance(found, str) else None
+
+
+def is_coordinator(terminus: Described | None) -> bool:
+    return terminus is not None and code_of(terminus) == 0x30
