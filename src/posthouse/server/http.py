@@ -299,10 +299,13 @@ def _check_from_here(request: Request, names: tuple[str, ...]) -> None:
     Such a page has an origin that is not ours, or reaches us by a name that is not. Raises
     Unauthenticated.
     """
-    headers = request.headers
-    host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
-    if headers.get(b"sec-fetch-site") == b"cross-site" or not _is_ours(host, origin, names):
+    if not is_from_here(request.headers, names):
         raise Unauthenticated
+
+
+def is_from_here(headers: dict[bytes, bytes], names: tuple[str, ...]) -> bool:
+    host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
+    return headers.get(b"sec-fetch-site") != b"cross-site" and _is_ours(host, origin, names)
 
 
 @lru_cache(1_000)

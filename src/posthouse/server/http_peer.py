@@ -8,10 +8,12 @@ import socket
 import sys
 import termios
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import (
@@ -22,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from posthouse.server.listener import Connection
+from posthouse.server.websocket import WebSocketPeer, WebSocketRoute
 
 HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
@@ -55,9 +58,16 @@ class HttpPeer(HttpToolsProtocol):
     take what it asked for, that nothing moves.
     """
 
-    def __init__(self, config: UvicornConfig, state: ServerState, connection: Connection) -> None:
+    def __init__(
+        self,
+        config: UvicornConfig,
+        state: ServerState,
+        connection: Connection,
+        websockets: Sequence[WebSocketRoute] = (),
+    ) -> None:
         super().__init__(config, state, {"connection": connection})
         self._connection = connection
+        self._websockets = websockets
         self._in_message = self._in_head = False  # of a request that has begun
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
@@ -88,6 +98,8 @@ class HttpPeer(HttpToolsProtocol):
             return
         goes_on = self._in_message
         super().data_received(data)
+        if self._connection.peer is not self:  # it has become a WebSocket
+            return
         self._unset_keepalive_if_required()  # we have a deadline of our own
         if self.transport.is_closing():
             return
@@ -171,6 +183,34 @@ class HttpPeer(HttpToolsProtocol):
         last = self.pipeline[0][0] if self.pipeline else running
         last.keep_alive = False
         self.flow.pause_reading()
+
+    def _should_upgrade(self) -> bool:
+        return self._get_upgrade() == b"websocket" and self._websocket() is not None
+
+    def _websocket(self) -> WebSocketRoute | None:
+        path = unquote(self.url.partition(b"?")[0].decode("latin-1")).rstrip("/").casefold()
+        for route in self._websockets:
+            if route.path == path and not self._is_busy() and route.admits(dict(self.headers)):
+                return route
+        return None
+
+    def handle_websocket_upgrade(self) -> None:
+        """From here on the connection is another peer's; the request is told to it once more."""
+        route = self._websocket()
+        assert route is not None
+        self.connections.discard(self)
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            head += [name, b": ", value, b"\r\n"]
+        peer = self._connection.peer = WebSocketPeer(route, self._connection)
+        self.transport.set_protocol(peer)
+        peer.begin(self.transport, b"".join((*head, b"\r\n")))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is answered as any request."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
-from posthouse.dialects.servicebus.peer import Peers, Settings
+from posthouse.dialects.servicebus.peer import WEBSOCKET_NAME, WEBSOCKET_PATH, Peers, Settings
 from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.feed import Feed
-from posthouse.server.http import App, make_config
+from posthouse.server.http import App, is_from_here, make_config
 from posthouse.server.http_peer import HttpPeer
 from posthouse.server.listener import (
     Connection,
@@ -35,6 +35,7 @@ from posthouse.server.listener import (
 from posthouse.server.metrics import Metrics
 from posthouse.server.routes import add_routes, http_dialects
 from posthouse.server.tls import Contexts, Files
+from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
 
 _log = logging.getLogger(__name__)
@@ -80,14 +81,18 @@ class Server:
         app = App(self._broker, http_dialects())
         uvicorn, state = make_config(app), ServerState()
 
-        def http(connection: Connection) -> HttpPeer:
-            return HttpPeer(uvicorn, state, connection)
-
         settings = Settings(
             DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
             config.servicebus_namespace, config.auto_create,
         )  # fmt: skip
         servicebus = Peers(self._broker, self._broker.guard, settings)
+        websockets = (
+            WebSocketRoute(WEBSOCKET_PATH, WEBSOCKET_NAME, servicebus.make, self._admits),
+        )
+
+        def http(connection: Connection) -> HttpPeer:
+            return HttpPeer(uvicorn, state, connection, websockets)
+
         dialects = (
             Dialect("amqp", is_amqp, servicebus.make),
             Dialect("vibemq", is_vibemq, None),
@@ -109,6 +114,10 @@ class Server:
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
         add_routes(app, self._broker, self._feed, self._metrics)
+
+    def _admits(self, headers: dict[bytes, bytes]) -> bool:
+        """With --dev the key is known to everybody, so no web page elsewhere may come in."""
+        return not self._config.dev or is_from_here(headers, self._config.tls_name)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()

@@ -58,6 +58,7 @@ WAIT_MS_MAX = 3_600_000
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+WEBSOCKET_PATH, WEBSOCKET_NAME = "/$servicebus/websocket", "AMQPWSB10"
 _REQUEST_BYTES_MAX = 1 << 20
 
 _SESSION_FILTER = "com.microsoft:session-filter"
@@ -166,6 +167,7 @@ class Peer:
         self._spoken = False  # since the last beat
         self._closing = False
         self.is_paused = False  # the client does not read
+        self.is_trusted = False  # it has shown who it is
         self._id_prefix, self._ids = secrets.token_hex(12), 0
 
     # As asyncio sees it.
@@ -303,6 +305,7 @@ class Peer:
         )  # fmt: skip
 
     def _trust(self) -> None:
+        self.is_trusted = True
         self._amqp.trust()
         if self._deadline is not None:
             self._deadline.cancel()

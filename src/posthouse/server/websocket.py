@@ -1,0 +1,163 @@
+"""Protocols over WebSocket: the bytes of a connection in binary frames (RFC 6455).
+
+The frames are the `websockets` library's, without its input and output; what is in them goes
+straight to the peer of the protocol, frame by frame: where messages end has no meaning here, so
+none is ever gathered. Nothing is compressed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from posthouse.server.listener import Connection
+from posthouse.server.listener import Peer as AnyPeer
+
+FIRST_FRAGMENT_BYTES_MAX = 64 << 10  # before the peer trusts its client
+FRAGMENT_BYTES_MAX = 4 << 20
+CLOSE_SECONDS = 2.0
+_NORMAL, _UNSUPPORTED = 1000, 1003
+
+_library_log = logging.getLogger(f"{__name__}.frames")
+_library_log.setLevel(logging.WARNING)  # that connections come and go is counted elsewhere
+
+
+class Peer(AnyPeer, Protocol):
+    is_trusted: bool
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+class WebSocketRoute(NamedTuple):
+    """A path at which a protocol can be spoken, and the name it has there."""
+
+    path: str  # folded, without a slash behind
+    subprotocol: str
+    make: Callable[[Connection], Peer]
+    admits: Callable[[dict[bytes, bytes]], bool]  # whether it takes a request with these headers
+
+
+class WebSocketPeer(asyncio.Protocol):
+    """One connection, from its upgrade on. To the peer inside it is the transport."""
+
+    def __init__(self, route: WebSocketRoute, connection: Connection) -> None:
+        from websockets.server import ServerProtocol  # not needed by every start
+
+        self._connection = connection
+        self._inner: Peer | None = None
+        self._route = route
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # once it is made
+        self._frames = ServerProtocol(
+            subprotocols=[route.subprotocol],  # type: ignore[list-item]  # a name, to the type checker
+            max_size=(None, FIRST_FRAGMENT_BYTES_MAX),
+            logger=_library_log,
+        )
+        self._closing = False
+
+    def begin(self, transport: asyncio.Transport, head: bytes) -> None:
+        """Answers the upgrade."""
+        from websockets.http11 import Request
+
+        self._transport = transport
+        self._frames.receive_data(head)
+        requests = [each for each in self._frames.events_received() if isinstance(each, Request)]
+        if not requests:
+            transport.close()
+            return
+        response = self._frames.accept(requests[0])
+        self._frames.send_response(response)
+        self._put()
+        if response.status_code != 101:
+            self._end()
+            return
+        self._inner = self._route.make(self._connection)
+        self._inner.connection_made(self)
+
+    # As asyncio sees it.
+
+    def data_received(self, data: bytes) -> None:
+        from websockets.frames import Frame, Opcode
+
+        if self._inner is None or self._closing:
+            return
+        frames = self._frames
+        if self._inner.is_trusted:
+            frames.max_fragment_size = FRAGMENT_BYTES_MAX
+        frames.receive_data(data)
+        for event in frames.events_received():
+            assert isinstance(event, Frame)
+            if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                if event.data and not self._closing:
+                    self._inner.data_received(bytes(event.data))
+            elif event.opcode is Opcode.TEXT:
+                frames.fail(_UNSUPPORTED, "binary frames only")
+                break
+        self._put()  # a pong, or the answer to a close
+        if frames.close_expected():
+            self._end()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+        else:
+            self._connection.gone()
+
+    def shutdown(self) -> None:
+        if self._inner is not None:
+            self._inner.shutdown()
+        else:
+            self._end()
+
+    # As the peer inside sees it.
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._frames.send_binary(data)
+            self._put()
+
+    def is_closing(self) -> bool:
+        """Also where the client has said goodbye, which may stand behind what we answer to."""
+        said = self._frames.close_rcvd is not None or self._frames.close_sent is not None
+        return said or self._closing or self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.is_closing():
+            self._frames.send_close(_NORMAL)
+            self._put()
+        self._end()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_closing():
+            self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def _put(self) -> None:
+        data = b"".join(self._frames.data_to_send())
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _end(self) -> None:
+        self._closing = True
+        self._transport.close()
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._transport.abort)
