@@ -25,7 +25,7 @@ from uvicorn.config import Config as UvicornConfig
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.core.errors import Busy, Refused, Unauthenticated
 from posthouse.server.broker import Broker
-from posthouse.server.http_peer import CLOSE, KEEP_ALIVE_SECONDS, FileRange, HttpPeer
+from posthouse.server.http_peer import CLOSE, FileRange, HttpPeer
 from posthouse.server.listener import Connection
 from posthouse.server.log import correlation
 from posthouse.server.problems import CODES, HttpProblem, problem
@@ -34,9 +34,7 @@ from posthouse.store.errors import StoreError
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
 
-BODY_SECONDS = 60  # for the whole of a request's body
 BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
-ANSWERS_BYTES_MAX = 256 << 20  # of answers that are being sent, before more is refused
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
 FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
 CORRELATION_CHARS_MAX = 128
@@ -91,12 +89,13 @@ class Request:
         peer = self.connection.peer
         if isinstance(peer, HttpPeer) and peer.has_whole_body:
             return await self._rest()
+        seconds = self.connection.limits.body_seconds
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._rest()
         except TimeoutError:
             raise HttpProblem(
-                408, "too-slow", f"The body did not come within {BODY_SECONDS} s.", close=True
+                408, "too-slow", f"The body did not come within {seconds:g} s.", close=True
             ) from None
 
     async def _rest(self) -> bytes:
@@ -143,10 +142,13 @@ class HttpDialect(NamedTuple):
 class App:
     """The ASGI application. Routes are by the first part of the path."""
 
-    def __init__(self, broker: Broker, dialects: tuple[HttpDialect, ...]) -> None:
+    def __init__(
+        self, broker: Broker, dialects: tuple[HttpDialect, ...], answers_bytes_max: int
+    ) -> None:
         self.broker = broker
         self.request_bytes_max = broker.config.request_size
         self.bodies_bytes = self.answers_bytes = 0
+        self._answers_bytes_max = answers_bytes_max
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
@@ -212,7 +214,7 @@ class App:
 
     def _is_crowded(self, size: int) -> bool:
         """So many large answers are being sent that this one is to be asked for again."""
-        return self.answers_bytes > 0 and self.answers_bytes + size > ANSWERS_BYTES_MAX
+        return self.answers_bytes > 0 and self.answers_bytes + size > self._answers_bytes_max
 
     async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
         """Large answers bit by bit, so that it is seen whether they are taken."""
@@ -244,7 +246,7 @@ class App:
                 raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells"
                                   " how far it is.")  # fmt: skip
             request.principal = self._identify(request)
-            if self.answers_bytes > ANSWERS_BYTES_MAX:
+            if self.answers_bytes > self._answers_bytes_max:
                 raise Busy("too much is being read at a time")
         return await route(request)
 
@@ -444,7 +446,7 @@ def make_config(app: App) -> UvicornConfig:
     config = UvicornConfig(
         app, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3",
         log_config=None, access_log=False, proxy_headers=False, server_header=False,
-        date_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        date_header=False,
     )  # fmt: skip
     config.load()
     return config

@@ -30,9 +30,6 @@ HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
 OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
 PIPELINE_MAX = 16
-KEEP_ALIVE_SECONDS = 75
-END_SECONDS = 5  # what a connection that is closed has to take what is still to be sent
-STALLED_SECONDS = 60  # how long a peer may not read what it asked for
 FILE_BYTES = 16 << 20  # that the kernel is given in one go; it takes what the socket has room for
 FILE_SLICES = 16  # tries, before others get their turn
 FILE_WAIT_MS = 20  # for a peer that reads on; for a slow one the loop waits
@@ -68,6 +65,7 @@ class HttpPeer(HttpToolsProtocol):
         super().__init__(config, state, {"connection": connection})
         self._connection = connection
         self._websockets = websockets
+        self._limits = connection.limits
         self._in_message = self._in_head = False  # of a request that has begun
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
@@ -121,7 +119,8 @@ class HttpPeer(HttpToolsProtocol):
             if self._deadline is not None:
                 self._deadline.cancel()
             self._awaits_head = self._in_head
-            limit = self._connection.handshake_seconds if self._in_head else KEEP_ALIVE_SECONDS
+            limits = self._limits
+            limit = limits.handshake_seconds if self._in_head else limits.keep_alive_seconds
             self._deadline = self.loop.call_later(limit, self._end)
 
     @property
@@ -135,7 +134,7 @@ class HttpPeer(HttpToolsProtocol):
     def _end(self) -> None:
         """Closes it; where what is still to be sent is not taken, cuts it off."""
         self.transport.close()
-        self.loop.call_later(END_SECONDS, self.transport.abort)
+        self.loop.call_later(self._limits.end_seconds, self.transport.abort)
 
     # What the parser tells. An exception here is told to the client as a bad request.
 
@@ -300,7 +299,7 @@ class HttpPeer(HttpToolsProtocol):
             unsent = _unsent(through)
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(STALLED_SECONDS):
+                    async with asyncio.timeout(self._limits.stalled_seconds):
                         await writable.wait()
                         return
                 if _unsent(through) >= unsent:
@@ -315,7 +314,7 @@ class HttpPeer(HttpToolsProtocol):
         super().pause_writing()
         if self._stall is None:
             self._unsent_bytes = self.transport.get_write_buffer_size()
-            self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
+            self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -329,7 +328,7 @@ class HttpPeer(HttpToolsProtocol):
             self.transport.abort()
             return
         self._unsent_bytes = unsent
-        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_for_a_stall)
+        self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
 
 
 @cache

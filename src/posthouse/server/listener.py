@@ -70,6 +70,10 @@ class Connection:
         self.deadline = loop.time() + listener.limits.handshake_seconds
 
     @property
+    def limits(self) -> "Limits":
+        return self._listener.limits
+
+    @property
     def handshake_seconds(self) -> float:
         return self._listener.limits.handshake_seconds
 
@@ -92,6 +96,11 @@ class Limits(NamedTuple):
     handshake_seconds: float = 10
     connections: int = 10_000
     networks: Networks | None = None  # from where peers are let in; None: from anywhere
+    keep_alive_seconds: float = 75  # between requests
+    body_seconds: float = 60  # for the whole of a request's body
+    stalled_seconds: float = 60  # how long a peer may not read what it asked for
+    end_seconds: float = 5  # what one that is closed has to take what is still to be sent
+    answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused
 
 
 class Listener:

@@ -41,12 +41,13 @@ from posthouse.store.errors import Lost, StoreError
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST = 0, 1, 74
+LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _TLS_SECONDS = 1.0  # after the start: the certificate is made when there is time for it
 
 
-def run(config: Config, say: Callable[[str], None]) -> int:
+def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> int:
     """Serves until it is told to stop; returns the exit code."""
     with ExitStack() as stack:
         if config.memory:
@@ -60,13 +61,15 @@ def run(config: Config, say: Callable[[str], None]) -> int:
         except ImportError:
             runner = asyncio.Runner()
         with runner:
-            return runner.run(Server(config, folder / "tls", say).run())
+            return runner.run(Server(config, folder / "tls", say, limits).run())
 
 
 class Server:
     """One process: listener, HTTP, broker."""
 
-    def __init__(self, config: Config, tls_folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits
+    ) -> None:
         from uvicorn.server import ServerState
 
         self._config = config
@@ -78,7 +81,7 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
         self._contexts = Contexts(tls_folder, config.tls_name, own)
-        app = App(self._broker, http_dialects())
+        app = App(self._broker, http_dialects(), limits.answers_bytes)
         uvicorn, state = make_config(app), ServerState()
 
         settings = Settings(
@@ -109,7 +112,9 @@ class Server:
                 "There can be %d connections, not %d: raise the limit on open files.", most,
                 config.connections_max, extra={"event": "listener.files"},
             )  # fmt: skip
-        limits = Limits(config.handshake_limit, most, networks)
+        limits = limits._replace(
+            handshake_seconds=config.handshake_limit, connections=most, networks=networks
+        )
         self._listener = Listener(dialects, limits, self._contexts.get)
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
