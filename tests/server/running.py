@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +31,16 @@ class Reply(NamedTuple):
 class Running:
     """`posthouse serve` on a port of its own. Its log is kept line by line."""
 
-    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "posthouse.cli", "serve", "--port", "0", "--log", "json"]
+    def __init__(
+        self,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        module: Sequence[str] = ("posthouse.cli", "serve"),
+        files_max: int | None = None,
+    ) -> None:
+        command = [sys.executable, "-m", *module, "--port", "0", "--log", "json"]
+        if files_max is not None:
+            command = ["sh", "-c", f'ulimit -n {files_max} && exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTHOUSE_")}
         self.process = subprocess.Popen(
             [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -136,8 +144,8 @@ class Running:
 
 
 @contextmanager
-def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    broker = Running(*flags, environment=environment)
+def running(*flags: str, **options: Any) -> Iterator[Running]:
+    broker = Running(*flags, **options)
     try:
         yield broker
     finally:
@@ -145,7 +153,7 @@ def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterat
 
 
 @contextmanager
-def development(folder: Path, *flags: str) -> Iterator[Running]:
+def development(folder: Path, *flags: str, **options: Any) -> Iterator[Running]:
     """As `make run` starts it."""
-    with running("--data", str(folder), "--dev", "--auto-create", *flags) as broker:
+    with running("--data", str(folder), "--dev", "--auto-create", *flags, **options) as broker:
         yield broker

@@ -73,7 +73,7 @@ class HttpPeer(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits_head = True  # what the deadline is for: a head, or the next request
         self._stall: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
+        self._untaken_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -219,9 +219,11 @@ class HttpPeer(HttpToolsProtocol):
         unread = self._running is not None and self._running.more_body
         super().on_response_complete()
         self._unset_keepalive_if_required()
-        if unread and not self.transport.is_closing():  # nobody is going to read the rest of it
+        if self.transport.is_closing():  # when it has taken what is still to be sent
+            self._watch()
+        elif unread:  # nobody is going to read the rest of it
             self._end()
-        elif not self.transport.is_closing():
+        else:
             self._set_deadline()
 
     async def answer(self, status: int, headers: list[Header], body: bytes) -> None:
@@ -312,22 +314,31 @@ class HttpPeer(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall is None:
-            self._unsent_bytes = self.transport.get_write_buffer_size()
-            self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
+        self._watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
+        if self._stall is not None and not self.transport.is_closing():
             self._stall.cancel()
             self._stall = None
 
+    def _watch(self) -> None:
+        if self._stall is None:
+            self._untaken_bytes = self._untaken()
+            self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
+
+    def _untaken(self) -> int:
+        """What the other side has not taken. The kernel asks for more only in large steps."""
+        through = self.transport.get_extra_info("socket")
+        in_kernel = 0 if through is None else _unsent(through)  # None: TLS that is just gone
+        return self.transport.get_write_buffer_size() + in_kernel
+
     def _look_for_a_stall(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        if unsent >= self._unsent_bytes:
+        untaken = self._untaken()
+        if untaken >= self._untaken_bytes:
             self.transport.abort()
             return
-        self._unsent_bytes = unsent
+        self._untaken_bytes = untaken
         self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
 
 
