@@ -1,6 +1,6 @@
 """`posthouse serve` with limits that a test can wait for.
 
-    python -m tests.server.hurried FLAGS
+python -m tests.server.hurried FLAGS
 """
 
 import os

@@ -13,6 +13,7 @@ import pytest
 
 from posthouse.server.listener import is_amqp, is_http, is_pyqueue, is_vibemq
 from tests.server.running import Running, development
+from tests.server.wire import FOREVER_SECONDS, connect, is_let_go, trusting_all
 
 HANDSHAKE_SECONDS = 2
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -26,12 +27,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with development(folder, *flags) as broker:
         yield broker
     assert not [each for each in broker.log if each["level"] in ("error", "critical")]
-
-
-def connect(broker: Running) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", broker.port), timeout=20)
-    made.settimeout(20)
-    return made
 
 
 def say(broker: Running, data: bytes) -> bytes:
@@ -134,6 +129,51 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
         time.sleep(0.05)
     assert files(broker) <= before_files + 5
     assert works(broker)
+
+
+def test_500_that_drip_are_ended_and_cost_little(broker: Running) -> None:
+    """A byte now and then: of a word, of the head of a request, of a TLS hello."""
+    begun = [b"G", b"GET / HTTP/1.1\r\nx: ", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"]
+    before = resident_bytes(broker)
+    dripping = [connect(broker) for _ in range(500)]
+    for at, each in enumerate(dripping):
+        each.sendall(begun[at % len(begun)])
+        each.setblocking(False)
+    time.sleep(0.3)
+    assert works(broker)
+    assert resident_bytes(broker) - before < 40 << 20
+    busy = cpu_seconds(broker)
+    time.sleep(0.7)
+    assert cpu_seconds(broker) - busy < 0.1
+    deadline = time.monotonic() + FOREVER_SECONDS
+    while dripping and time.monotonic() < deadline:
+        dripping = [each for each in dripping if drips_on(each)]
+        time.sleep(0.3)
+    assert not dripping
+    assert works(broker)
+
+
+def drips_on(made: socket.socket) -> bool:
+    """One byte more, where it is not closed."""
+    try:
+        made.send(b"E")
+        if made.recv(1_000):
+            return True
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        pass
+    made.close()
+    return False
+
+
+def test_who_is_silent_behind_a_tls_handshake_is_ended(broker: Running) -> None:
+    silent = [trusting_all().wrap_socket(connect(broker)) for _ in range(3)]
+    for each, begun in zip(silent, (b"", b"GE", b"GET / HTTP/1.1\r\nx: "), strict=True):
+        each.sendall(begun)
+    for each in silent:
+        assert is_let_go(broker, each)
+        each.close()
 
 
 def test_a_head_that_drips_is_ended(broker: Running) -> None:

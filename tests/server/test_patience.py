@@ -6,16 +6,15 @@ The limits are a second here; see `hurried.py`.
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.server.running import Running, development
-from tests.server.test_listener import POST, connect
+from tests.server.test_listener import POST
+from tests.server.wire import FOREVER_SECONDS, connect, connect_narrowly, is_let_go, on_the_way
 
 MESSAGES, BODY_BYTES = 100, 100_000
 SMALL_BYTES = 40_000  # an answer that stays below the mark at which writing pauses
-FOREVER_SECONDS = 15
 PEEK = (
     b"GET /api/v1/namespaces/default/queues/%s/messages?limit=100 HTTP/1.1\r\nhost: localhost\r\n"
 )
@@ -33,28 +32,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     assert not [each for each in broker.log if each["level"] in ("error", "critical")]
 
 
-def connect_narrowly(broker: Running) -> socket.socket:
-    """Takes no more than it reads."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    made.connect(("127.0.0.1", broker.port))
-    made.settimeout(20)
-    return made
-
-
-def sockets(broker: Running, made: socket.socket) -> Iterator[tuple[int, int]]:
-    """Of both ends of a connection: the bytes in it, and its number, 0 once it was closed."""
-    ends = {made.getsockname()[1], broker.port}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if {int(each.partition(":")[2], 16) for each in fields[1:3]} == ends:
-            yield sum(int(each, 16) for each in fields[4].split(":")), int(fields[9])
-
-
-def on_the_way(broker: Running, made: socket.socket) -> int:
-    return sum(size for size, _ in sockets(broker, made))
-
-
 def fill(broker: Running, made: socket.socket) -> None:
     """Asks for small answers until the kernel takes no more, and reads none of them."""
     grown = SMALL_BYTES
@@ -64,16 +41,6 @@ def fill(broker: Running, made: socket.socket) -> None:
         deadline = time.monotonic() + 0.3
         while grown < SMALL_BYTES // 2 and time.monotonic() < deadline:
             grown = on_the_way(broker, made) - had
-
-
-def is_let_go(broker: Running, made: socket.socket) -> bool:
-    """The server has closed its end, be it that the kernel still has something to send."""
-    deadline = time.monotonic() + FOREVER_SECONDS
-    while time.monotonic() < deadline:
-        if sum(number > 0 for _, number in sockets(broker, made)) < 2:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_who_leaves_a_little_unread_is_not_waited_for_for_ever(broker: Running) -> None:

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.server.running import Running, development, running
+from tests.server.wire import connect
 
 DEV = ("--dev", "--auto-create")
+QUEUES = "/api/v1/namespaces/default/queues"
+JSON = {"content-type": "application/json"}
 
 
 def serve(*flags: str) -> "subprocess.CompletedProcess[str]":
@@ -293,6 +296,30 @@ def test_a_journal_that_cannot_be_written_ends_the_process(tmp_path: Path) -> No
         assert broker.events("journal.lost")
     with development(tmp_path / "data") as broker:
         assert broker.receive("q")[0]["body"] == "before"
+
+
+def test_connections_leave_the_journal_the_files_it_needs(tmp_path: Path) -> None:
+    """More clients than the process may have files, while segments are begun."""
+    flags = ("--segment-size", "64k", "--handshake-limit", "60")
+    with development(tmp_path / "data", *flags, files_max=200) as broker:
+        [warning] = broker.events("listener.files")
+        assert warning["message"].startswith("There can be 100 connections")
+        sender = http.client.HTTPConnection("127.0.0.1", broker.port, timeout=60)
+        sender.connect()
+        others = [connect(broker) for _ in range(300)]
+        sent = {"messages": [{"body": "x" * 10_000}]}
+        for _ in range(40):
+            sender.request("POST", f"{QUEUES}/q/messages", json.dumps(sent), JSON)
+            response = sender.getresponse()
+            assert response.status == 201, response.read()
+            response.read()
+        assert len(list((tmp_path / "data").glob("*.journal"))) > 5
+        assert len(broker.events("listener.files")) == 1  # it never had to be out of files
+        for each in others:
+            each.close()
+        sender.request("GET", f"{QUEUES}/q")
+        assert json.loads(sender.getresponse().read())["counts"]["active"] == 40
+        sender.close()
 
 
 @pytest.mark.parametrize("flags", [("--colour", "red"), ("--port", "x"), ("--durability", "odd")])
