@@ -1,5 +1,6 @@
 """The HTTP API of a real process: everything that can be done with queues."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.running import Running, development
+from tests.server.wire import connect
 
 QUEUES = "/api/v1/namespaces/default/queues"
 
@@ -117,6 +119,45 @@ def test_a_client_that_goes_away_leaves_no_receiver_behind(broker: Running) -> N
     broker.send("gone", "x")
     [got] = broker.receive("gone")
     assert got["deliveries"] == 1
+
+
+def test_what_was_for_a_client_that_goes_away_goes_back_and_is_not_counted(broker: Running) -> None:
+    broker.queue("PUT", "late", {"lock_ms": 300_000})
+    for _ in range(10):
+        leave_at_the_last_moment(broker, "late", "receive", "{}")
+        [got] = broker.receive("late", wait_ms=5_000)
+        assert got["deliveries"] == 1
+        [life] = broker.queue("GET", f"late/messages/{got['sequence']}/life").json["lives"]
+        if [each["kind"] for each in life["events"]] == ["Sent", "Locked", "Returned", "Locked"]:
+            return
+    raise AssertionError("nothing was ever on its way")
+
+
+def test_a_session_for_a_client_that_goes_away_is_free_again(broker: Running) -> None:
+    broker.queue("PUT", "later", {"lock_ms": 300_000, "grouping": "session"})
+    leave_at_the_last_moment(broker, "later", "sessions/accept", '{"session_id": "ann"}')
+    held = broker.queue("POST", "later/sessions/accept", {"wait_ms": 5_000}).json
+    assert held["session"] == "ann"
+
+
+def leave_at_the_last_moment(broker: Running, queue: str, path: str, message: str) -> None:
+    """The process stands still while a message is sent, and the client it is for goes."""
+    with connect(broker) as sending:
+        sending.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert sending.recv(1_000).startswith(b"HTTP/1.1 200")
+        with connect(broker) as waiting:
+            waiting.sendall(post(f"{queue}/{path}", '{"wait_ms": 60000}'))
+            while broker.queue("GET", queue).json["receivers"] != 1:
+                time.sleep(0.01)
+            broker.process.send_signal(signal.SIGSTOP)
+            sending.sendall(post(f"{queue}/messages", f'{{"messages": [{message}]}}'))
+        broker.process.send_signal(signal.SIGCONT)
+        assert sending.recv(1_000).startswith(b"HTTP/1.1 201")
+
+
+def post(path: str, body: str) -> bytes:
+    head = f"POST {QUEUES}/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}\r\n{body}".encode()
 
 
 def test_queues_are_made_changed_listed_and_deleted(broker: Running) -> None:
