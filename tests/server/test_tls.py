@@ -1,5 +1,6 @@
 """TLS on every port, with certificates of our own and of others."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from posthouse.server.tls import ensure
+from posthouse.server.tls import Files, context, ensure
 from tests.server.running import Running, development
 
 
@@ -94,6 +95,68 @@ def test_the_authority_stays_and_the_certificate_is_made_for_other_names(tmp_pat
     assert {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {
         "ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600,
     }  # fmt: skip
+
+
+# In the first folder it ends instead of the first rename, in the second instead of the second, ...
+CRASH = """
+import os, sys
+from pathlib import Path
+from posthouse.server.tls import ensure
+
+for at, folder in enumerate(sys.argv[1:]):
+    left = [at]
+
+    def crash(event, _):
+        if event == "os.rename":
+            if not left[0]:
+                os._exit(9)
+            left[0] -= 1
+
+    if os.fork() == 0:
+        sys.addaudithook(crash)
+        ensure(Path(folder), ("other.test",))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "renames"),
+    [
+        ((), 4),
+        (("ca.pem", "server.pem"), 4),
+        (("server.pem", "server.key"), 4),
+        (("ca.pem", "ca.key", "server.pem", "server.key"), 2),
+    ],
+    ids=["a first start", "without the keys", "without the authority", "with other names"],
+)
+def test_a_crash_between_certificate_and_key_is_made_good(
+    tmp_path: Path, there: tuple[str, ...], renames: int
+) -> None:
+    folders = [tmp_path / str(at) for at in range(renames + 1)]
+    for folder in folders:
+        ensure(folder, ())
+        for path in folder.iterdir():
+            if path.name not in there:
+                path.unlink()
+    command = [sys.executable, "-c", CRASH, *map(str, folders)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert ended == ["9"] * renames + ["0"]
+    for folder in folders:
+        for name in ("localhost", "other.test"):
+            assert is_trusted(ensure(folder, (name,)), folder / "ca.pem", name)
+
+
+def is_trusted(files: Files, ca: Path, name: str) -> bool:
+    """A whole handshake, in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context(files).wrap_bio(to_server, to_client, server_side=True)
+    trusting = ssl.create_default_context(cafile=str(ca))
+    client = trusting.wrap_bio(to_client, to_server, server_hostname=name)
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    return client.version() == "TLSv1.3"
 
 
 def test_the_lines_for_a_shell_make_clients_trust_it(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def _make_authority(folder: Path) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
+    (folder / CA).unlink(missing_ok=True)  # a crash must not leave it beside another's key
     keep_secret(folder / CA_KEY, _pem(key))
     _publish(folder / CA, made)
 
