@@ -1,14 +1,15 @@
 """Trimming: what is past retention goes, and what is still needed of it is written again."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
 
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
-from posthouse.broker.fold import fold
-from posthouse.broker.tidy import Retention, trim
+from posthouse.broker.fold import LOCK, fold
+from posthouse.broker.tidy import Retention, keep_tidy, trim
 from posthouse.core.commands import (
     Answer,
     Command,
@@ -22,6 +23,7 @@ from posthouse.core.dump import dump
 from posthouse.core.errors import Busy
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.namespaces import SetReader
+from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
@@ -29,6 +31,7 @@ from tests.broker.desk import NS, Desk, bodies
 
 SEGMENT_BYTES = 64 << 10
 NOTHING = Retention(keep_ms=0, keep_bytes=0)
+AT_ONCE = Retention(keep_ms=0, keep_bytes=0, fold_bytes=1)
 HOUR_MS = 3_600_000
 
 
@@ -292,5 +295,58 @@ def test_trimming_waits_while_the_broker_is_busy(
         assert await trim(desk.engine, store.snapshots.positions(), NOTHING) > 1
         assert refused == 2
         await desk.engine.close()
+
+    asyncio.run(main())
+
+
+async def until_tidied(store: FileStore, desk: Desk, tidying: "asyncio.Task[None]") -> None:
+    await fill(desk, 300, 10)
+    while store.extents()[0].first == 1:
+        assert not tidying.done()
+        await asyncio.sleep(0.01)
+    tidying.cancel()
+    await asyncio.wait([tidying])
+    await desk.engine.close()
+
+
+def test_tidying_goes_on_after_a_fold_that_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else holds the lock for folding, and lets it go."""
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        tidying = asyncio.create_task(keep_tidy(desk.engine, store, AT_ONCE))
+        disk = Disk()
+        held = disk.lock(tmp_path / LOCK)
+        await fill(desk, 300, 10)
+        while "was not folded" not in caplog.text:
+            assert not tidying.done()
+            await asyncio.sleep(0.01)
+        assert store.extents()[0].first == 1
+        disk.close(held)
+        await until_tidied(store, desk, tidying)
+
+    asyncio.run(main())
+
+
+def test_tidying_goes_on_after_a_fold_that_could_not_begin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no file left for the pipes to its process."""
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        await fill(desk, 300, 10)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            tidying = asyncio.create_task(keep_tidy(desk.engine, store, AT_ONCE))
+            while "was not tidied" not in caplog.text:
+                assert not tidying.done()
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await until_tidied(store, desk, tidying)
 
     asyncio.run(main())

@@ -57,10 +57,10 @@ async def keep_tidy(
     while True:
         await store.rolled.wait()
         store.rolled.clear()
-        newest = next(iter(store.snapshots.positions()), 0)
-        unfolded = [each for each in store.extents()[:-1] if each.end > newest]
-        enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
         try:
+            newest = next(iter(store.snapshots.positions()), 0)
+            unfolded = [each for each in store.extents()[:-1] if each.end > newest]
+            enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
             async with folding:
                 kept = await (fold_apart(store) if enough else make_twins_apart(store))
             if kept:
