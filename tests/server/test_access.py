@@ -333,10 +333,12 @@ def test_with_dev_only_this_machine_is_let_in(tmp_path: Path) -> None:
     address = own_address()
     if address is None:
         pytest.skip("this machine has no address but the loopback's")
-    with development(tmp_path / "data", "--host", "0.0.0.0") as broker:
-        with socket.create_connection((address, broker.port)) as outside:
-            assert turned_away(outside)
-        assert broker.events("access.address")
+    with (
+        development(tmp_path / "data", "--host", "0.0.0.0") as broker,
+        socket.create_connection((address, broker.port)) as outside,
+    ):
+        assert turned_away(outside)
+    assert broker.events("access.address")
     allowed = ("--host", "0.0.0.0", "--dev-allow", f"{address}/32")
     with (
         development(tmp_path / "data", *allowed) as broker,
