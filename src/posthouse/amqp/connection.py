@@ -113,7 +113,6 @@ class Connection:
 
     def receive(self, data: bytes) -> list[Event]:
         """What has come. After an error of the other side there is a `Closed` among the events."""
-        events = self._events = []
         if self.closed:
             return []
         if self._kept:
@@ -127,6 +126,7 @@ class Connection:
             self._read(data)
         except Malformed as problem:
             self._fail(problem)
+        events, self._events = self._events, []
         return events
 
     def take(self) -> bytes:
@@ -246,9 +246,9 @@ class Connection:
 
     def lose(self) -> list[Event]:
         """The connection has broken; returns what comes of that."""
-        events = self._events = []
         if not self.closed:
             self._over(None)
+        events, self._events = self._events, []
         return events
 
     # Protocol headers and SASL (2.2, 5.3).

@@ -81,10 +81,7 @@ class Guard:
 
     def identify(self, accounts: Accounts, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
-        given = _digest(key)
-        return self.identify_by(
-            accounts, name, lambda each: hmac.compare_digest(given, _digest(each))
-        )
+        return self.identify_by(accounts, name, key_is(key))
 
     def identify_by(self, accounts: Accounts, name: str, fits: Callable[[str], bool]) -> Principal:
         """By what was made with a key of the principal, such as a signature.
@@ -172,6 +169,12 @@ def is_granted(grants: Sequence[Grant], right: Right, namespace: str, entity: st
         and (not entity or _fits(grant.entity, entity))
         for grant in grants
     )
+
+
+def key_is(key: str) -> Callable[[str], bool]:
+    """Whether another is the same, in a time that tells nothing."""
+    given = _digest(key)
+    return lambda each: hmac.compare_digest(given, _digest(each))
 
 
 def new_key() -> str:

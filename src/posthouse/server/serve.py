@@ -86,7 +86,7 @@ class Server:
 
         settings = Settings(
             DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
-            config.servicebus_namespace, config.auto_create,
+            config.servicebus_namespace, config.auto_create, config.dev,
         )  # fmt: skip
         servicebus = Peers(self._broker, self._broker.guard, settings)
         websockets = (

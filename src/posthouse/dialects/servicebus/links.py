@@ -114,7 +114,7 @@ class Inlet:
         self._ids: list[int | None] = []  # of their deliveries; None where nobody is to be told
         self._bytes = 0
         self._unanswered = self._unanswered_bytes = 0
-        self.is_idle = True
+        self.is_idle, self.idle_since = False, 0.0
 
     def start(self) -> None:
         self._link.grant(INLET_CREDIT)
@@ -249,7 +249,7 @@ class Outlet:
         self._draining = 0  # how much was asked for to drain it,
         self._drained = 0  # and has come since
         self._gone = False
-        self.is_idle = True
+        self.is_idle, self.idle_since = False, 0.0
 
     def start(self, attached: Callable[[Reply], None]) -> None:
         """Calls back with how it went."""

@@ -29,11 +29,12 @@ from posthouse.amqp.events import (
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Int, Symbol, ULong, Value
-from posthouse.broker.access import Guard, Principal
+from posthouse.broker.access import BROKER, ROOT, Guard, Principal, key_is
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import AcceptSession, Answer, Command, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused, Unauthenticated, Unauthorized
 from posthouse.core.model import Right, find
+from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.address import Address, parse, queue_of
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
@@ -55,6 +56,8 @@ AUTHENTICATE_SECONDS = 30  # what a client has to show who it is, after it has s
 CHECK_SECONDS = 2.0  # how often it is looked whether tokens have lapsed
 WAIT_MS = 60_000  # for a session to become free, where the client does not say
 WAIT_MS_MAX = 3_600_000
+IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
+IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
@@ -85,8 +88,9 @@ class Settings(NamedTuple):
     namespace: str  # where a connection says nothing of it
     message_bytes: int = 1 << 20
     strict: bool = False  # answer as the cloud does where we would do otherwise
-    namespace_from: str = "default"  # or the host's first label, or the key's name
+    namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
     auto_create: bool = False
+    dev: bool = False  # where namespaces go by key, any name may come with the root key
 
 
 class Claim(NamedTuple):
@@ -163,7 +167,7 @@ class Peer:
         self._flushing = False
         self._deadline: asyncio.TimerHandle | None = None
         self._beat: asyncio.TimerHandle | None = None
-        self._heard = self._loop.time()
+        self._heard = self._linked = self._loop.time()
         self._spoken = False  # since the last beat
         self._closing = False
         self.is_paused = False  # the client does not read
@@ -268,6 +272,8 @@ class Peer:
         if self._loop.time() - self._heard > 2 * IDLE_MS / 1000:
             self._close("amqp:resource-limit-exceeded", "Nothing was heard for too long.")
             return
+        if self._peers.settings.strict:
+            self._drop_what_is_idle()
         self._claims = {path: each for path, each in self._claims.items() if each.expires > now}
         for link, context in list(self._contexts.items()):
             place = context.place
@@ -279,6 +285,21 @@ class Peer:
                 )
         self._flush()
 
+    def _drop_what_is_idle(self) -> None:
+        """As the cloud does it, which clients know to come back from."""
+        now = self._loop.time()
+        for link, context in list(self._contexts.items()):
+            if context.place is None:
+                continue
+            self._linked = now
+            if not context.is_idle:
+                context.is_idle, context.idle_since = True, now
+            elif now - context.idle_since > IDLE_LINK_SECONDS:
+                del self._contexts[link]
+                context.turn_away(conditions.DETACH_FORCED, "The link was idle for too long.")
+        if now - self._linked > IDLE_CONNECTION_SECONDS:
+            self._close(conditions.FORCED, "The connection had no links for too long.")
+
     # Who it is.
 
     def _authenticate(self, mechanism: str, response: bytes) -> bool:
@@ -289,14 +310,37 @@ class Peer:
         if engine is None or response.count(b"\0") != 2:
             return False
         try:
-            self._plain = self._peers.guard.identify(
-                engine.namespaces.accounts, name.decode(), key.decode()
-            )
+            self._plain = self._identify(name.decode(), key_is(key.decode()))
         except (Unauthenticated, UnicodeDecodeError):
             self._note_refusal(name.decode(errors="replace"))
             return False
         self._trust()
         return True
+
+    def _identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
+        """Raises Unauthenticated."""
+        accounts, guard = self.engine.namespaces.accounts, self._peers.guard
+        settings = self._peers.settings
+        if settings.dev and settings.namespace_from == "key" and name not in accounts:
+            guard.identify_by(accounts, ROOT, fits)
+            return Principal(name, everything=True)
+        return guard.identify_by(accounts, name, fits)
+
+    def _namespace(self, principal: Principal) -> str:
+        """The namespace that the connection speaks of; it may have to be made."""
+        settings, spaces = self._peers.settings, self.engine.namespaces
+        name = settings.namespace
+        if settings.namespace_from == "host":
+            name = first_label(self._amqp.hostname or "") or name
+        elif settings.namespace_from == "key" and principal.name != ROOT:
+            name = principal.name
+        if name in spaces.states:
+            return name
+        folded = name.casefold()
+        there = next((each for each in spaces.states if each.casefold() == folded), None)
+        if there is None and settings.auto_create:
+            self.engine.submit(BROKER, "", CreateNamespace(name), _ignore)
+        return there or name
 
     def _note_refusal(self, name: str) -> None:
         _audit.warning(
@@ -326,9 +370,7 @@ class Peer:
         except ValueError as problem:
             return 400, f"The token cannot be read: {problem}."
         try:
-            principal = self._peers.guard.identify_by(
-                engine.namespaces.accounts, token.key_name, token.fits
-            )
+            principal = self._identify(token.key_name, token.fits)
         except Unauthenticated:
             self._note_refusal(token.key_name)
             return 401, "The token's key name or signature is not valid."
@@ -339,16 +381,14 @@ class Peer:
             return 401, f"The token is not for {audience!r}."
         if len(self._claims) >= CLAIMS_MAX and path not in self._claims:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
-        if self._peers.settings.strict and not self._is_there(path):
+        if self._peers.settings.strict and not self._is_there(principal, path):
             return 404, conditions.missing("/".join(path))
         self._claims[path] = Claim(principal, token.scope, token.expires)
         self._trust()
         return 202, "Accepted"
 
-    def _is_there(self, path: tuple[str, ...]) -> bool:
-        engine = self._peers.engine
-        assert engine is not None
-        state = engine.namespaces.states.get(self._peers.settings.namespace)
+    def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
+        state = self.engine.namespaces.states.get(self._namespace(principal))
         return not path or (state is not None and find(state, "/".join(path)) is not None)
 
     def _principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
@@ -494,11 +534,12 @@ class Peer:
     def _place(self, link: Link, address: Address) -> Place | None:
         """Where a link leads, if its client may go there; else it is refused."""
         right = "any" if address.kind == "management" else "listen" if link.sends else "send"
-        namespace = self._peers.settings.namespace
-        state = self.engine.namespaces.states.get(namespace)
-        entity = None if state is None else find(state, address.entity)
-        exact = address.entity if entity is None else entity
+        entity, exact = None, address.entity
         for principal in self._principals(address.path, time.time()):
+            namespace = self._namespace(principal)
+            state = self.engine.namespaces.states.get(namespace)
+            entity = None if state is None else find(state, address.entity)
+            exact = address.entity if entity is None else entity
             place = Place(
                 principal, namespace, exact, queue_of(exact, address), address.path, right
             )
@@ -507,9 +548,8 @@ class Peer:
         else:
             claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
             _audit.warning(
-                "A client was refused: %s on %s/%s", right, namespace, exact,
-                extra={"event": "access.refused", "right": right, "namespace": namespace,
-                       "subject": exact},
+                "A client was refused: %s on %s", right, exact,
+                extra={"event": "access.refused", "right": right, "subject": exact},
             )  # fmt: skip
             link.refuse(
                 error(
@@ -672,6 +712,13 @@ class Peer:
             self.flush_soon()
 
         self.submit(place, command, reply)
+
+
+def first_label(host: str) -> str:
+    """Of a host name that has several; nothing of others, and of addresses."""
+    name = host.partition(":")[0]
+    label, dot, _ = name.partition(".")
+    return label if dot and not name.replace(".", "").isdigit() else ""
 
 
 def _session_filter(source: Described | None) -> tuple[bool, Value]:

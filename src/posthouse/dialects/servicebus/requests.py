@@ -114,7 +114,6 @@ class ReplyLink:
         self.address = address
         self._waiting: deque[bytes] = deque()
         self._count = 0
-        self.is_idle = False
 
     @property
     def names(self) -> tuple[str, ...]:
