@@ -4,7 +4,7 @@ The conditions are what the clients make their exceptions of, and some look at t
 """
 
 from posthouse.core import errors
-from posthouse.core.errors import NotFound, Refused
+from posthouse.core.errors import InvalidArgument, NotFound, Refused
 
 NOT_FOUND = "amqp:not-found"
 UNAUTHORIZED = "amqp:unauthorized-access"
@@ -56,4 +56,6 @@ def told(refused: Refused) -> tuple[str, str, int]:
     condition, status = CODES[type(refused)]
     if isinstance(refused, NotFound) and refused.kind == "queue":
         return condition, missing(refused.name), status
+    if isinstance(refused, InvalidArgument) and refused.argument == "group":
+        return NOT_ALLOWED, "The entity takes messages with a session id only; set one.", status
     return condition, str(refused), status
