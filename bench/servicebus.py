@@ -165,7 +165,7 @@ def limit(folder: Path) -> float:
             _, client = await loop.create_connection(lambda: Client(request), "127.0.0.1", port)
             client.ask(CREDIT)
             while client.answers < MESSAGES:
-                await asyncio.sleep(0.01)  # noqa: ASYNC110 (its client knows no better)
+                await asyncio.sleep(0.01)
             return client.answers
 
         before = cpu_seconds(server.pid)

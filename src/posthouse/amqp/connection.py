@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from posthouse.amqp.events import Begun, Closed, Ended, Event, Opened
 from posthouse.amqp.performatives import (
+    TRANSFER_HEAD,
     Attach,
     Begin,
     Close,
@@ -33,6 +34,7 @@ from posthouse.amqp.performatives import (
     error,
     problem_in,
     read,
+    read_whole,
     write,
 )
 from posthouse.amqp.session import WINDOW, Session
@@ -223,12 +225,18 @@ class Connection:
             pos += size
             if offset < 2 or begin > pos or kind != (_SASL_FRAME if self._in_sasl else _AMQP_FRAME):
                 raise Malformed("a frame's header", "amqp:connection:framing-error")
+            if pos - begin > 16 and data[begin : begin + 4] == TRANSFER_HEAD:
+                whole = read_whole(data, begin + 3, pos)
+                session = self._incoming.get(channel)
+                if whole is not None and session is not None and not session.ended:
+                    handle, number, tag, rest, at = whole
+                    session.on_whole(handle, number, tag, rest, data[at:pos])
+                    continue
             if begin < pos:
                 performative, at = read(data, begin, pos)
                 _ON.get(type(performative), _unwanted)(self, channel, performative, data, at, pos)
         if pos < end and not self.closed:
-            rest = data[pos:]
-            self._kept, self._kept_bytes = [rest], len(rest)
+            self._kept, self._kept_bytes = [data[pos:]], end - pos
 
     def _fail(self, problem: Malformed) -> None:
         """2.4.3: says why, and hears nothing any more."""
@@ -399,9 +407,7 @@ class Connection:
     def _on_transfer(
         self, channel: int, transfer: Transfer, data: bytes, at: int, end: int
     ) -> None:
-        session = self._incoming.get(channel)
-        if session is None:
-            session = self._session(channel)
+        session = self._session(channel)
         if not session.ended:
             session.on_transfer(transfer, data[at:end])
 

@@ -27,13 +27,13 @@ class Attached(msgspec.Struct):
     link: "Link"
 
 
-class Flowed(msgspec.Struct):
+class Flowed(msgspec.Struct, gc=False):
     """The other side has said how many messages it will take, or has sent all it had."""
 
     link: "Link"
 
 
-class Arrived(msgspec.Struct):
+class Arrived(msgspec.Struct, gc=False):
     """A delivery is complete. Without a payload it was larger than the link takes."""
 
     link: "Link"
@@ -45,7 +45,7 @@ class Arrived(msgspec.Struct):
     payload: bytes | None
 
 
-class Disposed(msgspec.Struct):
+class Disposed(msgspec.Struct, gc=False):
     """What the other side says of deliveries that we sent, or says again of those it sent."""
 
     link: "Link"

@@ -5,6 +5,7 @@ clients read fields by their place, and know no other form. They are read in eve
 """
 
 from collections.abc import Callable
+from struct import Struct
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -14,6 +15,8 @@ from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.types import Array, Described, Malformed, Symbol, UInt, ULong, UShort, Value
 
 SENDER, RECEIVER = False, True  # 2.8.1, role
+TAG_BYTES_MAX = 32  # 2.8.7
+_u32 = Struct(">I").unpack_from
 
 
 class _Kind(NamedTuple):
@@ -256,6 +259,74 @@ def read(data: bytes, pos: int, end: int) -> tuple[Performative, int]:
     if types not in _good[code]:
         _check(kind, fields, types)
     return kind(*fields), pos
+
+
+class Whole(NamedTuple):
+    """Of a transfer that is a whole delivery, the fields behind its tag."""
+
+    fields: int  # how many there are in all
+    format: int
+    settled: bool
+
+
+_wholes: dict[bytes, Whole] = {}  # by how they are encoded: clients write the same each time
+_WHOLES_MAX, _WHOLE_BYTES_MAX = 256, 16
+TRANSFER_HEAD = b"\x00\x53\x14\xc0"
+
+
+def read_whole(data: bytes, pos: int, end: int) -> tuple[int, int, bytes, Whole, int] | None:
+    """Handle, id, tag and the rest of a transfer, and where it ends, if it is a whole delivery.
+
+    There is one for each message, so this looks at the bytes of the first three fields, and at
+    those of the others all at once. None: it is to be read like any other performative.
+    """
+    stop, at = pos + 2 + data[pos + 1], pos + 3
+    if stop > end:
+        return None
+    code = data[at]
+    if code == 0x43:
+        handle, at = 0, at + 1
+    elif code == 0x52:
+        handle, at = data[at + 1], at + 2
+    elif code == 0x70:
+        handle, at = _u32(data, at + 1)[0], at + 5
+    else:
+        return None
+    code = data[at]
+    if code == 0x70:
+        number, at = _u32(data, at + 1)[0], at + 5
+    elif code == 0x52:
+        number, at = data[at + 1], at + 2
+    elif code == 0x43:
+        number, at = 0, at + 1
+    else:
+        return None
+    size = data[at + 1]
+    if data[at] != 0xA0 or size > TAG_BYTES_MAX:
+        return None
+    at += 2
+    tag = data[at : at + size]
+    at += size
+    whole = _wholes.get(data[at:stop])
+    if whole is None:
+        whole = _note_whole(data, pos, at, stop)
+    if whole is None or whole.fields != data[pos + 2]:
+        return None
+    return handle, number, tag, whole, stop
+
+
+def _note_whole(data: bytes, pos: int, at: int, stop: int) -> Whole | None:
+    """Remembers how a client writes transfers, if this one is a whole delivery."""
+    if not at <= stop <= at + _WHOLE_BYTES_MAX or len(_wholes) >= _WHOLES_MAX:
+        return None
+    fields, _ = read_fields(data, pos, stop)
+    _check(Transfer, fields, tuple(map(type, fields)))
+    read = Transfer(*fields)
+    if read.more or read.aborted or read.state is not None:
+        return None
+    whole = Whole(len(fields), read.message_format or 0, bool(read.settled))
+    _wholes[data[at:stop]] = whole
+    return whole
 
 
 def _descriptor(data: bytes, pos: int, end: int) -> tuple[int, int]:

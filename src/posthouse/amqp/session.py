@@ -9,6 +9,7 @@ from posthouse.amqp.events import Arrived, Attached, Detached, Disposed, Flowed
 from posthouse.amqp.performatives import (
     RECEIVER,
     SENDER,
+    TAG_BYTES_MAX,
     Attach,
     Begin,
     Detach,
@@ -16,6 +17,7 @@ from posthouse.amqp.performatives import (
     End,
     Flow,
     Transfer,
+    Whole,
     problem_in,
 )
 from posthouse.amqp.types import Malformed, Value
@@ -29,24 +31,14 @@ FIRST_DELIVERY = 1 << 30  # some clients mix up ids of the two directions where 
 EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 
 # Frame header; descriptor and list8; handle, delivery id, tag.
-_TRANSFER = Struct(">IBBH6sBIBIBB").pack
+_TRANSFER = Struct(">IBBH4sBBBIBIBB").pack
 _BEGINS = b"\x00\x53\x14\xc0"
 _FIXED_BYTES = 8 + 3 + 3 + 5 + 5 + 2 + 8  # of a first frame with message format 0, without its tag
-_MORE_BYTES = 8 + 3 + 3 + 5 + 9  # of those that follow
 
 
-def _rest(format: bytes, *, settled: bool, more: bool) -> bytes:
-    """The fields behind the tag, up to the eleventh."""
-    said = b"\x41" if settled else b"\x42"
-    goes_on = b"\x41" if more else b"\x42"
-    return format + said + goes_on + b"\x40\x40\x42\x42\x42"
-
-
-_REST = {
-    (settled, more): _rest(b"\x43", settled=settled, more=more)
-    for settled in (False, True)
-    for more in (False, True)
-}
+# Message format 0, settled or not, no more to come, and what nobody says.
+_REST_SETTLED = b"\x43\x41\x42\x40\x40\x42\x42\x42"
+_REST_UNSETTLED = b"\x43\x42\x42\x40\x40\x42\x42\x42"
 
 
 def after(first: int, second: int) -> int:
@@ -179,13 +171,17 @@ class Link:
         self.delivery_count = self.delivery_count + 1 & MASK
         if not settled:
             session.unsettled[number] = self
-        size = _FIXED_BYTES + len(tag) + len(payload)
+        length = len(tag)
+        size = _FIXED_BYTES + length + len(payload)
         if size <= session.frame_max and not format and state is None:
-            head = _TRANSFER(
-                size, 2, 0, session.channel, _BEGINS + b"%c\x0b" % (21 + len(tag)), 0x70,
-                self.handle, 0x70, number, 0xA0, len(tag),
-            )  # fmt: skip
-            session.send(b"".join((head, tag, _REST[settled, False], payload)))
+            frame = b"".join((
+                _TRANSFER(
+                    size, 2, 0, session.channel, _BEGINS, 21 + length, 11, 0x70, self.handle, 0x70,
+                    number, 0xA0, length,
+                ),
+                tag, _REST_SETTLED if settled else _REST_UNSETTLED, payload,
+            ))  # fmt: skip
+            session.send(frame)
         else:
             self._send_in_parts(payload, tag, number, format, state, settled=settled)
         return number
@@ -270,12 +266,25 @@ class Link:
             self.tell()
         self.session.tell(Flowed(self))
 
+    def on_whole(self, number: int, tag: bytes, rest: Whole, payload: bytes) -> None:
+        if self._first is not None:
+            raise Malformed("a delivery begins within another", "amqp:invalid-field")
+        self.credit -= 1
+        self.delivery_count = self.delivery_count + 1 & MASK
+        most = self.max_message_size
+        self.session.connection.tell(
+            Arrived(
+                self, number, tag, rest.format, rest.settled, None,
+                payload if not most or len(payload) <= most else None,
+            )
+        )  # fmt: skip
+
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
         first = self._first
         if first is None:
             if transfer.delivery_id is None or transfer.delivery_tag is None:
                 raise Malformed("a delivery begins without its id or tag", "amqp:invalid-field")
-            if len(transfer.delivery_tag) > 32:  # 2.8.7
+            if len(transfer.delivery_tag) > TAG_BYTES_MAX:
                 raise Malformed("a delivery tag is longer than 32 bytes", "amqp:invalid-field")
             self.credit -= 1
             self.delivery_count = self.delivery_count + 1 & MASK
@@ -458,12 +467,9 @@ class Session:
 
     def send(self, frame: bytes) -> None:
         """A transfer, as soon as the other side has a place for it."""
-        if self.remote_window > 0 and not self._pending:
-            self._send(frame)
-        else:
+        if self._pending or self.remote_window <= 0:
             self._pending.append(frame)
-
-    def _send(self, frame: bytes) -> None:
+            return
         self.remote_window -= 1
         self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
         self.connection.put(frame)
@@ -501,8 +507,9 @@ class Session:
     def on_flow(self, flow: Flow) -> None:
         seen = flow.next_incoming_id if flow.next_incoming_id is not None else 0
         self.remote_window = max(0, after(seen + flow.incoming_window, self.next_outgoing_id))
-        while self._pending and self.remote_window > 0:
-            self._send(self._pending.popleft())
+        pending, self._pending = self._pending, deque()
+        for frame in pending:
+            self.send(frame)
         if flow.handle is not None:
             link = self._incoming.get(flow.handle)
             if link is None:
@@ -512,13 +519,25 @@ class Session:
         elif flow.echo:
             self.flow()
 
-    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+    def on_whole(self, handle: int, number: int, tag: bytes, rest: Whole, payload: bytes) -> None:
+        """A transfer that is a delivery by itself."""
+        self._count_transfer()
+        link = self._incoming.get(handle)
+        if link is None or link.sends:
+            raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")
+        if not link.is_gone:
+            link.on_whole(number, tag, rest, payload)
+
+    def _count_transfer(self) -> None:
         assert self.next_incoming_id is not None
         self.next_incoming_id = self.next_incoming_id + 1 & MASK
         self._window -= 1
         if self._window < WINDOW // 2:
             self._window = WINDOW
             self.flow()
+
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        self._count_transfer()
         link = self._incoming.get(transfer.handle)
         if link is None or link.sends:
             raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from msgspec.msgpack import Ext
 
-from posthouse.amqp.decode import Reader, read_fields, sections
+from posthouse.amqp.decode import Reader, read_fields, sections, skip
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
 from posthouse.amqp.types import Decimal, Malformed, Symbol, Timestamp, ULong, Value
 from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
@@ -70,7 +70,99 @@ class Unfit(Exception):
 
 
 def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
-    """A message as it was sent. Raises Malformed or Unfit."""
+    """A message as it was sent. Raises Malformed or Unfit.
+
+    Most messages of a sender differ from each other in their ids and bodies alone. What the rest
+    comes to is remembered, by its bytes.
+    """
+    place = _places(payload)
+    if place is None:
+        return _read(payload, new_id)
+    begin, end, after, body = place
+    key = payload[:begin], payload[end:after]
+    form = _forms.get(key)
+    id = payload[begin:end]
+    if form is None or not id.isascii():
+        message = _read(payload, new_id)
+        _remember(key, message, id)
+        return message
+    size = end - begin
+    return NewMessage(
+        b"".join((form.envelope, _text_heads[size], id, form.envelope_rest)), payload[body:],
+        b"".join((form.native, id, form.native_rest)), form.group, form.priority, form.ttl_ms,
+        form.due_ms,
+    )  # fmt: skip
+
+
+class _Form(NamedTuple):
+    """What a message's envelope and native form are before its id and behind it, and the rest."""
+
+    envelope: bytes
+    envelope_rest: bytes
+    native: bytes
+    native_rest: bytes
+    group: str | None
+    priority: int
+    ttl_ms: int | None
+    due_ms: int
+
+
+_forms: dict[tuple[bytes, bytes], _Form] = {}
+_FORMS_MAX, _FORM_BYTES_MAX = 1_000, 1_024
+_text_heads = [b"%c" % (0xA0 + n) if n < 32 else b"\xd9%c" % n for n in range(ID_CHARS_MAX + 1)]
+_SECTION = b"\x00\x53"
+
+
+def _places(data: bytes) -> tuple[int, int, int, int] | None:
+    """Where the id begins and ends, the body's section begins, and its content.
+
+    None: it is not of the common kind, with an id of text and one section of data at the end.
+    """
+    pos = begin = stop = 0
+    try:
+        while True:
+            if data[pos : pos + 2] != _SECTION:
+                return None
+            code = data[pos + 2]
+            if code == DATA:
+                break
+            if code == PROPERTIES and data[pos + 3] == 0xC0 and data[pos + 6] == 0xA1:
+                begin = pos + 8
+                stop = begin + data[pos + 7]
+            pos = skip(data, pos + 3)
+        body, end = pos + 5, pos + 5 + data[pos + 4]
+        if data[pos + 3] == 0xB0:
+            end = skip(data, pos + 3)
+            body = pos + 8
+            if end - body < 256:
+                return None
+        elif data[pos + 3] != 0xA0:
+            return None
+    except (IndexError, Malformed):
+        return None
+    if end != len(data) or not 0 < stop - begin <= ID_CHARS_MAX or stop > pos:
+        return None
+    return begin, stop, pos, body
+
+
+def _remember(key: tuple[bytes, bytes], message: NewMessage, id: bytes) -> None:
+    native, envelope = message.native, message.envelope
+    head = envelope[:4]  # a map, and its first key
+    there = head[1:] == b"\xa2id" and envelope[4:].startswith(_text_heads[len(id)] + id)
+    if len(key[0]) + len(key[1]) > _FORM_BYTES_MAX or native is None or not there:
+        return
+    at = len(native) - len(key[1]) - len(id)
+    if native[at : at + len(id)] != id or not native.endswith(key[1]):
+        return
+    if len(_forms) >= _FORMS_MAX:
+        _forms.clear()
+    _forms[key] = _Form(
+        head, envelope[4 + len(_text_heads[len(id)]) + len(id) :], native[:at], key[1],
+        message.group, message.priority, message.ttl_ms, message.due_ms,
+    )  # fmt: skip
+
+
+def _read(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
     durable, priority, ttl_ms = 0x40, None, None
     kept, kept_count, due_ms = b"", 0, 0
     partition_key = None
