@@ -54,9 +54,9 @@ from posthouse.core.plan import Delivered
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.message import (
     BATCH_FORMAT,
+    Messages,
     Unfit,
     neutral_value,
-    read_message,
     split_batch,
     write_delivery,
 )
@@ -110,6 +110,7 @@ class Inlet:
         self._link = link
         self.place = place
         self._most_bytes = most_bytes
+        self._reads = Messages(peer.new_id)
         self._messages: list[NewMessage] = []  # gathered
         self._ids: list[int | None] = []  # of their deliveries; None where nobody is to be told
         self._bytes = 0
@@ -135,9 +136,9 @@ class Inlet:
         try:
             if event.format == BATCH_FORMAT:
                 parts = split_batch(payload, BATCH_MAX)
-                messages = [read_message(each, self._peer.new_id) for each in parts]
+                messages = [self._reads.read(each) for each in parts]
             else:
-                messages = [read_message(payload, self._peer.new_id)]
+                messages = [self._reads.read(payload)]
         except Unfit as unfit:
             self._reject([number], unfit.condition, str(unfit))
             return

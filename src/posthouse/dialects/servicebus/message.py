@@ -22,7 +22,7 @@ from uuid import UUID
 
 from msgspec.msgpack import Ext
 
-from posthouse.amqp.decode import Reader, read_fields, sections, skip
+from posthouse.amqp.decode import Reader, read_fields, sections
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
 from posthouse.amqp.types import Decimal, Malformed, Symbol, Timestamp, ULong, Value
 from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
@@ -69,35 +69,18 @@ class Unfit(Exception):
 # In.
 
 
-def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
-    """A message as it was sent. Raises Malformed or Unfit.
+class Form(NamedTuple):
+    """What messages have in common that differ in their ids and bodies alone.
 
-    Most messages of a sender differ from each other in their ids and bodies alone. What the rest
-    comes to is remembered, by its bytes.
+    A sender's messages are most often like this. Their bytes before the id, and between the id and
+    the body, tell that a message is of this form; the rest is what those bytes come to.
     """
-    place = _places(payload)
-    if place is None:
-        return _read(payload, new_id)
-    begin, end, after, body = place
-    key = payload[:begin], payload[end:after]
-    form = _forms.get(key)
-    id = payload[begin:end]
-    if form is None or not id.isascii():
-        message = _read(payload, new_id)
-        _remember(key, message, id)
-        return message
-    size = end - begin
-    return NewMessage(
-        b"".join((form.envelope, _text_heads[size], id, form.envelope_rest)), payload[body:],
-        b"".join((form.native, id, form.native_rest)), form.group, form.priority, form.ttl_ms,
-        form.due_ms,
-    )  # fmt: skip
 
-
-class _Form(NamedTuple):
-    """What a message's envelope and native form are before its id and behind it, and the rest."""
-
-    envelope: bytes
+    before: bytes
+    between: bytes  # with the body's constructor
+    id_end: int
+    body: int  # where its size stands
+    envelope: bytes  # before its id, and behind it
     envelope_rest: bytes
     native: bytes
     native_rest: bytes
@@ -107,62 +90,78 @@ class _Form(NamedTuple):
     due_ms: int
 
 
-_forms: dict[tuple[bytes, bytes], _Form] = {}
-_FORMS_MAX, _FORM_BYTES_MAX = 1_000, 1_024
-_text_heads = [b"%c" % (0xA0 + n) if n < 32 else b"\xd9%c" % n for n in range(ID_CHARS_MAX + 1)]
-_SECTION = b"\x00\x53"
+_DATA8, _DATA32 = b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0"
+_FORM_BYTES_MAX = 4_096
 
 
-def _places(data: bytes) -> tuple[int, int, int, int] | None:
-    """Where the id begins and ends, the body's section begins, and its content.
+class Messages:
+    """Reads the messages of one sender."""
 
-    None: it is not of the common kind, with an id of text and one section of data at the end.
-    """
-    pos = begin = stop = 0
-    try:
-        while True:
-            if data[pos : pos + 2] != _SECTION:
-                return None
-            code = data[pos + 2]
-            if code == DATA:
-                break
-            if code == PROPERTIES and data[pos + 3] == 0xC0 and data[pos + 6] == 0xA1:
-                begin = pos + 8
-                stop = begin + data[pos + 7]
-            pos = skip(data, pos + 3)
-        body, end = pos + 5, pos + 5 + data[pos + 4]
-        if data[pos + 3] == 0xB0:
-            end = skip(data, pos + 3)
-            body = pos + 8
-            if end - body < 256:
-                return None
-        elif data[pos + 3] != 0xA0:
-            return None
-    except (IndexError, Malformed):
-        return None
-    if end != len(data) or not 0 < stop - begin <= ID_CHARS_MAX or stop > pos:
-        return None
-    return begin, stop, pos, body
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._form: Form | None = None  # of the last
+
+    def read(self, payload: bytes) -> NewMessage:
+        """A message as it was sent. Raises Malformed or Unfit."""
+        form = self._form
+        if form is not None:
+            end, body = form.id_end, form.body
+            if payload.startswith(form.before) and payload[end:body] == form.between:
+                body = _body_at(payload, body)
+                id = payload[len(form.before) : end]
+                if body and id.isascii():
+                    return NewMessage(
+                        b"".join((form.envelope, id, form.envelope_rest)), payload[body:],
+                        b"".join((form.native, id, form.native_rest)), form.group, form.priority,
+                        form.ttl_ms, form.due_ms,
+                    )  # fmt: skip
+        message = read_message(payload, self._new_id)
+        self._form = _form_of(payload, message)
+        return message
 
 
-def _remember(key: tuple[bytes, bytes], message: NewMessage, id: bytes) -> None:
+def _body_at(data: bytes, at: int) -> int:
+    """Where the body begins whose size stands here, if it is what the rest is; else 0."""
+    size = len(data) - at
+    if data[at - 1] == 0xA0:
+        return at + 1 if size > 0 and data[at] == size - 1 else 0
+    return at + 4 if size >= 260 and _U32(data, at)[0] == size - 4 else 0
+
+
+_U32 = Struct(">I").unpack_from
+
+
+def _form_of(payload: bytes, message: NewMessage) -> Form | None:
+    """What is to be looked for in the next; None where this one is not of the common kind."""
     native, envelope = message.native, message.envelope
-    head = envelope[:4]  # a map, and its first key
-    there = head[1:] == b"\xa2id" and envelope[4:].startswith(_text_heads[len(id)] + id)
-    if len(key[0]) + len(key[1]) > _FORM_BYTES_MAX or native is None or not there:
-        return
-    at = len(native) - len(key[1]) - len(id)
-    if native[at : at + len(id)] != id or not native.endswith(key[1]):
-        return
-    if len(_forms) >= _FORMS_MAX:
-        _forms.clear()
-    _forms[key] = _Form(
-        head, envelope[4 + len(_text_heads[len(id)]) + len(id) :], native[:at], key[1],
-        message.group, message.priority, message.ttl_ms, message.due_ms,
+    assert native is not None
+    begin = end = 0
+    found = sections(payload)
+    for code, _, at, _ in found:
+        if code == PROPERTIES and payload[at] == 0xC0 and payload[at + 3] == 0xA1:
+            begin, end = at + 5, at + 5 + payload[at + 4]
+    code, section, at, _ = found[-1]
+    id, body = payload[begin:end], at + 1
+    if not id or code != DATA or payload[section:body] not in (_DATA8, _DATA32):
+        return None
+    head = envelope[:4] + (b"%c" % (0xA0 + len(id)) if len(id) < 32 else b"\xd9%c" % len(id))
+    place, rest = native.find(id), payload[end:section]
+    if (
+        body > _FORM_BYTES_MAX
+        or not _body_at(payload, body)
+        or not envelope.startswith(head + id)
+        or native.count(id) != 1
+        or native[place + len(id) :] != rest
+    ):
+        return None
+    return Form(
+        payload[:begin], payload[end:body], end, body, head, envelope[len(head) + len(id) :],
+        native[:place], rest, message.group, message.priority, message.ttl_ms, message.due_ms,
     )  # fmt: skip
 
 
-def _read(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
+def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
+    """A message as it was sent. Raises Malformed or Unfit."""
     durable, priority, ttl_ms = 0x40, None, None
     kept, kept_count, due_ms = b"", 0, 0
     partition_key = None
@@ -387,11 +386,12 @@ def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[in
                 return (BODY_BYTES if head in (0xA0, 0xB0) else BODY_TEXT), body
         elif code == FOOTER:
             raise Unfit("A message has no body.")
+    kinds = [code for code, _, _, _ in bodies if code != FOOTER]
+    if len(set(kinds)) > 1 or kinds.count(VALUE) > 1:  # 3.2
+        raise Malformed("a message has bodies of several kinds")
     for code, _, at, end in bodies:
         if code == DATA:
             _bytes_in(data, at, end)
-        elif code != FOOTER and (code != bodies[0][0] or (code == VALUE and len(bodies) > 2)):
-            raise Malformed("a message has bodies of several kinds")
     return BODY_SECTIONS, b"".join(data[begin:end] for _, begin, _, end in bodies)
 
 
