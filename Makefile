@@ -2,9 +2,10 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 KILLS ?= 200
+SECONDS ?= 600
 BIN := .venv/bin
 
-.PHONY: run test check bench simulate torture clean
+.PHONY: run test check bench simulate torture fuzz clean
 
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
@@ -28,12 +29,16 @@ bench: .venv/ready
 	$(BIN)/python -m bench.start
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.feed
+	$(BIN)/python -m bench.servicebus
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready
 	TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash
+
+fuzz: .venv/ready
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 clean:
 	rm -rf .venv .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -174,6 +174,18 @@ def test_a_message_that_is_too_large_is_told_without_its_content() -> None:
     assert payloads(at_server) == [None, None, bytes(300), bytes(1_000)]
 
 
+def test_each_part_of_a_delivery_may_say_whose_it_is() -> None:
+    pair = Pair()
+    mine, _ = pair.attach(sends=True)
+    session = mine.session
+    for more in (True, True, False):
+        transfer = Transfer(mine.handle, 7, b"a", 0, False, more or None)
+        session.send(session.framed(write(transfer) + b"x"))
+    (arrived,), _ = pair.take()
+    assert isinstance(arrived, Arrived)
+    assert (arrived.delivery_id, arrived.payload) == (7, b"xxx")
+
+
 def test_an_aborted_delivery_never_was() -> None:
     pair = Pair()
     mine, _ = pair.attach(sends=True)
@@ -235,10 +247,8 @@ def test_transfers_wait_for_the_window() -> None:
     mine.session.remote_window = 2
     for number in range(5):
         mine.send(b"%d" % number, b"%d" % number, settled=True)
-    at_server, _ = pair.take()
-    assert payloads(at_server) == [b"0", b"1"]
-    theirs = pair.server._sessions[mine.session.channel]
-    theirs.flow()
+    told = pair.server.receive(pair.client.take())  # with the question how it stands
+    assert payloads(told) == [b"0", b"1"]
     at_server, _ = pair.take()
     assert payloads(at_server) == [b"2", b"3", b"4"]
 

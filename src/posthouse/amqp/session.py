@@ -267,8 +267,10 @@ class Link:
         self.session.tell(Flowed(self))
 
     def on_whole(self, number: int, tag: bytes, rest: Whole, payload: bytes) -> None:
-        if self._first is not None:
-            raise Malformed("a delivery begins within another", "amqp:invalid-field")
+        if self._first is not None:  # the last of several, of which each says its id
+            transfer = Transfer(self.remote_handle, number, tag, rest.format, rest.settled)
+            self.on_transfer(transfer, payload)
+            return
         self.credit -= 1
         self.delivery_count = self.delivery_count + 1 & MASK
         most = self.max_message_size
@@ -468,6 +470,8 @@ class Session:
     def send(self, frame: bytes) -> None:
         """A transfer, as soon as the other side has a place for it."""
         if self._pending or self.remote_window <= 0:
+            if not self._pending:  # some say how they stand only when they are asked
+                self.flow(echo=True)
             self._pending.append(frame)
             return
         self.remote_window -= 1

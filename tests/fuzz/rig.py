@@ -1,0 +1,199 @@
+"""Service Bus peers on an engine in memory, in this process, without a network."""
+
+import asyncio
+import hmac
+import logging
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote_plus
+
+from posthouse.amqp.connection import Connection
+from posthouse.amqp.encode import described, encode
+from posthouse.amqp.events import Arrived, Event
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Described, Symbol, ULong, Value
+from posthouse.broker.access import BROKER, ROOT, Guard
+from posthouse.broker.clock import SystemClock
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import CreateQueue
+from posthouse.core.model import QueueProperties
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.dialects.servicebus.peer import Peer, Peers, Settings
+from posthouse.store.memory import MemoryStore
+
+KEY = "SAS_KEY_VALUE"
+
+
+class Transport:
+    """What a peer writes goes to a list."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+    def take(self) -> bytes:
+        data = b"".join(self.written)
+        self.written = []
+        return data
+
+
+class Line:
+    handshake_seconds = 10.0
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def gone(self) -> None:
+        self.over = True
+
+
+class Failures(logging.Handler):
+    """What a peer did not expect."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record)
+
+
+class Rig:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine: Engine | None = engine
+        self.peers = Peers(self, Guard(KEY, bytes(32)), settings)
+        self.failures = Failures()
+        logging.getLogger("posthouse").addHandler(self.failures)
+
+    @classmethod
+    async def open(cls, **settings: Any) -> "Rig":
+        engine = await Engine.open(MemoryStore(keep_bytes=1 << 20), SystemClock(), 1)
+        await engine.ask(BROKER, "", CreateNamespace("default"))
+        for name, properties in (
+            ("q", QueueProperties()), ("s", QueueProperties(requires_session=True)),
+        ):  # fmt: skip
+            await engine.ask(BROKER, "default", CreateQueue(name, properties))
+        return cls(engine, Settings("default", **settings))
+
+    async def close(self) -> None:
+        logging.getLogger("posthouse").removeHandler(self.failures)
+        assert self.engine is not None
+        await self.engine.close()
+
+    def connect(self) -> tuple[Peer, Transport]:
+        peer, transport = self.peers.make(Line()), Transport()
+        peer.connection_made(transport)
+        return peer, transport
+
+    async def settle(self) -> None:
+        """Until the engine has nothing more to do at once."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def sas(resource: str, seconds: float = 3_600, key: str = KEY, name: str = ROOT) -> str:
+    encoded, end = quote_plus(resource), str(int(time.time() + seconds))
+    digest = hmac.new(key.encode(), f"{encoded}\n{end}".encode(), sha256).digest()
+    return (
+        f"SharedAccessSignature sr={encoded}&sig={quote_plus(b64encode(digest))}"
+        f"&se={end}&skn={name}"
+    )
+
+
+class Client:
+    """Our own peer, talking to one of the rig's. Keeps what it sent, piece by piece."""
+
+    def __init__(self, rig: Rig, sasl: tuple[str, bytes] = ("ANONYMOUS", b"")) -> None:
+        self.rig = rig
+        self.peer, self.transport = rig.connect()
+        self.amqp = Connection("client", hostname="localhost", sasl=sasl)
+        self.sent: list[bytes] = []
+        self.events: list[Event] = []
+        self._requests = 0
+
+    async def pump(self) -> list[Event]:
+        """Until both have nothing more to say; what was told meanwhile."""
+        quiet = 0
+        while quiet < 3:
+            out = self.amqp.take()
+            if out:
+                self.sent.append(out)
+                self.peer.data_received(out)
+            await self.rig.settle()
+            back = self.transport.take()
+            if back:
+                self.events += self.amqp.receive(back)
+            quiet = 0 if out or back else quiet + 1
+        told, self.events = self.events, []
+        return told
+
+    def link(
+        self, address: str, *, sends: bool, filters: Value = None, settled: bool | None = False
+    ) -> Link:
+        source = Described(ULong(0x28), [address, None, None, None, None, None, None, filters])
+        target = Described(ULong(0x29), [address])
+        return self.amqp.begin().attach(
+            f"{address}-{sends}", sends=sends, source=source, target=target, settled=settled
+        )
+
+    async def ask(
+        self, node: str, properties: dict[Value, Value], body: Value
+    ) -> tuple[dict[Value, Value], Value]:
+        """A request and its reply's properties and body."""
+        asks, hears = self.link(node, sends=True), self.link(node, sends=False)
+        hears.grant(10)
+        await self.pump()
+        self._requests += 1
+        asks.send(
+            described(0x73, encode([f"r{self._requests}", None, None, None, node]))
+            + described(0x74, encode(properties)) + described(0x77, encode(body)), b"r"
+        )  # fmt: skip
+        (reply,) = [each for each in await self.pump() if isinstance(each, Arrived)]
+        assert reply.payload is not None
+        from tests.dialects.servicebus.test_message import opened
+
+        found = opened(reply.payload)
+        asks.session.end()
+        hears.session.end()
+        await self.pump()
+        return found[0x74][0], found[0x77][0]
+
+    async def put_token(self, entity: str = "", token: str | None = None) -> int:
+        audience = f"sb://localhost/{entity}"
+        properties, _ = await self.ask(
+            "$cbs",
+            {"operation": "put-token", "type": "jwt", "name": audience},
+            token or sas(audience),
+        )
+        return int(properties["status-code"])
+
+    async def manage(
+        self, operation: str, body: dict[Value, Value], entity: str = "q"
+    ) -> tuple[int, dict[Value, Value]]:
+        properties, found = await self.ask(
+            f"{entity}/$management", {"operation": f"com.microsoft:{operation}"}, body
+        )
+        return int(properties["statusCode"]), found
+
+
+SESSION = {Symbol("com.microsoft:session-filter"): "one"}
+Work = Callable[[Client], Any]
