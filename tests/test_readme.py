@@ -30,15 +30,19 @@ def run(*arguments: str) -> str:
 
 def commands(section: str) -> list[list[str]]:
     """Of each indented block of a section, as they stand; what is explained beside them is not."""
-    [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    text = re.sub(r"```python\n.*?```", "", README, flags=re.DOTALL)
+    [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return [
         [re.split(r"(?<=\S) {3,}", each)[0] for each in re.findall(COMMAND, block, re.MULTILINE)]
         for block in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
     ]
 
 
+WITH_SDK, EXAMPLE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
 def test_the_example_prints_what_it_says() -> None:
-    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    example = EXAMPLE
     [said] = re.findall(r"print\(.*\) +# (.*)", example)
     assert run("-c", example).strip() == said
 
@@ -47,7 +51,7 @@ class Newcomer:
     """Somebody in a fresh clone whose `.venv` is there already, on a port of his own."""
 
     def __init__(self, home: Path) -> None:
-        port = a_free_port()
+        self.port = port = a_free_port()
         self.clone = home / "posthouse"
         (self.clone / ".venv").mkdir(parents=True)
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -113,6 +117,8 @@ def test_the_first_minute_goes_as_it_is_told(newcomer: Newcomer) -> None:
         assert (message["id"], message["body"]) == ("p1", "a pen")
         rows = [json.loads(line) for line in feed.splitlines()]
         assert [row["body"] for row in rows if row["kind"] == "sent"] == ["a book", "a pen"]
+        said = run("-c", WITH_SDK.replace("sb://localhost", f"sb://localhost:{newcomer.port}"))
+        assert said.strip() == "a pencil"
         [docs] = newcomer.types(["curl http://localhost:5300/docs"])
         assert "<html" in docs
     assert list((newcomer.clone / "posthouse-data").glob("*.journal"))

@@ -239,11 +239,11 @@ def welcome(
         f"  namespace     {DEFAULT_NAMESPACE}",
         "",
         f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
+        f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
+        f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
         "",
         "  Clients of these will connect as follows; this version does not speak to them yet:",
         "",
-        f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
-        f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
         f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
         f"  PyQueue       {name}:{port(5555)}",
         f"  VibeMQ        {name}:{port(2925)}",

@@ -6,6 +6,7 @@ principal may not any more, the link is detached.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -170,6 +171,7 @@ class Peer:
         self._heard = self._linked = self._loop.time()
         self._spoken = False  # since the last beat
         self._closing = False
+        self._stopping: asyncio.Task[None] | None = None
         self.is_paused = False  # the client does not read
         self.is_trusted = False  # it has shown who it is
         self._id_prefix, self._ids = secrets.token_hex(12), 0
@@ -221,14 +223,22 @@ class Peer:
         self._line.gone()
 
     def shutdown(self) -> None:
-        """The broker is going: clients come back to the next."""
-        if not self._closing:
-            for link, context in list(self._contexts.items()):
-                context.flush()
-                if isinstance(context, Outlet):
-                    context.on_detached()
-                link.detach(error(conditions.DETACH_FORCED, "The broker is being stopped."))
-            self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
+        """The broker is going: what has come is answered first. Clients come back to the next."""
+        if self._stopping is None and not self._closing:
+            self._transport.pause_reading()
+            self._stopping = self._loop.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        if self._peers.engine is not None:
+            with contextlib.suppress(Refused, StoreError):
+                await self._peers.engine.flush()  # whoever asked before has his answer
+        for link, context in list(self._contexts.items()):
+            context.on_detached()
+            link.detach(error(conditions.DETACH_FORCED, "The broker is being stopped."))
+        self._contexts.clear()
+        self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
+        if not self._transport.is_closing():
+            self._transport.resume_reading()  # for the client's goodbye
 
     # Writing.
 
