@@ -109,3 +109,18 @@ def test_answers_that_nobody_reads_are_bounded_over_all_connections(broker: Runn
     deadline = time.monotonic() + FOREVER_SECONDS
     while broker.queue("GET", "large/messages?limit=100").status != 200:
         assert time.monotonic() < deadline
+
+
+def test_small_answers_that_nobody_reads_are_bounded_too(broker: Running) -> None:
+    """Of a quarter of a megabyte each, several on every connection."""
+    head = LARGE.replace(b"limit=100", b"limit=2")
+    waiting = [connect_narrowly(broker) for _ in range(300)]
+    for each in waiting:
+        each.sendall((head + END) * 16)
+    deadline = time.monotonic() + FOREVER_SECONDS
+    while broker.queue("GET", "small/messages").status != 503:
+        assert time.monotonic() < deadline
+    for each in waiting:
+        each.close()
+    while broker.queue("GET", "small/messages").status != 200:
+        assert time.monotonic() < deadline

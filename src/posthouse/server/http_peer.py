@@ -73,7 +73,7 @@ class HttpPeer(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits_head = True  # what the deadline is for: a head, or the next request
         self._stall: asyncio.TimerHandle | None = None
-        self._untaken_bytes = 0
+        self._untaken_bytes = self._held_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -86,6 +86,7 @@ class HttpPeer(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        self._hold(0)
         for timer in (self._deadline, self._stall):
             if timer is not None:
                 timer.cancel()
@@ -314,13 +315,20 @@ class HttpPeer(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._hold(self.transport.get_write_buffer_size())
         self._watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._hold(0)
         if self._stall is not None and not self.transport.is_closing():
             self._stall.cancel()
             self._stall = None
+
+    def _hold(self, size: int) -> None:
+        """So much was answered that the other side has not taken; there is a limit over all."""
+        self.app.answers_bytes += size - self._held_bytes
+        self._held_bytes = size
 
     def _watch(self) -> None:
         if self._stall is None:
