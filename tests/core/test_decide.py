@@ -143,7 +143,7 @@ def refused(scene: Scene) -> list[Command]:
         *settles([*held, 5]),
         AcceptSession("session", 1, "x"),
         RenewSession("session", 5),
-        SetSessionState("session", scene.session, b"s" * 300_000),
+        SetSessionState("session", scene.session, b"s" * 1_100_000),
     ]
 
 

@@ -572,7 +572,7 @@ def test_a_state_has_a_size() -> None:
     world.do(SetSessionState(queue, held.token, b"x" * SESSION_STATE_BYTES_MAX))
     with pytest.raises(InvalidArgument):
         world.do(SetSessionState(queue, held.token, b"x" * (SESSION_STATE_BYTES_MAX + 1)))
-    assert SESSION_STATE_BYTES_MAX == 256 * 1024
+    assert SESSION_STATE_BYTES_MAX == 1 << 20
 
 
 def test_sessions_with_messages_or_state_are_listed() -> None:

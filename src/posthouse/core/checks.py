@@ -30,7 +30,7 @@ def check_start(epoch: int, salt: int) -> None:
 
 
 def check_text(argument: str, text: object, most: int) -> None:
-    if not isinstance(text, str) or len(text) > most:
+    if type(text) is not str or len(text) > most:  # what is more than a str cannot be written
         raise InvalidArgument(argument, f"must be text of at most {most} characters")
     if not text.isascii():
         try:
@@ -50,7 +50,7 @@ def check_name(argument: str, name: str) -> None:
 def check_properties(properties: Properties) -> None:
     for name, value in properties.items():
         check_text("properties", name, PROPERTY_CHARS_MAX)
-        known = isinstance(value, _VALUES)
+        known = type(value) in _VALUES
         if isinstance(value, Ext):
             known = _EXT_BYTES.get(value.code) == len(bytes(value.data))
         if not known:
@@ -64,7 +64,7 @@ def check_properties(properties: Properties) -> None:
 
 
 _EXT_BYTES = {TIMESTAMP: 8, UUID: 16}
-_VALUES = (type(None), bool, int, float, str, bytes, Ext)
+_VALUES = frozenset((type(None), bool, int, float, str, bytes))
 
 _LEAST = {
     "lock_ms": 1,

@@ -34,7 +34,7 @@ KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
 PROPERTY_CHARS_MAX = 260  # the name of a property
 PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
-SESSION_STATE_BYTES_MAX = 262_144
+SESSION_STATE_BYTES_MAX = 1 << 20
 TIME_MS_MAX = 1 << 53  # moments and durations
 RECEIVER_MAX = (1 << 63) - 1  # receiver ids
 

@@ -5,6 +5,7 @@ The conditions are what the clients make their exceptions of, and some look at t
 
 from posthouse.core import errors
 from posthouse.core.errors import InvalidArgument, NotFound, Refused
+from posthouse.core.model import DEAD
 
 NOT_FOUND = "amqp:not-found"
 UNAUTHORIZED = "amqp:unauthorized-access"
@@ -58,4 +59,4 @@ def told(refused: Refused) -> tuple[str, str, int]:
         return condition, missing(refused.name), status
     if isinstance(refused, InvalidArgument) and refused.argument == "group":
         return NOT_ALLOWED, "The entity takes messages with a session id only; set one.", status
-    return condition, str(refused), status
+    return condition, str(refused).replace(f"{DEAD}'", "/$DeadLetterQueue'"), status

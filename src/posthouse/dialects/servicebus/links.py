@@ -261,7 +261,7 @@ class Outlet:
             if isinstance(answer, Refused | StoreError):
                 self._gone = True
             elif self._gone:  # the client has left meanwhile
-                self._peer.submit(self.place, Detach(self._number), _ignore)
+                self._peer.leave(self.place, Detach(self._number))
             attached(answer)
 
         self._peer.submit(self.place, command, reply)
@@ -365,9 +365,8 @@ class Outlet:
         tokens = [each.token for each in deliveries if each.token]
         if tokens:
             token = 0 if self.session is None else self.session.token
-            self._peer.submit(
-                self.place, Release(self.place.queue, tokens, partial=True, session=token), _ignore
-            )
+            command = Release(self.place.queue, tokens, partial=True, session=token)
+            self._peer.leave(self.place, command)
 
     # Settlement.
 
@@ -466,16 +465,12 @@ class Outlet:
         self.flush()
         if not self._gone:
             self._gone = True
-            self._peer.submit(self.place, Detach(self._number), _ignore)  # with its session
+            self._peer.leave(self.place, Detach(self._number))  # with its session
         self._peer.forget(self)
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
         self.on_detached()
-
-
-def _ignore(_: Reply) -> None:
-    """Nobody waits for this answer."""
 
 
 _LOCK_LOST = rejected(

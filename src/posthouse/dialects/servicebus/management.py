@@ -39,7 +39,7 @@ from posthouse.core.commands import (
     Settle,
     Settled,
 )
-from posthouse.core.errors import Refused, SessionLockLost
+from posthouse.core.errors import MessageTooLarge, Refused, SessionLockLost
 from posthouse.core.message import ACTIVE
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.links import Place, changes
@@ -143,6 +143,8 @@ class Desk:
             data = each.get("message") if isinstance(each, dict) else None
             if not isinstance(data, bytes):
                 raise Unfit("A message to be scheduled is not there.")
+            if len(data) > (most := self._peer.message_bytes(self._place)):
+                raise MessageTooLarge(self._place.entity, len(data), most)
             messages.append(read_message(data, self._peer.new_id))
 
         def tell(answer: Answer) -> Told:
@@ -350,7 +352,7 @@ def _get(request: Request, name: str, kind: type[Kind], default: Value = _NEEDED
         return default
     if not isinstance(found, kind):
         raise Unfit(f"{name} has the wrong type.")
-    return found
+    return str(found) if kind is str else found  # a symbol is text too
 
 
 def _number(request: Request, name: str, default: int | None = None) -> int:

@@ -32,12 +32,20 @@ from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Int, Symbol, ULong, Value
 from posthouse.broker.access import BROKER, ROOT, Guard, Principal, key_is
 from posthouse.broker.engine import Engine
-from posthouse.core.commands import AcceptSession, Answer, Command, Detach, Granted, ReleaseSession
+from posthouse.core.commands import (
+    AcceptSession,
+    Answer,
+    Command,
+    Detach,
+    Granted,
+    Release,
+    ReleaseSession,
+)
 from posthouse.core.errors import Refused, Unauthenticated, Unauthorized
-from posthouse.core.model import Right, find
+from posthouse.core.model import Queue, Right, find
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
-from posthouse.dialects.servicebus.address import Address, parse, queue_of
+from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.management import Desk, Told, reply_properties
 from posthouse.dialects.servicebus.requests import (
@@ -63,7 +71,8 @@ CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 WEBSOCKET_PATH, WEBSOCKET_NAME = "/$servicebus/websocket", "AMQPWSB10"
-_REQUEST_BYTES_MAX = 1 << 20
+_REQUEST_BYTES_MIN = 4 << 20  # that $management takes, unless messages may be larger
+_TOKEN_BYTES_MAX = 64 << 10  # that $cbs takes
 
 _SESSION_FILTER = "com.microsoft:session-filter"
 _TIMEOUT = "com.microsoft:timeout"
@@ -446,6 +455,10 @@ class Peer:
     def submit(self, place: Place, command: Command, reply: Reply) -> None:
         self.engine.submit(place.principal, place.namespace, command, reply)
 
+    def leave(self, place: Place, command: Detach | Release | ReleaseSession) -> None:
+        """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
+        self.engine.submit(BROKER, place.namespace, command, _ignore)
+
     def gathered(self, context: Inlet | Outlet) -> None:
         """It has something to be sent on when all that has come was looked at."""
         self._gathered[context] = None
@@ -454,6 +467,16 @@ class Peer:
         for link, context in list(self._contexts.items()):
             if context is outlet:
                 del self._contexts[link]
+
+    def _queue(self, place: Place) -> Queue | None:
+        state = self.engine.namespaces.states.get(place.namespace)
+        return None if state is None else state.queues.get(place.queue)
+
+    def message_bytes(self, place: Place) -> int:
+        """The size that a message may have."""
+        queue = self._queue(place)
+        most = None if queue is None else queue.properties.max_message_bytes
+        return self._peers.settings.message_bytes if most is None else most
 
     def session_token(self, place: Place, session: str) -> int:
         """Of a session that this connection holds; 0 where it does not."""
@@ -504,7 +527,7 @@ class Peer:
         waiting = self._accepting.pop(event.link, None)
         if waiting is not None:
             place, number = waiting
-            self.submit(place, Detach(number), _ignore)
+            self.leave(place, Detach(number))
         context = self._contexts.pop(event.link, None)
         if context is not None:
             context.on_detached()
@@ -528,20 +551,21 @@ class Peer:
             link.refuse(error(conditions.NOT_FOUND, f"There is no such address: {problem}."))
             return
         if address.kind == "cbs":
-            self._attach_pair(link, address, self._on_token)
+            self._attach_pair(link, address, self._on_token, _TOKEN_BYTES_MAX)
             return
-        place = self._place(link, address)
+        place = self._place(link, address, path_of(text or ""))
         if place is None:
             return
         if address.kind == "management":
-            desk = Desk(self, place)
-            self._attach_pair(link, address, partial(self._on_request, desk))
+            answer = partial(self._on_request, Desk(self, place))
+            most = max(_REQUEST_BYTES_MIN, 2 * self.message_bytes(place))
+            self._attach_pair(link, address, answer, most)
         elif link.sends:
             self._attach_outlet(link, address, place)
         else:
             self._attach_inlet(link, address, place)
 
-    def _place(self, link: Link, address: Address) -> Place | None:
+    def _place(self, link: Link, address: Address, text: str) -> Place | None:
         """Where a link leads, if its client may go there; else it is refused."""
         right = "any" if address.kind == "management" else "listen" if link.sends else "send"
         entity, exact = None, address.entity
@@ -570,13 +594,15 @@ class Peer:
             )
             return None
         if address.transfer or (entity is None and not self._peers.settings.auto_create):
-            link.refuse(error(conditions.NOT_FOUND, conditions.missing(address.entity)))
+            link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
             return None
         return place
 
     # $cbs and $management.
 
-    def _attach_pair(self, link: Link, address: Address, answer: Callable[[Request], None]) -> None:
+    def _attach_pair(
+        self, link: Link, address: Address, answer: Callable[[Request], None], most_bytes: int
+    ) -> None:
         attach = link.attach
         assert attach is not None
         context: RequestLink | ReplyLink
@@ -585,7 +611,7 @@ class Peer:
         else:
             context = RequestLink(self, link, address, answer)
         self._contexts[link] = context
-        link.accept(source=attach.source, target=attach.target, max_message_size=_REQUEST_BYTES_MAX)
+        link.accept(source=attach.source, target=attach.target, max_message_size=most_bytes)
         if isinstance(context, RequestLink):
             context.start()
 
@@ -625,20 +651,16 @@ class Peer:
         if address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue cannot be sent to."))
             return
-        most = self._peers.settings.message_bytes
-        state = self.engine.namespaces.states.get(place.namespace)
-        queue = None if state is None else state.queues.get(place.queue)
-        if queue is not None:
-            if queue.properties.status in ("disabled", "send-disabled"):
-                link.refuse(
-                    error(
-                        conditions.DISABLED,
-                        f"The messaging entity '{place.entity}' is disabled for sending.",
-                    )
+        most = self.message_bytes(place)
+        queue = self._queue(place)
+        if queue is not None and queue.properties.status in ("disabled", "send-disabled"):
+            link.refuse(
+                error(
+                    conditions.DISABLED,
+                    f"The messaging entity '{place.entity}' is disabled for sending.",
                 )
-                return
-            if queue.properties.max_message_bytes is not None:
-                most = queue.properties.max_message_bytes
+            )
+            return
         inlet = self._contexts[link] = Inlet(self, link, place, most)
         link.accept(
             source=attach.source, target=attach.target, max_message_size=most,
@@ -654,7 +676,7 @@ class Peer:
         if not wanted:
             outlet = Outlet(self, link, place, delete=delete, session=None)
             outlet.start(partial(self._outlet_attached, link, outlet))
-        elif session is not None and not isinstance(session, str):
+        elif session is not None and type(session) is not str:
             link.refuse(error(conditions.ARGUMENT, "A session id must be text."))
         elif address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue has no sessions."))
@@ -705,7 +727,7 @@ class Peer:
             self._accepting.pop(link, None)
             if isinstance(answer, Granted):
                 if link.is_gone or self._closing:
-                    self.submit(place, ReleaseSession(place.queue, answer.token), _ignore)
+                    self.leave(place, ReleaseSession(place.queue, answer.token))
                     return
                 outlet = Outlet(self, link, place, delete=delete, session=answer)
                 outlet.start(partial(self._outlet_attached, link, outlet))

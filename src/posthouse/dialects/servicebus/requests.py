@@ -14,6 +14,7 @@ from posthouse.amqp.events import Arrived, Disposed
 from posthouse.amqp.performatives import ACCEPTED, code_of, error, rejected
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Value
+from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
 
@@ -36,10 +37,8 @@ class Request(NamedTuple):
         return str(found) if isinstance(found, str) else ""
 
 
-def read_request(payload: bytes | None, link: Link) -> Request:
+def read_request(payload: bytes, link: Link) -> Request:
     """Raises Malformed."""
-    if payload is None:
-        raise Malformed("it is too large")
     id = reply_to = body = None
     properties: dict[Value, Value] = {}
     for code, _, at, end in sections(payload):
@@ -74,6 +73,9 @@ class RequestLink:
 
     def on_arrived(self, event: Arrived) -> None:
         link = self._link
+        if event.payload is None:  # who asked looks at nothing but the end of the link
+            self.turn_away(conditions.TOO_LARGE, "The request is too large.")
+            return
         try:
             request = read_request(event.payload, link)
         except Malformed as malformed:
