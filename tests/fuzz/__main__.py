@@ -20,7 +20,7 @@ from uuid import UUID
 from posthouse.amqp.encode import described, encode
 from posthouse.amqp.performatives import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from posthouse.amqp.types import Array, Int, Symbol, Timestamp, UInt
-from tests.fuzz.rig import SESSION, Client, Rig
+from tests.dialects.servicebus.rig import Client, Rig, session_filter
 
 PEAK_BYTES = 64 << 20  # that one case may take of memory
 SAY_BYTES = 16 << 20  # that a peer may say in one case
@@ -78,7 +78,7 @@ async def record() -> list[bytes]:
     into = client.link("s", sends=True)
     await client.pump()
     into.send(with_session, b"s")
-    holder = client.link("s", sends=False, filters=SESSION)
+    holder = client.link("s", sends=False, filters=session_filter("one"))
     holder.grant(1)
     await client.pump()
     session = {"session-id": "one"}

@@ -5,12 +5,12 @@ import hmac
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote_plus
 
 from posthouse.amqp.connection import Connection
+from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.encode import described, encode
 from posthouse.amqp.events import Arrived, Event
 from posthouse.amqp.session import Link
@@ -78,21 +78,23 @@ class Failures(logging.Handler):
 
 
 class Rig:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, guard: Guard, settings: Settings) -> None:
         self.engine: Engine | None = engine
-        self.peers = Peers(self, Guard(KEY, bytes(32)), settings)
+        self.peers = Peers(self, guard, settings)
         self.failures = Failures()
         logging.getLogger("posthouse").addHandler(self.failures)
 
     @classmethod
     async def open(cls, **settings: Any) -> "Rig":
-        engine = await Engine.open(MemoryStore(keep_bytes=1 << 20), SystemClock(), 1)
+        store, making = MemoryStore(keep_bytes=1 << 20), bool(settings.get("auto_create"))
+        guard = Guard(KEY, bytes(32))
+        engine = await Engine.open(store, SystemClock(), 1, guard, auto_create=making)
         await engine.ask(BROKER, "", CreateNamespace("default"))
         for name, properties in (
             ("q", QueueProperties()), ("s", QueueProperties(requires_session=True)),
         ):  # fmt: skip
             await engine.ask(BROKER, "default", CreateQueue(name, properties))
-        return cls(engine, Settings("default", **settings))
+        return cls(engine, guard, Settings("default", **settings))
 
     async def close(self) -> None:
         logging.getLogger("posthouse").removeHandler(self.failures)
@@ -122,10 +124,15 @@ def sas(resource: str, seconds: float = 3_600, key: str = KEY, name: str = ROOT)
 class Client:
     """Our own peer, talking to one of the rig's. Keeps what it sent, piece by piece."""
 
-    def __init__(self, rig: Rig, sasl: tuple[str, bytes] = ("ANONYMOUS", b"")) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        sasl: tuple[str, bytes] = ("ANONYMOUS", b""),
+        host: str = "localhost",
+    ) -> None:
         self.rig = rig
         self.peer, self.transport = rig.connect()
-        self.amqp = Connection("client", hostname="localhost", sasl=sasl)
+        self.amqp = Connection("client", hostname=host, sasl=sasl)
         self.sent: list[bytes] = []
         self.events: list[Event] = []
         self._requests = 0
@@ -169,20 +176,21 @@ class Client:
         )  # fmt: skip
         (reply,) = [each for each in await self.pump() if isinstance(each, Arrived)]
         assert reply.payload is not None
-        from tests.dialects.servicebus.test_message import opened
-
-        found = opened(reply.payload)
+        found = {
+            code: Reader(reply.payload, at, end).value()
+            for code, _, at, end in sections(reply.payload)
+        }
         asks.session.end()
         hears.session.end()
         await self.pump()
-        return found[0x74][0], found[0x77][0]
+        return found[0x74], found[0x77]
 
     async def put_token(self, entity: str = "", token: str | None = None) -> int:
         audience = f"sb://localhost/{entity}"
         properties, _ = await self.ask(
             "$cbs",
             {"operation": "put-token", "type": "jwt", "name": audience},
-            token or sas(audience),
+            sas(audience) if token is None else token,
         )
         return int(properties["status-code"])
 
@@ -195,5 +203,5 @@ class Client:
         return int(properties["statusCode"]), found
 
 
-SESSION = {Symbol("com.microsoft:session-filter"): "one"}
-Work = Callable[[Client], Any]
+def session_filter(session: Value) -> dict[Value, Value]:
+    return {Symbol("com.microsoft:session-filter"): session}
