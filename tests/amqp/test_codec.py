@@ -126,7 +126,8 @@ HOSTILE = [
     "c0" + "00" + "01" + "40",
     "c1" + "03" + "01" + "4040",  # a key without a value
     "c1" + "05" + "02" + "c00100" + "40",  # a list for a key
-    "a0ff", "b0ffffffff", "a1", "a102c328", "a301ff", "5602", "73ffffffff", "7300110000",
+    "a0ff", "b0ffffffff", "730000d800",
+    "a1", "a102c328", "a301ff", "5602", "73ffffffff", "7300110000",
     "00", "0000", "00" * 10_000, "00" * 10_000 + "40", "3f", "ff", "", "70000000",
     "c002" + "02" + "40",
 ]  # fmt: skip
@@ -175,7 +176,11 @@ def test_fields_are_plain() -> None:
         [5, 7, 1, "a", "b", b"c", None, True, 3, 4],
         len(data),
     )
-    assert type(read_fields(data, 0, len(data))[0][0]) is int
+    fields, _ = read_fields(data, 0, len(data))
+    assert type(fields[0]) is int
+    assert type(fields[-1]) is not int  # it has a sign
+    wide = encode([ULong(1 << 32), Int(5)])
+    assert int not in map(type, read_fields(wide, 0, len(wide))[0])
 
 
 @pytest.mark.parametrize("data", ["c10100", "c002ff40", "c0ff0140", "d000000004ffffffff", "c004"

@@ -404,7 +404,10 @@ def test_many_links_and_sessions_on_one_connection() -> None:
 
 
 def frame(performative: Performative, channel: int = 0, kind: int = 0, rest: bytes = b"") -> bytes:
-    content = write(performative) + rest
+    return framed(write(performative) + rest, channel, kind)
+
+
+def framed(content: bytes, channel: int = 0, kind: int = 0) -> bytes:
     return struct.pack(">IBBH", 8 + len(content), 2, kind, channel) + content
 
 
@@ -426,6 +429,13 @@ HOSTILE = {
     "a second begin on a channel": BEGUN + frame(Begin(None, 0, 1, 1)),
     "a channel beyond the last": AMQP + frame(Open("c")) + frame(Begin(None, 0, 1, 1), 65_535),
     "a handle beyond the last": BEGUN + frame(Attach("l", MASK, SENDER)),
+    "a handle of more than 32 bits": BEGUN + framed(
+        described(0x12, encode_list((encode("l"), encode(ULong(1 << 33)), b"\x42")))
+    ),
+    "a handle below nothing": BEGUN + framed(
+        described(0x12, encode_list((encode("l"), encode(-5), b"\x42")))
+    ),
+    "a settlement mode there is none of": BEGUN + frame(Attach("l", 0, SENDER, 200)),
     "a handle twice": ATTACHED + frame(Attach("m", 0, SENDER)),
     "a transfer for no link": BEGUN + frame(Transfer(5, 0, b"", 0)),
     "a transfer without an id": ATTACHED + frame(Transfer(0)),

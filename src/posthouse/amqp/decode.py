@@ -17,6 +17,7 @@ from posthouse.amqp.types import (
     Described,
     Float,
     Int,
+    Long,
     Malformed,
     Short,
     Symbol,
@@ -171,6 +172,12 @@ def _boolean(reader: Reader) -> bool:
     return found == 1
 
 
+def _char(number: int) -> Char:
+    if 0xD800 <= number < 0xE000:
+        raise Malformed("a character is half of one")
+    return Char(chr(number))
+
+
 _READ: list[Callable[[Reader], Value]] = [_unknown] * 256
 _READ[0x00] = Reader.described
 _READ[0x40] = lambda reader: None
@@ -191,7 +198,7 @@ _READ[0x61] = lambda reader: Short(reader.number(_I16))
 _READ[0x70] = lambda reader: UInt(reader.number(_U32))
 _READ[0x71] = lambda reader: Int(reader.number(_I32))
 _READ[0x72] = lambda reader: Float(reader.number(_F32))
-_READ[0x73] = lambda reader: Char(chr(reader.number(_U32)))
+_READ[0x73] = lambda reader: _char(reader.number(_U32))
 _READ[0x74] = lambda reader: Decimal(0x74, reader.take(4))
 _READ[0x80] = lambda reader: ULong(reader.number(_U64))
 _READ[0x81] = lambda reader: reader.number(_I64)
@@ -226,8 +233,8 @@ def decode(data: bytes) -> Value:
 def read_fields(data: bytes, pos: int, end: int) -> tuple[list[Value], int]:
     """The fields of a performative or section, and where they end. Raises Malformed.
 
-    As `Reader` does it, but numbers are plain, and the common types are read in line: there is one
-    of these for each message.
+    As `Reader` does it, but unsigned numbers of up to 32 bits are plain, and no others are; and the
+    common types are read in line: there is one of these for each message.
     """
     try:
         return _read_fields(data, pos, end)
@@ -280,7 +287,8 @@ def _read_fields(data: bytes, pos: int, end: int) -> tuple[list[Value], int]:
             add(data[pos : pos + size].decode())
             pos += size
         elif code == 0x80:
-            add(_u64(data, pos + 1)[0])
+            number = _u64(data, pos + 1)[0]
+            add(number if number <= 0xFFFFFFFF else ULong(number))
             pos += 9
         else:
             if reader is None:
@@ -293,7 +301,7 @@ def _read_fields(data: bytes, pos: int, end: int) -> tuple[list[Value], int]:
     return fields, pos
 
 
-_PLAIN = {UByte: int, UShort: int, UInt: int, ULong: int, Symbol: str}
+_PLAIN = {UShort: int, Symbol: str, int: Long}
 
 
 def _plain(value: Value) -> Value:

@@ -38,7 +38,7 @@ def _state(value: bytes | Described) -> bytes:
 _none = type(None)
 _bool = _Kind(frozenset((bool, _none)), lambda value: b"\x41" if value else b"\x42")
 _uint = _Kind(frozenset((int, _none)), lambda value: encode(UInt(value)))
-_ulong = _Kind(frozenset((int, _none)), lambda value: encode(ULong(value)))
+_ulong = _Kind(frozenset((int, ULong, _none)), lambda value: encode(ULong(value)))
 _ushort = _Kind(frozenset((int, _none)), lambda value: encode(UShort(value)))
 _ubyte = _Kind(frozenset((int, _none)), lambda value: b"\x50%c" % value)
 _str = _Kind(frozenset((str, _none)), encode)

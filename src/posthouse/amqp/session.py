@@ -492,6 +492,12 @@ class Session:
             raise Malformed(
                 f"there are no handles above {handle_max}", "amqp:connection:framing-error"
             )
+        if attach.snd_settle_mode not in (None, 0, 1, 2) or attach.rcv_settle_mode not in (
+            None,
+            0,
+            1,
+        ):
+            raise Malformed("there is no such settlement mode", "amqp:invalid-field")  # 2.8.2
         if attach.handle in self._incoming:
             raise Malformed("a handle is in use", "amqp:session:handle-in-use")
         sends = attach.role == RECEIVER

@@ -43,6 +43,12 @@ class Int(int):
     __slots__ = ()
 
 
+class Long(int):
+    """Where a plain number would be taken for one without a sign."""
+
+    __slots__ = ()
+
+
 class Timestamp(int):
     """Milliseconds since 1970."""
 

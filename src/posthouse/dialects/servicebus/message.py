@@ -140,6 +140,8 @@ def _form_of(payload: bytes, message: NewMessage) -> Form | None:
     for code, _, at, _ in found:
         if code == PROPERTIES and payload[at] == 0xC0 and payload[at + 3] == 0xA1:
             begin, end = at + 5, at + 5 + payload[at + 4]
+    if not found:
+        return None
     code, section, at, _ = found[-1]
     id, body = payload[begin:end], at + 1
     if not id or code != DATA or payload[section:body] not in (_DATA8, _DATA32):
@@ -268,6 +270,8 @@ def _read_annotations(data: bytes, at: int, end: int) -> tuple[bytes, int, int, 
     for _ in range(count // 2):
         begin = reader.pos
         key, value = reader.value(), reader.value()
+        if not isinstance(key, str | int):  # 3.2.10
+            raise Malformed("an annotation's name is neither a symbol nor a number")
         if key in _TAKEN_OVER:
             continue
         if key == "x-opt-scheduled-enqueue-time" and isinstance(value, int):

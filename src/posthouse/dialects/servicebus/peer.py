@@ -714,8 +714,11 @@ class Peer:
         assert attach is not None
         number = self.engine.new_receiver()
         given = (attach.properties or {}).get(Symbol(_TIMEOUT))
-        wait_ms = int(given) if isinstance(given, int | float) and given == given else WAIT_MS
-        wait_ms = max(0, min(wait_ms, WAIT_MS_MAX)) if session is None else 0
+        wait_ms = WAIT_MS
+        if isinstance(given, int | float) and given >= 0:  # of any type, and it may be infinite
+            wait_ms = int(min(given, WAIT_MS_MAX))
+        if session is not None:
+            wait_ms = 0
         deadline_ms = self.engine.clock_ms(place.namespace) + wait_ms if wait_ms else 0
         command = AcceptSession(place.queue, number, session, deadline_ms=deadline_ms, bound=True)
         # A namespace's clock may stand still; the client does not wait for ever.
