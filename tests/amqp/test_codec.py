@@ -139,6 +139,12 @@ def test_hostile_bytes_are_malformed(data: str) -> None:
         decode(bytes.fromhex(data))
 
 
+@pytest.mark.parametrize("key", [UUID(int=1), 0.5, Decimal(0x74, bytes(4)), Described(1, 2)])
+def test_keys_whose_hash_a_sender_could_choose_are_malformed(key: Value) -> None:
+    with pytest.raises(Malformed, match="key"):
+        decode(encode({key: None}))
+
+
 def test_nesting_has_an_end() -> None:
     def nested(depth: int) -> bytes:
         data = b"\x40"

@@ -253,6 +253,32 @@ def test_transfers_wait_for_the_window() -> None:
     assert payloads(at_server) == [b"2", b"3", b"4"]
 
 
+def test_what_waits_for_the_window_is_bounded() -> None:
+    pair = Pair(Limits(pending_bytes=10_000))
+    mine, theirs = pair.attach(sends=False)
+    theirs.session.remote_window = 0
+    for number in range(20):
+        theirs.send(bytes(1_000), b"%d" % number, settled=True)
+    assert pair.server.closed
+    assert not theirs.session.pending
+    _, told = pair.take()
+    assert kinds(told) == [Detached, Closed]
+    assert kinds(pair.server.lose()) == [Detached, Closed]
+    assert mine.is_gone
+
+
+def test_who_waited_for_the_window_is_told_when_it_opens() -> None:
+    pair = Pair()
+    mine, theirs = pair.attach(sends=False)
+    theirs.session.remote_window = 0
+    theirs.send(b"", b"1", settled=True)
+    held_up = [theirs.is_held_up]
+    at_server, _ = pair.take()  # the client is asked how it stands
+    assert kinds(at_server) == [Flowed]
+    assert [*held_up, theirs.is_held_up] == [True, False]
+    assert not mine.is_gone
+
+
 def test_the_window_is_opened_again_before_it_is_used_up() -> None:
     pair = Pair()
     mine, _ = pair.attach(sends=True)
@@ -466,6 +492,9 @@ HOSTILE = {
     ),
     "more sessions than may be before it is trusted": AMQP + frame(Open("c")) + b"".join(
         frame(Begin(None, 0, 1, 1), at) for at in range(50)
+    ),
+    "an attach larger than may be before it is trusted": BEGUN + frame(
+        Attach("l", 0, SENDER, properties={Symbol("x"): bytes(9_000)})
     ),
     "a frame larger than may be before it is trusted": BEGUN + frame(
         Attach("l", 0, SENDER, properties={Symbol("x"): bytes(70_000)})

@@ -42,6 +42,7 @@ from posthouse.amqp.types import Malformed, Value
 
 AMQP, SASL = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00"
 _AMQP_FRAME, _SASL_FRAME = 0, 1
+_TRANSFER = TRANSFER_HEAD[:3]
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # 2.4.5: a frame that says nothing, to be heard
 FRAME_BYTES_MIN = 512  # 2.7.1: what every peer must take
 SASL_BYTES_MAX = 8 << 10
@@ -60,7 +61,11 @@ class Limits(NamedTuple):
     handles: int = 1_024  # of one session
     links: int = 5_000  # of all sessions
     unfinished: int = 64  # deliveries of which a part has come
+    performative_bytes: int = 64 << 10  # of a frame that is not a transfer
+    pending_bytes: int = 64 << 20  # that wait for the other side's window
     first_frame_bytes: int = 64 << 10  # before it is trusted
+    first_performative_bytes: int = 8 << 10
+    first_pending_bytes: int = 64 << 10
     first_channels: int = 16
     first_links: int = 16
     first_unfinished: int = 1
@@ -100,6 +105,10 @@ class Connection:
         self._kept: list[bytes] = []  # of a frame that is not complete
         self._kept_bytes = self._needed = 0
         self._frame_max = SASL_BYTES_MAX
+        self._performative_max = limits.first_performative_bytes
+        if not self.is_server:
+            self._performative_max = limits.frame_bytes
+        self._pending_bytes = 0
         self._awaits_header = True
         self._in_sasl = False
         self._sasl_done = False
@@ -143,6 +152,7 @@ class Connection:
     def trust(self) -> None:
         """From now on the wider limits hold: whoever it is has shown who he is."""
         self._trusted = True
+        self._performative_max = self.limits.performative_bytes
         if self._opened:
             self._frame_max = self.limits.frame_bytes
 
@@ -193,6 +203,15 @@ class Connection:
             raise Malformed(f"a connection has at most {most} links",
                             "amqp:resource-limit-exceeded")  # fmt: skip
 
+    def count_pending(self, change: int) -> None:
+        self._pending_bytes += change
+        limits = self.limits
+        most = limits.pending_bytes if self._trusted else limits.first_pending_bytes
+        if change > 0 and self.is_server and self._pending_bytes > most:
+            problem = Problem("amqp:resource-limit-exceeded", "Too much waits for a window.", {})
+            self.close(error(problem.condition, problem.text))
+            self._over(problem)
+
     def count_unfinished(self, change: int) -> None:
         self._unfinished += change
         most = self.limits.unfinished if self._trusted else self.limits.first_unfinished
@@ -233,6 +252,8 @@ class Connection:
                     session.on_whole(handle, number, tag, rest, data[at:pos])
                     continue
             if begin < pos:
+                if size > self._performative_max and data[begin : begin + 3] != _TRANSFER:
+                    raise Malformed(f"a frame of {size} bytes", "amqp:connection:framing-error")
                 performative, at = read(data, begin, pos)
                 _ON.get(type(performative), _unwanted)(self, channel, performative, data, at, pos)
         if pos < end and not self.closed:

@@ -87,11 +87,16 @@ class Link:
         self._attached = False  # we have said so
         self._detached = False  # we have said so
         self._gone = False  # both have
-        self._parts: list[bytes] = []  # of a delivery that is under way
+        self._parts = bytearray()  # of a delivery that is under way
         self._size = self._empty = 0
         self._over = False  # it is larger than it may be
         self._id = 0
         self._first: Transfer | None = None
+
+    @property
+    def is_held_up(self) -> bool:
+        """What is sent waits for the session's window."""
+        return bool(self.session.pending)
 
     @property
     def is_open(self) -> bool:
@@ -116,6 +121,7 @@ class Link:
         assert wanted is not None
         self._attached = True
         self.max_message_size = max_message_size
+        self._forget_what_was_asked(wanted)
         self.session.write(
             Attach(
                 self.name, self.handle, RECEIVER if not self.sends else SENDER,
@@ -136,7 +142,14 @@ class Link:
             )
         )  # fmt: skip
         self._attached = True
+        self._forget_what_was_asked(wanted)
         self.detach(error)
+
+    def _forget_what_was_asked(self, wanted: Attach) -> None:
+        """It is answered now, and may be large."""
+        self.attach = Attach(
+            wanted.name, wanted.handle, wanted.role, wanted.snd_settle_mode, wanted.rcv_settle_mode
+        )
 
     def detach(self, error: bytes | None = None, *, closed: bool = True) -> None:
         """Ends it from this side; nothing of it is told any more but that it is over."""
@@ -147,7 +160,7 @@ class Link:
         self.session.write(Detach(self.handle, closed, error))
 
     def _forget(self) -> None:
-        self._parts, self._first = [], None
+        self._parts, self._first = bytearray(), None
         unsettled = self.session.unsettled
         for each in [each for each, link in unsettled.items() if link is self]:
             del unsettled[each]
@@ -297,20 +310,20 @@ class Link:
                     self._arrived(transfer, payload, bool(transfer.settled))
                 return
             first = self._first = transfer
-            self._parts, self._size, self._empty, self._over = [], 0, 0, False
+            self._parts, self._size, self._empty, self._over = bytearray(), 0, 0, False
             self.session.unfinished(1)
         elif transfer.delivery_id is not None and transfer.delivery_id != first.delivery_id:
             raise Malformed("a delivery begins within another", "amqp:invalid-field")
         if transfer.aborted:  # 2.6.14: as if it had never been
-            self._first, self._parts = None, []
+            self._first, self._parts = None, bytearray()
             self.session.unfinished(-1)
             return
         self._add(payload)
         if not transfer.more:
-            whole = None if self._over else b"".join(self._parts)
+            whole = None if self._over else bytes(self._parts)
             settled = bool(first.settled or transfer.settled)
             first.state = transfer.state or first.state
-            self._first, self._parts = None, []
+            self._first, self._parts = None, bytearray()
             self.session.unfinished(-1)
             self._arrived(first, whole, settled)
 
@@ -321,9 +334,9 @@ class Link:
             if self._empty > EMPTY_MAX:
                 raise Malformed("a delivery has too many empty parts", "amqp:framing-error")
         elif self.max_message_size and self._size > self.max_message_size:
-            self._over, self._parts = True, []
+            self._over, self._parts = True, bytearray()
         else:
-            self._parts.append(payload)
+            self._parts += payload
 
     def _arrived(self, first: Transfer, payload: bytes | None, settled: bool) -> None:
         self.session.tell(
@@ -380,9 +393,22 @@ class Session:
     """2.5. `channel` is the number under which we write."""
 
     __slots__ = (
-        "_incoming", "_links", "_pending", "_window", "channel", "connection", "context", "ended",
-        "frame_max", "next_delivery_id", "next_incoming_id", "next_outgoing_id", "remote_channel",
-        "remote_handle_max", "remote_window", "unsettled",
+        "_incoming",
+        "_links",
+        "_window",
+        "channel",
+        "connection",
+        "context",
+        "ended",
+        "frame_max",
+        "next_delivery_id",
+        "next_incoming_id",
+        "next_outgoing_id",
+        "pending",
+        "remote_channel",
+        "remote_handle_max",
+        "remote_window",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", channel: int) -> None:
@@ -401,7 +427,7 @@ class Session:
         self._window = WINDOW
         self._links: dict[int, Link] = {}  # by our handle
         self._incoming: dict[int, Link] = {}  # by theirs
-        self._pending: deque[bytes] = deque()  # transfers that wait for the window
+        self.pending: deque[bytes] = deque()  # transfers that wait for the window
 
     # What we say.
 
@@ -469,10 +495,13 @@ class Session:
 
     def send(self, frame: bytes) -> None:
         """A transfer, as soon as the other side has a place for it."""
-        if self._pending or self.remote_window <= 0:
-            if not self._pending:  # some say how they stand only when they are asked
+        if self.ended:
+            return
+        if self.pending or self.remote_window <= 0:
+            if not self.pending:  # some say how they stand only when they are asked
                 self.flow(echo=True)
-            self._pending.append(frame)
+            self.pending.append(frame)
+            self.connection.count_pending(len(frame))
             return
         self.remote_window -= 1
         self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
@@ -517,9 +546,17 @@ class Session:
     def on_flow(self, flow: Flow) -> None:
         seen = flow.next_incoming_id if flow.next_incoming_id is not None else 0
         self.remote_window = max(0, after(seen + flow.incoming_window, self.next_outgoing_id))
-        pending, self._pending = self._pending, deque()
-        for frame in pending:
-            self.send(frame)
+        waited = bool(self.pending)
+        while self.pending and self.remote_window > 0:
+            frame = self.pending.popleft()
+            self.connection.count_pending(-len(frame))
+            self.remote_window -= 1
+            self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
+            self.connection.put(frame)
+        if waited and not self.pending:
+            for each in self._links.values():
+                if each.sends and each.remote_handle != flow.handle:
+                    self.tell(Flowed(each))
         if flow.handle is not None:
             link = self._incoming.get(flow.handle)
             if link is None:
@@ -619,7 +656,8 @@ class Session:
         self.connection.tell(event)
 
     def _lose_links(self) -> None:
-        self._pending.clear()
+        self.connection.count_pending(-sum(map(len, self.pending)))
+        self.pending.clear()
         for link in list(self._links.values()):
             link.lose()
             self.forget(link)

@@ -466,6 +466,52 @@ def test_what_management_does_not_know_is_said() -> None:
     run(work)
 
 
+def test_requests_are_answered_in_order_and_replies_are_bounded() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        asks = client.link("q/$management", sends=True)
+        hears = client.link("q/$management", sends=False)
+        await client.pump()
+
+        def ask(at: int) -> None:
+            body = {"from-sequence-number": 0, "message-count": Int(1)}
+            asks.send(
+                described(0x73, encode([f"{at}" * 500]))
+                + described(0x74, encode({"operation": "com.microsoft:peek-message"}))
+                + described(0x77, encode(body)), b"r",
+            )  # fmt: skip
+
+        for at in range(9):
+            ask(at)
+        await client.pump()
+        hears.grant(9)
+        replies = [each.payload for each in await client.pump() if isinstance(each, Arrived)]
+        assert [f"{at}{at}".encode() in (reply or b"") for at, reply in enumerate(replies)] == (
+            [True] * 9
+        )
+        for at in range(60):  # more than there may be, all at once
+            ask(at % 10)
+        assert why(await client.pump()).condition == "amqp:resource-limit-exceeded"
+
+    run(work)
+
+
+def test_before_a_client_is_known_little_is_kept_for_it() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        asks, hears = client.link("$cbs", sends=True), client.link("$cbs", sends=False)
+        await client.pump()
+        told: list[Event] = []
+        for _ in range(200):  # and there is no credit for a reply
+            asks.send(described(0x73, encode(["x" * 1_000])) + described(0x77, encode("")), b"r")
+            told += await client.pump()
+        assert why(told).condition == "amqp:resource-limit-exceeded"
+        assert hears.is_gone
+
+    run(work)
+
+
 def test_ids_of_requests_keep_their_types() -> None:
     """A reply's correlation id has the type of the request's message id."""
 

@@ -281,9 +281,9 @@ class Outlet:
         if self._gone or not link.is_open or self._draining:
             return
         wanted = min(max(0, link.credit), self._window, CREDIT_MAX)
-        if self._peer.is_paused:
+        if held_up := self._peer.is_paused or link.is_held_up:
             wanted = 0
-        if link.drain and not self._peer.is_paused:
+        if link.drain and not held_up:
             self._draining, self._drained = max(1, wanted), 0
             command = Credit(self._number, wanted, drain=True, given=self._given)
         elif wanted == self._asked:

@@ -218,8 +218,9 @@ class Peer:
         self.is_paused = False
         self._transport.resume_reading()
         for each in list(self._contexts.values()):
-            if isinstance(each, Outlet):
+            if isinstance(each, Outlet | RequestLink):
                 each.resume()
+        self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._deadline, self._beat):
@@ -447,6 +448,9 @@ class Peer:
         assert engine is not None  # there is no link before it is open
         return engine
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        self._loop.call_soon(work)
+
     def new_id(self) -> str:
         """For a message that has none."""
         self._ids += 1
@@ -626,6 +630,11 @@ class Peer:
         named = [each for each in links if request.reply_to in each.names]
         return (named or links)[-1] if links else None
 
+    def _replied(self, request: Request) -> None:
+        asked = self._contexts.get(request.link)
+        if isinstance(asked, RequestLink):
+            asked.done()
+
     def _on_token(self, request: Request) -> None:
         status, text = self.put_token(request)
         replies = self._reply_link(request)
@@ -634,12 +643,14 @@ class Peer:
                 "status-code": Int(status), "status-description": text,
             }  # fmt: skip
             replies.reply(request, properties, None)
+        self._replied(request)
 
     def _on_request(self, desk: Desk, request: Request) -> None:
         def tell(told: Told) -> None:
             replies = self._reply_link(request)
             if replies is not None:
                 replies.reply(request, reply_properties(told), told.body)
+            self._replied(request)
 
         desk.answer(request, tell)
 

@@ -21,8 +21,11 @@ from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.peer import Peer
 
-REQUEST_CREDIT = 100
-REPLIES_MAX = 1_000  # that wait for a client to take them
+REQUEST_CREDIT = 10
+REQUESTS_MAX = 50  # that wait for the one before them; some clients send before they have credit
+REPLIES_BYTES_MAX = 64 << 20  # that wait for a client to take them
+FIRST_REPLIES_BYTES_MAX = 64 << 10  # where it has not shown who it is
+ID_BYTES_MAX = 1_024  # of a request, which its reply repeats
 
 
 class Request(NamedTuple):
@@ -51,6 +54,8 @@ def read_request(payload: bytes, link: Link) -> Request:
             properties = value
         elif code == VALUE:
             body = value
+    if len(encode(id)) > ID_BYTES_MAX:
+        raise Malformed(f"its id has more than {ID_BYTES_MAX} bytes")
     return Request(id, reply_to if isinstance(reply_to, str) else "", properties, body, link)
 
 
@@ -66,7 +71,8 @@ class RequestLink:
         self._link = link
         self.address = address
         self._answer = answer
-        self.is_idle = False
+        self._waiting: deque[Request] = deque()
+        self._busy = False
 
     def start(self) -> None:
         self._link.grant(REQUEST_CREDIT)
@@ -85,9 +91,29 @@ class RequestLink:
             return
         if not event.settled:
             link.settle([event.delivery_id], ACCEPTED)
-        if link.credit < REQUEST_CREDIT // 2:
+        self._waiting.append(request)
+        if len(self._waiting) > REQUESTS_MAX:
+            self.turn_away("amqp:resource-limit-exceeded", "Too many requests at a time.")
+            return
+        self._next()
+
+    def _next(self) -> None:
+        """One after the other, as the replies are taken: a reply may be large."""
+        while self._waiting and not self._busy and not self._peer.is_paused:
+            self._busy = True
+            self._answer(self._waiting.popleft())
+        link = self._link
+        if link.is_open and link.credit < REQUEST_CREDIT // 2 and len(self._waiting) < 2:
             link.grant(REQUEST_CREDIT)
-        self._answer(request)
+
+    def done(self) -> None:
+        """The request was replied to."""
+        self._busy = False
+        self._peer.call_soon(self._next)
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self._next()
 
     def flush(self) -> None:
         pass
@@ -99,7 +125,7 @@ class RequestLink:
         pass
 
     def on_detached(self) -> None:
-        pass
+        self._waiting.clear()
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
@@ -115,14 +141,12 @@ class ReplyLink:
         self._link = link
         self.address = address
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._count = 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a request may call it."""
-        attach = self._link.attach
+        attach = link.attach
         target = None if attach is None else address_in(attach.target)
-        return (self._link.name,) if target is None else (target, self._link.name)
+        # What a request may call it.
+        self.names = (link.name,) if target is None else (target, link.name)
 
     def reply(self, request: Request, properties: dict[Value, Value], body: Value) -> None:
         null = b"\x40"
@@ -131,7 +155,9 @@ class ReplyLink:
             described(APPLICATION, encode(properties)),
             described(VALUE, encode(body)),
         ))  # fmt: skip
-        if len(self._waiting) >= REPLIES_MAX:
+        self._waiting_bytes += len(payload)
+        trusted = self._peer.is_trusted
+        if self._waiting_bytes > (REPLIES_BYTES_MAX if trusted else FIRST_REPLIES_BYTES_MAX):
             self.turn_away("amqp:resource-limit-exceeded", "Too many replies wait to be taken.")
             return
         self._waiting.append(payload)
@@ -141,7 +167,9 @@ class ReplyLink:
         link = self._link
         while self._waiting and link.credit > 0 and link.is_open:
             self._count += 1
-            link.send(self._waiting.popleft(), self._count.to_bytes(8, "big"), settled=True)
+            payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            link.send(payload, self._count.to_bytes(8, "big"), settled=True)
         if link.drain and link.is_open:
             link.drained()
         self._peer.flush_soon()
