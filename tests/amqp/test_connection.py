@@ -132,12 +132,11 @@ def test_a_message_comes_back_and_is_settled() -> None:
     (disposed,), _ = pair.take()
     assert isinstance(disposed, Disposed)
     assert not disposed.settled
-    assert theirs.session.unsettled
+    assert not theirs.session.unsettled
     theirs.settle([number], ACCEPTED)
     _, (answered,) = pair.take()
     assert isinstance(answered, Disposed)
     assert answered.settled
-    assert not theirs.session.unsettled
 
 
 def test_what_is_settled_at_once_is_not_remembered() -> None:
@@ -180,7 +179,7 @@ def test_each_part_of_a_delivery_may_say_whose_it_is() -> None:
     session = mine.session
     for more in (True, True, False):
         transfer = Transfer(mine.handle, 7, b"a", 0, False, more or None)
-        session.send(session.framed(write(transfer) + b"x"))
+        session.send(mine, session.framed(write(transfer) + b"x"))
     (arrived,), _ = pair.take()
     assert isinstance(arrived, Arrived)
     assert (arrived.delivery_id, arrived.payload) == (7, b"xxx")
@@ -195,8 +194,9 @@ def test_an_aborted_delivery_never_was() -> None:
         Transfer(mine.handle, None, None, None, None, False, aborted=True),
         Transfer(mine.handle, 8, b"b", 0, False, False),
     ):
-        session.send(session.framed(write(transfer) + b"x"))
-    (arrived,), _ = pair.take()
+        session.send(mine, session.framed(write(transfer) + b"x"))
+    (flowed, arrived), _ = pair.take()
+    assert isinstance(flowed, Flowed)  # credit was used
     assert isinstance(arrived, Arrived)
     assert arrived.delivery_id == 8
 

@@ -18,6 +18,7 @@ from posthouse.amqp.performatives import (
     Flow,
     Transfer,
     Whole,
+    code_of,
     problem_in,
 )
 from posthouse.amqp.types import Malformed, Value
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MASK = 0xFFFFFFFF  # delivery ids and the like are 32 bits, and go round (2.8.10)
 WINDOW = 65_535  # transfers that we take before we say so again
 FIRST_DELIVERY = 1 << 30  # some clients mix up ids of the two directions where those are equal
+MISSES_MAX = 1_000_000  # see `Session._spoken_of`
+_RECEIVED = 0x23
 EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 
 # Frame header; descriptor and list8; handle, delivery id, tag.
@@ -70,6 +73,7 @@ class Link:
         "remote_handle",
         "sends",
         "session",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, session: "Session", name: str, handle: int, *, sends: bool) -> None:
@@ -92,6 +96,7 @@ class Link:
         self._over = False  # it is larger than it may be
         self._id = 0
         self._first: Transfer | None = None
+        self.unsettled: dict[int, None] = {}  # deliveries that we sent
 
     @property
     def is_held_up(self) -> bool:
@@ -132,8 +137,14 @@ class Link:
 
     def refuse(self, error: bytes) -> None:
         """2.6.3: an attach without a terminus, and a detach at once behind it."""
+        self._write_refusal()
+        self.detach(error)
+
+    def _write_refusal(self) -> None:
         wanted = self.attach
         assert wanted is not None
+        self._attached = True
+        self._forget_what_was_asked(wanted)
         self.session.write(
             Attach(
                 self.name, self.handle, RECEIVER if not self.sends else SENDER,
@@ -141,9 +152,6 @@ class Link:
                 0 if self.sends else None, 0,
             )
         )  # fmt: skip
-        self._attached = True
-        self._forget_what_was_asked(wanted)
-        self.detach(error)
 
     def _forget_what_was_asked(self, wanted: Attach) -> None:
         """It is answered now, and may be large."""
@@ -161,9 +169,10 @@ class Link:
 
     def _forget(self) -> None:
         self._parts, self._first = bytearray(), None
-        unsettled = self.session.unsettled
-        for each in [each for each, link in unsettled.items() if link is self]:
-            del unsettled[each]
+        for each in self.unsettled:
+            self.session.unsettled.pop(each, None)
+        self.unsettled = {}
+        self.session.drop_pending(self)
 
     # Sending.
 
@@ -184,6 +193,7 @@ class Link:
         self.delivery_count = self.delivery_count + 1 & MASK
         if not settled:
             session.unsettled[number] = self
+            self.unsettled[number] = None
         length = len(tag)
         size = _FIXED_BYTES + length + len(payload)
         if size <= session.frame_max and not format and state is None:
@@ -194,7 +204,7 @@ class Link:
                 ),
                 tag, _REST_SETTLED if settled else _REST_UNSETTLED, payload,
             ))  # fmt: skip
-            session.send(frame)
+            session.send(self, frame)
         else:
             self._send_in_parts(payload, tag, number, format, state, settled=settled)
         return number
@@ -227,7 +237,7 @@ class Link:
             if at >= len(payload):
                 performative.more = False
                 head = session.frame_head(performative)
-            session.send(session.framed(head + part))
+            session.send(self, session.framed(head + part))
             if at >= len(payload):
                 return
 
@@ -253,7 +263,12 @@ class Link:
             session.write(Disposition(role, first, last, settled, state, False))
         if self.sends and settled:
             for each in delivery_ids:
-                session.unsettled.pop(each, None)
+                self.forget_delivery(each)
+
+    def forget_delivery(self, number: int) -> None:
+        """Nothing that is said of it any more is told."""
+        self.session.unsettled.pop(number, None)
+        self.unsettled.pop(number, None)
 
     def tell(self, *, drain: bool = False, echo: bool = False) -> None:
         """How it stands, with the session's windows (2.7.4)."""
@@ -267,7 +282,7 @@ class Link:
         if self.sends:
             # 2.6.7: credit is counted from where the receiver was when it said so.
             said = flow.delivery_count if flow.delivery_count is not None else 0
-            self.credit = after(said + (flow.link_credit or 0), self.delivery_count)
+            self.credit = after(said, self.delivery_count) + (flow.link_credit or 0)
             self.drain = bool(flow.drain)
         elif flow.delivery_count is not None:
             used = after(flow.delivery_count, self.delivery_count)
@@ -275,7 +290,7 @@ class Link:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - used)
             self.drain = False
-        if flow.echo:
+        if flow.echo and self.is_open:
             self.tell()
         self.session.tell(Flowed(self))
 
@@ -317,6 +332,7 @@ class Link:
         if transfer.aborted:  # 2.6.14: as if it had never been
             self._first, self._parts = None, bytearray()
             self.session.unfinished(-1)
+            self.session.tell(Flowed(self))  # it has used credit all the same
             return
         self._add(payload)
         if not transfer.more:
@@ -355,7 +371,9 @@ class Link:
 
     def on_detach(self, detach: Detach) -> None:
         told = self._detached
-        if not told and self._attached:
+        if not self._attached:  # not answered yet: what it waits for is an attach, and the end
+            self._write_refusal()
+        if not told:
             self.session.write(Detach(self.handle, detach.closed, None))
         self._forget()
         self._gone = True
@@ -395,6 +413,7 @@ class Session:
     __slots__ = (
         "_incoming",
         "_links",
+        "_misses",
         "_window",
         "channel",
         "connection",
@@ -427,7 +446,8 @@ class Session:
         self._window = WINDOW
         self._links: dict[int, Link] = {}  # by our handle
         self._incoming: dict[int, Link] = {}  # by theirs
-        self.pending: deque[bytes] = deque()  # transfers that wait for the window
+        self.pending: deque[tuple[Link, bytes]] = deque()  # transfers that wait for the window
+        self._misses = 0  # deliveries that were spoken of and are not there, less those that are
 
     # What we say.
 
@@ -493,14 +513,14 @@ class Session:
             + content
         )
 
-    def send(self, frame: bytes) -> None:
+    def send(self, link: Link, frame: bytes) -> None:
         """A transfer, as soon as the other side has a place for it."""
         if self.ended:
             return
         if self.pending or self.remote_window <= 0:
             if not self.pending:  # some say how they stand only when they are asked
                 self.flow(echo=True)
-            self.pending.append(frame)
+            self.pending.append((link, frame))
             self.connection.count_pending(len(frame))
             return
         self.remote_window -= 1
@@ -545,10 +565,10 @@ class Session:
 
     def on_flow(self, flow: Flow) -> None:
         seen = flow.next_incoming_id if flow.next_incoming_id is not None else 0
-        self.remote_window = max(0, after(seen + flow.incoming_window, self.next_outgoing_id))
+        self.remote_window = max(0, after(seen, self.next_outgoing_id) + flow.incoming_window)
         waited = bool(self.pending)
         while self.pending and self.remote_window > 0:
-            frame = self.pending.popleft()
+            _, frame = self.pending.popleft()
             self.connection.count_pending(-len(frame))
             self.remote_window -= 1
             self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
@@ -596,25 +616,40 @@ class Session:
         if disposition.role == SENDER:  # of what it sent; what we said of those was final
             self._told_by_sender(disposition)
             return
-        unsettled, first = self.unsettled, disposition.first
-        last = first if disposition.last is None else disposition.last
-        count = after(last, first) + 1
-        if count == 1:
-            ids = [first] if first in unsettled else []
-        elif 0 < count <= len(unsettled):
-            ids = [each for at in range(count) if (each := first + at & MASK) in unsettled]
-        else:
-            ids = [each for each in unsettled if 0 <= after(each, first) < count]
-        by_link: dict[Link, list[int]] = {}
-        for each in ids:
-            by_link.setdefault(unsettled[each], []).append(each)
         settled, state = bool(disposition.settled), disposition.state
         assert not isinstance(state, bytes)
-        if settled:
-            for each in ids:
-                del unsettled[each]
+        decided = state is not None and code_of(state) != _RECEIVED
+        if not settled and not decided:
+            return
+        by_link: dict[Link, list[int]] = {}
+        for each in self._spoken_of(disposition):
+            link = self.unsettled.pop(each)
+            del link.unsettled[each]
+            by_link.setdefault(link, []).append(each)
         for link, mine in by_link.items():
             self.tell(Disposed(link, mine, state, settled))
+
+    def _spoken_of(self, disposition: Disposition) -> list[int]:
+        """Which of our deliveries; what is said of many that are not there comes to an end."""
+        unsettled, first = self.unsettled, disposition.first
+        if disposition.last is None or disposition.last == first:
+            return [first] if first in unsettled else []
+        if not unsettled:
+            return []
+        oldest, newest = next(iter(unsettled)), next(reversed(unsettled))
+        begin = first if after(first, oldest) > 0 else oldest
+        end = disposition.last if after(disposition.last, newest) < 0 else newest
+        count = after(end, begin) + 1
+        if count <= len(unsettled):
+            ids = [each for at in range(count) if (each := begin + at & MASK) in unsettled]
+        else:
+            ids = [each for each in unsettled if 0 <= after(each, begin) < count]
+        looked = min(max(0, count), len(unsettled))
+        self._misses = max(0, self._misses + looked - 2 * len(ids))
+        if self._misses > MISSES_MAX:
+            raise Malformed("too much is said of deliveries that are not there",
+                            "amqp:session:errant-link")  # fmt: skip
+        return ids
 
     def _told_by_sender(self, disposition: Disposition) -> None:
         state = disposition.state
@@ -649,6 +684,14 @@ class Session:
         if self._links.pop(link.handle, None) is not None:
             self.connection.count_link(-1)
 
+    def drop_pending(self, of: Link | None) -> None:
+        """What waits for the window and has nobody any more; None: all of it."""
+        if self.pending:
+            kept = [each for each in self.pending if of is not None and each[0] is not of]
+            sizes = sum(len(frame) for _, frame in self.pending)
+            self.connection.count_pending(sum(len(frame) for _, frame in kept) - sizes)
+            self.pending = deque(kept)
+
     def unfinished(self, change: int) -> None:
         self.connection.count_unfinished(change)
 
@@ -656,8 +699,7 @@ class Session:
         self.connection.tell(event)
 
     def _lose_links(self) -> None:
-        self.connection.count_pending(-sum(map(len, self.pending)))
-        self.pending.clear()
+        self.drop_pending(None)
         for link in list(self._links.values()):
             link.lose()
             self.forget(link)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from posthouse.dialects.servicebus.peer import Peer
 
 INLET_CREDIT = 1_000  # messages that a client may send before it hears of the first
+INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so much from the first
 INLET_BYTES = 8 << 20  # of those that are not answered yet
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
@@ -123,6 +124,9 @@ class Inlet:
     def on_arrived(self, event: Arrived) -> None:
         payload, number = event.payload, None if event.settled else event.delivery_id
         self.is_idle = False
+        if self._link.credit < -INLET_GRACE:  # 2.6.7
+            self.turn_away("amqp:link:transfer-limit-exceeded", "There is no credit for more.")
+            return
         if payload is None or len(payload) > self._most_bytes:
             self._reject(
                 [number], conditions.TOO_LARGE,
@@ -167,6 +171,7 @@ class Inlet:
     def _submit(self, messages: list[NewMessage], ids: list[int | None], size: int) -> None:
         self._unanswered += len(ids)
         self._unanswered_bytes += size
+        self._peer.count_unanswered(size)
         self._ask(messages, ids, partial(self._answered, len(ids), size))
         self._top_up()
 
@@ -192,6 +197,7 @@ class Inlet:
     def _answered(self, count: int, size: int) -> None:
         self._unanswered -= count
         self._unanswered_bytes -= size
+        self._peer.count_unanswered(-size)
         self._top_up()
 
     def _top_up(self) -> None:
@@ -211,12 +217,13 @@ class Inlet:
 
     def _reject(self, ids: Sequence[int | None], condition: str, text: str) -> None:
         self._settle(ids, rejected(condition, text))
+        self._top_up()
 
     def on_disposed(self, event: Disposed) -> None:
         """A client that settles in its turn; we have done so already."""
 
     def on_flowed(self) -> None:
-        pass
+        self._top_up()
 
     def on_detached(self) -> None:
         self.flush()
@@ -356,10 +363,9 @@ class Outlet:
         self._peer.forget(self)
 
     def _forget_oldest(self) -> None:
-        unsettled = self._link.session.unsettled
         for each in list(self._tokens)[: UNSETTLED_MAX // 10]:
             del self._tokens[each]
-            unsettled.pop(each, None)
+            self._link.forget_delivery(each)
 
     def _give_back(self, deliveries: list[Delivery]) -> None:
         tokens = [each.token for each in deliveries if each.token]

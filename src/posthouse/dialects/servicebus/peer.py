@@ -67,6 +67,7 @@ WAIT_MS = 60_000  # for a session to become free, where the client does not say
 WAIT_MS_MAX = 3_600_000
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
+UNANSWERED_BYTES_MAX = 32 << 20  # of messages sent by one client, before it is not read from
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
@@ -183,6 +184,10 @@ class Peer:
         self._stopping: asyncio.Task[None] | None = None
         self.is_paused = False  # the client does not read
         self.is_trusted = False  # it has shown who it is
+        self.reply_bytes = 0  # of replies that wait to be taken
+        self._unanswered_bytes = 0
+        self._reading = True
+        self._working: RequestLink | None = None  # whose request is being answered
         self._id_prefix, self._ids = secrets.token_hex(12), 0
 
     # As asyncio sees it.
@@ -212,11 +217,29 @@ class Peer:
     def pause_writing(self) -> None:
         """Who does not read is not read from, and is given nothing more."""
         self.is_paused = True
-        self._transport.pause_reading()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Nothing is read that could not be dealt with."""
+        wanted = (
+            not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
+            and not self._stopping
+        )  # fmt: skip
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def count_unanswered(self, change: int) -> None:
+        """Bytes of messages that were sent and are not answered yet."""
+        self._unanswered_bytes += change
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self._transport.resume_reading()
+        self._read_or_not()
         for each in list(self._contexts.values()):
             if isinstance(each, Outlet | RequestLink):
                 each.resume()
@@ -235,8 +258,8 @@ class Peer:
     def shutdown(self) -> None:
         """The broker is going: what has come is answered first. Clients come back to the next."""
         if self._stopping is None and not self._closing:
-            self._transport.pause_reading()
             self._stopping = self._loop.create_task(self._stop())
+            self._read_or_not()
 
     async def _stop(self) -> None:
         if self._peers.engine is not None:
@@ -247,7 +270,7 @@ class Peer:
             link.detach(error(conditions.DETACH_FORCED, "The broker is being stopped."))
         self._contexts.clear()
         self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
-        if not self._transport.is_closing():
+        if not self._transport.is_closing() and not self._reading:
             self._transport.resume_reading()  # for the client's goodbye
 
     # Writing.
@@ -448,9 +471,6 @@ class Peer:
         assert engine is not None  # there is no link before it is open
         return engine
 
-    def call_soon(self, work: Callable[[], None]) -> None:
-        self._loop.call_soon(work)
-
     def new_id(self) -> str:
         """For a message that has none."""
         self._ids += 1
@@ -555,7 +575,7 @@ class Peer:
             link.refuse(error(conditions.NOT_FOUND, f"There is no such address: {problem}."))
             return
         if address.kind == "cbs":
-            self._attach_pair(link, address, self._on_token, _TOKEN_BYTES_MAX)
+            self._attach_pair(link, address, None, self._on_token, _TOKEN_BYTES_MAX)
             return
         place = self._place(link, address, path_of(text or ""))
         if place is None:
@@ -563,7 +583,7 @@ class Peer:
         if address.kind == "management":
             answer = partial(self._on_request, Desk(self, place))
             most = max(_REQUEST_BYTES_MIN, 2 * self.message_bytes(place))
-            self._attach_pair(link, address, answer, most)
+            self._attach_pair(link, address, place, answer, most)
         elif link.sends:
             self._attach_outlet(link, address, place)
         else:
@@ -605,15 +625,20 @@ class Peer:
     # $cbs and $management.
 
     def _attach_pair(
-        self, link: Link, address: Address, answer: Callable[[Request], None], most_bytes: int
+        self,
+        link: Link,
+        address: Address,
+        place: Place | None,
+        answer: Callable[[Request], None],
+        most_bytes: int,
     ) -> None:
         attach = link.attach
         assert attach is not None
         context: RequestLink | ReplyLink
         if link.sends:
-            context = ReplyLink(self, link, address)
+            context = ReplyLink(self, link, address, place)
         else:
-            context = RequestLink(self, link, address, answer)
+            context = RequestLink(self, link, address, place, answer)
         self._contexts[link] = context
         link.accept(source=attach.source, target=attach.target, max_message_size=most_bytes)
         if isinstance(context, RequestLink):
@@ -630,10 +655,22 @@ class Peer:
         named = [each for each in links if request.reply_to in each.names]
         return (named or links)[-1] if links else None
 
-    def _replied(self, request: Request) -> None:
-        asked = self._contexts.get(request.link)
-        if isinstance(asked, RequestLink):
-            asked.done()
+    def begin_request(self, link: RequestLink) -> bool:
+        """One at a time on a connection, as the replies are taken: a reply may be large."""
+        if self._working is not None or self.is_paused:
+            return False
+        self._working = link
+        return True
+
+    def _replied(self) -> None:
+        self._working = None
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        for each in list(self._contexts.values()):
+            if isinstance(each, RequestLink):
+                each.resume()
+        self.flush_soon()
 
     def _on_token(self, request: Request) -> None:
         status, text = self.put_token(request)
@@ -643,14 +680,14 @@ class Peer:
                 "status-code": Int(status), "status-description": text,
             }  # fmt: skip
             replies.reply(request, properties, None)
-        self._replied(request)
+        self._replied()
 
     def _on_request(self, desk: Desk, request: Request) -> None:
         def tell(told: Told) -> None:
             replies = self._reply_link(request)
             if replies is not None:
                 replies.reply(request, reply_properties(told), told.body)
-            self._replied(request)
+            self._replied()
 
         desk.answer(request, tell)
 

@@ -19,6 +19,7 @@ from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
 
 if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.links import Place
     from posthouse.dialects.servicebus.peer import Peer
 
 REQUEST_CREDIT = 10
@@ -62,17 +63,21 @@ def read_request(payload: bytes, link: Link) -> Request:
 class RequestLink:
     """Requests come in through it."""
 
-    place = None
-
     def __init__(
-        self, peer: "Peer", link: Link, address: Address, answer: Callable[[Request], None]
+        self,
+        peer: "Peer",
+        link: Link,
+        address: Address,
+        place: "Place | None",
+        answer: Callable[[Request], None],
     ) -> None:
+        self.place = place  # None: of $cbs, which is open to everybody
+        self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
         self._link = link
         self.address = address
         self._answer = answer
         self._waiting: deque[Request] = deque()
-        self._busy = False
 
     def start(self) -> None:
         self._link.grant(REQUEST_CREDIT)
@@ -88,6 +93,7 @@ class RequestLink:
             if not event.settled:
                 text = f"The request cannot be read: {malformed}."
                 link.settle([event.delivery_id], rejected("amqp:decode-error", text))
+            self._next()
             return
         if not event.settled:
             link.settle([event.delivery_id], ACCEPTED)
@@ -99,21 +105,17 @@ class RequestLink:
 
     def _next(self) -> None:
         """One after the other, as the replies are taken: a reply may be large."""
-        while self._waiting and not self._busy and not self._peer.is_paused:
-            self._busy = True
+        self.is_idle = False
+        if self._waiting and self._peer.begin_request(self):
             self._answer(self._waiting.popleft())
         link = self._link
         if link.is_open and link.credit < REQUEST_CREDIT // 2 and len(self._waiting) < 2:
             link.grant(REQUEST_CREDIT)
 
-    def done(self) -> None:
-        """The request was replied to."""
-        self._busy = False
-        self._peer.call_soon(self._next)
-
     def resume(self) -> None:
-        """The client reads again."""
-        self._next()
+        """It may be its turn."""
+        if self._waiting:
+            self._next()
 
     def flush(self) -> None:
         pass
@@ -122,7 +124,7 @@ class RequestLink:
         pass
 
     def on_flowed(self) -> None:
-        pass
+        self._next()
 
     def on_detached(self) -> None:
         self._waiting.clear()
@@ -134,14 +136,13 @@ class RequestLink:
 class ReplyLink:
     """Replies go out through it, as far as the client gives credit."""
 
-    place = None
-
-    def __init__(self, peer: "Peer", link: Link, address: Address) -> None:
+    def __init__(self, peer: "Peer", link: Link, address: Address, place: "Place | None") -> None:
+        self.place = place
+        self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
         self._link = link
         self.address = address
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
         self._count = 0
         attach = link.attach
         target = None if attach is None else address_in(attach.target)
@@ -155,11 +156,12 @@ class ReplyLink:
             described(APPLICATION, encode(properties)),
             described(VALUE, encode(body)),
         ))  # fmt: skip
-        self._waiting_bytes += len(payload)
-        trusted = self._peer.is_trusted
-        if self._waiting_bytes > (REPLIES_BYTES_MAX if trusted else FIRST_REPLIES_BYTES_MAX):
+        self.is_idle = False
+        most = REPLIES_BYTES_MAX if self._peer.is_trusted else FIRST_REPLIES_BYTES_MAX
+        if self._peer.reply_bytes + len(payload) > most:
             self.turn_away("amqp:resource-limit-exceeded", "Too many replies wait to be taken.")
             return
+        self._peer.reply_bytes += len(payload)
         self._waiting.append(payload)
         self.on_flowed()
 
@@ -168,7 +170,7 @@ class ReplyLink:
         while self._waiting and link.credit > 0 and link.is_open:
             self._count += 1
             payload = self._waiting.popleft()
-            self._waiting_bytes -= len(payload)
+            self._peer.reply_bytes -= len(payload)
             link.send(payload, self._count.to_bytes(8, "big"), settled=True)
         if link.drain and link.is_open:
             link.drained()
@@ -184,10 +186,12 @@ class ReplyLink:
         pass
 
     def on_detached(self) -> None:
+        self._peer.reply_bytes -= sum(map(len, self._waiting))
         self._waiting.clear()
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
+        self.on_detached()
 
 
 def address_in(terminus: Described | None) -> str | None:
