@@ -10,7 +10,7 @@ BIN := .venv/bin
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
 
-test: .venv/ready
+test: .venv/ready .venv/js .venv/proton
 	$(BIN)/coverage run -m pytest tests/core tests/store
 	$(BIN)/coverage report
 	$(BIN)/pytest --ignore tests/core --ignore tests/store
@@ -49,3 +49,17 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable . --group dev
 	touch $@
+
+# Clients of other makers, with which the dialects are tested. Where they cannot be had their tests are
+# skipped, but not in CI.
+JS := tests/dialects/servicebus/js
+.venv/js: $(JS)/package-lock.json $(JS)/package.json $(JS)/.npmrc | .venv/ready
+	@mkdir -p .venv/js-servicebus && cp $^ .venv/js-servicebus
+	@if ! command -v npm >/dev/null; then \
+	  echo "Node is missing: tests with JavaScript clients do not run." >&2; test -z "$$CI"; \
+	else (cd .venv/js-servicebus && npm ci --silent --ignore-scripts) && touch $@; fi
+
+.venv/proton: constraints.txt | .venv/ready
+	@if ! command -v gcc >/dev/null; then \
+	  echo "gcc is missing: tests with Qpid Proton do not run." >&2; test -z "$$CI"; \
+	else $(BIN)/python -m pip install --quiet -c constraints.txt python-qpid-proton && touch $@; fi
