@@ -83,6 +83,16 @@ def test_a_batch_is_sent_with_its_message_format(told: Told) -> None:
     assert told("batch") == ["accepted", [[1, "s1"], [2, "s2"], [3, "s3"]]]
 
 
+def test_a_message_that_cannot_be_read_is_rejected_and_the_sender_goes_on(told: Told) -> None:
+    unreadable = told("unreadable")
+    refusals = {hex: each for hex, each in unreadable["told"].items() if hex not in ("", "batch")}
+    assert {event for event, _ in refusals.values()} == {"rejected"}
+    assert {condition for _, condition in refusals.values()} == {
+        "amqp:decode-error", "com.microsoft:argument-error",
+    }  # fmt: skip
+    assert unreadable["outcomes"] == ["accepted"]
+
+
 # Links.
 
 
@@ -114,6 +124,14 @@ def test_no_more_comes_than_there_is_credit_for(told: Told) -> None:
     assert told("credit") == [[[0, 1, 2], 7, 3], [[3, 4], 5, 5]]
 
 
+def test_credit_may_be_as_large_as_the_protocol_allows(told: Told) -> None:
+    assert told("largeCredit") == [2**31 - 1, 2**31, 2**32 - 1]
+
+
+def test_a_session_window_may_be_as_large_as_the_protocol_allows(told: Told) -> None:
+    assert told("largeWindow") == [2**31 - 1, 2**31, 2**32 - 1]
+
+
 def test_a_drain_gives_what_there_is_and_takes_the_credit(told: Told) -> None:
     assert told("drain") == {"drained": [[1, 2], 0], "active": 1, "then": [1, 2, 3]}
 
@@ -141,7 +159,24 @@ def test_a_refused_link_leaves_the_connection_open(told: Told) -> None:
     }
 
 
+def test_a_session_id_is_text(told: Told) -> None:
+    ids = told("sessionIds")
+    assert ids.pop("symbol") in ("open: symbol", "com.microsoft:argument-error")
+    assert ids == {
+        "text": "open: text",
+        "empty": "open: ",
+        "described": "open: described",
+        "number": "com.microsoft:argument-error",
+        "list": "com.microsoft:argument-error",
+        "long": "com.microsoft:argument-error",
+    }
+
+
 # $management.
+
+
+def test_a_request_may_be_as_large_as_a_message(told: Told) -> None:
+    assert told("largeRequest") == 200
 
 
 def test_messages_are_deleted_in_bulk(told: Told) -> None:

@@ -2,6 +2,7 @@
 // scenario of its table returned, or the error with which it ended.
 "use strict";
 
+const HANGS_MS = 20_000; // who has not ended by then never will
 const connectionString = process.argv[2];
 const endpoint = /Endpoint=sb:\/\/([^;/]+)/i.exec(connectionString)[1];
 
@@ -50,11 +51,24 @@ async function refusal(promise) {
   }
 }
 
+/** What never ends is told as an error, so that the other scenarios are still told of. */
+async function ended(scenario) {
+  let timer;
+  const never = new Promise((_, failed) => {
+    timer = setTimeout(() => failed(new Error("it does not end")), HANGS_MS);
+  });
+  try {
+    return await Promise.race([scenario(), never]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 async function tell(scenarios) {
   const told = {};
   for (const [name, scenario] of Object.entries(scenarios)) {
     try {
-      told[name] = (await scenario()) ?? null;
+      told[name] = (await ended(scenario)) ?? null;
     } catch (error) {
       told[name] = { error: described(error), stack: error.stack };
     }

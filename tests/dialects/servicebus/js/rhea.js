@@ -352,6 +352,48 @@ tell({
     return { drained, active, then: found };
   },
 
+  async largeCredit() {
+    await queue("large-credit");
+    const connection = await connected();
+    const sender = await opened(connection.open_sender("large-credit"));
+    const told = [];
+    for (const credit of [2 ** 31 - 1, 2 ** 31, 2 ** 32 - 1]) {
+      const source = { source: "large-credit", credit_window: 0 };
+      const receiver = await opened(connection.open_receiver(source));
+      const coming = received(receiver, 1);
+      receiver.add_credit(credit);
+      await sent(sender, { body: credit });
+      told.push(...bodies(await coming));
+      receiver.close();
+      await once(receiver, "receiver_close");
+    }
+    await closed(connection);
+    return told;
+  },
+
+  async largeWindow() {
+    await queue("large-window");
+    const connection = await connected();
+    const sender = await opened(connection.open_sender("large-window"));
+    const { session } = sender;
+    const output = session.output;
+    const told = [];
+    for (const size of [2 ** 31 - 1, 2 ** 31, 2 ** 32 - 1]) {
+      session.output = (frame, payload) => {
+        if (frame.incoming_window !== undefined) frame.incoming_window = size;
+        return output.call(session, frame, payload);
+      };
+      const receiver = connection.open_receiver("large-window");
+      const coming = received(receiver, 1);
+      await sent(sender, { body: size });
+      told.push(...bodies(await coming));
+      receiver.close();
+      await once(receiver, "receiver_close");
+    }
+    await closed(connection);
+    return told;
+  },
+
   async outcomes() {
     await queue("outcomes");
     const connection = await connected();
@@ -409,6 +451,54 @@ tell({
     return [event, found.map((each) => [each.message.body, each.message.subject])];
   },
 
+  async unreadable() {
+    await queue("unreadable");
+    const connection = await connected();
+    const sender = await opened(connection.open_sender("unreadable"));
+    const told = {};
+    for (const hex of ["", "ff00ff", "0053", "005375a0ff", "0053770045", "005378c10100"]) {
+      const outcome = first(sender, "accepted", "rejected");
+      sender.send(Buffer.from(hex, "hex"), undefined, 0);
+      const [event, { delivery }] = await outcome;
+      told[hex] = [event, delivery.remote_state.error?.condition ?? null];
+    }
+    const outcome = first(sender, "accepted", "rejected");
+    sender.send(Buffer.from("005375a000", "hex"), undefined, 0x80013700); // a batch of nothing
+    told.batch = (await outcome)[0];
+    const outcomes = await sent(sender, { body: "goes on" });
+    await closed(connection);
+    return { told, outcomes };
+  },
+
+  async sessionIds() {
+    await queue("session-ids", { requires_session: true });
+    const connection = await connected();
+    const { wrap_int, wrap_list, wrap_string, wrap_symbol, wrap_described } = rhea.types;
+    const ids = {
+      text: wrap_string("text"),
+      empty: wrap_string(""),
+      described: wrap_described("described", "com.microsoft:session-filter"),
+      symbol: wrap_symbol("symbol"),
+      number: wrap_int(1),
+      list: wrap_list([]),
+      long: wrap_string("x".repeat(129)),
+    };
+    const told = {};
+    for (const [name, id] of Object.entries(ids)) {
+      const filter = { "com.microsoft:session-filter": id };
+      const receiver = connection.open_receiver({
+        source: { address: "session-ids", filter },
+        credit_window: 0,
+      });
+      await once(receiver, "receiver_open");
+      await counts("session-ids"); // a detach would be here by now
+      const given = receiver.source?.filter?.["com.microsoft:session-filter"];
+      told[name] = receiver.error?.condition ?? `open: ${given}`;
+    }
+    await closed(connection);
+    return told;
+  },
+
   async deleting() {
     await queue("deleting-many");
     const connection = await connected();
@@ -428,6 +518,22 @@ tell({
     }
     await closed(connection);
     return told;
+  },
+
+  async largeRequest() {
+    await queue("large-request", { max_message_bytes: 4_000_000 });
+    const connection = await connected();
+    const message = rhea.message.encode({
+      message_id: "m",
+      message_annotations: { "x-opt-scheduled-enqueue-time": rhea.types.wrap_timestamp(4e12) },
+      body: Buffer.alloc(3_000_000),
+    });
+    const answer = await asked(connection, "large-request/$management", {
+      application_properties: { operation: "com.microsoft:schedule-message" },
+      body: { messages: rhea.types.wrap_list([{ "message-id": "m", message }]) },
+    });
+    await closed(connection);
+    return answer.application_properties.statusCode;
   },
 
   async unknownOperation() {
