@@ -20,6 +20,7 @@ from posthouse.core.commands import (
     Credit,
     DeadLetter,
     Delivery,
+    Detach,
     Enqueued,
     GetQueue,
     Granted,
@@ -392,6 +393,22 @@ def test_more_than_may_wait_is_refused_at_once() -> None:
         assert sum(isinstance(each, Enqueued) for each in answers) > 6
         assert any(isinstance(each, Received | Refused) for each in answers)
         assert not any(isinstance(each, StoreError) for each in answers)
+
+    asyncio.run(main())
+
+
+def test_who_is_gone_leaves_however_much_waits() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=Limits(pending_commands=0))
+        number = desk.engine.new_receiver(lambda _: None)
+        await desk.do(Attach("q", number, 1))
+        sent = NewMessage(b"", bytes(9 << 20))
+        full = asyncio.gather(*(desk.do(Send("q", [sent])) for _ in range(3)),
+                              return_exceptions=True)  # fmt: skip
+        await asyncio.sleep(0)
+        left = await desk.do(Detach(number))
+        assert left is None
+        assert [type(each) for each in await full].count(Busy) > 0
 
     asyncio.run(main())
 

@@ -45,6 +45,8 @@ from posthouse.core.commands import (
     Peeked,
     Receive,
     Received,
+    Release,
+    ReleaseSession,
     Resubmit,
     Seen,
     Send,
@@ -88,6 +90,7 @@ _FULL_RETRY_SECONDS = 0.5
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
 _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
+_FREES = frozenset((Detach, Release, ReleaseSession))
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 # What is refused where there is no room.
 _ROOMY = frozenset((Send, Resubmit, CreateQueue, CreateNamespace, SetSessionState))
@@ -393,9 +396,13 @@ class Engine:
     def _put_off(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
     ) -> None:
-        """For the next batch, if not too much waits for it already."""
+        """For the next batch, if not too much waits for it already.
+
+        Where the broker itself gives back what somebody had who is gone, it is not turned down.
+        """
         size = load(command)
-        if (
+        frees = principal is BROKER and type(command) in _FREES
+        if not frees and (
             len(self._pending) >= self._limits.pending_commands
             or self._pending_bytes + size > self._limits.pending_bytes
         ):

@@ -68,6 +68,7 @@ WAIT_MS_MAX = 3_600_000
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
 UNANSWERED_BYTES_MAX = 32 << 20  # of messages sent by one client, before it is not read from
+COMMANDS_MAX = 500  # of one client under way, likewise
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
@@ -185,7 +186,7 @@ class Peer:
         self.is_paused = False  # the client does not read
         self.is_trusted = False  # it has shown who it is
         self.reply_bytes = 0  # of replies that wait to be taken
-        self._unanswered_bytes = 0
+        self._unanswered_bytes = self._under_way = 0
         self._reading = True
         self._working: RequestLink | None = None  # whose request is being answered
         self._id_prefix, self._ids = secrets.token_hex(12), 0
@@ -223,7 +224,7 @@ class Peer:
         """Nothing is read that could not be dealt with."""
         wanted = (
             not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-            and not self._stopping
+            and self._under_way < COMMANDS_MAX and not self._stopping
         )  # fmt: skip
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
@@ -477,7 +478,18 @@ class Peer:
         return f"{self._id_prefix}{self._ids:08x}"
 
     def submit(self, place: Place, command: Command, reply: Reply) -> None:
-        self.engine.submit(place.principal, place.namespace, command, reply)
+        """Where too much is under way already, nothing more is read meanwhile."""
+
+        def answered(answer: Answer | Refused | StoreError) -> None:
+            self._under_way -= 1
+            if not self._reading:
+                self._read_or_not()
+            reply(answer)
+
+        self._under_way += 1
+        if self._under_way >= COMMANDS_MAX:
+            self._read_or_not()
+        self.engine.submit(place.principal, place.namespace, command, answered)
 
     def leave(self, place: Place, command: Detach | Release | ReleaseSession) -> None:
         """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
@@ -794,7 +806,8 @@ class Peer:
             link.refuse(error(condition, text))
             self.flush_soon()
 
-        self.submit(place, command, reply)
+        # It may wait for long, so it does not count among what is under way.
+        self.engine.submit(place.principal, place.namespace, command, reply)
 
 
 def first_label(host: str) -> str:
