@@ -31,6 +31,7 @@ _audit = logging.getLogger("posthouse.audit")
 DEV_KEY = "SAS_KEY_VALUE"  # what emulators for Azure take
 ROOT_KEY, NEW_ROOT_KEY, SEAL_KEY = "root-key", "root-key-new", "seal-key"  # in the data folder
 MEMORY_FEED_BYTES = 64 << 20  # of the journal, where nothing is on disk
+TIDY_SECONDS = 5  # what the folding process has to end when the broker stops
 _SEAL_BYTES = 32
 
 
@@ -122,7 +123,7 @@ class Broker:
         """Raises StoreError where what was not acknowledged is open."""
         if self._tidying is not None:
             self._tidying.cancel()
-            await asyncio.wait([self._tidying])
+            await asyncio.wait([self._tidying], timeout=TIDY_SECONDS)
         if self.engine is not None:
             await self.engine.close()
 

@@ -12,7 +12,7 @@ from posthouse.amqp.events import Arrived, Attached, Closed, Detached, Disposed,
 from posthouse.amqp.performatives import ACCEPTED, Problem, problem_in
 from posthouse.amqp.types import Array, Described, Int, Symbol, Value
 from posthouse.broker.access import BROKER
-from posthouse.core.commands import GetQueue, QueueInfo
+from posthouse.core.commands import DeleteQueue, GetQueue, QueueInfo
 from posthouse.core.errors import REFUSALS
 from posthouse.core.model import Grant
 from posthouse.core.namespaces import CreateNamespace, RevokeAccount, SetAccount
@@ -443,6 +443,20 @@ def test_strictly_what_is_idle_is_dropped(strict: bool, monkeypatch: pytest.Monk
             assert Closed in [type(each) for each in await client.pump()]
 
     run(work, strict=strict)
+
+
+def test_who_sends_to_a_queue_that_is_deleted_is_told() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        client.link("q", sends=True)
+        await client.pump()
+        assert rig.engine is not None
+        await rig.engine.ask(BROKER, "default", DeleteQueue("q"))
+        client.peer.check(time.time())
+        assert why(await client.pump()).condition == "amqp:not-found"
+
+    run(work)
 
 
 def test_what_management_does_not_know_is_said() -> None:

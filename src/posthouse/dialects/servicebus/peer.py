@@ -321,13 +321,22 @@ class Peer:
         self._claims = {path: each for path, each in self._claims.items() if each.expires > now}
         for link, context in list(self._contexts.items()):
             place = context.place
-            if place is not None and not self._may(place, now):
+            if place is None:
+                continue
+            if isinstance(context, Inlet) and self._is_gone(place):
+                self._contexts.pop(link)
+                context.turn_away(conditions.NOT_FOUND, conditions.missing(place.entity))
+            elif not self._may(place, now):
                 self._contexts.pop(link)
                 context.turn_away(
                     conditions.UNAUTHORIZED,
                     "The token has expired, or may not be used for this any more. Put a new one.",
                 )
         self._flush()
+
+    def _is_gone(self, place: Place) -> bool:
+        """The queue of an outlet tells it; who sends has to be told."""
+        return self._queue(place) is None and not self._peers.settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
         """As the cloud does it, which clients know to come back from."""
