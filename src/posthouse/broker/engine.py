@@ -197,6 +197,7 @@ class Engine:
         self._synced = 0.0  # when the last sync had returned
         self._watchers: list[tuple[int, asyncio.Future[None]]] = []  # who waits for a position
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
+        self.access_watchers: list[Callable[[], None]] = []  # called when an account has changed
         self._leaving: set[int] = set()  # receivers that are detached, and owed something
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
@@ -545,6 +546,8 @@ class Engine:
                 self._clocks.pop(record.name, None)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._send_away_who_may_not(record.name)
+                for watcher in self.access_watchers:
+                    watcher()
         return outcome.answer, outcome.deliveries
 
     def _check_room(self, command: Command | SpaceCommand) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -45,7 +45,13 @@ from posthouse.core.errors import Refused, Unauthenticated, Unauthorized
 from posthouse.core.model import Queue, Right, find
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
-from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of
+from posthouse.dialects.servicebus.address import (
+    ADDRESS_CHARS_MAX,
+    Address,
+    parse,
+    path_of,
+    queue_of,
+)
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.management import Desk, Told, reply_properties
 from posthouse.dialects.servicebus.requests import (
@@ -62,6 +68,7 @@ _audit = logging.getLogger("posthouse.audit")
 
 IDLE_MS = 120_000  # how often we want to hear of a client; it is dropped after twice as long
 AUTHENTICATE_SECONDS = 30  # what a client has to show who it is, after it has said hello
+IDLE_SECONDS_MIN = 0.4  # that a client may want to hear of us, at least
 CHECK_SECONDS = 2.0  # how often it is looked whether tokens have lapsed
 WAIT_MS = 60_000  # for a session to become free, where the client does not say
 WAIT_MS_MAX = 3_600_000
@@ -133,6 +140,13 @@ class Peers:
     def add(self, peer: "Peer") -> None:
         self._peers.add(peer)
         self._arm()
+        engine = self.engine
+        if engine is not None and self._look_again not in engine.access_watchers:
+            engine.access_watchers.append(self._look_again)
+
+    def _look_again(self) -> None:
+        """What somebody may do has changed."""
+        asyncio.get_running_loop().call_soon(self._check)
 
     def remove(self, peer: "Peer") -> None:
         self._peers.discard(peer)
@@ -146,7 +160,9 @@ class Peers:
             self._timer = loop.call_later(CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         now = time.time()
         for peer in list(self._peers):
             peer.check(now)
@@ -309,7 +325,7 @@ class Peer:
             self._amqp.keep_alive()
             self._flush()
         self._spoken = False
-        self._beat = self._loop.call_later(max(0.05, seconds / 2), self._keep_alive)
+        self._beat = self._loop.call_later(seconds / 2, self._keep_alive)
 
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
@@ -319,6 +335,9 @@ class Peer:
         if self._peers.settings.strict:
             self._drop_what_is_idle()
         self._claims = {path: each for path, each in self._claims.items() if each.expires > now}
+        scopes: dict[Principal, set[tuple[str, ...]]] = {}
+        for claim in self._claims.values():
+            scopes.setdefault(claim.principal, set()).add(claim.scope)
         for link, context in list(self._contexts.items()):
             place = context.place
             if place is None:
@@ -326,7 +345,7 @@ class Peer:
             if isinstance(context, Inlet) and self._is_gone(place):
                 self._contexts.pop(link)
                 context.turn_away(conditions.NOT_FOUND, conditions.missing(place.entity))
-            elif not self._may(place, now):
+            elif not self._may(place, scopes.get(place.principal, ())):
                 self._contexts.pop(link)
                 context.turn_away(
                     conditions.UNAUTHORIZED,
@@ -427,10 +446,12 @@ class Peer:
         except Unauthenticated:
             self._note_refusal(token.key_name)
             return 401, "The token's key name or signature is not valid."
-        path = sas.scope_of(audience)
+        _, path = sas.resource_of(audience)
         if token.expires <= time.time():
             return 401, "The token has expired."
-        if not sas.covers(token.scope, path):
+        if len(audience) > ADDRESS_CHARS_MAX:
+            return 400, "The token's name is too long."
+        if not sas.covers(token.scope, path) or not self._is_for_here(token.host):
             return 401, f"The token is not for {audience!r}."
         if len(self._claims) >= CLAIMS_MAX and path not in self._claims:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
@@ -439,6 +460,13 @@ class Peer:
         self._claims[path] = Claim(principal, token.scope, token.expires)
         self._trust()
         return 202, "Accepted"
+
+    def _is_for_here(self, host: str) -> bool:
+        """Where the host names a namespace a token is for that one alone."""
+        if self._peers.settings.namespace_from != "host":
+            return True
+        mine = first_label(self._amqp.hostname or "")
+        return first_label(host).casefold() == mine.casefold()
 
     def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
         state = self.engine.namespaces.states.get(self._namespace(principal))
@@ -452,11 +480,13 @@ class Peer:
         for claim in sorted(fit, key=lambda each: -len(each.scope)):
             yield claim.principal
 
-    def _may(self, place: Place, now: float) -> bool:
-        return any(
-            each == place.principal and self._has_right(each, place)
-            for each in self._principals(place.path, now)
+    def _may(self, place: Place, scopes: Collection[tuple[str, ...]]) -> bool:
+        """Whether a link may stay, where its principal's tokens are for these."""
+        path = place.path
+        known = place.principal == self._plain or any(
+            path[:size] in scopes for size in range(len(path) + 1)
         )
+        return known and self._has_right(place.principal, place)
 
     def _has_right(self, principal: Principal, place: Place) -> bool:
         accounts = self.engine.namespaces.accounts
@@ -547,7 +577,10 @@ class Peer:
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
         if self._plain is not None:
             self._trust()
-        if self._amqp.idle_seconds is not None:
+        seconds = self._amqp.idle_seconds
+        if seconds is not None and seconds < IDLE_SECONDS_MIN / 2:  # 2.4.5: it may be refused
+            self._close(conditions.ARGUMENT, f"An idle time-out is {IDLE_SECONDS_MIN} s at least.")
+        elif seconds is not None:
             self._keep_alive()
 
     def _on_nothing(self, event: Event) -> None:

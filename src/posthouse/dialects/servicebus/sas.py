@@ -7,6 +7,7 @@ different ways.
 """
 
 import hmac
+import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from hashlib import sha256
@@ -22,6 +23,7 @@ _SUFFIXES = ("$management", "$deadletterqueue", "$transfer")
 
 class Token(NamedTuple):
     key_name: str
+    host: str  # of the resource, where it names one
     scope: tuple[str, ...]  # the path it is for, folded; it covers what is below as well
     expires: int  # unix seconds
     signed: bytes
@@ -55,23 +57,28 @@ def parse(text: str) -> Token:
     if not expires.isascii() or not expires.isdigit() or len(expires) > 12:
         raise ValueError("the token's end is not a time")
     signed = f"{resource}\n{expires}".encode()
-    return Token(name, scope_of(unquote_plus(resource)), int(expires), signed, signature)
+    host, scope = resource_of(unquote_plus(resource))
+    return Token(name, host, scope, int(expires), signed, signature)
 
 
-def scope_of(resource: str) -> tuple[str, ...]:
-    """The path of a resource, without the host, folded; nothing stands for all of a namespace."""
-    resource = resource.partition("?")[0]
-    _, separator, rest = resource.partition("://")
+def resource_of(text: str) -> tuple[str, tuple[str, ...]]:
+    """Host and path of a resource, folded; no path stands for all of a namespace."""
+    text = text.partition("?")[0]
+    _, separator, rest = text.partition("://")
     if separator:
-        path = rest.partition("/")[2]
+        host, _, path = rest.partition("/")
     else:
-        host, _, path = resource.partition("/")
-        if not ("." in host or ":" in host or host.casefold() == "localhost"):
-            path = resource
+        host, _, path = text.partition("/")
+        if not _HOST.fullmatch(host):  # a path by itself, of which no part may be left out
+            host, path = "", text
     parts = list(folded(path))
-    while parts and parts[-1] in _SUFFIXES:
+    while len(parts) > 1 and parts[-1] in _SUFFIXES:
         parts.pop()
-    return tuple(parts)
+    return host, tuple(parts)
+
+
+# What is a host where no scheme says so: with a port, the cloud's, or this machine's.
+_HOST = re.compile(r"[\w.-]+:\d+|[\w-]+\.servicebus\.windows\.net|localhost", re.IGNORECASE)
 
 
 def covers(scope: tuple[str, ...], path: tuple[str, ...]) -> bool:
