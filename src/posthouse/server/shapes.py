@@ -44,8 +44,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 # Messages.
 
 
-class NewMessageForm(_Request):
-    """A message to be sent. Text goes into `body`, other bytes into `body_base64`."""
+class _Content(msgspec.Struct):
+    """What a message says. Text is in `body`, other bytes are in `body_base64`."""
 
     body: str | None = None
     body_base64: str | None = None
@@ -60,6 +60,11 @@ class NewMessageForm(_Request):
     reply_to_session_id: str = ""
     trace: str = ""
     properties: dict[str, Any] = {}
+
+
+class NewMessageForm(_Content, forbid_unknown_fields=True):
+    """A message to be sent."""
+
     priority: Annotated[int, Meta(ge=0, le=9)] = 4
     ttl_ms: Annotated[int, Meta(ge=1, le=TIME_MS_MAX)] | None = None
     due_ms: Ms = 0  # it can be received from this moment on
@@ -77,24 +82,12 @@ class EnqueuedForm(msgspec.Struct):
     duplicates: int
 
 
-class MessageForm(msgspec.Struct, omit_defaults=True):
+class MessageForm(_Content, omit_defaults=True, kw_only=True):
     """A message as it is received or seen. What it does not have is left out."""
 
     sequence: int
     enqueued_ms: int
-    body: str | None = None
-    body_base64: str | None = None
-    id: str = ""
-    content_type: str = ""
-    subject: str = ""
-    correlation_id: str = ""
-    session_id: str | None = None
-    partition_key: str | None = None
-    to: str = ""
-    reply_to: str = ""
-    reply_to_session_id: str = ""
-    trace: str = ""
-    properties: dict[str, Any] = {}
+    form: str = ""  # of a body that only its own protocol can read, such as amqp
     priority: int = 4
     expires_ms: int = 0
     deliveries: int = 0
@@ -478,10 +471,11 @@ def _message(message: Message, note: Note | None) -> MessageForm:
     except (msgspec.DecodeError, UnicodeDecodeError):  # not one of ours
         envelope = Envelope()
     form = MessageForm(
-        message.sequence, message.enqueued_ms, None, None, envelope.id, envelope.content_type,
-        envelope.subject, envelope.correlation_id, envelope.session_id, envelope.partition_key,
-        envelope.to, envelope.reply_to, envelope.reply_to_session_id, envelope.trace,
-        plain_properties(envelope.properties), message.priority, message.expires_ms,
+        None, None, envelope.id, envelope.content_type, envelope.subject, envelope.correlation_id,
+        envelope.session_id, envelope.partition_key, envelope.to, envelope.reply_to,
+        envelope.reply_to_session_id, envelope.trace, plain_properties(envelope.properties),
+        sequence=message.sequence, enqueued_ms=message.enqueued_ms, form=envelope.form,
+        priority=message.priority, expires_ms=message.expires_ms,
     )  # fmt: skip
     body = message.body
     assert isinstance(body, bytes)  # the engine has read it back
