@@ -476,6 +476,12 @@ HOSTILE = {
     "a SASL frame that is too large": SASL + frame(SaslInit("PLAIN", bytes(9_000)), 0, 1),
     "SASL of a mechanism that is not there": SASL + frame(SaslInit("SCRAM"), 0, 1),
     "SASL again": SASL + frame(SaslInit("ANONYMOUS"), 0, 1) + SASL,
+    "a transfer that ends in its tag": ATTACHED + framed(
+        b"\x00\x53\x14\xc0\x0c\x0b\x70\0\0\0\0\x70\0\0\0\0\xa0"
+    ),
+    "a transfer whose tag is behind its end": ATTACHED + framed(
+        b"\x00\x53\x14\xc0\x0c\x0b\x43\x43\xa0\x20" + bytes(40)
+    ),
     "a performative there is none of": AMQP + b"\0\0\0\x0d\x02\0\0\0\x00\x53\x99\xc0\x00",
     "no performative": AMQP + b"\0\0\0\x09\x02\0\0\0\x40",
     "an open without a name": AMQP + b"\0\0\0\x0e\x02\0\0\0" + described(0x10, b"\xc0\x01\x00"),

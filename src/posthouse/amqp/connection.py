@@ -245,8 +245,8 @@ class Connection:
             if offset < 2 or begin > pos or kind != (_SASL_FRAME if self._in_sasl else _AMQP_FRAME):
                 raise Malformed("a frame's header", "amqp:connection:framing-error")
             if pos - begin > 16 and data[begin : begin + 4] == TRANSFER_HEAD:
-                whole = read_whole(data, begin + 3, pos)
                 session = self._incoming.get(channel)
+                whole = None if session is None else read_whole(data, begin + 3, pos)
                 if whole is not None and session is not None and not session.ended:
                     handle, number, tag, rest, at = whole
                     session.on_whole(handle, number, tag, rest, data[at:pos])

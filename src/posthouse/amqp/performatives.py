@@ -271,6 +271,7 @@ class Whole(NamedTuple):
 
 _wholes: dict[bytes, Whole] = {}  # by how they are encoded: clients write the same each time
 _WHOLES_MAX, _WHOLE_BYTES_MAX = 256, 16
+_WHOLE_BYTES_MIN = 12  # so that handle, id and the tag's head are within the list, however written
 TRANSFER_HEAD = b"\x00\x53\x14\xc0"
 
 
@@ -281,7 +282,7 @@ def read_whole(data: bytes, pos: int, end: int) -> tuple[int, int, bytes, Whole,
     those of the others all at once. None: it is to be read like any other performative.
     """
     stop, at = pos + 2 + data[pos + 1], pos + 3
-    if stop > end:
+    if stop > end or stop - at < _WHOLE_BYTES_MIN:
         return None
     code = data[at]
     if code == 0x43:
@@ -307,6 +308,8 @@ def read_whole(data: bytes, pos: int, end: int) -> tuple[int, int, bytes, Whole,
     at += 2
     tag = data[at : at + size]
     at += size
+    if at > stop:
+        return None
     whole = _wholes.get(data[at:stop])
     if whole is None:
         whole = _note_whole(data, pos, at, stop)
@@ -317,7 +320,7 @@ def read_whole(data: bytes, pos: int, end: int) -> tuple[int, int, bytes, Whole,
 
 def _note_whole(data: bytes, pos: int, at: int, stop: int) -> Whole | None:
     """Remembers how a client writes transfers, if this one is a whole delivery."""
-    if not at <= stop <= at + _WHOLE_BYTES_MAX or len(_wholes) >= _WHOLES_MAX:
+    if not at <= stop <= at + _WHOLE_BYTES_MAX:
         return None
     fields, _ = read_fields(data, pos, stop)
     _check(Transfer, fields, tuple(map(type, fields)))
@@ -325,6 +328,8 @@ def _note_whole(data: bytes, pos: int, at: int, stop: int) -> Whole | None:
     if read.more or read.aborted or read.state is not None:
         return None
     whole = Whole(len(fields), read.message_format or 0, bool(read.settled))
+    if len(_wholes) >= _WHOLES_MAX:
+        _wholes.clear()
     _wholes[data[at:stop]] = whole
     return whole
 

@@ -15,8 +15,12 @@ from posthouse.server.listener import Peer as AnyPeer
 
 FIRST_FRAGMENT_BYTES_MAX = 64 << 10  # before the peer trusts its client
 FRAGMENT_BYTES_MAX = 4 << 20
+SLICE_BYTES = 16 << 10
+FRAMES_SPARE = 1_000  # that may be shorter than they should in so many seconds
+COUNT_SECONDS = 60
+FRAME_BYTES_MIN = 8
 CLOSE_SECONDS = 2.0
-_NORMAL, _UNSUPPORTED = 1000, 1003
+_NORMAL, _UNSUPPORTED, _POLICY = 1000, 1003, 1008
 
 _library_log = logging.getLogger(f"{__name__}.frames")
 _library_log.setLevel(logging.WARNING)  # that connections come and go is counted elsewhere
@@ -55,6 +59,7 @@ class WebSocketPeer(asyncio.Protocol):
             logger=_library_log,
         )
         self._closing = False
+        self._counted_from, self._spare = 0.0, float(FRAMES_SPARE)
 
     def begin(self, transport: asyncio.Transport, head: bytes) -> None:
         """Answers the upgrade."""
@@ -80,23 +85,37 @@ class WebSocketPeer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         from websockets.frames import Frame, Opcode
 
-        if self._inner is None or self._closing:
-            return
         frames = self._frames
-        if self._inner.is_trusted:
-            frames.max_fragment_size = FRAGMENT_BYTES_MAX
-        frames.receive_data(data)
-        for event in frames.events_received():
-            assert isinstance(event, Frame)
-            if event.opcode in (Opcode.BINARY, Opcode.CONT):
-                if event.data and not self._closing:
-                    self._inner.data_received(bytes(event.data))
-            elif event.opcode is Opcode.TEXT:
-                frames.fail(_UNSUPPORTED, "binary frames only")
-                break
-        self._put()  # a pong, or the answer to a close
-        if frames.close_expected():
-            self._end()
+        for at in range(0, len(data), SLICE_BYTES):
+            if self._inner is None or self.is_closing():
+                return
+            if self._inner.is_trusted:
+                frames.max_fragment_size = FRAGMENT_BYTES_MAX
+            piece = data[at : at + SLICE_BYTES]
+            frames.receive_data(piece)
+            events = frames.events_received()
+            for event in events:
+                assert isinstance(event, Frame)
+                if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    if event.data and not self._closing:
+                        self._inner.data_received(bytes(event.data))
+                elif event.opcode is Opcode.TEXT:
+                    frames.fail(_UNSUPPORTED, "binary frames only")
+                    break
+            if self._says_little(len(events), len(piece)):
+                frames.fail(_POLICY, "too many frames with too little in them")
+            self._put()  # a pong, or the answer to a close
+            if frames.close_expected():
+                self._end()
+
+    def _says_little(self, frames: int, size: int) -> bool:
+        """So many frames for so few bytes that reading them is all that is done."""
+        now = asyncio.get_running_loop().time()
+        if now > self._counted_from + COUNT_SECONDS:
+            self._counted_from, self._spare = now, FRAMES_SPARE
+        self._spare += size / FRAME_BYTES_MIN - frames
+        self._spare = min(self._spare, FRAMES_SPARE)
+        return self._spare < 0
 
     def eof_received(self) -> bool:
         return False
