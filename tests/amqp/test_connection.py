@@ -92,10 +92,10 @@ def test_sasl_can_be_left_out() -> None:
 
 def test_another_protocol_is_told_which_one_is_spoken() -> None:
     server = Connection("s", authenticate=lambda mechanism, response: True)
-    assert kinds(server.receive(b"AMQP\x01\x00\x09\x01")) == [Closed]
+    assert kinds(list(server.receive(b"AMQP\x01\x00\x09\x01"))) == [Closed]
     assert server.take() == SASL
     assert server.closed
-    assert server.receive(b"more") == []
+    assert list(server.receive(b"more")) == []
 
 
 def test_a_message_goes_there_and_is_settled() -> None:
@@ -179,7 +179,7 @@ def test_each_part_of_a_delivery_may_say_whose_it_is() -> None:
     session = mine.session
     for more in (True, True, False):
         transfer = Transfer(mine.handle, 7, b"a", 0, False, more or None)
-        session.send(mine, session.framed(write(transfer) + b"x"))
+        session.send(mine, 7, session.framed(write(transfer) + b"x"))
     (arrived,), _ = pair.take()
     assert isinstance(arrived, Arrived)
     assert (arrived.delivery_id, arrived.payload) == (7, b"xxx")
@@ -194,7 +194,7 @@ def test_an_aborted_delivery_never_was() -> None:
         Transfer(mine.handle, None, None, None, None, False, aborted=True),
         Transfer(mine.handle, 8, b"b", 0, False, False),
     ):
-        session.send(mine, session.framed(write(transfer) + b"x"))
+        session.send(mine, 7, session.framed(write(transfer) + b"x"))
     (flowed, arrived), _ = pair.take()
     assert isinstance(flowed, Flowed)  # credit was used
     assert isinstance(arrived, Arrived)
@@ -247,7 +247,7 @@ def test_transfers_wait_for_the_window() -> None:
     mine.session.remote_window = 2
     for number in range(5):
         mine.send(b"%d" % number, b"%d" % number, settled=True)
-    told = pair.server.receive(pair.client.take())  # with the question how it stands
+    told = list(pair.server.receive(pair.client.take()))  # with the question how it stands
     assert payloads(told) == [b"0", b"1"]
     at_server, _ = pair.take()
     assert payloads(at_server) == [b"2", b"3", b"4"]
@@ -373,6 +373,64 @@ def test_sessions_end_with_their_links() -> None:
     assert theirs.is_gone
     assert not pair.server._incoming
     assert kinds(pair.take()[0]) == []
+
+
+def test_what_is_said_in_one_go_is_answered_in_order() -> None:
+    """A link that comes and goes, on a session that comes and goes, all in one write."""
+    pair = Pair()
+    for _ in range(2):
+        session = pair.client.begin()
+        link = session.attach("l", sends=True, source=source("q"), target=target("q"))
+        link.detach()
+        session.end()
+    data = pair.client.take()
+    for event in pair.server.receive(data):
+        if isinstance(event, Attached):
+            wanted = event.link.attach
+            assert wanted is not None
+            event.link.accept(source=wanted.source, target=wanted.target)
+    pair.client._sessions.clear()
+    said = pair.server.take()
+    codes, pos = [], 0
+    while pos < len(said):
+        size, _, _, _ = struct.unpack_from(">IBBH", said, pos)
+        codes.append(said[pos + 10])
+        pos += size
+    assert codes == [0x11, 0x12, 0x16, 0x17] * 2
+
+
+def test_a_drain_ends_behind_what_waits_for_the_window() -> None:
+    pair = Pair()
+    mine, theirs = pair.attach(sends=False)
+    mine.grant(5, drain=True)
+    pair.pump()
+    theirs.session.remote_window = 0
+    theirs.send(b"x", b"1", settled=True)
+    theirs.drained()
+    _, told = pair.take()
+    assert [kind for kind in kinds(told) if kind in (Arrived, Flowed)][-2:] == [Arrived, Flowed]
+    assert mine.credit == 0
+
+
+def test_what_was_not_sent_before_a_detach_is_known() -> None:
+    pair = Pair()
+    _, theirs = pair.attach(sends=False)
+    theirs.session.remote_window = 0
+    number = theirs.send(b"x", b"1")
+    theirs.detach()
+    assert theirs.unsent == {number}
+    assert not theirs.session.pending
+
+
+def test_a_peer_with_small_frames_is_told_no_more_than_fits() -> None:
+    pair = Pair(client_limits=Limits(frame_bytes=512))
+    long = Described(ULong(0x28), ["q", *[None] * 6, {Symbol("x"): "y" * 600}])
+    pair.client.begin().attach("link", sends=False, source=long, target=target("q"))
+    pair.pump()
+    (attached,) = [each for each in pair.at_server if isinstance(each, Attached)]
+    attached.link.accept(source=long, target=target("q"))
+    pair.take()
+    assert not pair.client.closed
 
 
 def test_a_channel_can_be_used_again() -> None:
@@ -512,10 +570,10 @@ HOSTILE = {
 def test_who_breaks_the_protocol_is_told_and_closed(data: bytes) -> None:
     server = Connection("s", authenticate=lambda mechanism, response: mechanism != "PLAIN",
                         mechanisms=("ANONYMOUS", "PLAIN"))  # fmt: skip
-    events = server.receive(data)
+    events = list(server.receive(data))
     assert kinds(events)[-1] is Closed
     assert server.closed
-    assert server.receive(b"\0" * 100) == []
+    assert list(server.receive(b"\0" * 100)) == []
 
 
 def test_descriptors_are_known_in_every_form() -> None:
@@ -532,7 +590,7 @@ def test_descriptors_are_known_in_every_form() -> None:
         + struct.pack(">IBBH", 8 + len(begin), 2, 0, 0)
         + begin
     )
-    assert kinds(events) == [Opened, Begun]
+    assert kinds(list(events)) == [Opened, Begun]
 
 
 # Whatever the network does to the bytes.

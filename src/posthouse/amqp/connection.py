@@ -6,11 +6,14 @@ the events that come back, and sends what `take` gives:
     for event in connection.receive(data): ...
     transport.write(connection.take())
 
+Events come one by one while the bytes are read, so what is said to one goes out before what is said
+to the next.
+
 Both roles are here. A server is given `authenticate`, which is asked with what SASL brought; a
 client is given the mechanism and what to say in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -38,7 +41,7 @@ from posthouse.amqp.performatives import (
     write,
 )
 from posthouse.amqp.session import WINDOW, Session
-from posthouse.amqp.types import Malformed, Value
+from posthouse.amqp.types import Described, Malformed, Value
 
 AMQP, SASL = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00"
 _AMQP_FRAME, _SASL_FRAME = 0, 1
@@ -122,21 +125,27 @@ class Connection:
 
     # For who drives it.
 
-    def receive(self, data: bytes) -> list[Event]:
-        """What has come. After an error of the other side there is a `Closed` among the events."""
+    def receive(self, data: bytes) -> Iterator[Event]:
+        """What has come, event by event: each is to be acted on before the next is asked for.
+
+        After an error of the other side there is a `Closed` among them.
+        """
         if self.closed:
-            return []
+            return
         if self._kept:
             self._kept.append(data)
             self._kept_bytes += len(data)
             if self._kept_bytes < self._needed:
-                return []
+                return
             data = b"".join(self._kept)
             self._kept = []
         try:
-            self._read(data)
+            yield from self._read(data)
         except Malformed as problem:
             self._fail(problem)
+        yield from self._told()
+
+    def _told(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -185,6 +194,8 @@ class Connection:
 
     def write(self, performative: Performative, channel: int = 0) -> None:
         content = write(performative)
+        if isinstance(performative, Attach) and len(content) + 8 > self.remote_frame_max:
+            content = write(_shortened(performative))
         self._out.append(_head(8 + len(content), 2, _AMQP_FRAME, channel) + content)
 
     def encoded(self, performative: Performative) -> bytes:
@@ -221,9 +232,12 @@ class Connection:
 
     # Frames.
 
-    def _read(self, data: bytes) -> None:
+    def _read(self, data: bytes) -> Iterator[Event]:
         pos, end = 0, len(data)
         while pos < end and not self.closed:
+            if self._events:
+                yield from self._told()
+                continue  # it may have been closed meanwhile
             if self._awaits_header:
                 if end - pos < 8:
                     self._needed = 8
@@ -277,8 +291,7 @@ class Connection:
         """The connection has broken; returns what comes of that."""
         if not self.closed:
             self._over(None)
-        events, self._events = self._events, []
-        return events
+        return self._told()
 
     # Protocol headers and SASL (2.2, 5.3).
 
@@ -453,6 +466,20 @@ class Connection:
         self._check_open()
         self.close()
         self._over(problem_in(close.error))
+
+
+def _shortened(attach: Attach) -> Attach:
+    """For a peer that takes small frames only: without what it knows already."""
+    properties = attach.properties
+    source, target = (
+        Described(each.descriptor, each.value[:1]) if isinstance(each, Described) else each
+        for each in (attach.source, attach.target)
+    )
+    return Attach(
+        attach.name, attach.handle, attach.role, attach.snd_settle_mode, attach.rcv_settle_mode,
+        source, target, None, False, attach.initial_delivery_count, attach.max_message_size,
+        properties=properties,
+    )  # fmt: skip
 
 
 def _unwanted(*_: object) -> None:

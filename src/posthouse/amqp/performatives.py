@@ -15,6 +15,7 @@ from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.types import Array, Described, Malformed, Symbol, UInt, ULong, UShort, Value
 
 SENDER, RECEIVER = False, True  # 2.8.1, role
+TEXT_CHARS_MAX = 350
 TAG_BYTES_MAX = 32  # 2.8.7
 _u32 = Struct(">I").unpack_from
 
@@ -368,7 +369,8 @@ REJECTED = described(0x25, b"\xc0\x02\x01\x40")
 
 
 def error(condition: str, text: str, info: dict[Value, Value] | None = None) -> bytes:
-    """2.8.14."""
+    """2.8.14. A text that is too long for the smallest frame is cut."""
+    text = text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 3] + "..."
     return described(0x1D, encode_list((encode(Symbol(condition)), encode(text), encode(info))))
 
 

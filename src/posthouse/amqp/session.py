@@ -73,6 +73,7 @@ class Link:
         "remote_handle",
         "sends",
         "session",
+        "unsent",
         "unsettled",
     )  # fmt: skip
 
@@ -97,6 +98,7 @@ class Link:
         self._id = 0
         self._first: Transfer | None = None
         self.unsettled: dict[int, None] = {}  # deliveries that we sent
+        self.unsent: set[int] = set()  # those that it did not come to before it was over
 
     @property
     def is_held_up(self) -> bool:
@@ -204,7 +206,7 @@ class Link:
                 ),
                 tag, _REST_SETTLED if settled else _REST_UNSETTLED, payload,
             ))  # fmt: skip
-            session.send(self, frame)
+            session.send(self, number, frame)
         else:
             self._send_in_parts(payload, tag, number, format, state, settled=settled)
         return number
@@ -237,12 +239,18 @@ class Link:
             if at >= len(payload):
                 performative.more = False
                 head = session.frame_head(performative)
-            session.send(self, session.framed(head + part))
+            session.send(self, number, session.framed(head + part))
             if at >= len(payload):
                 return
 
     def drained(self) -> None:
         """2.6.7: all that was there has been sent, and the rest of the credit is used up."""
+        if self.session.pending:
+            self.session.pending.append((self, 0, b""))  # behind what waits
+        else:
+            self.say_drained()
+
+    def say_drained(self) -> None:
         self.delivery_count = self.delivery_count + max(0, self.credit) & MASK
         self.credit = 0
         self.tell(drain=True)
@@ -446,7 +454,9 @@ class Session:
         self._window = WINDOW
         self._links: dict[int, Link] = {}  # by our handle
         self._incoming: dict[int, Link] = {}  # by theirs
-        self.pending: deque[tuple[Link, bytes]] = deque()  # transfers that wait for the window
+        # Transfers that wait for the window, with the deliveries they are of; an empty one stands
+        # for the end of a drain.
+        self.pending: deque[tuple[Link, int, bytes]] = deque()
         self._misses = 0  # deliveries that were spoken of and are not there, less those that are
 
     # What we say.
@@ -513,14 +523,14 @@ class Session:
             + content
         )
 
-    def send(self, link: Link, frame: bytes) -> None:
+    def send(self, link: Link, number: int, frame: bytes) -> None:
         """A transfer, as soon as the other side has a place for it."""
         if self.ended:
             return
         if self.pending or self.remote_window <= 0:
             if not self.pending:  # some say how they stand only when they are asked
                 self.flow(echo=True)
-            self.pending.append((link, frame))
+            self.pending.append((link, number, frame))
             self.connection.count_pending(len(frame))
             return
         self.remote_window -= 1
@@ -568,8 +578,11 @@ class Session:
         self.remote_window = max(0, after(seen, self.next_outgoing_id) + flow.incoming_window)
         waited = bool(self.pending)
         while self.pending and self.remote_window > 0:
-            _, frame = self.pending.popleft()
+            waiting, _, frame = self.pending.popleft()
             self.connection.count_pending(-len(frame))
+            if not frame:
+                waiting.say_drained()
+                continue
             self.remote_window -= 1
             self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
             self.connection.put(frame)
@@ -687,10 +700,14 @@ class Session:
     def drop_pending(self, of: Link | None) -> None:
         """What waits for the window and has nobody any more; None: all of it."""
         if self.pending:
-            kept = [each for each in self.pending if of is not None and each[0] is not of]
-            sizes = sum(len(frame) for _, frame in self.pending)
-            self.connection.count_pending(sum(len(frame) for _, frame in kept) - sizes)
-            self.pending = deque(kept)
+            dropped = [each for each in self.pending if of is None or each[0] is of]
+            self.pending = deque(
+                each for each in self.pending if of is not None and each[0] is not of
+            )
+            self.connection.count_pending(-sum(len(frame) for _, _, frame in dropped))
+            for link, number, frame in dropped:
+                if frame:
+                    link.unsent.add(number)
 
     def unfinished(self, change: int) -> None:
         self.connection.count_unfinished(change)

@@ -70,9 +70,7 @@ INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so 
 INLET_BYTES = 8 << 20  # of those that are not answered yet
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
-OUTLET_BYTES = 4 << 20  # of messages that are asked of the queue at a time,
-OUTLET_MESSAGES = 1_000  # and how many at most
-OUTLET_FIRST = 100  # before it is known how large they are
+OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
 UNSETTLED_MAX = 100_000  # deliveries of one link that a client may leave unsettled
 
 # Where one message of several may be the reason, and the others are to be sent all the same.
@@ -253,7 +251,7 @@ class Outlet:
         self._answered: list[int] = []  # those among them of which the client wants to hear
         self._given = 0  # messages that we were given
         self._asked = 0  # of the credit that the queue has from us
-        self._window = OUTLET_FIRST
+        self._window = 1
         self._draining = 0  # how much was asked for to drain it,
         self._drained = 0  # and has come since
         self._gone = False
@@ -287,6 +285,8 @@ class Outlet:
         link = self._link
         if self._gone or not link.is_open or self._draining:
             return
+        if not self._given:
+            self._window = self._first_window()
         wanted = min(max(0, link.credit), self._window, CREDIT_MAX)
         if held_up := self._peer.is_paused or link.is_held_up:
             wanted = 0
@@ -299,6 +299,12 @@ class Outlet:
             command = Credit(self._number, wanted, given=self._given)
         self._asked = wanted
         self._peer.submit(self.place, command, self._refused)
+
+    def _first_window(self) -> int:
+        """How many messages fit, as large as they are in the queue on the average."""
+        count, size = self._peer.queue_size(self.place)
+        fit = self._peer.outlet_bytes * count // size if size else OUTLET_MESSAGES
+        return max(1, min(OUTLET_MESSAGES, fit))
 
     def _refused(self, answer: Reply) -> None:
         if isinstance(answer, Refused) and not self._gone:
@@ -333,7 +339,8 @@ class Outlet:
         if len(self._tokens) > UNSETTLED_MAX:
             self._forget_oldest()
         if size:
-            self._window = max(1, min(OUTLET_MESSAGES, OUTLET_BYTES * len(what) // size))
+            fit = self._peer.outlet_bytes * len(what) // size
+            self._window = max(1, min(OUTLET_MESSAGES, fit))
         if self._asked <= self._window // 2:
             self._ask()
         self._peer.flush_soon()
@@ -469,6 +476,10 @@ class Outlet:
 
     def on_detached(self) -> None:
         self.flush()
+        unsent = [self._tokens[each] for each in self._link.unsent if each in self._tokens]
+        if unsent:
+            command = Release(self.place.queue, unsent, partial=True, session=self._session_token)
+            self._peer.leave(self.place, command)
         if not self._gone:
             self._gone = True
             self._peer.leave(self.place, Detach(self._number))  # with its session

@@ -74,7 +74,9 @@ WAIT_MS = 60_000  # for a session to become free, where the client does not say
 WAIT_MS_MAX = 3_600_000
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
-UNANSWERED_BYTES_MAX = 32 << 20  # of messages sent by one client, before it is not read from
+OUTLETS_BYTES = 16 << 20  # of messages that are asked of queues at a time for one client,
+OUTLET_BYTES_MAX, OUTLET_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
+UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
 COMMANDS_MAX = 500  # of one client under way, likewise
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
@@ -399,7 +401,7 @@ class Peer:
         return guard.identify_by(accounts, name, fits)
 
     def _namespace(self, principal: Principal) -> str:
-        """The namespace that the connection speaks of; it may have to be made."""
+        """The namespace that the connection speaks of; it may have to be made yet."""
         settings, spaces = self._peers.settings, self.engine.namespaces
         name = settings.namespace
         if settings.namespace_from == "host":
@@ -409,10 +411,7 @@ class Peer:
         if name in spaces.states:
             return name
         folded = name.casefold()
-        there = next((each for each in spaces.states if each.casefold() == folded), None)
-        if there is None and settings.auto_create:
-            self.engine.submit(BROKER, "", CreateNamespace(name), _ignore)
-        return there or name
+        return next((each for each in spaces.states if each.casefold() == folded), name)
 
     def _note_refusal(self, name: str) -> None:
         _audit.warning(
@@ -547,6 +546,17 @@ class Peer:
         state = self.engine.namespaces.states.get(place.namespace)
         return None if state is None else state.queues.get(place.queue)
 
+    def queue_size(self, place: Place) -> tuple[int, int]:
+        """How many messages there are in a queue, and their bytes."""
+        queue = self._queue(place)
+        return (0, 0) if queue is None else (sum(queue.counts), queue.size_bytes)
+
+    @property
+    def outlet_bytes(self) -> int:
+        """What may be asked for at a time for one link."""
+        share = OUTLETS_BYTES // max(1, len(self._contexts))
+        return max(OUTLET_BYTES_MIN, min(OUTLET_BYTES_MAX, share))
+
     def message_bytes(self, place: Place) -> int:
         """The size that a message may have."""
         queue = self._queue(place)
@@ -656,6 +666,8 @@ class Peer:
                 principal, namespace, exact, queue_of(exact, address), address.path, right
             )
             if self._has_right(principal, place):
+                if state is None and self._peers.settings.auto_create:
+                    self.engine.submit(BROKER, "", CreateNamespace(namespace), _ignore)
                 break
         else:
             claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
