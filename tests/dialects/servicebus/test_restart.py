@@ -141,6 +141,24 @@ class Load:
             receiver.close()
 
 
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts brokers; none is left behind where a test fails."""
+    started: list[Running] = []
+
+    def start_one(*flags: str) -> Running:
+        started.append(Running(*flags))
+        return started[-1]
+
+    yield start_one
+    for each in started:
+        if each.process.poll() is None:
+            each.kill()
+
+
 def names(broker: Running, queue: str) -> list[str]:
     first: int | None = 0
     found: list[str] = []
@@ -153,10 +171,10 @@ def names(broker: Running, queue: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_nothing_acknowledged_is_missing_when_the_broker_comes_back(
-    tmp_path: Path, how: str
+    tmp_path: Path, start: Start, how: str
 ) -> None:
     flags = ("--data", str(tmp_path / "data"), "--dev")
-    broker = Running(*flags)
+    broker = start(*flags)
     port = str(broker.port)
     broker.queue("PUT", QUEUE, {"lock_ms": 60_000})
     history = History()
@@ -168,16 +186,18 @@ def test_nothing_acknowledged_is_missing_when_the_broker_comes_back(
                 broker.process.kill()
             assert broker.stop() == (-9 if how == "killed" else 0)
             load.killed()
-            broker = Running(*flags, "--port", port)
+            broker = start(*flags, "--port", port)
         load.more(50)
     assert not load.problems
     history.check(names(broker, QUEUE), names(broker, f"{QUEUE}%2F$dead"))
     assert broker.stop() == 0
 
 
-def test_a_client_goes_on_by_itself_when_the_broker_comes_back(tmp_path: Path) -> None:
+def test_a_client_goes_on_by_itself_when_the_broker_comes_back(
+    tmp_path: Path, start: Start
+) -> None:
     flags = ("--data", str(tmp_path / "data"), "--dev")
-    broker = Running(*flags)
+    broker = start(*flags)
     port = str(broker.port)
     bus = Bus(broker)
     queue = bus.queue()
@@ -185,7 +205,7 @@ def test_a_client_goes_on_by_itself_when_the_broker_comes_back(tmp_path: Path) -
     sender.send_messages([ServiceBusMessage("before"), ServiceBusMessage("kept")])
     assert texts(take(receiver, 1)) == ["before"]
     assert broker.stop() == 0
-    broker = Running(*flags, "--port", port)
+    broker = start(*flags, "--port", port)
     sender.send_messages(ServiceBusMessage("after"))
     assert texts(take(receiver, 2)) == ["kept", "after"]
     bus.close()
