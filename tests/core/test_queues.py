@@ -90,8 +90,11 @@ def test_a_queue_can_be_found_by_folded_case() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " a", "a ", "a\nb", "$a", "a/$dead", "a" * (NAME_CHARS_MAX + 1), "a\ud800"],
-)
+    [
+        "", " a", "a ", "a\nb", "$a", "a/$dead", "a" * (NAME_CHARS_MAX + 1), "a\ud800", "a//b",
+        "/a", "a/", "..", "a/../b", ".", "a\\b",
+    ],
+)  # fmt: skip
 def test_some_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument):
         World().queue(name)

@@ -43,7 +43,10 @@ def check_name(argument: str, name: str) -> None:
     check_text(argument, name, NAME_CHARS_MAX)
     if not name or not name.isprintable() or name != name.strip():
         raise InvalidArgument(argument, "must be a name of printable characters")
-    if any(part.startswith("$") for part in name.split("/")):
+    parts = name.split("/")
+    if "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise InvalidArgument(argument, "must have no empty parts, no . or .. and no backslash")
+    if any(part.startswith("$") for part in parts):
         raise InvalidArgument(argument, "must not have parts that begin with $: they are reserved")
 
 

@@ -4,6 +4,7 @@ Opening a link takes the SDK half a second, most of it asleep, and closing it as
 test needs is opened at the same time, and everything is closed together when a module is through.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from azure.servicebus import (
 
 from tests.server.running import Running
 
+assert os.environ.get("SERVICEBUS", __version__) == __version__  # the one that is meant
 ROOT = "RootManageSharedAccessKey"
 KEY = "SAS_KEY_VALUE"
 DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE

@@ -9,11 +9,12 @@ import pytest
 
 from posthouse.amqp.encode import described, encode
 from posthouse.amqp.events import Arrived, Attached, Closed, Detached, Disposed, Event, Opened
-from posthouse.amqp.performatives import ACCEPTED, Problem, problem_in
+from posthouse.amqp.performatives import ACCEPTED, RELEASED, Problem, problem_in
 from posthouse.amqp.types import Array, Described, Int, Symbol, Value
 from posthouse.broker.access import BROKER
 from posthouse.core.commands import DeleteQueue, GetQueue, QueueInfo
 from posthouse.core.errors import REFUSALS
+from posthouse.core.message import message_id
 from posthouse.core.model import Grant
 from posthouse.core.namespaces import CreateNamespace, RevokeAccount, SetAccount
 from posthouse.dialects.servicebus import peer as peers
@@ -355,6 +356,83 @@ def test_a_range_is_completed_in_one_go_and_answered_in_one() -> None:
         receiver.settle(ids, ACCEPTED, settled=False)
         (answered,) = [each for each in await client.pump() if isinstance(each, Disposed)]
         assert answered.delivery_ids == ids
+
+    run(work)
+
+
+def test_one_message_that_is_refused_does_not_change_the_order_of_the_others() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        sender = client.link("s", sends=True)
+        await client.pump()
+        for at in range(900):
+            group = None if at == 10 else "one"
+            properties = [f"{at}", *[None] * 9, group]
+            sender.send(
+                described(0x73, encode(properties)) + described(0x75, encode(b"x")), b"%d" % at
+            )
+        told = await client.pump()
+        rejected = [e for e in told if isinstance(e, Disposed) and e.state is not None
+                    and e.state.descriptor == 0x25]  # fmt: skip
+        assert [len(each.delivery_ids) for each in rejected] == [1]
+        assert rig.engine is not None
+        queue = rig.engine.namespaces.states["default"].queues["s"]
+        ids = [int(message_id(each.envelope)) for each in queue.messages.walk(0)]
+        assert ids == [at for at in range(900) if at != 10]
+
+    run(work)
+
+
+def test_what_is_said_twice_of_a_delivery_counts_once() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        sender, receiver = client.link("q", sends=True), client.link("q", sends=False)
+        receiver.grant(5)
+        await client.pump()
+        sender.send(MESSAGE, b"1")
+        (arrived,) = [each for each in await client.pump() if isinstance(each, Arrived)]
+        receiver.settle([arrived.delivery_id], ACCEPTED, settled=False)
+        receiver.settle([arrived.delivery_id], RELEASED, settled=True)
+        assert outcome(await client.pump()) == "accepted"
+        status, _ = await client.manage("peek-message", {"from-sequence-number": 0})
+        assert status == 204
+
+    run(work)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_key_that_was_rotated_out_is_out(plain: bool) -> None:
+    async def work(rig: Rig) -> None:
+        await with_account(rig, "send")
+        if plain:
+            client = Client(rig, ("PLAIN", b"\0ann\0ann's key"))
+            await client.pump()
+        else:
+            client = await client_of(rig)
+            await client.put_token("", sas("sb://localhost/", key="ann's key", name="ann"))
+        client.link("q", sends=True)
+        await client.pump()
+        assert rig.engine is not None
+        grants = [Grant("default", "q", ["send"])]
+        for keys, ends in ((["new", "ann's key"], False), (["newer", "new"], True)):
+            sealed = [rig.peers.guard.seal("ann", each) for each in keys]
+            await rig.engine.ask(BROKER, "", SetAccount("ann", grants, sealed, new=False))
+            told = await client.pump()
+            assert (Detached in [type(each) for each in told]) == ends
+
+    run(work)
+
+
+def test_who_is_refused_too_often_is_cut_off() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        told: list[Event] = []
+        for _ in range(peers.REFUSALS_MAX):
+            client.link("q", sends=True).session.end()
+            told += await client.pump()
+        assert Closed in [type(each) for each in told]
 
     run(work)
 

@@ -1,8 +1,9 @@
 """Links to queues: an inlet takes what a client sends, an outlet gives it what it receives."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from posthouse.amqp.events import Arrived, Disposed
@@ -110,9 +111,8 @@ class Inlet:
         self.place = place
         self._most_bytes = most_bytes
         self._reads = Messages(peer.new_id)
-        self._messages: list[NewMessage] = []  # gathered
-        self._ids: list[int | None] = []  # of their deliveries; None where nobody is to be told
-        self._bytes = 0
+        self._groups: deque[_Group] = deque()  # that wait for the one before them
+        self._asking = 0  # commands of the group that is under way
         self._unanswered = self._unanswered_bytes = 0
         self.is_idle, self.idle_since = False, 0.0
 
@@ -147,56 +147,66 @@ class Inlet:
         except Malformed as malformed:
             self._reject([number], "amqp:decode-error", f"The message cannot be read: {malformed}.")
             return
-        if event.format == BATCH_FORMAT:  # all of it or nothing: it is a command by itself
-            self.flush()
-            self._submit(messages, [number], len(payload))
-            return
-        self._messages += messages
-        self._ids.append(number)
-        self._bytes += len(payload)
-        if len(self._ids) >= GATHER_MESSAGES or self._bytes >= GATHER_BYTES:
-            self.flush()
-        else:
-            self._peer.gathered(self)
+        self._add(messages, number, len(payload), whole=event.format == BATCH_FORMAT)
 
-    def flush(self) -> None:
-        """What has come together goes on, as one command."""
-        if self._messages:
-            messages, ids, size = self._messages, self._ids, self._bytes
-            self._messages, self._ids, self._bytes = [], [], 0
-            self._submit(messages, ids, size)
-
-    def _submit(self, messages: list[NewMessage], ids: list[int | None], size: int) -> None:
-        self._unanswered += len(ids)
+    def _add(
+        self, messages: list[NewMessage], number: int | None, size: int, *, whole: bool
+    ) -> None:
+        """To the last group, if it is not a batch, which is all or nothing, and has room."""
+        groups = self._groups
+        last = groups[-1] if groups else None
+        self._unanswered += 1
         self._unanswered_bytes += size
         self._peer.count_unanswered(size)
-        self._ask(messages, ids, partial(self._answered, len(ids), size))
+        if whole or last is None or last.is_full:
+            last = _Group([], [], 0, whole)
+            groups.append(last)
+        last.messages += messages
+        last.ids.append(number)
+        last.size_bytes += size
+        self._peer.gathered(self)
+
+    def flush(self) -> None:
+        """What has come together goes on, as one command; the next when that is answered.
+
+        So a group that is refused for one of its messages can be taken apart, and what came behind
+        it stays behind it. What comes meanwhile makes up the next group.
+        """
+        if self._groups and not self._asking:
+            group = self._groups.popleft()
+            self._asking = 1
+            self._ask(group.messages, group)
         self._top_up()
 
-    def _ask(
-        self, messages: list[NewMessage], ids: list[int | None], done: Callable[[], None]
-    ) -> None:
+    def _ask(self, messages: list[NewMessage], group: "_Group") -> None:
         def reply(answer: Reply) -> None:
             if isinstance(answer, Enqueued):
-                self._settle(ids, ACCEPTED)
-            elif isinstance(answer, _OF_ONE) and len(ids) > 1:
-                for message, number in zip(messages, ids, strict=True):
-                    self._ask([message], [number], _nothing)
+                self._settle(group.ids, ACCEPTED)
+            elif isinstance(answer, _OF_ONE) and len(group.ids) > 1:
+                self._take_apart(group)
+                return
             elif isinstance(answer, Refused):
                 condition, text, _ = conditions.told(answer)
-                self._reject(ids, condition, text)
+                self._reject(group.ids, condition, text)
             else:
-                self._reject(ids, conditions.INTERNAL, "The journal was lost; it is not known"
+                self._reject(group.ids, conditions.INTERNAL, "The journal was lost; it is not known"
                              " whether the message is kept.")  # fmt: skip
-            done()
+            self._answered(len(group.ids), group.size_bytes)
 
         self._peer.submit(self.place, Send(self.place.queue, messages), reply)
+
+    def _take_apart(self, group: "_Group") -> None:
+        self._asking += len(group.ids) - 1
+        sizes = [0] * (len(group.ids) - 1) + [group.size_bytes]
+        for message, number, size in zip(group.messages, group.ids, sizes, strict=True):
+            self._ask([message], _Group([message], [number], size, True))
 
     def _answered(self, count: int, size: int) -> None:
         self._unanswered -= count
         self._unanswered_bytes -= size
         self._peer.count_unanswered(-size)
-        self._top_up()
+        self._asking -= 1
+        self.flush()
 
     def _top_up(self) -> None:
         """As much credit as there is room for, told now and then."""
@@ -230,8 +240,19 @@ class Inlet:
         self._link.detach(error(condition, text))
 
 
-def _nothing() -> None:
-    pass
+@dataclass(slots=True)
+class _Group:
+    """Messages that are sent on together."""
+
+    messages: list[NewMessage]
+    ids: list[int | None]  # of their deliveries; None where nobody is to be told
+    size_bytes: int
+    is_whole: bool  # a batch: one delivery
+
+    @property
+    def is_full(self) -> bool:
+        full = len(self.ids) >= GATHER_MESSAGES or self.size_bytes >= GATHER_BYTES
+        return self.is_whole or full
 
 
 class Outlet:
@@ -389,6 +410,8 @@ class Outlet:
         kind = 0 if state is None else code_of(state)
         if kind == 0x23 or (state is None and not event.settled):  # nothing is decided yet
             return
+        if kind != 0x24:
+            self.flush()  # of the same deliveries it may have said otherwise just before
         ids = [each for each in event.delivery_ids if each in self._tokens]
         if kind == 0x24:
             self._completing += ids
@@ -396,7 +419,6 @@ class Outlet:
                 self._answered += ids
             self._peer.gathered(self)
             return
-        self.flush()
         if kind == 0x34:
             self._answer(ids, rejected(conditions.NOT_IMPLEMENTED,
                                        "Transactions are not served yet."))  # fmt: skip

@@ -375,6 +375,14 @@ def neutral_value(value: Value) -> Value:
     raise Unfit("A property must have a single value.")
 
 
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[int, bytes]:
     if len(bodies) == 1:
         code, begin, at, end = bodies[0]
@@ -386,6 +394,8 @@ def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[in
                 return BODY_DATA, body
         elif code == VALUE and short and head in (0xA0, 0xA1, 0xB0, 0xB1):
             body = data[at + (2 if head < 0xB0 else 5) : end]
+            if head in (0xA1, 0xB1) and not _is_text(body):
+                raise Malformed("a body that is text is not")
             if (head < 0xB0) == (len(body) < 256):
                 return (BODY_BYTES if head in (0xA0, 0xB0) else BODY_TEXT), body
         elif code == FOOTER:
@@ -539,6 +549,11 @@ def native_value(value: Value) -> Value:
     return value
 
 
+def _symbol(text: str) -> Symbol:
+    """A symbol is ASCII (1.6.21)."""
+    return Symbol(text.encode("ascii", "replace").decode())
+
+
 def _native_of(message: Message) -> bytes:
     """Of a message that another dialect sent."""
     envelope = decode_envelope(message.envelope) if message.envelope else Envelope()
@@ -546,7 +561,7 @@ def _native_of(message: Message) -> bytes:
         encode(each) if each else b"\x40"
         for each in (
             envelope.id, b"", envelope.to, envelope.subject, envelope.reply_to,
-            envelope.correlation_id, Symbol(envelope.content_type),
+            envelope.correlation_id, _symbol(envelope.content_type),
         )
     ]  # fmt: skip
     session = b"\x40" if envelope.session_id is None else encode(envelope.session_id)

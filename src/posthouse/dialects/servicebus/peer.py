@@ -78,6 +78,8 @@ OUTLETS_BYTES = 16 << 20  # of messages that are asked of queues at a time for o
 OUTLET_BYTES_MAX, OUTLET_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
 COMMANDS_MAX = 500  # of one client under way, likewise
+REFUSALS_MAX = 100  # of a client that has not shown who it is
+REFUSALS_LOGGED = 10  # of one connection
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
@@ -118,6 +120,7 @@ class Claim(NamedTuple):
     """What a token allows."""
 
     principal: Principal
+    fits: Callable[[str], bool]  # whether a key is the one it was signed with
     scope: tuple[str, ...]
     expires: float  # unix seconds
 
@@ -148,7 +151,7 @@ class Peers:
 
     def _look_again(self) -> None:
         """What somebody may do has changed."""
-        asyncio.get_running_loop().call_soon(self._check)
+        asyncio.get_running_loop().call_soon(self._check, True)
 
     def remove(self, peer: "Peer") -> None:
         self._peers.discard(peer)
@@ -161,13 +164,13 @@ class Peers:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CHECK_SECONDS, self._check)
 
-    def _check(self) -> None:
+    def _check(self, changed: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = time.time()
         for peer in list(self._peers):
-            peer.check(now)
+            peer.check(now, changed=changed)
         if self._peers:
             self._arm()
 
@@ -190,6 +193,9 @@ class Peer:
         )
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._plain: Principal | None = None  # who it is by SASL
+        self._plain_key: Callable[[str], bool] = _never
+        self._refusals = 0
+        self._replies: dict[Address, list[ReplyLink]] = {}
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
         self._contexts: dict[Link, Context] = {}
         self._accepting: dict[Link, tuple[Place, int]] = {}  # who waits for a session
@@ -329,8 +335,10 @@ class Peer:
         self._spoken = False
         self._beat = self._loop.call_later(seconds / 2, self._keep_alive)
 
-    def check(self, now: float) -> None:
-        """Now and then: whether it may go on."""
+    def check(self, now: float, *, changed: bool = False) -> None:
+        """Now and then: whether it may go on. `changed`: somebody's rights or keys are new."""
+        if changed:
+            self._identify_again()
         if self._loop.time() - self._heard > 2 * IDLE_MS / 1000:
             self._close("amqp:resource-limit-exceeded", "Nothing was heard for too long.")
             return
@@ -384,12 +392,28 @@ class Peer:
         if engine is None or response.count(b"\0") != 2:
             return False
         try:
-            self._plain = self._identify(name.decode(), key_is(key.decode()))
+            self._plain_key = key_is(key.decode())
+            self._plain = self._identify(name.decode(), self._plain_key)
         except (Unauthenticated, UnicodeDecodeError):
             self._note_refusal(name.decode(errors="replace"))
             return False
         self._trust()
         return True
+
+    def _identify_again(self) -> None:
+        """Keys that were taken back are good for nothing any more."""
+        if self._plain is not None and not self._is_still(self._plain, self._plain_key):
+            self._plain = None
+        self._claims = {
+            path: each for path, each in self._claims.items()
+            if self._is_still(each.principal, each.fits)
+        }  # fmt: skip
+
+    def _is_still(self, principal: Principal, fits: Callable[[str], bool]) -> bool:
+        try:
+            return self._identify(principal.name, fits) == principal
+        except Unauthenticated:
+            return False
 
     def _identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
         """Raises Unauthenticated."""
@@ -414,10 +438,19 @@ class Peer:
         return next((each for each in spaces.states if each.casefold() == folded), name)
 
     def _note_refusal(self, name: str) -> None:
+        if not self._is_refused_once_more():
+            return
         _audit.warning(
             "A client came with credentials that are not valid: %.100r", name,
             extra={"event": "access.unauthenticated"},
         )  # fmt: skip
+
+    def _is_refused_once_more(self) -> bool:
+        """Whether that is worth a line in the log. Who is refused too often is cut off."""
+        self._refusals += 1
+        if self._refusals == REFUSALS_MAX and not self.is_trusted:
+            self._close(conditions.UNAUTHORIZED, "The client was refused too often.")
+        return self._refusals <= REFUSALS_LOGGED
 
     def _trust(self) -> None:
         self.is_trusted = True
@@ -456,7 +489,7 @@ class Peer:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
         if self._peers.settings.strict and not self._is_there(principal, path):
             return 404, conditions.missing("/".join(path))
-        self._claims[path] = Claim(principal, token.scope, token.expires)
+        self._claims[path] = Claim(principal, token.fits, token.scope, token.expires)
         self._trust()
         return 202, "Accepted"
 
@@ -671,10 +704,11 @@ class Peer:
                 break
         else:
             claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
-            _audit.warning(
-                "A client was refused: %s on %s", right, exact,
-                extra={"event": "access.refused", "right": right, "subject": exact},
-            )  # fmt: skip
+            if self._is_refused_once_more():
+                _audit.warning(
+                    "A client was refused: %s on %s", right, exact,
+                    extra={"event": "access.refused", "right": right, "subject": exact},
+                )  # fmt: skip
             link.refuse(
                 error(
                     conditions.UNAUTHORIZED,
@@ -703,6 +737,7 @@ class Peer:
         context: RequestLink | ReplyLink
         if link.sends:
             context = ReplyLink(self, link, address, place)
+            self._replies.setdefault(address, []).append(context)
         else:
             context = RequestLink(self, link, address, place, answer)
         self._contexts[link] = context
@@ -714,12 +749,16 @@ class Peer:
         asked = self._contexts.get(request.link)
         if not isinstance(asked, RequestLink):
             return None
-        links = [
-            each for each in self._contexts.values()
-            if isinstance(each, ReplyLink) and each.address == asked.address
-        ]  # fmt: skip
+        links = self._replies.get(asked.address, [])
         named = [each for each in links if request.reply_to in each.names]
         return (named or links)[-1] if links else None
+
+    def forget_replies(self, link: ReplyLink) -> None:
+        links = self._replies.get(link.address, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._replies.pop(link.address, None)
 
     def begin_request(self, link: RequestLink) -> bool:
         """One at a time on a connection, as the replies are taken: a reply may be large."""
@@ -802,11 +841,13 @@ class Peer:
         assert attach is not None
         if link.is_gone or self._closing:
             outlet.on_detached()
-        elif isinstance(answer, Refused):
-            condition, text, _ = conditions.told(answer)
+        elif isinstance(answer, Refused | StoreError):
+            condition, text = conditions.INTERNAL, "The journal was lost."
+            if isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
             link.refuse(error(condition, text))
-        elif isinstance(answer, StoreError):
-            link.refuse(error(conditions.INTERNAL, "The journal was lost."))
+            if outlet.session is not None:
+                self.leave(outlet.place, ReleaseSession(outlet.place.queue, outlet.session.token))
         else:
             self._contexts[link] = outlet
             source, properties = attach.source, {}
@@ -862,6 +903,10 @@ class Peer:
 
         # It may wait for long, so it does not count among what is under way.
         self.engine.submit(place.principal, place.namespace, command, reply)
+
+
+def _never(_: str) -> bool:
+    return False
 
 
 def first_label(host: str) -> str:

@@ -188,6 +188,7 @@ class ReplyLink:
     def on_detached(self) -> None:
         self._peer.reply_bytes -= sum(map(len, self._waiting))
         self._waiting.clear()
+        self._peer.forget_replies(self)
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
