@@ -56,6 +56,7 @@ class Newcomer:
         (self.clone / ".venv").mkdir(parents=True)
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.clone)
+        (self.clone / "tests").symlink_to(ROOT / "tests")
         (self.clone / ".venv" / "bin").symlink_to(Path(sys.prefix) / "bin")
         (self.clone / ".venv" / "ready").touch()
         (home / ".curlrc").write_text(f'connect-to = "localhost:5300:127.0.0.1:{port}"\n')
