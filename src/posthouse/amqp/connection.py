@@ -132,15 +132,18 @@ class Connection:
         """
         if self.closed:
             return
-        if self._kept:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes < self._needed:
-                return
-            data = b"".join(self._kept)
-            self._kept = []
+        pos = 0
         try:
-            yield from self._read(data)
+            while self._kept:  # what was begun is made whole first; the rest is not copied for it
+                missing = self._needed - self._kept_bytes
+                self._kept.append(data[pos : pos + missing])
+                if len(data) - pos < missing:
+                    self._kept_bytes += len(data) - pos
+                    return
+                pos += missing
+                begun, self._kept = b"".join(self._kept), []
+                yield from self._read(begun, 0)
+            yield from self._read(data, pos)
         except Malformed as problem:
             self._fail(problem)
         yield from self._told()
@@ -232,8 +235,8 @@ class Connection:
 
     # Frames.
 
-    def _read(self, data: bytes) -> Iterator[Event]:
-        pos, end = 0, len(data)
+    def _read(self, data: bytes, pos: int) -> Iterator[Event]:
+        end = len(data)
         while pos < end and not self.closed:
             if self._events:
                 yield from self._told()
@@ -263,7 +266,9 @@ class Connection:
                 whole = None if session is None else read_whole(data, begin + 3, pos)
                 if whole is not None and session is not None and not session.ended:
                     handle, number, tag, rest, at = whole
-                    session.on_whole(handle, number, tag, rest, data[at:pos])
+                    event = session.on_whole(handle, number, tag, rest, data[at:pos])
+                    if event is not None:
+                        yield event
                     continue
             if begin < pos:
                 if size > self._performative_max and data[begin : begin + 3] != _TRANSFER:

@@ -302,20 +302,18 @@ class Link:
             self.tell()
         self.session.tell(Flowed(self))
 
-    def on_whole(self, number: int, tag: bytes, rest: Whole, payload: bytes) -> None:
+    def on_whole(self, number: int, tag: bytes, rest: Whole, payload: bytes) -> Arrived | None:
         if self._first is not None:  # the last of several, of which each says its id
             transfer = Transfer(self.remote_handle, number, tag, rest.format, rest.settled)
             self.on_transfer(transfer, payload)
-            return
+            return None
         self.credit -= 1
         self.delivery_count = self.delivery_count + 1 & MASK
         most = self.max_message_size
-        self.session.connection.tell(
-            Arrived(
-                self, number, tag, rest.format, rest.settled, None,
-                payload if not most or len(payload) <= most else None,
-            )
-        )  # fmt: skip
+        fits = not most or len(payload) <= most
+        return Arrived(
+            self, number, tag, rest.format, rest.settled, None, payload if fits else None
+        )
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
         first = self._first
@@ -599,14 +597,15 @@ class Session:
         elif flow.echo:
             self.flow()
 
-    def on_whole(self, handle: int, number: int, tag: bytes, rest: Whole, payload: bytes) -> None:
-        """A transfer that is a delivery by itself."""
+    def on_whole(
+        self, handle: int, number: int, tag: bytes, rest: Whole, payload: bytes
+    ) -> Arrived | None:
+        """A transfer that is a delivery by itself. There is one for each message."""
         self._count_transfer()
         link = self._incoming.get(handle)
         if link is None or link.sends:
             raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")
-        if not link.is_gone:
-            link.on_whole(number, tag, rest, payload)
+        return None if link.is_gone else link.on_whole(number, tag, rest, payload)
 
     def _count_transfer(self) -> None:
         assert self.next_incoming_id is not None

@@ -112,6 +112,8 @@ class Inlet:
         self._most_bytes = most_bytes
         self._reads = Messages(peer.new_id)
         self._groups: deque[_Group] = deque()  # that wait for the one before them
+        self._group: _Group | None = None  # the last of them
+        self._new = self._new_bytes = 0  # messages that were not counted yet
         self._asking = 0  # commands of the group that is under way
         self._unanswered = self._unanswered_bytes = 0
         self.is_idle, self.idle_since = False, 0.0
@@ -153,18 +155,16 @@ class Inlet:
         self, messages: list[NewMessage], number: int | None, size: int, *, whole: bool
     ) -> None:
         """To the last group, if it is not a batch, which is all or nothing, and has room."""
-        groups = self._groups
-        last = groups[-1] if groups else None
-        self._unanswered += 1
-        self._unanswered_bytes += size
-        self._peer.count_unanswered(size)
-        if whole or last is None or last.is_full:
-            last = _Group([], [], 0, whole)
-            groups.append(last)
-        last.messages += messages
-        last.ids.append(number)
-        last.size_bytes += size
-        self._peer.gathered(self)
+        group = self._group
+        if whole or group is None or group.is_full:
+            group = self._group = _Group([], [], 0, whole)
+            self._groups.append(group)
+            self._peer.gathered(self)
+        group.messages += messages
+        group.ids.append(number)
+        group.size_bytes += size
+        self._new += 1
+        self._new_bytes += size
 
     def flush(self) -> None:
         """What has come together goes on, as one command; the next when that is answered.
@@ -172,8 +172,14 @@ class Inlet:
         So a group that is refused for one of its messages can be taken apart, and what came behind
         it stays behind it. What comes meanwhile makes up the next group.
         """
+        self._unanswered += self._new
+        self._unanswered_bytes += self._new_bytes
+        self._peer.count_unanswered(self._new_bytes)
+        self._new = self._new_bytes = 0
         if self._groups and not self._asking:
             group = self._groups.popleft()
+            if group is self._group:
+                self._group = None
             self._asking = 1
             self._ask(group.messages, group)
         self._top_up()
@@ -251,8 +257,7 @@ class _Group:
 
     @property
     def is_full(self) -> bool:
-        full = len(self.ids) >= GATHER_MESSAGES or self.size_bytes >= GATHER_BYTES
-        return self.is_whole or full
+        return self.is_whole or self.size_bytes >= GATHER_BYTES or len(self.ids) >= GATHER_MESSAGES
 
 
 class Outlet:
