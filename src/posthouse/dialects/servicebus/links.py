@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from posthouse.amqp.events import Arrived, Disposed
@@ -524,8 +525,14 @@ _LOCK_LOST = rejected(
 
 def tag_of(token: int) -> bytes:
     """The lock's token as clients know it: a GUID in .NET's order."""
-    b = token.to_bytes(16, "big")
-    return b[3::-1] + b[5:3:-1] + b[7:5:-1] + b[8:]
+    return _tag_head(token >> 64) + (token & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")
+
+
+@lru_cache(8)
+def _tag_head(era: int) -> bytes:
+    """Of all tokens of one start."""
+    b = era.to_bytes(8, "big")
+    return b[3::-1] + b[5:3:-1] + b[7:5:-1]
 
 
 def changes(given: Value) -> Properties:
