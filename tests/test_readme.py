@@ -60,7 +60,8 @@ class Newcomer:
         (self.clone / ".venv" / "bin").symlink_to(Path(sys.prefix) / "bin")
         (self.clone / ".venv" / "ready").touch()
         (home / ".curlrc").write_text(f'connect-to = "localhost:5300:127.0.0.1:{port}"\n')
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTHOUSE_")}
+        not_his = ("POSTHOUSE_", "MAKE", "MFLAGS")  # of who runs the tests
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(not_his)}
         self.environment = {
             **clean, "HOME": str(home), "CURL_HOME": str(home), "POSTHOUSE_HOST": "127.0.0.1",
             "POSTHOUSE_PORT": str(port), "POSTHOUSE_URL": f"http://127.0.0.1:{port}",

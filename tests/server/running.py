@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,7 +75,13 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def events(self, name: str) -> list[dict[str, Json]]:
-        return [each for each in self.log if each["event"] == name]
+        """In the log. It is read elsewhere, so a first one is waited for a little."""
+        deadline = time.monotonic() + 2
+        while True:
+            found = [each for each in self.log if each["event"] == name]
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
 
     def call(
         self,
