@@ -74,11 +74,11 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def events(self, name: str) -> list[dict[str, Json]]:
-        """In the log. It is read elsewhere, so a first one is waited for a little."""
+    def events(self, name: str, after: int = 0) -> list[dict[str, Json]]:
+        """In the log, behind so many. It is read elsewhere: a first one is waited for a little."""
         deadline = time.monotonic() + 2
         while True:
-            found = [each for each in self.log if each["event"] == name]
+            found = [each for each in self.log[after:] if each["event"] == name]
             if found or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)

@@ -298,6 +298,7 @@ def test_every_change_and_refusal_is_in_the_log(broker: Running, callers: list[C
     broker.call("PUT", f"{NS}/queues/audited", {}, key=root(broker), headers=headers)
     broker.call("GET", f"{NS}/queues/audited", key=sender.key)
     broker.call("GET", "/metrics", key="nobody:nothing")
+    assert broker.events("access.unknown", before)  # the last of them
     events = [(e["event"], e.get("principal"), e.get("subject")) for e in broker.log[before:]]
     assert ("access.changed", ROOT, "audited") in events
     assert ("access.refused", "sender", "audited") in events
