@@ -21,8 +21,16 @@ function say(word) {
 
 async function send() {
   const sender = client.createSender("restarted");
+  let failures = 0;
   for (let number = 0; !stopping; number++) {
-    await sender.sendMessages({ body: number });
+    try {
+      await sender.sendMessages({ body: number });
+    } catch (error) {
+      // Some breaks of a connection the client does not try again by itself. What was not
+      // acknowledged may be missing; the next is to go through all the same.
+      if (++failures > 20) throw error;
+      continue;
+    }
     acknowledged.add(number);
     await say(number);
   }
@@ -49,4 +57,4 @@ function receive() {
 
 Promise.all([send(), receive()])
   .then(() => say({ acknowledged: [...acknowledged], received: [...received.keys()] }))
-  .finally(() => process.exit(0));
+  .then(() => process.exit(0));
