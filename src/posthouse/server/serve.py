@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
-from posthouse.dialects.servicebus.peer import WEBSOCKET_NAME, WEBSOCKET_PATH, Peers, Settings
+from posthouse.dialects.servicebus import WEBSOCKET_NAME, WEBSOCKET_PATH
 from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.feed import Feed
@@ -38,13 +39,16 @@ from posthouse.server.tls import Contexts, Files
 from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
 
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer, Peers
+
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST = 0, 1, 74
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
-_TLS_SECONDS = 1.0  # after the start: the certificate is made when there is time for it
+_LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
 
 def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> int:
@@ -84,20 +88,14 @@ class Server:
         app = App(self._broker, http_dialects(), limits.answers_bytes)
         uvicorn, state = make_config(app), ServerState()
 
-        settings = Settings(
-            DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
-            config.servicebus_namespace, config.auto_create, config.dev,
-        )  # fmt: skip
-        servicebus = Peers(self._broker, self._broker.guard, settings)
-        websockets = (
-            WebSocketRoute(WEBSOCKET_PATH, WEBSOCKET_NAME, servicebus.make, self._admits),
-        )
+        self._peers: Peers | None = None
+        websockets = (WebSocketRoute(WEBSOCKET_PATH, WEBSOCKET_NAME, self._amqp, self._admits),)
 
         def http(connection: Connection) -> HttpPeer:
             return HttpPeer(uvicorn, state, connection, websockets)
 
         dialects = (
-            Dialect("amqp", is_amqp, servicebus.make),
+            Dialect("amqp", is_amqp, self._amqp),
             Dialect("vibemq", is_vibemq, None),
             Dialect("pyqueue", is_pyqueue, None),
             Dialect("http", is_http, http),
@@ -119,6 +117,22 @@ class Server:
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
         add_routes(app, self._broker, self._feed, self._metrics)
+
+    def _amqp(self, connection: Connection) -> "Peer":
+        return self._servicebus().make(connection)
+
+    def _servicebus(self) -> "Peers":
+        """Made when it is first asked for: a start need not wait for it."""
+        if self._peers is None:
+            from posthouse.dialects.servicebus.peer import Peers, Settings
+
+            config = self._config
+            settings = Settings(
+                DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
+                config.servicebus_namespace, config.auto_create, config.dev,
+            )  # fmt: skip
+            self._peers = Peers(self._broker, self._broker.guard, settings)
+        return self._peers
 
     def _admits(self, headers: dict[bytes, bytes]) -> bool:
         """With --dev the key is known to everybody, so no web page elsewhere may come in."""
@@ -149,7 +163,8 @@ class Server:
             return LOST if isinstance(error, Lost) else FAILED
         self._metrics.lag.start()
         self._announce(listening)
-        loop.call_later(_TLS_SECONDS, self._make_certificate)
+        loop.call_later(_LATER_SECONDS, self._servicebus)
+        loop.call_later(_LATER_SECONDS, self._make_certificate)
         failing = asyncio.create_task(engine.failed.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()

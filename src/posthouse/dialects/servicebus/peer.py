@@ -83,7 +83,6 @@ REFUSALS_LOGGED = 10  # of one connection
 CLAIMS_MAX = 1_000  # tokens of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
-WEBSOCKET_PATH, WEBSOCKET_NAME = "/$servicebus/websocket", "AMQPWSB10"
 _REQUEST_BYTES_MIN = 4 << 20  # that $management takes, unless messages may be larger
 _TOKEN_BYTES_MAX = 64 << 10  # that $cbs takes
 
