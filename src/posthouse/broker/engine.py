@@ -315,7 +315,7 @@ class Engine:
             answer: Answer | Refused | StoreError = await asked
         except asyncio.CancelledError:
             if isinstance(command, Receive | AcceptSession):
-                self.submit(principal, namespace, Detach(command.receiver), _ignore)
+                self.submit(BROKER, namespace, Detach(command.receiver), _ignore)
             raise
         if isinstance(answer, Refused | StoreError):
             raise answer

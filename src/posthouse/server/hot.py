@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     Abandon,
@@ -135,17 +136,13 @@ async def until_gone(
     finally:
         gone.cancel()
     if gone.done() and not gone.cancelled():
-        _give_back(engine, request, namespace, command, answer)
+        _give_back(engine, namespace, command, answer)
         raise ConnectionResetError
     return answer
 
 
 def _give_back(
-    engine: Engine,
-    request: Request,
-    namespace: str,
-    command: Receive | AcceptSession,
-    answer: object,
+    engine: Engine, namespace: str, command: Receive | AcceptSession, answer: object
 ) -> None:
     back: Release | ReleaseSession | None = None
     if isinstance(answer, Granted):
@@ -155,7 +152,7 @@ def _give_back(
         tokens = [each.token for each in answer.deliveries]
         back = Release(command.queue, tokens, partial=True, session=session)
     if back is not None:
-        engine.submit(request.principal, namespace, back, lambda _: None)
+        engine.submit(BROKER, namespace, back, lambda _: None)  # giving back needs no right
 
 
 def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Settle]) -> Hot:
