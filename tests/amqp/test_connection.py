@@ -185,6 +185,19 @@ def test_each_part_of_a_delivery_may_say_whose_it_is() -> None:
     assert (arrived.delivery_id, arrived.payload) == (7, b"xxx")
 
 
+def test_a_link_that_ends_within_a_delivery_leaves_nothing_unfinished() -> None:
+    pair = Pair(Limits(unfinished=4))
+    session = pair.client.begin()
+    for at in range(10):
+        mine, theirs = pair.attach(sends=True, session=session, name=f"l{at}")
+        begun = Transfer(mine.handle, at, b"a", 0, False, True)
+        session.send(mine, 7, session.framed(write(begun)))
+        pair.pump()
+        (theirs if at % 2 else mine).detach()
+        pair.take()
+    assert not pair.server.closed
+
+
 def test_an_aborted_delivery_never_was() -> None:
     pair = Pair()
     mine, _ = pair.attach(sends=True)

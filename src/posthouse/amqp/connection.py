@@ -201,9 +201,6 @@ class Connection:
             content = write(_shortened(performative))
         self._out.append(_head(8 + len(content), 2, _AMQP_FRAME, channel) + content)
 
-    def encoded(self, performative: Performative) -> bytes:
-        return write(performative)
-
     def put(self, frame: bytes) -> None:
         self._out.append(frame)
 

@@ -10,6 +10,7 @@ from posthouse.amqp.performatives import (
     RECEIVER,
     SENDER,
     TAG_BYTES_MAX,
+    TRANSFER_HEAD,
     Attach,
     Begin,
     Detach,
@@ -20,6 +21,7 @@ from posthouse.amqp.performatives import (
     Whole,
     code_of,
     problem_in,
+    write,
 )
 from posthouse.amqp.types import Malformed, Value
 
@@ -35,7 +37,6 @@ EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 
 # Frame header; descriptor and list8; handle, delivery id, tag.
 _TRANSFER = Struct(">IBBH4sBBBIBIBB").pack
-_BEGINS = b"\x00\x53\x14\xc0"
 _FIXED_BYTES = 8 + 3 + 3 + 5 + 5 + 2 + 8  # of a first frame with message format 0, without its tag
 
 
@@ -58,12 +59,10 @@ class Link:
         "_empty",
         "_first",
         "_gone",
-        "_id",
         "_over",
         "_parts",
         "_size",
         "attach",
-        "context",
         "credit",
         "delivery_count",
         "drain",
@@ -88,14 +87,12 @@ class Link:
         self.delivery_count = 0
         self.drain = False
         self.max_message_size = 0  # that we take; 0: any
-        self.context: object = None  # for who drives it
         self._attached = False  # we have said so
         self._detached = False  # we have said so
         self._gone = False  # both have
         self._parts = bytearray()  # of a delivery that is under way
         self._size = self._empty = 0
         self._over = False  # it is larger than it may be
-        self._id = 0
         self._first: Transfer | None = None
         self.unsettled: dict[int, None] = {}  # deliveries that we sent
         self.unsent: set[int] = set()  # those that it did not come to before it was over
@@ -128,38 +125,20 @@ class Link:
         assert wanted is not None
         self._attached = True
         self.max_message_size = max_message_size
-        self._forget_what_was_asked(wanted)
+        modes = wanted.snd_settle_mode, wanted.rcv_settle_mode
+        # What was asked may be large, and is answered now.
+        self.attach = Attach(wanted.name, wanted.handle, wanted.role, *modes)
         self.session.write(
             Attach(
-                self.name, self.handle, RECEIVER if not self.sends else SENDER,
-                wanted.snd_settle_mode, wanted.rcv_settle_mode, source, target, None, False,
-                0 if self.sends else None, max_message_size, properties=properties,
+                self.name, self.handle, SENDER if self.sends else RECEIVER, *modes, source, target,
+                None, False, 0 if self.sends else None, max_message_size, properties=properties,
             )
         )  # fmt: skip
 
     def refuse(self, error: bytes) -> None:
         """2.6.3: an attach without a terminus, and a detach at once behind it."""
-        self._write_refusal()
+        self.accept()
         self.detach(error)
-
-    def _write_refusal(self) -> None:
-        wanted = self.attach
-        assert wanted is not None
-        self._attached = True
-        self._forget_what_was_asked(wanted)
-        self.session.write(
-            Attach(
-                self.name, self.handle, RECEIVER if not self.sends else SENDER,
-                wanted.snd_settle_mode, wanted.rcv_settle_mode, None, None, None, False,
-                0 if self.sends else None, 0,
-            )
-        )  # fmt: skip
-
-    def _forget_what_was_asked(self, wanted: Attach) -> None:
-        """It is answered now, and may be large."""
-        self.attach = Attach(
-            wanted.name, wanted.handle, wanted.role, wanted.snd_settle_mode, wanted.rcv_settle_mode
-        )
 
     def detach(self, error: bytes | None = None, *, closed: bool = True) -> None:
         """Ends it from this side; nothing of it is told any more but that it is over."""
@@ -170,6 +149,8 @@ class Link:
         self.session.write(Detach(self.handle, closed, error))
 
     def _forget(self) -> None:
+        if self._first is not None:
+            self.session.unfinished(-1)
         self._parts, self._first = bytearray(), None
         for each in self.unsettled:
             self.session.unsettled.pop(each, None)
@@ -201,8 +182,8 @@ class Link:
         if size <= session.frame_max and not format and state is None:
             frame = b"".join((
                 _TRANSFER(
-                    size, 2, 0, session.channel, _BEGINS, 21 + length, 11, 0x70, self.handle, 0x70,
-                    number, 0xA0, length,
+                    size, 2, 0, session.channel, TRANSFER_HEAD, 21 + length, 11, 0x70, self.handle,
+                    0x70, number, 0xA0, length,
                 ),
                 tag, _REST_SETTLED if settled else _REST_UNSETTLED, payload,
             ))  # fmt: skip
@@ -232,13 +213,13 @@ class Link:
         at = 0
         while True:
             performative = following if at else first
-            head = session.frame_head(performative)
+            head = write(performative)
             room = max(1, session.frame_max - 8 - len(head))
             part = payload[at : at + room]
             at += len(part)
             if at >= len(payload):
                 performative.more = False
-                head = session.frame_head(performative)
+                head = write(performative)
             session.send(self, number, session.framed(head + part))
             if at >= len(payload):
                 return
@@ -378,7 +359,7 @@ class Link:
     def on_detach(self, detach: Detach) -> None:
         told = self._detached
         if not self._attached:  # not answered yet: what it waits for is an attach, and the end
-            self._write_refusal()
+            self.accept()
         if not told:
             self.session.write(Detach(self.handle, detach.closed, None))
         self._forget()
@@ -423,7 +404,6 @@ class Session:
         "_window",
         "channel",
         "connection",
-        "context",
         "ended",
         "frame_max",
         "next_delivery_id",
@@ -447,7 +427,6 @@ class Session:
         self.next_delivery_id = FIRST_DELIVERY
         self.frame_max = connection.remote_frame_max
         self.unsettled: dict[int, Link] = {}  # what we sent
-        self.context: object = None  # for who drives it
         self.ended = False  # we have said so
         self._window = WINDOW
         self._links: dict[int, Link] = {}  # by our handle
@@ -509,9 +488,6 @@ class Session:
                 delivery_count, credit, 0 if handle is not None else None, drain, echo,
             )
         )  # fmt: skip
-
-    def frame_head(self, transfer: Transfer) -> bytes:
-        return self.connection.encoded(transfer)
 
     def framed(self, content: bytes) -> bytes:
         return (

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.amqp.events import Arrived, Disposed
 from posthouse.amqp.performatives import (
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 
 INLET_CREDIT = 1_000  # messages that a client may send before it hears of the first
 INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so much from the first
-INLET_BYTES = 8 << 20  # of those that are not answered yet
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
 OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
@@ -81,26 +80,15 @@ _OF_ONE = (QuotaExceeded, MessageTooLarge, InvalidArgument, NotAllowed)
 Reply = Answer | Refused | StoreError
 
 
-class Place:
+class Place(NamedTuple):
     """Where a link is attached: what of, and on whose behalf."""
 
-    __slots__ = ("entity", "namespace", "path", "principal", "queue", "right")
-
-    def __init__(
-        self,
-        principal: Principal,
-        namespace: str,
-        entity: str,
-        queue: str,
-        path: tuple[str, ...],
-        right: str,
-    ) -> None:
-        self.principal = principal
-        self.namespace = namespace
-        self.entity = entity
-        self.queue = queue  # as the core calls it
-        self.path = path  # as tokens call it
-        self.right = right
+    principal: Principal
+    namespace: str
+    entity: str
+    queue: str  # as the core calls it
+    path: tuple[str, ...]  # as tokens call it
+    right: str  # that the link needs, or "any"
 
 
 class Inlet:
@@ -116,7 +104,7 @@ class Inlet:
         self._group: _Group | None = None  # the last of them
         self._new = self._new_bytes = 0  # messages that were not counted yet
         self._asking = 0  # commands of the group that is under way
-        self._unanswered = self._unanswered_bytes = 0
+        self._unanswered = 0
         self.is_idle, self.idle_since = False, 0.0
 
     def start(self) -> None:
@@ -174,7 +162,6 @@ class Inlet:
         it stays behind it. What comes meanwhile makes up the next group.
         """
         self._unanswered += self._new
-        self._unanswered_bytes += self._new_bytes
         self._peer.count_unanswered(self._new_bytes)
         self._new = self._new_bytes = 0
         if self._groups and not self._asking:
@@ -210,7 +197,6 @@ class Inlet:
 
     def _answered(self, count: int, size: int) -> None:
         self._unanswered -= count
-        self._unanswered_bytes -= size
         self._peer.count_unanswered(-size)
         self._asking -= 1
         self.flush()
@@ -219,7 +205,7 @@ class Inlet:
         """As much credit as there is room for, told now and then."""
         if not self._link.is_open:
             return
-        room = INLET_CREDIT - self._unanswered if self._unanswered_bytes < INLET_BYTES else 0
+        room = INLET_CREDIT - self._unanswered
         if room - self._link.credit >= INLET_CREDIT // 2 or (room > 0 and self._link.credit <= 0):
             self._link.grant(room)
             self._peer.flush_soon()
@@ -245,6 +231,8 @@ class Inlet:
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
+        self._peer.drop(self._link)
+        self.on_detached()
 
 
 @dataclass(slots=True)
@@ -286,14 +274,13 @@ class Outlet:
 
     def start(self, attached: Callable[[Reply], None]) -> None:
         """Calls back with how it went."""
-        token = 0 if self.session is None else self.session.token
-        command = Attach(self.place.queue, self._number, delete=self._delete, session=token)
+        command = Attach(
+            self.place.queue, self._number, delete=self._delete, session=self._session_token
+        )
 
         def reply(answer: Reply) -> None:
             if isinstance(answer, Refused | StoreError):
                 self._gone = True
-            elif self._gone:  # the client has left meanwhile
-                self._peer.leave(self.place, Detach(self._number))
             attached(answer)
 
         self._peer.submit(self.place, command, reply)
@@ -346,7 +333,7 @@ class Outlet:
 
     def _deliver(self, what: Sequence[Delivered]) -> None:
         if self._gone or not self._link.is_open:
-            self._give_back([each for each in what if isinstance(each, Delivery)])
+            self._release([e.token for e in what if isinstance(e, Delivery) and e.token])
             return
         link, size = self._link, 0
         self.is_idle = False
@@ -394,18 +381,16 @@ class Outlet:
     def _lose(self, condition: str, text: str) -> None:
         self._gone = True
         self._link.detach(error(condition, text))
-        self._peer.forget(self)
+        self._peer.drop(self._link)
 
     def _forget_oldest(self) -> None:
         for each in list(self._tokens)[: UNSETTLED_MAX // 10]:
             del self._tokens[each]
             self._link.forget_delivery(each)
 
-    def _give_back(self, deliveries: list[Delivery]) -> None:
-        tokens = [each.token for each in deliveries if each.token]
+    def _release(self, tokens: list[int]) -> None:
         if tokens:
-            token = 0 if self.session is None else self.session.token
-            command = Release(self.place.queue, tokens, partial=True, session=token)
+            command = Release(self.place.queue, tokens, partial=True, session=self._session_token)
             self._peer.leave(self.place, command)
 
     # Settlement.
@@ -414,8 +399,6 @@ class Outlet:
         state = event.state
         self.is_idle = False
         kind = 0 if state is None else code_of(state)
-        if kind == 0x23 or (state is None and not event.settled):  # nothing is decided yet
-            return
         if kind != 0x24:
             self.flush()  # of the same deliveries it may have said otherwise just before
         ids = [each for each in event.delivery_ids if each in self._tokens]
@@ -504,17 +487,14 @@ class Outlet:
 
     def on_detached(self) -> None:
         self.flush()
-        unsent = [self._tokens[each] for each in self._link.unsent if each in self._tokens]
-        if unsent:
-            command = Release(self.place.queue, unsent, partial=True, session=self._session_token)
-            self._peer.leave(self.place, command)
+        self._release([self._tokens[each] for each in self._link.unsent if each in self._tokens])
         if not self._gone:
             self._gone = True
             self._peer.leave(self.place, Detach(self._number))  # with its session
-        self._peer.forget(self)
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
+        self._peer.drop(self._link)
         self.on_detached()
 
 

@@ -289,10 +289,8 @@ class Peer:
         if self._peers.engine is not None:
             with contextlib.suppress(Refused, StoreError):
                 await self._peers.engine.flush()  # whoever asked before has his answer
-        for link, context in list(self._contexts.items()):
-            context.on_detached()
-            link.detach(error(conditions.DETACH_FORCED, "The broker is being stopped."))
-        self._contexts.clear()
+        for context in list(self._contexts.values()):
+            context.turn_away(conditions.DETACH_FORCED, "The broker is being stopped.")
         self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
         if not self._transport.is_closing() and not self._reading:
             self._transport.resume_reading()  # for the client's goodbye
@@ -347,15 +345,13 @@ class Peer:
         scopes: dict[Principal, set[tuple[str, ...]]] = {}
         for claim in self._claims.values():
             scopes.setdefault(claim.principal, set()).add(claim.scope)
-        for link, context in list(self._contexts.items()):
+        for context in list(self._contexts.values()):
             place = context.place
             if place is None:
                 continue
             if isinstance(context, Inlet) and self._is_gone(place):
-                self._contexts.pop(link)
                 context.turn_away(conditions.NOT_FOUND, conditions.missing(place.entity))
             elif not self._may(place, scopes.get(place.principal, ())):
-                self._contexts.pop(link)
                 context.turn_away(
                     conditions.UNAUTHORIZED,
                     "The token has expired, or may not be used for this any more. Put a new one.",
@@ -369,14 +365,13 @@ class Peer:
     def _drop_what_is_idle(self) -> None:
         """As the cloud does it, which clients know to come back from."""
         now = self._loop.time()
-        for link, context in list(self._contexts.items()):
+        for context in list(self._contexts.values()):
             if context.place is None:
                 continue
             self._linked = now
             if not context.is_idle:
                 context.is_idle, context.idle_since = True, now
             elif now - context.idle_since > IDLE_LINK_SECONDS:
-                del self._contexts[link]
                 context.turn_away(conditions.DETACH_FORCED, "The link was idle for too long.")
         if now - self._linked > IDLE_CONNECTION_SECONDS:
             self._close(conditions.FORCED, "The connection had no links for too long.")
@@ -569,10 +564,9 @@ class Peer:
         """It has something to be sent on when all that has come was looked at."""
         self._gathered[context] = None
 
-    def forget(self, outlet: Outlet) -> None:
-        for link, context in list(self._contexts.items()):
-            if context is outlet:
-                del self._contexts[link]
+    def drop(self, link: Link) -> None:
+        """It was detached from this side, of which nothing more is told."""
+        self._contexts.pop(link, None)
 
     def _queue(self, place: Place) -> Queue | None:
         state = self.engine.namespaces.states.get(place.namespace)

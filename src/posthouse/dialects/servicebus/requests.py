@@ -131,6 +131,8 @@ class RequestLink:
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
+        self._peer.drop(self._link)
+        self.on_detached()
 
 
 class ReplyLink:
@@ -192,6 +194,7 @@ class ReplyLink:
 
     def turn_away(self, condition: str, text: str) -> None:
         self._link.detach(error(condition, text))
+        self._peer.drop(self._link)
         self.on_detached()
 
 
