@@ -229,7 +229,6 @@ _NAMES = {
     0x41: "sasl-init", 0x42: "sasl-challenge", 0x43: "sasl-response", 0x44: "sasl-outcome",
 }  # fmt: skip
 _BY_NAME = {f"amqp:{name}:list": code for code, name in _NAMES.items()}
-_FIELDS = {code: len(each.KINDS) for code, each in _BY_CODE.items()}
 _good: dict[int, set[tuple[type, ...]]] = {code: set() for code in _BY_CODE}
 _GOOD_MAX = 256  # kinds of fields that were seen to be right, for each performative
 

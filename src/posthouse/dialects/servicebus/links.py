@@ -15,7 +15,6 @@ from posthouse.amqp.performatives import (
     RELEASED,
     Problem,
     code_of,
-    error,
     problem_in,
     rejected,
 )
@@ -96,7 +95,7 @@ class Inlet:
 
     def __init__(self, peer: "Peer", link: Link, place: Place, most_bytes: int) -> None:
         self._peer = peer
-        self._link = link
+        self.link = link
         self.place = place
         self._most_bytes = most_bytes
         self._reads = Messages(peer.new_id)
@@ -108,13 +107,15 @@ class Inlet:
         self.is_idle, self.idle_since = False, 0.0
 
     def start(self) -> None:
-        self._link.grant(INLET_CREDIT)
+        self.link.grant(INLET_CREDIT)
 
     def on_arrived(self, event: Arrived) -> None:
         payload, number = event.payload, None if event.settled else event.delivery_id
         self.is_idle = False
-        if self._link.credit < -INLET_GRACE:  # 2.6.7
-            self.turn_away("amqp:link:transfer-limit-exceeded", "There is no credit for more.")
+        if self.link.credit < -INLET_GRACE:  # 2.6.7
+            self._peer.turn_away(
+                self, "amqp:link:transfer-limit-exceeded", "There is no credit for more."
+            )
             return
         if payload is None or len(payload) > self._most_bytes:
             self._reject(
@@ -203,17 +204,17 @@ class Inlet:
 
     def _top_up(self) -> None:
         """As much credit as there is room for, told now and then."""
-        if not self._link.is_open:
+        if not self.link.is_open:
             return
         room = INLET_CREDIT - self._unanswered
-        if room - self._link.credit >= INLET_CREDIT // 2 or (room > 0 and self._link.credit <= 0):
-            self._link.grant(room)
+        if room - self.link.credit >= INLET_CREDIT // 2 or (room > 0 and self.link.credit <= 0):
+            self.link.grant(room)
             self._peer.flush_soon()
 
     def _settle(self, ids: Sequence[int | None], state: bytes) -> None:
         told = [each for each in ids if each is not None]
-        if told and self._link.is_open:
-            self._link.settle(told, state)
+        if told and self.link.is_open:
+            self.link.settle(told, state)
             self._peer.flush_soon()
 
     def _reject(self, ids: Sequence[int | None], condition: str, text: str) -> None:
@@ -228,11 +229,6 @@ class Inlet:
 
     def on_detached(self) -> None:
         self.flush()
-
-    def turn_away(self, condition: str, text: str) -> None:
-        self._link.detach(error(condition, text))
-        self._peer.drop(self._link)
-        self.on_detached()
 
 
 @dataclass(slots=True)
@@ -256,7 +252,7 @@ class Outlet:
         self, peer: "Peer", link: Link, place: Place, *, delete: bool, session: Granted | None
     ) -> None:
         self._peer = peer
-        self._link = link
+        self.link = link
         self.place = place
         self._delete = delete
         self.session = session
@@ -290,13 +286,9 @@ class Outlet:
     def on_flowed(self) -> None:
         self._ask()
 
-    def resume(self) -> None:
-        """The client reads again."""
-        self._ask()
-
     def _ask(self) -> None:
         """Asks the queue for as much as the client wants, as far as there is room for it."""
-        link = self._link
+        link = self.link
         if self._gone or not link.is_open or self._draining:
             return
         if not self._given:
@@ -327,15 +319,15 @@ class Outlet:
                 asyncio.get_running_loop().call_later(0.5, self._ask)
                 return
             condition, text, _ = conditions.told(answer)
-            self.turn_away(condition, text)
+            self._peer.turn_away(self, condition, text)
 
     # Deliveries.
 
     def _deliver(self, what: Sequence[Delivered]) -> None:
-        if self._gone or not self._link.is_open:
+        if self._gone or not self.link.is_open:
             self._release([e.token for e in what if isinstance(e, Delivery) and e.token])
             return
-        link, size = self._link, 0
+        link, size = self.link, 0
         self.is_idle = False
         for each in what:
             if isinstance(each, Delivery):
@@ -362,10 +354,10 @@ class Outlet:
     def _noticed(self, notice: Notice) -> None:
         if notice.kind == "drained":
             asked, self._draining, self._asked = self._draining, 0, 0
-            if not self._link.drain:
+            if not self.link.drain:
                 self._ask()
-            elif self._drained < asked or self._link.credit <= 0:
-                self._link.drained()
+            elif self._drained < asked or self.link.credit <= 0:
+                self.link.drained()
             else:  # it gave as much as is asked for at a time: there may be more
                 self._ask()
         elif notice.kind == "session-lost":
@@ -374,19 +366,21 @@ class Outlet:
         elif notice.kind == "deleted":
             self._lose(conditions.NOT_FOUND, conditions.missing(self.place.entity))
         elif notice.kind == "paused":
-            self.turn_away(
-                conditions.DISABLED, f"The messaging entity '{self.place.entity}' is disabled."
+            self._peer.turn_away(
+                self,
+                conditions.DISABLED,
+                f"The messaging entity '{self.place.entity}' is disabled.",
             )
 
     def _lose(self, condition: str, text: str) -> None:
+        """The queue has forgotten it already."""
         self._gone = True
-        self._link.detach(error(condition, text))
-        self._peer.drop(self._link)
+        self._peer.turn_away(self, condition, text)
 
     def _forget_oldest(self) -> None:
         for each in list(self._tokens)[: UNSETTLED_MAX // 10]:
             del self._tokens[each]
-            self._link.forget_delivery(each)
+            self.link.forget_delivery(each)
 
     def _release(self, tokens: list[int]) -> None:
         if tokens:
@@ -476,8 +470,8 @@ class Outlet:
         self._peer.submit(self.place, command, reply)
 
     def _answer(self, ids: list[int], outcome: bytes) -> None:
-        if ids and self._link.is_open:
-            self._link.settle(ids, outcome)
+        if ids and self.link.is_open:
+            self.link.settle(ids, outcome)
             self._peer.flush_soon()
 
     # The end.
@@ -487,15 +481,10 @@ class Outlet:
 
     def on_detached(self) -> None:
         self.flush()
-        self._release([self._tokens[each] for each in self._link.unsent if each in self._tokens])
+        self._release([self._tokens[each] for each in self.link.unsent if each in self._tokens])
         if not self._gone:
             self._gone = True
             self._peer.leave(self.place, Detach(self._number))  # with its session
-
-    def turn_away(self, condition: str, text: str) -> None:
-        self._link.detach(error(condition, text))
-        self._peer.drop(self._link)
-        self.on_detached()
 
 
 _LOCK_LOST = rejected(

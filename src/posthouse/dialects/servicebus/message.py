@@ -191,7 +191,7 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
     id = fields[0]
     if id is None or id == "":
         id = new_id()
-        properties = _with_id(payload, properties, id)
+        properties = _with_id(properties, id)
     kind, body = _read_body(payload, bodies)
     form = SECTIONS_FORM if kind == BODY_SECTIONS else ""
     envelope = _envelope(fields, _text(id), partition_key, user, form)
@@ -300,7 +300,7 @@ def _text(id: Value) -> str:
     return text
 
 
-def _with_id(payload: bytes, section: bytes, id: str) -> bytes:
+def _with_id(section: bytes, id: str) -> bytes:
     """The properties section once more, with an id where there was none."""
     new = encode(id)
     if not section:

@@ -211,7 +211,7 @@ class Peer:
         self.reply_bytes = 0  # of replies that wait to be taken
         self._unanswered_bytes = self._under_way = 0
         self._reading = True
-        self._working: RequestLink | None = None  # whose request is being answered
+        self._working = False  # on somebody's request
         self._id_prefix, self._ids = secrets.token_hex(12), 0
 
     # As asyncio sees it.
@@ -266,7 +266,7 @@ class Peer:
         self._read_or_not()
         for each in list(self._contexts.values()):
             if isinstance(each, Outlet | RequestLink):
-                each.resume()
+                each.on_flowed()
         self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -290,7 +290,7 @@ class Peer:
             with contextlib.suppress(Refused, StoreError):
                 await self._peers.engine.flush()  # whoever asked before has his answer
         for context in list(self._contexts.values()):
-            context.turn_away(conditions.DETACH_FORCED, "The broker is being stopped.")
+            self.turn_away(context, conditions.DETACH_FORCED, "The broker is being stopped.")
         self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
         if not self._transport.is_closing() and not self._reading:
             self._transport.resume_reading()  # for the client's goodbye
@@ -350,9 +350,10 @@ class Peer:
             if place is None:
                 continue
             if isinstance(context, Inlet) and self._is_gone(place):
-                context.turn_away(conditions.NOT_FOUND, conditions.missing(place.entity))
+                self.turn_away(context, conditions.NOT_FOUND, conditions.missing(place.entity))
             elif not self._may(place, scopes.get(place.principal, ())):
-                context.turn_away(
+                self.turn_away(
+                    context,
                     conditions.UNAUTHORIZED,
                     "The token has expired, or may not be used for this any more. Put a new one.",
                 )
@@ -372,7 +373,7 @@ class Peer:
             if not context.is_idle:
                 context.is_idle, context.idle_since = True, now
             elif now - context.idle_since > IDLE_LINK_SECONDS:
-                context.turn_away(conditions.DETACH_FORCED, "The link was idle for too long.")
+                self.turn_away(context, conditions.DETACH_FORCED, "The link was idle for too long.")
         if now - self._linked > IDLE_CONNECTION_SECONDS:
             self._close(conditions.FORCED, "The connection had no links for too long.")
 
@@ -564,9 +565,11 @@ class Peer:
         """It has something to be sent on when all that has come was looked at."""
         self._gathered[context] = None
 
-    def drop(self, link: Link) -> None:
-        """It was detached from this side, of which nothing more is told."""
-        self._contexts.pop(link, None)
+    def turn_away(self, context: Context, condition: str, text: str) -> None:
+        """Detaches a link from this side, of which nothing more is told."""
+        context.link.detach(error(condition, text))
+        self._contexts.pop(context.link, None)
+        context.on_detached()
 
     def _queue(self, place: Place) -> Queue | None:
         state = self.engine.namespaces.states.get(place.namespace)
@@ -753,21 +756,21 @@ class Peer:
         if not links:
             self._replies.pop(link.address, None)
 
-    def begin_request(self, link: RequestLink) -> bool:
+    def begin_request(self) -> bool:
         """One at a time on a connection, as the replies are taken: a reply may be large."""
-        if self._working is not None or self.is_paused:
+        if self._working or self.is_paused:
             return False
-        self._working = link
+        self._working = True
         return True
 
     def _replied(self) -> None:
-        self._working = None
+        self._working = False
         self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         for each in list(self._contexts.values()):
             if isinstance(each, RequestLink):
-                each.resume()
+                each.on_flowed()
         self.flush_soon()
 
     def _on_token(self, request: Request) -> None:

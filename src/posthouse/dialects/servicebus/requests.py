@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.events import Arrived, Disposed
-from posthouse.amqp.performatives import ACCEPTED, code_of, error, rejected
+from posthouse.amqp.performatives import ACCEPTED, code_of, rejected
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Value
 from posthouse.dialects.servicebus import conditions
@@ -74,18 +74,18 @@ class RequestLink:
         self.place = place  # None: of $cbs, which is open to everybody
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
-        self._link = link
+        self.link = link
         self.address = address
         self._answer = answer
         self._waiting: deque[Request] = deque()
 
     def start(self) -> None:
-        self._link.grant(REQUEST_CREDIT)
+        self.link.grant(REQUEST_CREDIT)
 
     def on_arrived(self, event: Arrived) -> None:
-        link = self._link
+        link = self.link
         if event.payload is None:  # who asked looks at nothing but the end of the link
-            self.turn_away(conditions.TOO_LARGE, "The request is too large.")
+            self._peer.turn_away(self, conditions.TOO_LARGE, "The request is too large.")
             return
         try:
             request = read_request(event.payload, link)
@@ -99,26 +99,20 @@ class RequestLink:
             link.settle([event.delivery_id], ACCEPTED)
         self._waiting.append(request)
         if len(self._waiting) > REQUESTS_MAX:
-            self.turn_away("amqp:resource-limit-exceeded", "Too many requests at a time.")
+            self._peer.turn_away(
+                self, "amqp:resource-limit-exceeded", "Too many requests at a time."
+            )
             return
         self._next()
 
     def _next(self) -> None:
         """One after the other, as the replies are taken: a reply may be large."""
         self.is_idle = False
-        if self._waiting and self._peer.begin_request(self):
+        if self._waiting and self._peer.begin_request():
             self._answer(self._waiting.popleft())
-        link = self._link
+        link = self.link
         if link.is_open and link.credit < REQUEST_CREDIT // 2 and len(self._waiting) < 2:
             link.grant(REQUEST_CREDIT)
-
-    def resume(self) -> None:
-        """It may be its turn."""
-        if self._waiting:
-            self._next()
-
-    def flush(self) -> None:
-        pass
 
     def on_disposed(self, event: Disposed) -> None:
         pass
@@ -129,11 +123,6 @@ class RequestLink:
     def on_detached(self) -> None:
         self._waiting.clear()
 
-    def turn_away(self, condition: str, text: str) -> None:
-        self._link.detach(error(condition, text))
-        self._peer.drop(self._link)
-        self.on_detached()
-
 
 class ReplyLink:
     """Replies go out through it, as far as the client gives credit."""
@@ -142,7 +131,7 @@ class ReplyLink:
         self.place = place
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
-        self._link = link
+        self.link = link
         self.address = address
         self._waiting: deque[bytes] = deque()
         self._count = 0
@@ -161,14 +150,16 @@ class ReplyLink:
         self.is_idle = False
         most = REPLIES_BYTES_MAX if self._peer.is_trusted else FIRST_REPLIES_BYTES_MAX
         if self._peer.reply_bytes + len(payload) > most:
-            self.turn_away("amqp:resource-limit-exceeded", "Too many replies wait to be taken.")
+            self._peer.turn_away(
+                self, "amqp:resource-limit-exceeded", "Too many replies wait to be taken."
+            )
             return
         self._peer.reply_bytes += len(payload)
         self._waiting.append(payload)
         self.on_flowed()
 
     def on_flowed(self) -> None:
-        link = self._link
+        link = self.link
         while self._waiting and link.credit > 0 and link.is_open:
             self._count += 1
             payload = self._waiting.popleft()
@@ -177,9 +168,6 @@ class ReplyLink:
         if link.drain and link.is_open:
             link.drained()
         self._peer.flush_soon()
-
-    def flush(self) -> None:
-        pass
 
     def on_arrived(self, event: Arrived) -> None:
         raise AssertionError("requests do not come in where replies go out")
@@ -191,11 +179,6 @@ class ReplyLink:
         self._peer.reply_bytes -= sum(map(len, self._waiting))
         self._waiting.clear()
         self._peer.forget_replies(self)
-
-    def turn_away(self, condition: str, text: str) -> None:
-        self._link.detach(error(condition, text))
-        self._peer.drop(self._link)
-        self.on_detached()
 
 
 def address_in(terminus: Described | None) -> str | None:
