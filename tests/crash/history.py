@@ -21,7 +21,8 @@ which the broker gives its own. The rules:
   he settles, renews or leaves; the same for the session or the bound receiver that it is under.
   Once renewed it is certain again, until its new end. While it is certainly held, no other delivery
   of the message or grant of the session arrives, and nothing that its holder asks with it is
-  refused as lost. One that is over on arrival says nothing.
+  refused as lost. One that is over on arrival says nothing, nor does one that arrives when its
+  session or bound receiver was left: it may be another's by then.
 - **A crash** ends what was bound to connections. Another lock outlives it if it was durable: it
   came in an answer, or something that was asked after it had come was acknowledged before the
   crash. A pushed one for which neither holds may have been forgotten: the message may be delivered
@@ -148,7 +149,7 @@ class History:
             if message.session not in (None, hold.under.of):
                 raise Broken(f"of {message.session}, and delivered in {hold.under.of}: {name}")
         self._keep(token, hold)
-        if self._in_time(hold, now_ms):
+        if hold.held() and self._in_time(hold, now_ms):
             if message.gone:
                 raise Broken(f"gone, and delivered: {name}")
             if message.dead:

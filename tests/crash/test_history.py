@@ -332,6 +332,14 @@ def test_what_is_bound_ends_with_its_receiver() -> None:
     history.delivered("a", "3", until_ms=100, now_ms=1)
 
 
+def test_what_comes_to_one_who_has_left_says_nothing() -> None:
+    history = a_history("a")
+    history.attached("r")
+    history.leaving("r")
+    history.delivered("a", "2", until_ms=100, now_ms=0)
+    history.delivered("a", "1", until_ms=100, now_ms=1, pushed=True, under="r")
+
+
 def test_what_is_bound_ends_with_a_crash_however_durable() -> None:
     history = a_history("a")
     history.attached("r")

@@ -389,6 +389,7 @@ class Life:
             pass
         except* BaseException:
             process.kill()  # not otherwise: a second kill takes the return code from asyncio
+            await process.wait()
             raise
         assert await process.wait() == -signal.SIGKILL, "it ended by itself"
         self.history.killed(now_ms())
