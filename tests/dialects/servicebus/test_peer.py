@@ -590,7 +590,7 @@ def test_requests_are_answered_in_order_and_replies_are_bounded() -> None:
         for at in range(60):  # more than there may be, all at once
             ask(at % 10)
         assert why(await client.pump()).condition == "amqp:resource-limit-exceeded"
-        assert len(client.peer._contexts) == 1  # the replies' link
+        assert len(client.peer.contexts) == 1  # the replies' link
 
     run(work)
 

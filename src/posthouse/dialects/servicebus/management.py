@@ -44,7 +44,7 @@ from posthouse.core.message import ACTIVE
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.links import Place, changes
 from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
-from posthouse.dialects.servicebus.requests import Request
+from posthouse.dialects.servicebus.requests import Reply, Request
 from posthouse.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -82,8 +82,12 @@ class Desk:
         self._peer = peer
         self._place = place
 
-    def answer(self, request: Request, tell: Tell) -> None:
+    def answer(self, request: Request, reply: Reply) -> None:
         """Raises nothing: every request has an answer."""
+
+        def tell(told: Told) -> None:
+            reply(_properties(told), told.body)
+
         name = request.text("operation")
         operation = _OPERATIONS.get(name.removeprefix(_PREFIX))
         if operation is None:
@@ -312,7 +316,7 @@ _OPERATIONS: dict[str, Callable[[Desk, Request], Ask | Callable[[Tell], None]]] 
 }
 
 
-def reply_properties(told: Told) -> dict[Value, Value]:
+def _properties(told: Told) -> dict[Value, Value]:
     found: dict[Value, Value] = {
         "statusCode": Int(told.status),
         "statusDescription": told.text or ("OK" if told.status == OK else "No content"),

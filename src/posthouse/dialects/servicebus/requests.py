@@ -4,6 +4,7 @@ A reply goes out on the connection that the request came in on, on the link that
 in its reply-to, by target address or by name; else on the last that was attached to the node.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +42,11 @@ class Request(NamedTuple):
         return str(found) if isinstance(found, str) else ""
 
 
+# Who answers requests calls back once, with the reply's properties and its body.
+Reply = Callable[[dict[Value, Value], Value], None]
+Answerer = Callable[[Request, Reply], None]
+
+
 def read_request(payload: bytes, link: Link) -> Request:
     """Raises Malformed."""
     id = reply_to = body = None
@@ -69,14 +75,15 @@ class RequestLink:
         link: Link,
         address: Address,
         place: "Place | None",
-        answer: Callable[[Request], None],
+        answerer: Answerer,
     ) -> None:
         self.place = place  # None: of $cbs, which is open to everybody
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
+        self._requests = peer.requests
         self.link = link
         self.address = address
-        self._answer = answer
+        self._answerer = answerer
         self._waiting: deque[Request] = deque()
 
     def start(self) -> None:
@@ -108,8 +115,8 @@ class RequestLink:
     def _next(self) -> None:
         """One after the other, as the replies are taken: a reply may be large."""
         self.is_idle = False
-        if self._waiting and self._peer.begin_request():
-            self._answer(self._waiting.popleft())
+        if self._waiting and self._requests.begin():
+            self._requests.answer(self._waiting.popleft(), self._answerer)
         link = self.link
         if link.is_open and link.credit < REQUEST_CREDIT // 2 and len(self._waiting) < 2:
             link.grant(REQUEST_CREDIT)
@@ -131,6 +138,7 @@ class ReplyLink:
         self.place = place
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
+        self._requests = peer.requests
         self.link = link
         self.address = address
         self._waiting: deque[bytes] = deque()
@@ -149,12 +157,12 @@ class ReplyLink:
         ))  # fmt: skip
         self.is_idle = False
         most = REPLIES_BYTES_MAX if self._peer.is_trusted else FIRST_REPLIES_BYTES_MAX
-        if self._peer.reply_bytes + len(payload) > most:
+        if self._requests.reply_bytes + len(payload) > most:
             self._peer.turn_away(
                 self, "amqp:resource-limit-exceeded", "Too many replies wait to be taken."
             )
             return
-        self._peer.reply_bytes += len(payload)
+        self._requests.reply_bytes += len(payload)
         self._waiting.append(payload)
         self.on_flowed()
 
@@ -163,7 +171,7 @@ class ReplyLink:
         while self._waiting and link.credit > 0 and link.is_open:
             self._count += 1
             payload = self._waiting.popleft()
-            self._peer.reply_bytes -= len(payload)
+            self._requests.reply_bytes -= len(payload)
             link.send(payload, self._count.to_bytes(8, "big"), settled=True)
         if link.drain and link.is_open:
             link.drained()
@@ -176,9 +184,78 @@ class ReplyLink:
         pass
 
     def on_detached(self) -> None:
-        self._peer.reply_bytes -= sum(map(len, self._waiting))
+        self._requests.reply_bytes -= sum(map(len, self._waiting))
         self._waiting.clear()
-        self._peer.forget_replies(self)
+        self._requests.forget(self)
+
+
+class Requests:
+    """Of one connection: its links for requests, and those for replies."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self._peer = peer
+        self._replies: dict[Address, list[ReplyLink]] = {}
+        self._working = False  # on somebody's request
+        self.reply_bytes = 0  # of replies that wait to be taken
+
+    def attach(
+        self,
+        link: Link,
+        address: Address,
+        place: "Place | None",
+        answerer: Answerer,
+        most_bytes: int,
+    ) -> None:
+        attach = link.attach
+        assert attach is not None
+        context: RequestLink | ReplyLink
+        if link.sends:
+            context = ReplyLink(self._peer, link, address, place)
+            self._replies.setdefault(address, []).append(context)
+        else:
+            context = RequestLink(self._peer, link, address, place, answerer)
+        self._peer.contexts[link] = context
+        link.accept(source=attach.source, target=attach.target, max_message_size=most_bytes)
+        if isinstance(context, RequestLink):
+            context.start()
+
+    def _reply_link(self, request: Request) -> ReplyLink | None:
+        asked = self._peer.contexts.get(request.link)
+        if not isinstance(asked, RequestLink):
+            return None
+        links = self._replies.get(asked.address, [])
+        named = [each for each in links if request.reply_to in each.names]
+        return (named or links)[-1] if links else None
+
+    def forget(self, link: ReplyLink) -> None:
+        links = self._replies.get(link.address, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._replies.pop(link.address, None)
+
+    def begin(self) -> bool:
+        """One at a time on a connection, as the replies are taken: a reply may be large."""
+        if self._working or self._peer.is_paused:
+            return False
+        self._working = True
+        return True
+
+    def go_on(self) -> None:
+        for each in list(self._peer.contexts.values()):
+            if isinstance(each, RequestLink):
+                each.on_flowed()
+        self._peer.flush_soon()
+
+    def answer(self, request: Request, answerer: Answerer) -> None:
+        def reply(properties: dict[Value, Value], body: Value) -> None:
+            link = self._reply_link(request)
+            if link is not None:
+                link.reply(request, properties, body)
+            self._working = False
+            asyncio.get_running_loop().call_soon(self.go_on)
+
+        answerer(request, reply)
 
 
 def address_in(terminus: Described | None) -> str | None:

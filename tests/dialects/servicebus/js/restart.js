@@ -27,8 +27,9 @@ async function send() {
       await sender.sendMessages({ body: number });
     } catch (error) {
       // Some breaks of a connection the client does not try again by itself. What was not
-      // acknowledged may be missing; the next is to go through all the same.
-      if (++failures > 20) throw error;
+      // acknowledged may be missing; once the broker is back the next is to go through.
+      if (++failures > 200) throw error;
+      await new Promise((done) => setTimeout(done, 100));
       continue;
     }
     acknowledged.add(number);

@@ -1,0 +1,249 @@
+"""Attaching links: what a client asks for, whether it may have it, and what is made of it."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from posthouse.amqp.performatives import error
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Described, Symbol, ULong, Value
+from posthouse.broker.access import BROKER
+from posthouse.core.commands import AcceptSession, Answer, Detach, Granted, ReleaseSession
+from posthouse.core.errors import Refused
+from posthouse.core.model import find
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of
+from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
+from posthouse.dialects.servicebus.management import Desk
+from posthouse.dialects.servicebus.requests import address_in, is_coordinator
+from posthouse.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+_audit = logging.getLogger("posthouse.audit")
+
+WAIT_MS = 60_000  # for a session to become free, where the client does not say
+WAIT_MS_MAX = 3_600_000
+_REQUEST_BYTES_MIN = 4 << 20  # that $management takes, unless messages may be larger
+_TOKEN_BYTES_MAX = 64 << 10  # that $cbs takes
+
+_SESSION_FILTER = "com.microsoft:session-filter"
+_TIMEOUT = "com.microsoft:timeout"
+_LOCKED_UNTIL = "com.microsoft:locked-until-utc"
+_BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+_TICKS_1970 = 621_355_968_000_000_000  # of 100 ns, since the year 1
+
+
+class Attaching:
+    """Of one connection."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self._peer = peer
+        self._accepting: dict[Link, tuple[Place, int]] = {}  # who waits for a session
+
+    def give_up(self, link: Link) -> None:
+        """It is gone, and may have waited for a session."""
+        waiting = self._accepting.pop(link, None)
+        if waiting is not None:
+            place, number = waiting
+            self._peer.leave(place, Detach(number))
+
+    def attach(self, link: Link) -> None:
+        """As a client asks for it."""
+        attach = link.attach
+        assert attach is not None
+        if is_coordinator(attach.target):
+            link.refuse(error(conditions.NOT_IMPLEMENTED, "Transactions are not served yet."))
+            return
+        requests = self._peer.requests
+        text = address_in(attach.source if link.sends else attach.target)
+        try:
+            address = parse(text or "")
+        except ValueError as problem:
+            link.refuse(error(conditions.NOT_FOUND, f"There is no such address: {problem}."))
+            return
+        if address.kind == "cbs":
+            requests.attach(link, address, None, self._peer.identity.put_token, _TOKEN_BYTES_MAX)
+            return
+        place = self._place(link, address, path_of(text or ""))
+        if place is None:
+            return
+        if address.kind == "management":
+            most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(place))
+            requests.attach(link, address, place, Desk(self._peer, place).answer, most)
+        elif link.sends:
+            self._attach_outlet(link, address, place)
+        else:
+            self._attach_inlet(link, address, place)
+
+    def _place(self, link: Link, address: Address, text: str) -> Place | None:
+        """Where a link leads, if its client may go there; else it is refused."""
+        right = "any" if address.kind == "management" else "listen" if link.sends else "send"
+        entity, exact = None, address.entity
+        for principal in self._peer.identity.principals(address.path, time.time()):
+            namespace = self._peer.identity.namespace(principal)
+            state = self._peer.engine.namespaces.states.get(namespace)
+            entity = None if state is None else find(state, address.entity)
+            exact = address.entity if entity is None else entity
+            place = Place(
+                principal, namespace, exact, queue_of(exact, address), address.path, right
+            )
+            if self._peer.identity.has_right(principal, place):
+                if state is None and self._peer.settings.auto_create:
+                    self._peer.engine.submit(BROKER, "", CreateNamespace(namespace), _ignore)
+                break
+        else:
+            claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
+            if self._peer.is_refused_once_more():
+                _audit.warning(
+                    "A client was refused: %s on %s", right, exact,
+                    extra={"event": "access.refused", "right": right, "subject": exact},
+                )  # fmt: skip
+            link.refuse(
+                error(
+                    conditions.UNAUTHORIZED,
+                    f"Unauthorized access. '{claim}' claim(s) are required to perform this"
+                    f" operation on '{address.entity}'.",
+                )
+            )
+            return None
+        if address.transfer or (entity is None and not self._peer.settings.auto_create):
+            link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
+            return None
+        return place
+
+    def _attach_inlet(self, link: Link, address: Address, place: Place) -> None:
+        attach = link.attach
+        assert attach is not None
+        if address.dead:
+            link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue cannot be sent to."))
+            return
+        most = self._peer.message_bytes(place)
+        queue = self._peer.queue(place)
+        if queue is not None and queue.properties.status in ("disabled", "send-disabled"):
+            link.refuse(
+                error(
+                    conditions.DISABLED,
+                    f"The messaging entity '{place.entity}' is disabled for sending.",
+                )
+            )
+            return
+        inlet = self._peer.contexts[link] = Inlet(self._peer, link, place, most)
+        link.accept(
+            source=attach.source, target=attach.target, max_message_size=most,
+            properties={_BATCH_SIZE: ULong(most)},
+        )  # fmt: skip
+        inlet.start()
+
+    def _attach_outlet(self, link: Link, address: Address, place: Place) -> None:
+        attach = link.attach
+        assert attach is not None
+        delete = attach.snd_settle_mode == 1
+        wanted, session = _session_filter(attach.source)
+        if not wanted:
+            outlet = Outlet(self._peer, link, place, delete=delete, session=None)
+            outlet.start(partial(self._outlet_attached, link, outlet))
+        elif session is not None and type(session) is not str:
+            link.refuse(error(conditions.ARGUMENT, "A session id must be text."))
+        elif address.dead:
+            link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue has no sessions."))
+        else:
+            self._accept_session(link, place, session, delete=delete)
+
+    def _outlet_attached(self, link: Link, outlet: Outlet, answer: object) -> None:
+        attach = link.attach
+        assert attach is not None
+        if link.is_gone or self._peer.is_closing:
+            outlet.on_detached()
+        elif isinstance(answer, Refused | StoreError):
+            condition, text = conditions.INTERNAL, "The journal was lost."
+            if isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
+            link.refuse(error(condition, text))
+            if outlet.session is not None:
+                self._peer.leave(
+                    outlet.place, ReleaseSession(outlet.place.queue, outlet.session.token)
+                )
+        else:
+            self._peer.contexts[link] = outlet
+            source, properties = attach.source, {}
+            if outlet.session is not None:
+                source = _with_session(attach.source, outlet.session.session)
+                ticks = outlet.session.until_ms * 10_000 + _TICKS_1970
+                properties = {Symbol(_LOCKED_UNTIL): ticks}
+            link.accept(
+                source=source, target=attach.target,
+                max_message_size=self._peer.settings.message_bytes, properties=properties,
+            )  # fmt: skip
+            outlet.on_flowed()  # credit may have come before
+        self._peer.flush_soon()
+
+    def _accept_session(
+        self, link: Link, place: Place, session: str | None, *, delete: bool
+    ) -> None:
+        attach = link.attach
+        assert attach is not None
+        number = self._peer.engine.new_receiver()
+        given = (attach.properties or {}).get(Symbol(_TIMEOUT))
+        wait_ms = WAIT_MS
+        if isinstance(given, int | float) and given >= 0:  # of any type, and it may be infinite
+            wait_ms = int(min(given, WAIT_MS_MAX))
+        if session is not None:
+            wait_ms = 0
+        deadline_ms = self._peer.engine.clock_ms(place.namespace) + wait_ms if wait_ms else 0
+        command = AcceptSession(place.queue, number, session, deadline_ms=deadline_ms, bound=True)
+        # A namespace's clock may stand still; the client does not wait for ever.
+        timer = asyncio.get_running_loop().call_later(
+            wait_ms / 1000 + 1, self._peer.engine.give_up, number
+        )
+        self._accepting[link] = (place, number)
+
+        def reply(answer: Answer | Refused | StoreError) -> None:
+            timer.cancel()
+            self._accepting.pop(link, None)
+            if isinstance(answer, Granted):
+                if link.is_gone or self._peer.is_closing:
+                    self._peer.leave(place, ReleaseSession(place.queue, answer.token))
+                    return
+                outlet = Outlet(self._peer, link, place, delete=delete, session=answer)
+                outlet.start(partial(self._outlet_attached, link, outlet))
+                return
+            if link.is_gone or self._peer.is_closing:
+                return
+            if isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
+            elif isinstance(answer, StoreError):
+                condition, text = conditions.INTERNAL, "The journal was lost."
+            else:
+                condition, text = conditions.TIMEOUT, "No session became free in time."
+            link.refuse(error(condition, text))
+            self._peer.flush_soon()
+
+        # It may wait for long, so it does not count among what is under way.
+        self._peer.engine.submit(place.principal, place.namespace, command, reply)
+
+
+def _session_filter(source: Described | None) -> tuple[bool, Value]:
+    """Whether a session is wanted, and which; None stands for the next that is free."""
+    fields = source.value if source is not None and isinstance(source.value, list) else []
+    filters = fields[7] if len(fields) > 7 else None
+    if not isinstance(filters, dict) or _SESSION_FILTER not in filters:
+        return False, None
+    found = filters[Symbol(_SESSION_FILTER)]
+    return True, found.value if isinstance(found, Described) else found
+
+
+def _with_session(source: Described | None, session: str) -> Described:
+    """The source as it was asked for, with the session that was given."""
+    assert source is not None
+    fields = list(source.value)
+    fields[7] = {**fields[7], Symbol(_SESSION_FILTER): session}
+    return Described(source.descriptor, fields)
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for this answer."""

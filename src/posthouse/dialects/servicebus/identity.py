@@ -1,0 +1,204 @@
+"""Who a client is: by SASL PLAIN, or by the tokens that it puts on $cbs."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from posthouse.amqp.types import Int
+from posthouse.broker.access import ROOT, Principal, key_is
+from posthouse.core.errors import Unauthenticated, Unauthorized
+from posthouse.core.model import Right, find
+from posthouse.dialects.servicebus import conditions, sas
+from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX
+from posthouse.dialects.servicebus.links import Place
+from posthouse.dialects.servicebus.requests import Reply, Request
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+_audit = logging.getLogger("posthouse.audit")
+
+CLAIMS_MAX = 1_000  # tokens of one connection
+
+
+class Claim(NamedTuple):
+    """What a token allows."""
+
+    principal: Principal
+    fits: Callable[[str], bool]  # whether a key is the one it was signed with
+    scope: tuple[str, ...]
+    expires: float  # unix seconds
+
+
+class Identity:
+    """Of one connection."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self._peer = peer
+        self._plain: Principal | None = None  # who it is by SASL
+        self._plain_key: Callable[[str], bool] = _never
+        self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
+
+    @property
+    def is_known(self) -> bool:
+        """By SASL already."""
+        return self._plain is not None
+
+    def scopes(self, now: float) -> dict[Principal, set[tuple[str, ...]]]:
+        """Of tokens that are still good, by whom they stand for."""
+        self._claims = {path: each for path, each in self._claims.items() if each.expires > now}
+        scopes: dict[Principal, set[tuple[str, ...]]] = {}
+        for claim in self._claims.values():
+            scopes.setdefault(claim.principal, set()).add(claim.scope)
+        return scopes
+
+    def authenticate(self, mechanism: str, response: bytes) -> bool:
+        if mechanism != "PLAIN":
+            return True
+        _, name, key = (*response.split(b"\0"), b"", b"")[:3]
+        if not self._peer.is_open or response.count(b"\0") != 2:
+            return False
+        try:
+            self._plain_key = key_is(key.decode())
+            self._plain = self._identify(name.decode(), self._plain_key)
+        except (Unauthenticated, UnicodeDecodeError):
+            self._note_refusal(name.decode(errors="replace"))
+            return False
+        self._peer.trust()
+        return True
+
+    def identify_again(self) -> None:
+        """Keys that were taken back are good for nothing any more."""
+        if self._plain is not None and not self._is_still(self._plain, self._plain_key):
+            self._plain = None
+        self._claims = {
+            path: each for path, each in self._claims.items()
+            if self._is_still(each.principal, each.fits)
+        }  # fmt: skip
+
+    def _is_still(self, principal: Principal, fits: Callable[[str], bool]) -> bool:
+        try:
+            return self._identify(principal.name, fits) == principal
+        except Unauthenticated:
+            return False
+
+    def _identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
+        """Raises Unauthenticated."""
+        accounts, guard = self._peer.engine.namespaces.accounts, self._peer.guard
+        settings = self._peer.settings
+        if settings.dev and settings.namespace_from == "key" and name not in accounts:
+            guard.identify_by(accounts, ROOT, fits)
+            return Principal(name, everything=True)
+        return guard.identify_by(accounts, name, fits)
+
+    def namespace(self, principal: Principal) -> str:
+        """The namespace that the connection speaks of; it may have to be made yet."""
+        settings, spaces = self._peer.settings, self._peer.engine.namespaces
+        name = settings.namespace
+        if settings.namespace_from == "host":
+            name = first_label(self._peer.host) or name
+        elif settings.namespace_from == "key" and principal.name != ROOT:
+            name = principal.name
+        if name in spaces.states:
+            return name
+        folded = name.casefold()
+        return next((each for each in spaces.states if each.casefold() == folded), name)
+
+    def _note_refusal(self, name: str) -> None:
+        if not self._peer.is_refused_once_more():
+            return
+        _audit.warning(
+            "A client came with credentials that are not valid: %.100r", name,
+            extra={"event": "access.unauthenticated"},
+        )  # fmt: skip
+
+    def put_token(self, request: Request, reply: Reply) -> None:
+        """On $cbs."""
+        status, text = self._put(request)
+        reply({"status-code": Int(status), "status-description": text}, None)
+
+    def _put(self, request: Request) -> tuple[int, str]:
+        audience, text = request.text("name"), request.body
+        if request.text("operation") != "put-token" or not isinstance(text, str):
+            return 400, "The request is not a put-token with a token."
+        if not self._peer.is_open:
+            return 503, "The broker is starting."
+        if not text.strip().startswith(sas.PREFIX):
+            return 401, "The token is not a shared access signature; others are not taken."
+        try:
+            token = sas.parse(text)
+        except ValueError as problem:
+            return 400, f"The token cannot be read: {problem}."
+        try:
+            principal = self._identify(token.key_name, token.fits)
+        except Unauthenticated:
+            self._note_refusal(token.key_name)
+            return 401, "The token's key name or signature is not valid."
+        _, path = sas.resource_of(audience)
+        if token.expires <= time.time():
+            return 401, "The token has expired."
+        if len(audience) > ADDRESS_CHARS_MAX:
+            return 400, "The token's name is too long."
+        if not sas.covers(token.scope, path) or not self._is_for_here(token.host):
+            return 401, f"The token is not for {audience!r}."
+        if len(self._claims) >= CLAIMS_MAX and path not in self._claims:
+            return 403, f"A connection has at most {CLAIMS_MAX} tokens."
+        if self._peer.settings.strict and not self._is_there(principal, path):
+            return 404, conditions.missing("/".join(path))
+        self._claims[path] = Claim(principal, token.fits, token.scope, token.expires)
+        self._peer.trust()
+        return 202, "Accepted"
+
+    def _is_for_here(self, host: str) -> bool:
+        """Where the host names a namespace a token is for that one alone."""
+        if self._peer.settings.namespace_from != "host":
+            return True
+        mine = first_label(self._peer.host)
+        return first_label(host).casefold() == mine.casefold()
+
+    def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
+        state = self._peer.engine.namespaces.states.get(self.namespace(principal))
+        return not path or (state is not None and find(state, "/".join(path)) is not None)
+
+    def principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
+        """On whose behalf an entity may be used, those first whose tokens are made out to it."""
+        if self._plain is not None:
+            yield self._plain
+        fit = [e for e in self._claims.values() if e.expires > now and sas.covers(e.scope, path)]
+        for claim in sorted(fit, key=lambda each: -len(each.scope)):
+            yield claim.principal
+
+    def may(self, place: Place, scopes: Collection[tuple[str, ...]]) -> bool:
+        """Whether a link may stay, where its principal's tokens are for these."""
+        path = place.path
+        known = place.principal == self._plain or any(
+            path[:size] in scopes for size in range(len(path) + 1)
+        )
+        return known and self.has_right(place.principal, place)
+
+    def has_right(self, principal: Principal, place: Place) -> bool:
+        accounts = self._peer.engine.namespaces.accounts
+        rights: tuple[Right, ...] = ("send", "listen", "manage")
+        if place.right != "any":
+            rights = (cast(Right, place.right),)
+        for right in rights:
+            try:
+                self._peer.guard.check_right(
+                    accounts, principal, right, place.namespace, place.entity
+                )
+            except Unauthorized:
+                continue
+            return True
+        return False
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+def first_label(host: str) -> str:
+    """Of a host name that has several; nothing of others, and of addresses."""
+    name = host.partition(":")[0]
+    label, dot, _ = name.partition(".")
+    return label if dot and not name.replace(".", "").isdigit() else ""
