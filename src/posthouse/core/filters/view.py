@@ -1,0 +1,235 @@
+"""What filters see of a message, and what actions make of it.
+
+Many filters look at one message, most of them at few of its properties. So a view costs little
+until it is looked at, and decodes the envelope once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from posthouse.core.filters.problems import EvaluationProblem
+from posthouse.core.message import Envelope, Properties, Value, decode_envelope, timestamp
+
+
+class Amendment(NamedTuple):
+    """Changes to a message: names are removed first, then properties and fields are set.
+
+    `fields` are those of `Envelope`, with values of their types, and `ttl_ms` and `due_ms`.
+    """
+
+    properties: Properties
+    removed: list[str]
+    fields: dict[str, Value]
+
+
+_EMPTY = Envelope()
+_TIMES = frozenset(("ttl_ms", "due_ms"))  # fields that are beside the envelope
+
+
+class View:
+    """A message as filters see it. Unset system properties are null."""
+
+    __slots__ = (
+        "_amendment", "_data", "_envelope", "_properties", "_spelling", "count", "due_ms",
+        "enqueued_ms", "enqueued_sequence", "expires_ms", "new_id", "sequence", "size", "source",
+        "state", "ttl_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        envelope: bytes,
+        *,
+        new_id: Callable[[], bytes],
+        amendment: Amendment | None = None,
+        sequence: int = 0,
+        enqueued_sequence: int = 0,
+        enqueued_ms: int = 0,
+        expires_ms: int = 0,
+        due_ms: int = 0,
+        ttl_ms: int | None = None,
+        size: int = 0,
+        count: int = 0,
+        state: int = 0,
+        source: str | None = None,
+    ) -> None:
+        self._data = envelope
+        self._envelope: Envelope | None = None
+        self._properties: Properties | None = None
+        self._spelling: dict[str, str] | None = None
+        self._amendment = amendment
+        self.new_id = new_id  # 16 bytes, another each time
+        self.sequence = sequence
+        self.enqueued_sequence = enqueued_sequence
+        self.enqueued_ms = enqueued_ms
+        self.expires_ms = expires_ms
+        self.due_ms = due_ms
+        self.ttl_ms = ttl_ms
+        self.size = size
+        self.count = count
+        self.state = state
+        self.source = source
+        if amendment is not None:
+            for field in _TIMES & amendment.fields.keys():
+                setattr(self, field, amendment.fields[field])
+
+    @property
+    def envelope(self) -> Envelope:
+        """The envelope with its amendment, but for the properties."""
+        return self._envelope or self._open()
+
+    @property
+    def properties(self) -> Properties:
+        """All properties, as amended. Not to be changed."""
+        if self._properties is None:
+            self._open()
+        assert self._properties is not None
+        return self._properties
+
+    def user(self, name: str, folded: str) -> Value:
+        """A property, by its name or else by its folded name; None where there is none."""
+        properties = self._properties
+        if properties is None:
+            properties = self.properties
+        if name in properties:
+            return properties[name]
+        if not properties:
+            return None
+        spelling = self._spelling
+        if spelling is None:
+            spelling = self._fold()
+        other = spelling.get(folded)
+        return None if other is None else properties[other]
+
+    def spelled(self, name: str) -> str | None:
+        """How the message spells a property's name; None where it has none of that name."""
+        if name in self.properties:
+            return name
+        return (self._spelling or self._fold()).get(name.casefold())
+
+    def _open(self) -> Envelope:
+        try:
+            envelope = decode_envelope(self._data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            envelope = _EMPTY  # as everywhere: a message without an envelope has no properties
+        properties = envelope.properties
+        amendment = self._amendment
+        if amendment is not None:
+            removed = set(amendment.removed)
+            kept = {name: value for name, value in properties.items() if name not in removed}
+            properties = kept | amendment.properties
+            fields = {name: value for name, value in amendment.fields.items() if name not in _TIMES}
+            envelope = msgspec.structs.replace(envelope, **fields)
+        self._properties = properties
+        self._envelope = envelope
+        return envelope
+
+    def _fold(self) -> dict[str, str]:
+        spelling: dict[str, str] = {}
+        for name in self.properties:
+            spelling.setdefault(name.casefold(), name)
+        self._spelling = spelling
+        return spelling
+
+
+class Draft(View):
+    """A view that an action writes on; the one it was made of stays as it is."""
+
+    __slots__ = ("_changes",)
+
+    def __init__(self, view: View) -> None:
+        self._envelope = view.envelope
+        self._properties = dict(view.properties)
+        self._spelling = None
+        for name in _FACTS:
+            setattr(self, name, getattr(view, name))
+        self._changes = Amendment({}, [], {})
+
+    def put(self, name: str, value: Value) -> None:
+        self.properties[name] = value
+        self._spelling = None
+        self._changes.properties[name] = value
+
+    def remove(self, name: str) -> None:
+        """Takes a property away that is there under this very name."""
+        del self.properties[name]
+        self._spelling = None
+        self._changes.properties.pop(name, None)
+        if name not in self._changes.removed:
+            self._changes.removed.append(name)
+
+    def put_field(self, field: str, value: Value) -> None:
+        if field in _TIMES:
+            setattr(self, field, value)
+        else:
+            self._envelope = msgspec.structs.replace(self.envelope, **{field: value})
+        self._changes.fields[field] = value
+
+    def amendment(self) -> Amendment:
+        """What was changed. A name that is set was not removed."""
+        properties, removed, fields = self._changes
+        return Amendment(properties, [name for name in removed if name not in properties], fields)
+
+
+# Whether a message fits; None is unknown.
+Predicate = Callable[[View], bool | None]
+Action = Callable[[View], Amendment]
+Evaluate = Callable[[View], Value]
+
+_FACTS = tuple(name for name in View.__slots__ if not name.startswith("_"))
+
+
+def failing(reason: str) -> Callable[[View], None]:
+    """For what is known to fail, but only fails when it comes to it."""
+
+    def fail(view: View) -> None:
+        raise EvaluationProblem(reason)
+
+    return fail
+
+
+def _moment(unix_ms: int) -> Value:
+    return timestamp(unix_ms) if unix_ms else None
+
+
+# By lower-cased name. An empty text of an envelope is one that was not set.
+SYSTEM: dict[str, Callable[[View], Value]] = {
+    "messageid": lambda view: view.envelope.id or None,
+    "correlationid": lambda view: view.envelope.correlation_id or None,
+    "sessionid": lambda view: view.envelope.session_id,
+    "replytosessionid": lambda view: view.envelope.reply_to_session_id or None,
+    "label": lambda view: view.envelope.subject or None,
+    "subject": lambda view: view.envelope.subject or None,
+    "to": lambda view: view.envelope.to or None,
+    "replyto": lambda view: view.envelope.reply_to or None,
+    "contenttype": lambda view: view.envelope.content_type or None,
+    "partitionkey": lambda view: view.envelope.partition_key,
+    "viapartitionkey": lambda view: None,
+    "timetolive": lambda view: view.ttl_ms,
+    "enqueuedtimeutc": lambda view: _moment(view.enqueued_ms),
+    "scheduledenqueuetimeutc": lambda view: _moment(view.due_ms),
+    "expiresatutc": lambda view: _moment(view.expires_ms),
+    "sequencenumber": lambda view: view.sequence,
+    "enqueuedsequencenumber": lambda view: view.enqueued_sequence,
+    "deliverycount": lambda view: view.count,
+    "deadlettersource": lambda view: view.source,
+    "state": lambda view: view.state,
+    "size": lambda view: view.size,
+}
+
+# What an action may set, and the field it is.
+SETTABLE = {
+    "messageid": "id",
+    "correlationid": "correlation_id",
+    "sessionid": "session_id",
+    "replytosessionid": "reply_to_session_id",
+    "label": "subject",
+    "subject": "subject",
+    "to": "to",
+    "replyto": "reply_to",
+    "contenttype": "content_type",
+    "partitionkey": "partition_key",
+    "timetolive": "ttl_ms",
+    "scheduledenqueuetimeutc": "due_ms",
+}
