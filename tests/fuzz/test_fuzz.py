@@ -4,9 +4,15 @@ import asyncio
 
 import pytest
 
+from tests.fuzz import filters
 from tests.fuzz.__main__ import run
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_peer_survives_what_is_changed_in_a_conversation(seed: int) -> None:
     assert asyncio.run(run(seed, cases=150, seconds=600)) == 150
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_is_written_is_a_filter_or_a_mistake(seed: int) -> None:
+    assert filters.run(seed, cases=1_000, seconds=600) == 1_000
