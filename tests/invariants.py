@@ -9,8 +9,16 @@ from posthouse.core.records import Kept, Moved, Sent
 def check(state: State, now_ms: int) -> None:
     """Raises AssertionError where a state contradicts itself."""
     live = list(state.queues.values())
-    assert sorted(q.name for q in live if q.origin is None) == state.names
-    assert state.folded == {name.casefold(): name for name in state.names}
+    mains = [q for q in live if q.origin is None]
+    assert sorted(q.name for q in mains if q.topic is None) == state.names
+    assert state.folded == {q.name.casefold(): q.name for q in mains}
+    for queue in mains:
+        if queue.topic is not None:
+            assert state.queues[queue.topic].subscriptions[queue.name] is queue
+        assert all(state.queues[name] is each for name, each in queue.subscriptions.items())
+        assert queue.dead is not None
+        if queue.transfer is not None:
+            assert state.queues[queue.transfer.name] is queue.transfer
     for queue in live:
         _check_messages(state, queue)
         _check_groups(state, queue)
@@ -118,6 +126,8 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
     for number, receiver in queue.waiting.items():
         assert receiver is state.receivers[number]
         assert receiver.credit > 0
+    if queue.properties.delivery == "topic" and queue.name not in state.hungry:
+        assert not queue.counts[ACTIVE]  # it was handed on
     if queue.name in state.hungry or not can_receive(queue.properties):
         return
     if queue.properties.grouping == "session":

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from posthouse.core.message import NewMessage, Properties, size_bytes, timestamp, uuid
+from posthouse.core.message import NewMessage, Note, Properties, size_bytes, timestamp, uuid
 from posthouse.core.model import Grant, QueueProperties, Receiver
 from posthouse.core.records import (
     AccountRevoked,
@@ -20,8 +20,10 @@ from posthouse.core.records import (
     ClockSet,
     ClockStepped,
     Completed,
+    Copies,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Forgotten,
     Kept,
@@ -42,12 +44,16 @@ from posthouse.core.records import (
     Renewed,
     Resubmitted,
     Returned,
+    Routed,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
     Started,
+    SubscriptionCreated,
     Taken,
     Woken,
     decode,
@@ -56,6 +62,7 @@ from posthouse.core.records import (
     is_kept,
     span,
 )
+from posthouse.core.rules import CorrelationFilter, FalseFilter, PatternFilter, Rule, SqlFilter
 
 GOLDEN = Path(__file__).with_name("golden_records.txt")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "records.md"
@@ -93,6 +100,19 @@ CHANGES: Properties = {
     "uuid": uuid(bytes(range(16))),
 }
 
+NOTE = Note(
+    CHANGES, "bad", "no colour", "orders", 3, 1_000, 60_000, removed=["colour"],
+    fields={"subject": "new"},
+)  # fmt: skip
+COPIES = Copies("news/$sub/a", 7, [4, 5], [0, 61_014], [None, NOTE])
+RULES = [
+    Rule("$Default", created_ms=1_000),
+    Rule("sql", SqlFilter("colour = @c", {"c": "red"}), "SET n = @n", {"n": 5}, 1_001),
+    Rule("correlation", CorrelationFilter({"subject": "s"}, CHANGES)),
+    Rule("pattern", PatternFilter("a.>", "nats")),
+    Rule("nothing", FalseFilter()),
+]
+
 EVERY: list[Kept | OfNamespaces] = [
     Started(3, 0xDEADBEEF, 1_700_000_000_000),
     QueueCreated("orders", 1_000, PROPERTIES),
@@ -120,6 +140,11 @@ EVERY: list[Kept | OfNamespaces] = [
     Moved("orders", [21, 22], MESSAGES),
     ClockStepped(1_008, 7_000),
     ClockSet(9_000_000, 8_000_000),
+    Routed("news", 1_014, [4, 5], [COPIES, Copies("news/$sub/b", 1, [5])]),
+    SubscriptionCreated("news/$sub/a", 1_015, QueueProperties(forward_to="orders"), RULES),
+    RuleSet("news/$sub/a", 1_016, RULES[1]),
+    RuleRemoved("news/$sub/a", 1_017, "$Default"),
+    Dropped("orders", [23]),
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
     Missing(7),
@@ -149,15 +174,16 @@ def test_a_record_is_encoded_and_decoded_to_itself(record: Kept | OfNamespaces) 
 
 @by_kind
 def test_the_bytes_of_a_record_do_not_change(record: Kept | OfNamespaces) -> None:
-    golden = dict(line.split() for line in GOLDEN.read_text().splitlines())
-    data = bytes.fromhex(golden[type(record).__name__])
-    assert decode(data) == record
-    assert encode(record) == data
+    """The last line of a kind is what is written now; those before it are read for ever."""
+    golden = [line.split() for line in GOLDEN.read_text().splitlines()]
+    written = [bytes.fromhex(data) for name, data in golden if name == type(record).__name__]
+    assert [decode(data) for data in written] == [record] * len(written)
+    assert encode(record) == written[-1]
 
 
 def test_every_golden_record_is_of_a_kind() -> None:
     names = [line.split()[0] for line in GOLDEN.read_text().splitlines()]
-    assert names == [type(each).__name__ for each in EVERY]
+    assert list(dict.fromkeys(names)) == [type(each).__name__ for each in EVERY]
 
 
 @by_kind
@@ -198,7 +224,7 @@ def test_other_bytes_are_no_record(data: bytes) -> None:
 def test_a_record_covers_a_position_for_each_of_its_messages(record: Kept | OfNamespaces) -> None:
     expected = {
         Sent: 2, Activated: 2, Woken: 2, Locked: 2, Completed: 2, Resubmitted: 2, Forgotten: 2,
-        Moved: 2, Missing: 7,
+        Moved: 2, Missing: 7, Routed: 5,
     }  # fmt: skip
     assert span(record) == expected.get(type(record), 1)
 
@@ -208,6 +234,8 @@ def test_a_record_can_be_cut_at_each_of_its_positions(record: Kept | OfNamespace
     for count in range(1, span(record)):
         part = head(record, count)
         assert span(part) == count
+        if isinstance(record, Routed):
+            continue
         lists = [len(each) for each in msgspec.structs.astuple(part) if isinstance(each, list)]
         assert all(each == count for each in lists)
         if isinstance(record, Sent) and isinstance(part, Sent):

@@ -23,7 +23,8 @@ from posthouse.core.dump import dump
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound, SessionLockLost
 from posthouse.core.message import NewMessage, Properties, timestamp, uuid
 from posthouse.core.model import dead_letter_queue
-from tests.core.world import World, a_message, text
+from tests.core.world import World, a_message, bodies, text
+from tests.invariants import check
 
 Settling = type[Settle]
 
@@ -526,3 +527,51 @@ def test_each_renewed_lock_lives_as_long_as_its_queue_says() -> None:
     now_ms = world.now_ms
     answer = world.do(Renew(None, ["long", "short"])).answer
     assert answer == Settled([], [now_ms + 90, now_ms + 10])
+
+
+# Held back between attempts.
+
+
+def test_a_message_is_held_back_longer_after_each_attempt() -> None:
+    world = World()
+    queue = world.queue(backoff_ms=[100, 500], lock_ms=1_000)
+    world.send(queue, "m")
+    for wait_ms in (100, 500, 500):
+        [delivery] = world.receive(queue)
+        world.do(Abandon(queue, [delivery.token]))
+        world.advance(wait_ms - 1)
+        assert world.receive(queue) == []
+        world.advance(1)
+    [delivery] = world.receive(queue)
+    world.advance(1_000)  # the lock expires: an attempt too
+    assert world.counts(queue).delayed == 1
+    world.advance(500)
+    [delivery] = world.receive(queue)
+    world.do(Release(queue, [delivery.token]))
+    [delivery] = world.receive(queue)
+    world.do(Abandon(queue, [delivery.token], delay_ms=50))
+    world.advance(50)
+    assert len(world.receive(queue)) == 1
+    check(world.state, world.now_ms)
+
+
+def test_messages_that_end_together_are_held_back_as_each_of_them_has_to_be() -> None:
+    world = World()
+    queue = world.queue(backoff_ms=[100, 500])
+    world.send(queue, "often")
+    [delivery] = world.receive(queue)
+    world.do(Abandon(queue, [delivery.token]))
+    world.advance(100)
+    world.send(queue, "once")
+    tokens = [each.token for each in world.receive(queue, 2)]
+    world.do(Abandon(queue, tokens))
+    world.advance(100)
+    assert bodies(world.receive(queue, 2)) == ["once"]
+    world.advance(400)
+    assert bodies(world.receive(queue, 2)) == ["often"]
+
+
+@pytest.mark.parametrize("backoff_ms", [[-1], [1] * 101, ["soon"]])
+def test_a_list_of_delays_is_checked(backoff_ms: list[int]) -> None:
+    with pytest.raises(InvalidArgument, match="backoff_ms"):
+        World().queue(backoff_ms=backoff_ms)

@@ -1,5 +1,6 @@
 """Snapshots: the state as bytes and back. The histories of test_properties.py try the rest."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,11 +19,13 @@ from posthouse.core.commands import (
 from posthouse.core.dump import dump
 from posthouse.core.model import Account, Grant, Reader, State, dead_letter_queue
 from posthouse.core.namespaces import Namespaces
+from posthouse.core.rules import Rule, SqlFilter
 from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
 from tests.invariants import check
 
 GOLDEN = Path(__file__).with_name("golden_snapshot.txt")
+OLD = Path(__file__).with_name("golden_snapshot_1.txt")  # before there were topics
 
 
 def of(state: State) -> Namespaces:
@@ -55,8 +58,22 @@ def a_full_world() -> World:
     return world
 
 
-def test_a_snapshot_restores_everything_but_bodies() -> None:
+def a_world_with_topics() -> World:
     world = a_full_world()
+    topic = world.topic(duplicate_detection=True)
+    world.queue("far", status="disabled")
+    world.subscribe(topic, "all", ttl_ms=50_000)
+    world.subscribe(topic, "some", Rule("red", SqlFilter("colour = 'red'"), "SET n = 2"))
+    world.subscribe(topic, "on", forward_to="far", forward_dead_to="plain")
+    world.subscribe(topic, "none", default=False)
+    world.send(topic, a_message("news", id="n1", colour="red", ttl_ms=70_000))
+    world.send(topic, a_message("later", id="n2", due_ms=80_000))
+    return world
+
+
+@pytest.mark.parametrize("make", [a_full_world, a_world_with_topics])
+def test_a_snapshot_restores_everything_but_bodies(make: Callable[[], World]) -> None:
+    world = make()
     (state,) = restore(take(of(world.state))).states.values()
     check(state, world.now_ms)
     assert dump(state, bodies=False) == dump(world.state, bodies=False)
@@ -167,11 +184,16 @@ def test_a_key_that_was_sent_again_is_remembered_as_often_as_before() -> None:
 
 
 def test_the_bytes_of_a_snapshot_do_not_change() -> None:
-    world = a_full_world()
+    world = a_world_with_topics()
     data = [bytes.fromhex(line) for line in GOLDEN.read_text().splitlines()]
     (state,) = restore(data).states.values()
     assert dump(state, bodies=False) == dump(world.state, bodies=False)
     assert list(take(of(world.state))) == data
+
+
+def test_a_snapshot_of_an_older_version_can_be_read() -> None:
+    (state,) = restore(map(bytes.fromhex, OLD.read_text().splitlines())).states.values()
+    assert dump(state, bodies=False) == dump(a_full_world().state, bodies=False)
 
 
 def test_an_empty_world_has_a_snapshot_too() -> None:

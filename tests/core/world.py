@@ -9,6 +9,7 @@ from posthouse.core.commands import (
     Command,
     Counts,
     CreateQueue,
+    CreateSubscription,
     Delivery,
     Enqueued,
     GetQueue,
@@ -26,8 +27,9 @@ from posthouse.core.commands import (
     Waiting,
 )
 from posthouse.core.message import Envelope, NewMessage, Properties, Value, encode_envelope
-from posthouse.core.model import QueueProperties
+from posthouse.core.model import QueueProperties, subscription_queue
 from posthouse.core.records import Kept, is_kept, span
+from posthouse.core.rules import DEFAULT_RULE, Rule
 
 
 def a_message(
@@ -39,9 +41,10 @@ def a_message(
     ttl_ms: int | None = None,
     due_ms: int = 0,
     native: bytes | None = None,
+    subject: str = "",
     **properties: Value,
 ) -> NewMessage:
-    envelope = Envelope(id=id, properties=properties)
+    envelope = Envelope(id=id, subject=subject, properties=properties)
     return NewMessage(
         encode_envelope(envelope), body.encode(), native, group, priority, ttl_ms, due_ms
     )
@@ -89,6 +92,18 @@ class World:
     def queue(self, name: str = "orders", **properties: object) -> str:
         self.do(CreateQueue(name, QueueProperties(**properties)))  # type: ignore[arg-type]
         return name
+
+    def topic(self, name: str = "news", **properties: object) -> str:
+        return self.queue(name, delivery="topic", **properties)
+
+    def subscribe(
+        self, topic: str, name: str, *rules: Rule, default: bool = True, **properties: object
+    ) -> str:
+        """With these rules, or the one that takes everything; returns its queue."""
+        queue = subscription_queue(topic, name)
+        given = rules if rules or not default else (Rule(DEFAULT_RULE),)
+        self.do(CreateSubscription(queue, QueueProperties(**properties), given))  # type: ignore[arg-type]
+        return queue
 
     def send(self, queue: str, *messages: NewMessage | str) -> Sequence[int]:
         new = [a_message(each) if isinstance(each, str) else each for each in messages]

@@ -111,7 +111,19 @@ def test_what_makes_no_sense_is_named(
         ("a: [", "is not YAML"),
         ("data: !!python/object/apply:os.system ['true']", "is not YAML"),
         ("stop_limit: true", "stop_limit must be a whole number"),
-        ("topics: [{name: t}]", "there is no setting 'topics'"),
+        ("topics: [{subscriptions: []}]", "each needs a name"),
+        ("topics: [{name: t, subscriptions: [x]}]", "each of its subscriptions needs a name"),
+        ("topics: [{name: t, colour: 5}]", "topic t: there is no property 'colour'"),
+        (
+            "topics: [{name: t, subscriptions: [{name: s, rules: [{name: r, filter:"
+            " {kind: odd}}]}]}]",
+            "subscription s of t: Invalid value 'odd'",
+        ),
+        (
+            "topics: [{name: t, subscriptions: [{name: s, rules: [{name: r, filter: {kind: sql,"
+            " expression: 'a ='}}]}]}]",
+            "is not well-formed",
+        ),
         ("queues: [{lock_ms: 5}]", "each needs a name"),
         ("queues: [{name: q, colour: red}]", "there is no property 'colour'"),
         ("queues: [{name: q, lock_ms: long}]", "queue q"),
@@ -174,7 +186,8 @@ def test_the_emulator_s_file_is_read_as_it_is(tmp_path: Path) -> None:
         duplicate_detection=True, duplicate_window_ms=20_000, dead_letter_expired=True,
     )  # fmt: skip
     assert second.properties == QueueProperties()
-    assert declared.unsupported == ("topic topic.1",)
+    [topic] = declared.topics
+    assert (topic.name, topic.properties.delivery) == ("topic.1", "topic")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +232,8 @@ principals: [{name: web, key: %s, grants: [{rights: [manage]}]}]
             for q in broker.call("GET", "/api/v1/namespaces/default/queues").json["queues"]
         ]
         assert names == ["queue.1", "queue.2"]
-        assert [each["what"] for each in broker.events("config.unsupported")] == ["topic topic.1"]
+        where = "/api/v1/namespaces/default/topics"
+        assert [each["name"] for each in broker.call("GET", where).json["topics"]] == ["topic.1"]
 
 
 def test_show_prints_values_with_their_origins_and_no_secrets(tmp_path: Path) -> None:

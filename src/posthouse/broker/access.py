@@ -16,7 +16,7 @@ import msgspec
 
 from posthouse.core.commands import Command, Resubmit
 from posthouse.core.errors import InvalidArgument, Unauthenticated, Unauthorized
-from posthouse.core.model import DEAD, Account, Grant, Right
+from posthouse.core.model import Account, Grant, Right, entity_of, topic_of
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, SpaceCommand
 
 _log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ def is_granted(grants: Sequence[Grant], right: Right, namespace: str, entity: st
     return any(
         right in grant.rights
         and _fits(grant.namespace, namespace)
-        and (not entity or _fits(grant.entity, entity))
+        and (not entity or _fits(grant.entity, entity) or _fits(grant.entity, topic_of(entity)))
         for grant in grants
     )
 
@@ -199,9 +199,9 @@ def _reached(namespace: str, command: Command | SpaceCommand) -> list[tuple[str,
     match command.reach:
         case "queue":
             queue = getattr(command, "queue", None)
-            reached = [(namespace, _ALL if queue is None else queue.removesuffix(DEAD))]
+            reached = [(namespace, _ALL if queue is None else entity_of(queue))]
             if isinstance(command, Resubmit) and command.target is not None:
-                reached.append((namespace, command.target.removesuffix(DEAD)))
+                reached.append((namespace, entity_of(command.target)))
             return reached
         case "namespace":
             made = isinstance(command, CreateNamespace | DeleteNamespace)

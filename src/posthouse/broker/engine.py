@@ -37,6 +37,7 @@ from posthouse.core.commands import (
     Attach,
     Command,
     CreateQueue,
+    CreateSubscription,
     Delivery,
     Detach,
     Granted,
@@ -51,6 +52,7 @@ from posthouse.core.commands import (
     Seen,
     Send,
     SetClock,
+    SetRule,
     SetSessionState,
     Start,
     StepClock,
@@ -67,10 +69,18 @@ from posthouse.core.errors import (
     Unauthorized,
 )
 from posthouse.core.message import has_session
-from posthouse.core.model import DEAD, QueueProperties, State
+from posthouse.core.model import QueueProperties, State, entity_of, topic_of
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import AccountRevoked, AccountSet, NamespaceDeleted, Sent, is_kept, span
+from posthouse.core.records import (
+    AccountRevoked,
+    AccountSet,
+    NamespaceDeleted,
+    Routed,
+    Sent,
+    is_kept,
+    span,
+)
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -93,7 +103,9 @@ _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _FREES = frozenset((Detach, Release, ReleaseSession))
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 # What is refused where there is no room.
-_ROOMY = frozenset((Send, Resubmit, CreateQueue, CreateNamespace, SetSessionState))
+_ROOMY = frozenset((
+    Send, Resubmit, CreateQueue, CreateSubscription, SetRule, CreateNamespace, SetSessionState,
+))  # fmt: skip
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -463,13 +475,21 @@ class Engine:
         """
         if not self._auto_create or not isinstance(command, _MAKES):
             return False
-        self._check_room(create := CreateQueue(command.queue.removesuffix(DEAD)))
-        if isinstance(command, AcceptSession) or (
+        sessions = isinstance(command, AcceptSession) or (
             isinstance(command, Send) and any(map(has_session, command.messages))
-        ):
-            create = CreateQueue(create.queue, QueueProperties(grouping="session"))
-        self._apply(namespace, create)
-        _note_change(BROKER, namespace, create)
+        )
+        properties = QueueProperties(grouping="session" if sessions else "none")
+        name = entity_of(command.queue)
+        topic = topic_of(name)
+        wanted: list[Command] = [CreateQueue(name, properties)]
+        if topic != name:
+            wanted = [CreateSubscription(name, properties)]
+            if topic not in self._world.states[namespace].queues:
+                wanted.insert(0, CreateQueue(topic, QueueProperties(delivery="topic")))
+        for each in wanted:
+            self._check_room(each)
+            self._apply(namespace, each)
+            _note_change(BROKER, namespace, each)
         return True
 
     def _forget_if_gone(self, receiver: int) -> None:
@@ -532,6 +552,11 @@ class Engine:
             elif is_kept(record):
                 batch.entries.append((state.name, record))
                 batch.weight += weight(record)
+                if type(record) is Routed:
+                    copies = sum(len(each.sequences) for each in record.copies)
+                    batch.messages += copies - len(record.sequences)
+                    if self._memory.tight:
+                        self._memory.remember(state, record, self._position)
                 self._position += span(record)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:

@@ -22,7 +22,7 @@ from posthouse.broker.replay import put_aside
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue, State
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import Sent
+from posthouse.core.records import Routed, Sent
 from posthouse.store import Store
 from posthouse.store.errors import NotThere
 
@@ -103,11 +103,16 @@ class Memory:
         part = self.held_bytes / self._limits.memory_bytes
         return min(1.0, (part - MARKS[0]) / (MARKS[1] - MARKS[0])) * SLOW_MS_MAX
 
-    def remember(self, state: State, record: Sent, position: int) -> None:
+    def remember(self, state: State, record: Sent | Routed, position: int) -> None:
         """While it is tight: something that could be put aside when it is durable."""
-        count = len(record.messages)
-        new = _Run(state, record.queue, record.first_sequence, count, position + count)
-        self._recent.append(new)
+        if isinstance(record, Sent):
+            count = len(record.messages)
+            new = _Run(state, record.queue, record.first_sequence, count, position + count)
+            self._recent.append(new)
+            return
+        for each in record.copies:
+            count = len(each.sequences)
+            self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 
     def relieve(self, messages: int, size_bytes: int, weight: int) -> None:
         """After a commit of so much: puts aside what is too much of it, once it is durable."""

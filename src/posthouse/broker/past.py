@@ -12,7 +12,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.replay import END, recover
 from posthouse.core.commands import SEND_BYTES_MAX, Enqueued, Send
 from posthouse.core.message import NewMessage, message_id, size_bytes
-from posthouse.core.model import DEAD, dead_letter_queue
+from posthouse.core.model import dead_letter_queue, entity_of, topic_of
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import (
     Activated,
@@ -20,6 +20,7 @@ from posthouse.core.records import (
     Completed,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Kept,
     Locked,
@@ -31,6 +32,7 @@ from posthouse.core.records import (
     Renewed,
     Resubmitted,
     Returned,
+    Routed,
     Sent,
     Taken,
     Woken,
@@ -40,7 +42,7 @@ from posthouse.store import Readable, Snapshots, Store
 from posthouse.store.errors import NotThere
 
 _SEND_MESSAGES = 1_000
-_GONE = (Cancelled, Completed, Expired, Purged, Taken)
+_GONE = (Cancelled, Completed, Dropped, Expired, Purged, Taken)
 
 
 async def state_at(store: Store, snapshots: Snapshots | None, position: int) -> Namespaces:
@@ -95,9 +97,11 @@ async def find(store: Readable, namespace: str, id: str) -> list[Place]:
 async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
     """Everything that happened to the message that stands, or stood last, in a place.
 
-    From wherever it was sent to first, to its end or to now. Raises NotThere.
+    From wherever it was sent to first, to its end or to now; of what a topic made several of, the
+    copy that came to that place. Raises NotThere.
     """
-    first, place = await _origin(store, namespace, place)
+    first, path = await _origin(store, namespace, place)
+    place = path.pop()
     events: list[Event] = []
     async for entry in _entries(store, namespace, first, END):
         record = entry.record
@@ -106,6 +110,12 @@ async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
         if isinstance(record, Sent) and not events:
             at = first
             text = _say(record, first - entry.position)
+        elif isinstance(record, Routed):
+            if record.queue != place.queue or place.sequence not in sequences:
+                continue
+            found = _copies_of(record, place)
+            at += span(record) - len(record.sequences) + record.sequences.index(place.sequence)
+            text = _say_routed(found)
         elif getattr(record, "queue", None) == place.queue and place.sequence in sequences:
             index = sequences.index(place.sequence)
             at += index
@@ -117,8 +127,36 @@ async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
         events.append(Event(at, entry.time_ms, type(record).__name__, *place, text))
         if isinstance(record, _GONE) or _ends(record, namespace, place):
             break
-        place = _next(record, place)
+        if isinstance(record, Routed):
+            found = _copies_of(record, place)
+            if path and path[-1] in found:
+                place = path.pop()
+            elif len(found) == 1:
+                place = found[0]
+            else:
+                break
+            continue
+        before, place = place, _next(record, place)
+        if place != before and path and path[-1] == place:
+            path.pop()
     return events
+
+
+def _copies_of(record: Routed, place: Place) -> list[Place]:
+    """Where a message went that was handed on."""
+    return [
+        Place(copies.queue, copies.first_sequence + at)
+        for copies in record.copies
+        for at, sequence in enumerate(copies.sequences)
+        if sequence == place.sequence
+    ]
+
+
+def _say_routed(found: list[Place]) -> str:
+    if not found:
+        return "nobody wanted it, and it is gone"
+    places = ", ".join(f"{each.queue!r} as {each.sequence}" for each in found)
+    return f"handed on to {places}"
 
 
 async def _entries(store: Readable, namespace: str, first: int, end: int) -> AsyncIterator[_Entry]:
@@ -129,9 +167,10 @@ async def _entries(store: Readable, namespace: str, first: int, end: int) -> Asy
                 yield _Entry(position, frame.time_ms, record)
 
 
-async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, Place]:
-    """The position at which the message was sent, and the place it was sent to."""
+async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, list[Place]]:
+    """The position at which the message was sent, and the places it came by, the last first."""
     end = END
+    path = [place]
     while True:
         made: tuple[int, Place] | None = None
         sent = False
@@ -146,8 +185,9 @@ async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, P
                 f" {place.queue!r}; check the numbers, or it was trimmed"
             )
         if sent:
-            return made
+            return made[0], path
         end, place = made[0], made[1]
+        path.append(place)
 
 
 def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]:
@@ -160,6 +200,13 @@ def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]
         index = place.sequence - record.first_sequence
         if _target(record) == place.queue and 0 <= index < len(record.sequences):
             return index, Place(record.queue, record.sequences[index])
+    if isinstance(record, Routed):
+        before = 0
+        for copies in record.copies:
+            index = place.sequence - copies.first_sequence
+            if copies.queue == place.queue and 0 <= index < len(copies.sequences):
+                return before + index, Place(record.queue, copies.sequences[index])
+            before += len(copies.sequences)
     return 0, None
 
 
@@ -181,7 +228,10 @@ def _ends(record: Kept | OfNamespaces, namespace: str, place: Place) -> bool:
     """With everything else that was there."""
     if isinstance(record, NamespaceDeleted):
         return record.name == namespace
-    return isinstance(record, QueueDeleted) and place.queue in (record.queue, record.queue + DEAD)
+    if not isinstance(record, QueueDeleted):
+        return False
+    entity = entity_of(place.queue)
+    return record.queue in (entity, topic_of(entity))
 
 
 def _say(record: Kept | OfNamespaces, index: int) -> str:

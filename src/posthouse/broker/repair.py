@@ -25,7 +25,7 @@ from posthouse.broker.fold import SCRUBBED
 from posthouse.broker.payload import Entry
 from posthouse.broker.replay import END, fitting, make_so, put_sent_aside, unfold
 from posthouse.core.message import message_id
-from posthouse.core.model import QueueProperties
+from posthouse.core.model import QueueProperties, topic_of
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import (
     Missing,
@@ -36,6 +36,7 @@ from posthouse.core.records import (
     QueueCreated,
     QueueDeleted,
     Sent,
+    SubscriptionCreated,
     span,
 )
 from posthouse.core.snapshot import take
@@ -235,6 +236,12 @@ class _Repair:
                     known[namespace].add(record.queue)
                 elif isinstance(record, QueueDeleted):
                     known[namespace].discard(record.queue)
+                elif isinstance(record, SubscriptionCreated):
+                    topic = topic_of(record.queue)
+                    if topic not in known[namespace]:
+                        known[namespace].add(topic)
+                        properties = QueueProperties(delivery="topic")
+                        note(namespace, QueueCreated(topic, record.time_ms, properties))
                 elif isinstance(record, Sent) and record.queue not in known[namespace]:
                     known[namespace].add(record.queue)
                     note(namespace, QueueCreated(record.queue, record.time_ms, QueueProperties()))

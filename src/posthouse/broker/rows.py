@@ -25,6 +25,7 @@ from posthouse.core.records import (
     Completed,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Forgotten,
     Locked,
@@ -41,15 +42,20 @@ from posthouse.core.records import (
     Renewed,
     Resubmitted,
     Returned,
+    Routed,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
     Started,
+    SubscriptionCreated,
     Taken,
     Woken,
 )
+from posthouse.core.rules import Rule
 
 KINDS: dict[type, str] = {
     Started: "started",
@@ -85,9 +91,15 @@ KINDS: dict[type, str] = {
     AccountRevoked: "principal-revoked",
     ReaderSet: "reader-set",
     ReaderRemoved: "reader-removed",
+    Routed: "routed",
+    SubscriptionCreated: "subscription-created",
+    RuleSet: "rule-set",
+    RuleRemoved: "rule-removed",
+    Dropped: "dropped",
 }
 RELEASED = "released"
-WORDS = frozenset((*KINDS.values(), RELEASED))
+COPIED = "copied"  # a copy of what is routed
+WORDS = frozenset((*KINDS.values(), RELEASED, COPIED))
 
 
 class Row(msgspec.Struct, gc=False):
@@ -142,13 +154,15 @@ def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
                     row.sequence_number = number + at
                     _fill(row, message)
                     yield row
+            case Routed():
+                yield from _routed(position, time_ms, namespace, record)
             case Missing() | Forgotten():
                 for at in range(record.count):
                     yield Row(position + at, time_ms, namespace or None, queue, kind)
             case (
                 Activated() | Woken() | Cancelled() | Locked() | Taken() | Completed() | Returned()
                 | Deferred() | DeadLettered() | Expired() | Renewed() | Resubmitted() | Purged()
-                | Moved()
+                | Moved() | Dropped()
             ):  # fmt: skip
                 for at, sequence in enumerate(record.sequences):
                     row = Row(position + at, time_ms, namespace, queue, kind)
@@ -157,6 +171,28 @@ def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
                     yield row
             case _:
                 yield _other(Row(position, time_ms, namespace or None, queue, kind), record)
+
+
+def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iterator[Row]:
+    """First the copies, each in the queue that got it; then what has left."""
+    for copies in record.copies:
+        for at, sequence in enumerate(copies.sequences):
+            row = Row(position, time_ms, namespace, record.queue, COPIED)
+            row.sequence_number = sequence
+            row.target, row.target_sequence_number = copies.queue, copies.first_sequence + at
+            row.expires = (copies.expires_ms[at] or None) if copies.expires_ms else None
+            note = copies.notes[at] if copies.notes else None
+            if note is not None:
+                row.reason, row.description = note.reason, note.description
+                row.properties = _json(note.properties)
+                if note.removed or note.fields:
+                    row.detail = _text({"removed": note.removed, "fields": note.fields})
+            yield row
+            position += 1
+    for at, sequence in enumerate(record.sequences):
+        row = Row(position + at, time_ms, namespace, record.queue, KINDS[Routed])
+        row.sequence_number = sequence
+        yield row
 
 
 def _fill(row: Row, message: NewMessage) -> None:
@@ -235,6 +271,13 @@ def _other(row: Row, record: Record) -> Row:
             row.entity, row.detail = record.name, _text({"position": record.position})
         case QueueCreated() | QueueUpdated():
             row.detail = _text(record.properties)
+        case SubscriptionCreated():
+            rules = [_plain_rule(rule) for rule in record.rules]
+            row.detail = _text({"properties": record.properties, "rules": rules})
+        case RuleSet():
+            row.detail = _text(_plain_rule(record.rule))
+        case RuleRemoved():
+            row.detail = _text({"name": record.rule})
         case QueueDeleted():
             row.detail = _text({"idle": record.idle})
         case ClockSet() | ClockStepped():
@@ -244,6 +287,16 @@ def _other(row: Row, record: Record) -> Row:
         case _:
             pass
     return row
+
+
+def _plain_rule(rule: Rule) -> dict[str, Any]:
+    wanted = rule.filter
+    filter_: dict[str, Any] = {"kind": type(wanted).__name__.removesuffix("Filter").lower()}
+    for name in wanted.__struct_fields__:
+        value = getattr(wanted, name)
+        filter_[name] = plain_properties(value) if name in ("parameters", "properties") else value
+    parameters = plain_properties(rule.parameters)
+    return {"name": rule.name, "filter": filter_, "action": rule.action, "parameters": parameters}
 
 
 def _text(what: object) -> str:

@@ -22,12 +22,14 @@ from posthouse.core.namespaces import SpaceCommand
 from posthouse.core.records import (
     Cancelled,
     Completed,
+    Dropped,
     Expired,
     Kept,
     Locked,
     Purged,
     Record,
     Renewed,
+    Routed,
     Sent,
     Taken,
     Woken,
@@ -35,6 +37,8 @@ from posthouse.core.records import (
     is_kept,
 )
 
+# Records with nothing in them but sequence numbers.
+_BARE = (Completed, Renewed, Woken, Cancelled, Expired, Taken, Purged, Dropped)
 COMMAND_BYTES = 32 << 20  # of the records of one command that has many
 _FEW = 64  # records: each is bounded, so these need not be weighed
 
@@ -66,8 +70,10 @@ def weight_of_sent(record: Sent) -> int:
 
 def weight(record: Kept) -> int:
     """Its bytes, at most; cheaply where it is small."""
-    if isinstance(record, Completed | Renewed | Woken | Cancelled | Expired | Taken | Purged):
+    if isinstance(record, _BARE):
         return 2_048 + 10 * len(record.sequences)
     if isinstance(record, Locked) and record.ids is None:
         return 2_048 + 10 * len(record.sequences)
+    if isinstance(record, Routed) and all(each.notes is None for each in record.copies):
+        return 2_048 + sum(2_048 + 20 * len(each.sequences) for each in record.copies)
     return len(encode(record))

@@ -57,6 +57,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_serve(rooms, settings=settings)
     _add_messages(rooms)
     _add_queues(rooms)
+    _add_topics(rooms)
     _add_dead_letters(rooms)
     _add_looks(rooms)
     _add_access(rooms)
@@ -101,7 +102,7 @@ def _remote(
     rooms: Rooms, name: str, run: str, help: str, example: str = ""
 ) -> argparse.ArgumentParser:
     """A command on a running broker."""
-    made = _action(rooms, name, f"remote:{run}", help, example)
+    made = _action(rooms, name, run if ":" in run else f"remote:{run}", help, example)
     where = made.add_argument_group("which broker")
     where.add_argument("--url", help="its address (POSTHOUSE_URL; http://127.0.0.1:5300)")
     where.add_argument("--namespace", metavar="NAME", help="(POSTHOUSE_NAMESPACE; default)")
@@ -220,6 +221,7 @@ def _add_messages(rooms: Rooms) -> None:
     made.add_argument("--wait", type=_ms, default=0, metavar="TIME", help="for the first one")
     made.add_argument("--session", metavar="ID", nargs="?", const="", help="of one, or the next")
     made.add_argument("--dead", action="store_true", help="from the dead-letter queue")
+    _of_subscription(made)
     ends = made.add_mutually_exclusive_group()
     ends.add_argument("--keep", action="store_true", help="leave them locked; --json has tokens")
     ends.add_argument("--delete", action="store_true", help="delete them before they are printed")
@@ -229,6 +231,7 @@ def _add_messages(rooms: Rooms) -> None:
     made.add_argument("queue")
     _paged(made)
     made.add_argument("--dead", action="store_true", help="in the dead-letter queue")
+    _of_subscription(made)
     made.add_argument("--session", metavar="ID")
     made.add_argument("--state", choices=("active", "locked", "scheduled", "delayed", "deferred"))
     messages = _room(rooms, "message", "look at one message")
@@ -285,6 +288,71 @@ def _add_queues(rooms: Rooms) -> None:
     sessions = _room(rooms, "session", "look at sessions")
     made = _remote(sessions, "ls", "session_ls", "list a queue's sessions")
     made.add_argument("queue")
+    _of_subscription(made)
+
+
+def _add_topics(rooms: Rooms) -> None:
+    topics = _room(rooms, "topic", "make, look at and change topics")
+    _remote(topics, "ls", "topics:topic_ls", "list topics")
+    for name, help in (
+        ("create", "make a topic: what is sent to it goes to its subscriptions"),
+        ("show", "its properties and counts"),
+        ("update", "change some of its properties"),
+        ("delete", "remove it with all its subscriptions"),
+    ):
+        made = _remote(topics, name, f"topics:topic_{name}", help)
+        made.add_argument("topic")
+        if name in ("create", "update"):
+            _settable(made)
+    of = _room(rooms, "subscription", "make, look at and change subscriptions of topics")
+    made = _remote(of, "ls", "topics:subscription_ls", "list those of a topic with their counts")
+    made.add_argument("topic")
+    for name, help, example in (
+        ("create", "make one; it gets every message, unless --sql says which",
+         "posthouse subscription create news mine --sql \"colour = 'red'\""),
+        ("show", "its properties and counts", ""),
+        ("update", "change some of its properties", ""),
+        ("delete", "remove it with all its messages", ""),
+    ):  # fmt: skip
+        made = _remote(of, name, f"topics:subscription_{name}", help, example)
+        made.add_argument("topic")
+        made.add_argument("subscription")
+        if name in ("create", "update"):
+            _settable(made)
+        if name == "create":
+            made.add_argument("--sql", metavar="EXPRESSION", help="only messages that fit")
+    _add_rules(rooms)
+
+
+def _add_rules(rooms: Rooms) -> None:
+    rules = _room(rooms, "rule", "say which messages a subscription gets")
+    made = _remote(rules, "ls", "topics:rule_ls", "list the rules of a subscription")
+    made.add_argument("topic")
+    made.add_argument("subscription")
+    made = _remote(
+        rules, "add", "topics:rule_add", "add a rule, or put another in its place",
+        "posthouse rule add news mine red --sql \"colour = 'red'\" --action 'SET seen = TRUE'",
+    )  # fmt: skip
+    for name in ("topic", "subscription", "rule"):
+        made.add_argument(name)
+    made.add_argument("--sql", metavar="EXPRESSION", help="messages that fit")
+    made.add_argument("--pattern", help="of the subject, such as 'events.#'")
+    made.add_argument("--style", choices=("amqp", "nats"), default="amqp",
+                      help="of the pattern: * and #, or * and >")  # fmt: skip
+    made.add_argument("--equal", type=_setting, action="append", metavar="NAME=VALUE",
+                      help="a property that has to be so; may be repeated")  # fmt: skip
+    made.add_argument("--field", type=_pair, action="append", metavar="NAME=VALUE",
+                      help="subject, id, correlation_id, ...; may be repeated")  # fmt: skip
+    made.add_argument("--action", metavar="STATEMENTS", help="what is changed of them, in SQL")
+    made.add_argument("--replace", action="store_true", help="it is there already")
+    made = _remote(rules, "remove", "topics:rule_remove", "remove a rule")
+    for name in ("topic", "subscription", "rule"):
+        made.add_argument(name)
+
+
+def _of_subscription(made: argparse.ArgumentParser) -> None:
+    made.add_argument("-s", "--subscription", dest="of_subscription", metavar="NAME",
+                      help="where the name is a topic's: of this subscription")  # fmt: skip
 
 
 def _settable(made: argparse.ArgumentParser) -> None:
@@ -298,10 +366,12 @@ def _add_dead_letters(rooms: Rooms) -> None:
     dead = _room(rooms, "dlq", "look after dead letters")
     made = _remote(dead, "ls", "dlq_ls", "which queues have some, or those of one queue")
     made.add_argument("queue", nargs="?")
+    _of_subscription(made)
     _paged(made)
     made = _remote(dead, "show", "dlq_show", "one dead letter, with all there is to know")
     made.add_argument("queue")
     made.add_argument("number", type=int)
+    _of_subscription(made)
     made = _remote(
         dead, "resubmit", "dlq_resubmit", "send some again, or all", "posthouse dlq resubmit orders"
     )
@@ -309,9 +379,11 @@ def _add_dead_letters(rooms: Rooms) -> None:
     made.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="all if none is given")
     made.add_argument("--to", metavar="QUEUE", help="where they came from, if not given")
     made.add_argument("--keep-reason", action="store_true", help="the reason stays with them")
+    _of_subscription(made)
     made.set_defaults(late="numbers")
     made = _remote(dead, "purge", "dlq_purge", "remove them")
     made.add_argument("queue")
+    _of_subscription(made)
 
 
 def _add_looks(rooms: Rooms) -> None:

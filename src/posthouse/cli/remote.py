@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posthouse.cli.client import Client, Failure, path
-from posthouse.cli.codes import EMPTY, NOT_FOUND, OK, USAGE, fail, say
+from posthouse.cli.codes import EMPTY, FAILED, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, table
 
 _BATCH = 500  # lines in one send
@@ -26,6 +26,9 @@ def remote(run: Callable[[Client, argparse.Namespace], int]) -> Command:
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
+        subscription = getattr(options, "of_subscription", None)
+        if subscription is not None:
+            options.queue += f"/$sub/{subscription}"
         try:
             return run(Client.of(options), options)
         except Failure as failure:
@@ -34,7 +37,7 @@ def remote(run: Callable[[Client, argparse.Namespace], int]) -> Command:
     return guarded
 
 
-def _out(options: argparse.Namespace, found: object, text: str) -> int:
+def out(options: argparse.Namespace, found: object, text: str) -> int:
     say(json.dumps(found) if options.json else text)
     return OK
 
@@ -52,15 +55,17 @@ def send(client: Client, options: argparse.Namespace) -> int:
         body = _body(options)
         answer = client.ask("POST", where, {"messages": [fields | body]})
         sequence = answer["sequences"][0]
+        if answer["dropped"]:
+            return fail(f"{options.queue} is full, and has dropped it.", FAILED)
         again = " It repeats one that was sent before." if answer["duplicates"] else ""
-        return _out(options, answer, f"Sent to {options.queue} as {sequence}.{again}")
+        return out(options, answer, f"Sent to {options.queue} as {sequence}.{again}")
     progress, sent = Progress("sent"), 0
     for batch in _batches(sys.stdin.buffer):
         client.ask("POST", where, {"messages": [fields | _text_or_bytes(line) for line in batch]})
         sent += len(batch)
         progress.show(sent)
     progress.end()
-    return _out(options, {"sent": sent}, f"Sent {sent} messages to {options.queue}.")
+    return out(options, {"sent": sent}, f"Sent {sent} messages to {options.queue}.")
 
 
 def _batches(lines: Any) -> Iterator[list[bytes]]:
@@ -215,43 +220,56 @@ def message_show(client: Client, options: argparse.Namespace) -> int:
             f"  {event['position']:>10}  {moment(event['time_ms'])}  {printable(event['text'])}"
             for event in each["events"]
         ]
-    return _out(options, lives, "\n".join(lines))
+    return out(options, lives, "\n".join(lines))
 
 
 # Queues.
 
 
 def _queues(client: Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    return list(pages(client, client.space("queues"), "queues"))
+
+
+def pages(client: Client, where: str, what: str) -> Iterator[dict[str, Any]]:
+    """All of something that comes page by page."""
     after: str | None = ""
     while after is not None:
-        page = client.ask("GET", client.space("queues"), after=after, limit=1_000)
-        found += page["queues"]
+        page = client.ask("GET", where, after=after, limit=1_000)
+        yield from page[what]
         after = page["next"]
+
+
+def _all_queues(client: Client) -> list[dict[str, Any]]:
+    """With subscriptions, which are queues too."""
+    found = _queues(client)
+    for topic in pages(client, client.space("topics"), "topics"):
+        where = client.space("topics", topic["name"], "subscriptions")
+        found += pages(client, where, "subscriptions")
     return found
 
 
-_COUNTS = ("active", "locked", "scheduled", "delayed", "deferred", "dead")
+_OF_SOME = ("subscriptions", "rules", "transfer")
+COUNTS = ("active", "locked", "scheduled", "delayed", "deferred", "dead")
 
 
 @remote
 def queue_ls(client: Client, options: argparse.Namespace) -> int:
     found = _queues(client)
     rows = [
-        (each["name"], each["properties"]["status"], *(each["counts"][name] for name in _COUNTS),
+        (each["name"], each["properties"]["status"], *(each["counts"][name] for name in COUNTS),
          size(each["size_bytes"]))
         for each in found
     ]  # fmt: skip
-    return _out(options, found, table(rows, ("queue", "status", *_COUNTS, "size")))
+    return out(options, found, table(rows, ("queue", "status", *COUNTS, "size")))
 
 
 @remote
 def queue_show(client: Client, options: argparse.Namespace) -> int:
-    return _show(client, options, client.ask("GET", client.queue(options.queue)))
+    return show(client, options, client.ask("GET", client.queue(options.queue)))
 
 
-def _show(client: Client, options: argparse.Namespace, info: dict[str, Any]) -> int:
-    counts = ", ".join(f"{info['counts'][name]} {name}" for name in _COUNTS)
+def show(client: Client, options: argparse.Namespace, info: dict[str, Any]) -> int:
+    counts = ", ".join(f"{info['counts'][name]} {name}" for name in COUNTS)
     oldest = info["oldest_ms"]
     lines = [
         f"{client.namespace}/{info['name']}: {counts}",
@@ -259,15 +277,16 @@ def _show(client: Client, options: argparse.Namespace, info: dict[str, Any]) -> 
         f"  receivers   {info['receivers']}",
         f"  created     {moment(info['created_ms'])}",
         f"  oldest      {moment(oldest)}",
+        *(f"  {name:<11} {info[name]}" for name in _OF_SOME if info[name]),
         *(f"  {name:<20} {value}" for name, value in info["properties"].items()),
     ]
-    return _out(options, info, "\n".join(lines))
+    return out(options, info, "\n".join(lines))
 
 
 @remote
 def queue_create(client: Client, options: argparse.Namespace) -> int:
     info = client.ask("PUT", client.queue(options.queue), dict(options.set or ()))
-    return _out(options, info, f"Queue {options.queue} is there.")
+    return out(options, info, f"Queue {options.queue} is there.")
 
 
 @remote
@@ -275,13 +294,13 @@ def queue_update(client: Client, options: argparse.Namespace) -> int:
     if not options.set:
         return fail("Say what to change: --set NAME=VALUE.", USAGE)
     info = client.ask("PATCH", client.queue(options.queue), dict(options.set))
-    return _show(client, options, info)
+    return show(client, options, info)
 
 
 @remote
 def queue_delete(client: Client, options: argparse.Namespace) -> int:
     client.ask("DELETE", client.queue(options.queue))
-    return _out(options, {"deleted": options.queue}, f"Queue {options.queue} is gone.")
+    return out(options, {"deleted": options.queue}, f"Queue {options.queue} is gone.")
 
 
 @remote
@@ -292,7 +311,7 @@ def queue_purge(client: Client, options: argparse.Namespace) -> int:
 def _purge(client: Client, options: argparse.Namespace, queue: str, states: list[str]) -> int:
     form = {"states": states}
     done = _in_steps(client, client.queue(queue, "purge"), form, "removed")
-    return _out(options, {"removed": done}, f"Removed {done} messages from {queue}.")
+    return out(options, {"removed": done}, f"Removed {done} messages from {queue}.")
 
 
 def _in_steps(client: Client, where: str, form: dict[str, Any], what: str) -> int:
@@ -323,7 +342,7 @@ def _sides(client: Client, options: argparse.Namespace, action: str, word: str) 
     form = {"sending": both or options.sending, "receiving": both or options.receiving}
     client.ask("POST", client.queue(options.queue, action), form)
     sides = " and ".join(name for name, wanted in form.items() if wanted)
-    return _out(options, form, f"Queue {options.queue}: {sides} {word}.")
+    return out(options, form, f"Queue {options.queue}: {sides} {word}.")
 
 
 # Dead letters.
@@ -333,9 +352,9 @@ def _sides(client: Client, options: argparse.Namespace, action: str, word: str) 
 def dlq_ls(client: Client, options: argparse.Namespace) -> int:
     if options.queue is not None:
         return _peek(client, options, options.queue + _DEAD, None)
-    found = [each for each in _queues(client) if each["counts"]["dead"]]
+    found = [each for each in _all_queues(client) if each["counts"]["dead"]]
     rows = [(e["name"], e["counts"]["dead"], size(e["dead_size_bytes"])) for e in found]
-    return _out(options, found, table(rows, ("queue", "dead", "size")))
+    return out(options, found, table(rows, ("queue", "dead", "size")))
 
 
 @remote
@@ -347,7 +366,7 @@ def dlq_show(client: Client, options: argparse.Namespace) -> int:
     if not found:
         raise Failure(f"There is no dead letter {options.number} of {options.queue}.", NOT_FOUND)
     lines = [f"{name:<18} {printable(str(value))}" for name, value in found[0].items()]
-    return _out(options, found[0], "\n".join(lines))
+    return out(options, found[0], "\n".join(lines))
 
 
 @remote
@@ -358,7 +377,7 @@ def dlq_resubmit(client: Client, options: argparse.Namespace) -> int:
         done = client.ask("POST", where, form | {"sequences": options.numbers})["done"]
     else:
         done = _in_steps(client, where, form, "sent again")
-    return _out(options, {"resubmitted": done}, f"Sent {done} dead letters again.")
+    return out(options, {"resubmitted": done}, f"Sent {done} dead letters again.")
 
 
 @remote
@@ -378,7 +397,7 @@ def session_ls(client: Client, options: argparse.Namespace) -> int:
         )["names"]
         names += some
         if len(some) < 1_000:
-            return _out(options, names, table([(name,) for name in names], ("session",)))
+            return out(options, names, table([(name,) for name in names], ("session",)))
 
 
 @remote
@@ -390,7 +409,7 @@ def scheduled_ls(client: Client, options: argparse.Namespace) -> int:
 def scheduled_cancel(client: Client, options: argparse.Namespace) -> int:
     form = {"sequences": options.numbers}
     client.ask("POST", client.queue(options.queue, "cancel"), form)
-    return _out(options, {"cancelled": options.numbers}, "They will not be sent.")
+    return out(options, {"cancelled": options.numbers}, "They will not be sent.")
 
 
 # The broker.
@@ -402,7 +421,7 @@ def top(client: Client, options: argparse.Namespace) -> int:
     before: dict[str, int] = {}
     then = time.monotonic()
     while True:
-        found, now = _queues(client), time.monotonic()
+        found, now = _all_queues(client), time.monotonic()
         rows = [_top_row(each, before, now - then) for each in found]
         rows.sort(key=lambda row: -row[1])
         before = {each["name"]: _all(each) for each in found}
@@ -492,7 +511,7 @@ def clock(client: Client, options: argparse.Namespace) -> int:
     words += [word for word, on in (("frozen", found["frozen"]), ("auto", found["auto"])) if on]
     lines = [", ".join(words)]
     lines += [f"  {each['count']} {each['kind']} {each['queue']}" for each in found["fired"]]
-    return _out(options, found, "\n".join(lines))
+    return out(options, found, "\n".join(lines))
 
 
 # Principals.
@@ -512,7 +531,7 @@ def access_ls(client: Client, options: argparse.Namespace) -> int:
         for each in found
         for grant in each["grants"]
     ]
-    return _out(options, found, table(rows, ("principal", "namespace", "entity", "rights")))
+    return out(options, found, table(rows, ("principal", "namespace", "entity", "rights")))
 
 
 @remote
@@ -536,10 +555,10 @@ def _key(options: argparse.Namespace, made: dict[str, str]) -> int:
         f"The key of {made['name']} is shown this once:\n\n"
         f"    export POSTHOUSE_KEY={made['name']}:{made['key']}\n"
     )
-    return _out(options, made, text)
+    return out(options, made, text)
 
 
 @remote
 def access_revoke(client: Client, options: argparse.Namespace) -> int:
     client.ask("DELETE", path("principals", options.name))
-    return _out(options, {"revoked": options.name}, f"{options.name} is out.")
+    return out(options, {"revoked": options.name}, f"{options.name} is out.")

@@ -4,15 +4,21 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from posthouse.core.commands import (
+    BACKOFF_MAX,
+    HOPS_MAX,
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTY_CHARS_MAX,
+    RULE_CHARS_MAX,
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
 )
-from posthouse.core.errors import InvalidArgument
+from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
+from posthouse.core.filters import SyntaxProblem
 from posthouse.core.message import TIMESTAMP, UUID, Properties
-from posthouse.core.model import QueueProperties
+from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
+from posthouse.core.routing import compile_rule
+from posthouse.core.rules import CorrelationFilter, Rule
 
 
 def check_count(argument: str, value: object, least: int, most: int) -> None:
@@ -79,7 +85,7 @@ _LEAST = {
     "duplicate_window_ms": 1,
     "idle_delete_ms": 1,
 }
-_FIXED = ("requires_session", "duplicate_detection", "order", "grouping")
+_FIXED = ("requires_session", "duplicate_detection", "order", "grouping", "delivery")
 
 
 def check_queue_properties(properties: QueueProperties) -> QueueProperties:
@@ -89,11 +95,20 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
         if value is not None:
             check_count(name, value, least, TIME_MS_MAX)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
+    for name in ("forward_to", "forward_dead_to"):
+        if getattr(properties, name) is not None:
+            check_name(name, getattr(properties, name))
+    if len(properties.backoff_ms) > BACKOFF_MAX:
+        raise InvalidArgument("backoff_ms", f"must be at most {BACKOFF_MAX} delays")
+    for wait_ms in properties.backoff_ms:
+        check_duration("backoff_ms", wait_ms)
     try:  # the words among them
         msgspec.convert(msgspec.structs.asdict(properties), QueueProperties)
     except (msgspec.ValidationError, UnicodeEncodeError):
-        words = "status, order, grouping or counting"
+        words = "status, order, grouping, counting, delivery or overflow"
         raise InvalidArgument(words, "is not one of the words there are") from None
+    if properties.delivery == "topic":
+        _check_topic(properties)
     if properties.grouping == "session":
         return msgspec.structs.replace(properties, requires_session=True)
     if properties.grouping == "none" and properties.requires_session:
@@ -105,3 +120,97 @@ def check_update(old: QueueProperties, new: QueueProperties) -> None:
     for name in _FIXED:
         if getattr(old, name) != getattr(new, name):
             raise InvalidArgument(name, "cannot be changed after a queue was created")
+
+
+def _check_topic(properties: QueueProperties) -> None:
+    """A topic keeps nothing for receivers; what concerns them is for its subscriptions to say."""
+    plain = QueueProperties()
+    for name in ("grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms"):
+        if getattr(properties, name) != getattr(plain, name):
+            raise InvalidArgument(name, "is for subscriptions, not for their topic")
+
+
+def check_forwarding(state: State, name: str, properties: QueueProperties) -> None:
+    """Whether a queue may forward as it wants to: to what is there, not far, and not in a circle.
+
+    With what forwards to it already.
+    """
+    for target in (properties.forward_to, properties.forward_dead_to):
+        if target is None:
+            continue
+        if entity_of(target) not in state.queues or SUBSCRIPTION in target:
+            raise NotFound("queue or topic", target)
+        if topic_of(name) in _reached_from(state, target):
+            raise NotAllowed(name, f"what is forwarded to {target!r} would come back")
+    hops = _hops_to(state, topic_of(name)) + _hops_from(state, properties)
+    if hops > HOPS_MAX:
+        raise NotAllowed(name, f"a message would be forwarded {hops} times; {HOPS_MAX} is the most")
+
+
+def _targets(queue: Queue) -> set[str]:
+    """Where what comes into a queue or topic may go from there."""
+    found = set()
+    for each in (queue, *queue.subscriptions.values()):
+        found |= {each.properties.forward_to, each.properties.forward_dead_to}
+    return {name for name in found if name is not None}
+
+
+def _reached_from(state: State, name: str) -> set[str]:
+    found: set[str] = set()
+    left = [name]
+    while left:
+        name = left.pop()
+        queue = state.queues.get(name)
+        if name not in found:
+            found.add(name)
+            left += [] if queue is None else _targets(queue)
+    return found
+
+
+def _hops_from(state: State, properties: QueueProperties) -> int:
+    targets = {properties.forward_to, properties.forward_dead_to} - {None}
+    found = 0
+    while targets and found <= HOPS_MAX:
+        found += 1
+        queues = [state.queues[name] for name in targets if name in state.queues]
+        targets = set().union(*map(_targets, queues))
+    return found
+
+
+def _hops_to(state: State, name: str) -> int:
+    names, found = {name}, -1
+    while names and found <= HOPS_MAX:
+        found += 1
+        queues = (state.queues[each] for each in state.names)
+        names = {queue.name for queue in queues if _targets(queue) & names}
+    return found
+
+
+def check_rule(rule: Rule) -> None:
+    """Raises InvalidArgument, which says where an expression goes wrong."""
+    check_text("rule", rule.name, RULE_CHARS_MAX)
+    if not rule.name or not rule.name.isprintable() or "/" in rule.name:
+        raise InvalidArgument("rule", "must be a name of printable characters without a /")
+    wanted = rule.filter
+    for given in (rule.parameters, getattr(wanted, "parameters", {})):
+        check_properties(given)
+    if isinstance(wanted, CorrelationFilter):
+        check_properties(wanted.properties)
+        if not wanted.fields and not wanted.properties:
+            raise InvalidArgument("filter", "must name something to compare")
+        unknown = sorted(wanted.fields.keys() - CORRELATED)
+        if unknown:
+            raise InvalidArgument("filter", f"cannot compare {unknown[0]!r}")
+        for text in wanted.fields.values():
+            check_text("filter", text, TEXT_CHARS_MAX)
+    try:
+        compile_rule(rule)
+    except SyntaxProblem as problem:
+        what = "filter" if not rule.action else "filter or action"
+        raise InvalidArgument(what, f"is not well-formed: {problem}") from None
+
+
+CORRELATED = frozenset((
+    "id", "correlation_id", "to", "reply_to", "subject", "session_id", "reply_to_session_id",
+    "content_type",
+))  # fmt: skip

@@ -11,6 +11,7 @@ import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
 from posthouse.core.model import Account, QueueProperties, Reader, Right
+from posthouse.core.rules import DEFAULT_RULE, Rule
 
 # What it takes to give a command: a right, or to be the broker itself.
 Need = Right | Literal["broker"]
@@ -37,6 +38,11 @@ PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 1 << 20
 TIME_MS_MAX = 1 << 53  # moments and durations
 RECEIVER_MAX = (1 << 63) - 1  # receiver ids
+SUBSCRIPTIONS_MAX = 100_000  # of one topic
+RULES_MAX = 1_000  # of one subscription
+RULE_CHARS_MAX = 50  # the name of a rule
+BACKOFF_MAX = 100  # delays in a queue's list
+HOPS_MAX = 4  # that a message is forwarded
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
@@ -98,13 +104,18 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateQueue(_Command, frozen=True):
+    """Or a topic, if its properties say so."""
+
     right = "manage"
     queue: str
     properties: QueueProperties = QueueProperties()
 
 
 class UpdateQueue(_Command, frozen=True):
-    """Order, grouping, requires_session and duplicate_detection cannot be changed."""
+    """Or a topic, or a subscription.
+
+    Order, grouping, requires_session, duplicate_detection and delivery cannot be changed.
+    """
 
     right = "manage"
     queue: str
@@ -112,6 +123,8 @@ class UpdateQueue(_Command, frozen=True):
 
 
 class DeleteQueue(_Command, frozen=True):
+    """Or a topic with its subscriptions, or a subscription."""
+
     right = "manage"
     queue: str
 
@@ -128,6 +141,49 @@ class ListQueues(_Command, frozen=True):
 
     right = "manage"
     reach = "namespace"
+    after: str = ""
+    limit: int = 100
+    kind: Literal["queue", "topic"] | None = None  # None: both
+
+
+class CreateSubscription(_Command, frozen=True):
+    """`queue` is `subscription_queue(topic, name)`. Without rules given it gets every message."""
+
+    right = "manage"
+    queue: str
+    properties: QueueProperties = QueueProperties()
+    rules: Sequence[Rule] = (Rule(DEFAULT_RULE),)
+
+
+class ListSubscriptions(_Command, frozen=True):
+    """Of a topic. The answer is a page of `QueueInfo`, by name, as for `ListQueues`."""
+
+    right = "manage"
+    queue: str
+    after: str = ""
+    limit: int = 100
+
+
+class SetRule(_Command, frozen=True):
+    """Of a subscription. `new`: there must be none of that name yet; else there must be one."""
+
+    right = "listen"
+    queue: str
+    rule: Rule
+    new: bool = True
+
+
+class RemoveRule(_Command, frozen=True):
+    right = "listen"
+    queue: str
+    rule: str
+
+
+class ListRules(_Command, frozen=True):
+    """Of a subscription. The answer is a page of `Rule`, by name; go on after the last of them."""
+
+    right = "listen"
+    queue: str
     after: str = ""
     limit: int = 100
 
@@ -397,6 +453,11 @@ Command: TypeAlias = (
     | DeleteQueue
     | GetQueue
     | ListQueues
+    | CreateSubscription
+    | ListSubscriptions
+    | SetRule
+    | RemoveRule
+    | ListRules
     | Pause
     | Resume
     | Purge
@@ -445,6 +506,9 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     updated_ms: int
     accessed_ms: int
     receivers: int
+    subscriptions: int = 0  # of a topic
+    rules: int = 0  # of a subscription
+    transfer: int = 0  # messages that it could not forward
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -457,6 +521,7 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
 
     sequences: Sequence[int]
     duplicates: int = 0
+    dropped: int = 0  # for which there was no room; their sequence number is 0
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
@@ -528,6 +593,7 @@ Answer: TypeAlias = (
     | int
     | list[str]
     | list[QueueInfo]
+    | list[Rule]
     | list[Account]
     | list[Reader]
     | Ticked

@@ -14,9 +14,11 @@ import msgspec
 from posthouse.core.checks import (
     check_count,
     check_duration,
+    check_forwarding,
     check_name,
     check_properties,
     check_queue_properties,
+    check_rule,
     check_text,
     check_update,
 )
@@ -28,10 +30,12 @@ from posthouse.core.commands import (
     KEY_CHARS_MAX,
     PAGE_MAX,
     RECEIVER_MAX,
+    RULES_MAX,
     SEND_BYTES_MAX,
     SESSION_STATE_BYTES_MAX,
     SETTLED,
     STEPS_MAX,
+    SUBSCRIPTIONS_MAX,
     TEXT_CHARS_MAX,
     Abandon,
     AcceptSession,
@@ -41,6 +45,7 @@ from posthouse.core.commands import (
     Complete,
     Counts,
     CreateQueue,
+    CreateSubscription,
     Credit,
     DeadLetter,
     Defer,
@@ -50,7 +55,9 @@ from posthouse.core.commands import (
     GetQueue,
     GetSessionState,
     ListQueues,
+    ListRules,
     ListSessions,
+    ListSubscriptions,
     Move,
     Notice,
     Pause,
@@ -64,6 +71,7 @@ from posthouse.core.commands import (
     ReceiveDeferred,
     Release,
     ReleaseSession,
+    RemoveRule,
     Renew,
     RenewSession,
     Resubmit,
@@ -71,6 +79,7 @@ from posthouse.core.commands import (
     Seen,
     Send,
     SetClock,
+    SetRule,
     SetSessionState,
     Settle,
     Settled,
@@ -110,6 +119,7 @@ from posthouse.core.message import (
 )
 from posthouse.core.model import (
     PRIORITIES,
+    SUBSCRIPTION,
     Group,
     Lock,
     Queue,
@@ -129,6 +139,7 @@ from posthouse.core.plan import (
     can_receive,
     can_send,
     deliver,
+    drop,
     end,
     free_sessions,
     grant,
@@ -155,11 +166,16 @@ from posthouse.core.records import (
     Record,
     Renewed,
     Resubmitted,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionRenewed,
     SessionStateSet,
+    SubscriptionCreated,
     Touched,
 )
+from posthouse.core.room import check_room, make_room, used
+from posthouse.core.rules import Rule
 from posthouse.core.tick import set_clock, start, step_clock, tick
 
 
@@ -204,8 +220,20 @@ def _reads(state: State, queue: Queue, session: int, now_ms: int) -> Group | Non
     return _session(state, queue, session, now_ms)
 
 
+def _subscription(state: State, name: str) -> Queue:
+    queue = state.queues.get(name)
+    if queue is None or queue.topic is None:
+        raise NotFound("subscription", name)
+    return queue
+
+
 def _receivable(state: State, name: str) -> Queue:
     queue = _queue(state, name)
+    if queue.relays and queue.origin is None:
+        what = "is a topic; receive from a subscription of it"
+        if queue.properties.delivery != "topic":
+            what = f"forwards to {queue.properties.forward_to!r}; receive from there"
+        raise NotAllowed(name, f"it {what}")
     if not can_receive(queue.properties):
         raise Disabled(name, queue.properties.status)
     return queue
@@ -237,13 +265,94 @@ def _create_queue(state: State, command: CreateQueue, now_ms: int) -> Outcome:
     if taken is not None:
         raise AlreadyExists("queue", taken)
     properties = check_queue_properties(command.properties)
+    check_forwarding(state, command.queue, properties)
     return Outcome([QueueCreated(command.queue, now_ms, properties)])
+
+
+def _create_subscription(state: State, command: CreateSubscription, now_ms: int) -> Outcome:
+    topic_name, _, name = command.queue.partition(SUBSCRIPTION)
+    topic = state.queues.get(topic_name)
+    if topic is None or topic.properties.delivery != "topic":
+        raise NotFound("topic", topic_name)
+    check_name("subscription", name)
+    if "/" in name:
+        raise InvalidArgument("subscription", "must not have a / in its name")
+    taken = state.folded.get(command.queue.casefold())
+    if taken is not None:
+        raise AlreadyExists("subscription", taken.partition(SUBSCRIPTION)[2])
+    if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
+        most = len(topic.subscriptions)
+        raise QuotaExceeded(topic.name, "the number of subscriptions", most, most)
+    properties = check_queue_properties(command.properties)
+    if properties.delivery != "competing" or properties.duplicate_detection:
+        raise InvalidArgument("properties", "of a subscription cannot be those of a topic")
+    check_forwarding(state, command.queue, properties)
+    rules = [_checked_rule(rule, now_ms) for rule in command.rules]
+    if len({rule.name.casefold() for rule in rules}) < len(rules):
+        raise InvalidArgument("rules", "must have names that differ")
+    check_count("the number of rules", len(rules), 0, RULES_MAX)
+    return Outcome([SubscriptionCreated(command.queue, now_ms, properties, rules)])
+
+
+def _checked_rule(rule: Rule, now_ms: int) -> Rule:
+    check_rule(rule)
+    return msgspec.structs.replace(rule, created_ms=now_ms)
+
+
+def _list_subscriptions(state: State, command: ListSubscriptions, _: int) -> Outcome:
+    topic = state.queues.get(command.queue)
+    if topic is None or topic.properties.delivery != "topic":
+        raise NotFound("topic", command.queue)
+    check_count("limit", command.limit, 1, PAGE_MAX)
+    names = page(sorted(topic.subscriptions), command.after, command.limit)
+    return Outcome([], [_info(topic.subscriptions[name]) for name in names])
+
+
+def _named_rule(queue: Queue, name: str) -> str | None:
+    """The rule's exact name, if there is one of that name but for case."""
+    if name in queue.rules:
+        return name
+    folded = name.casefold()
+    return next((each for each in queue.rules if each.casefold() == folded), None)
+
+
+def _set_rule(state: State, command: SetRule, now_ms: int) -> Outcome:
+    queue = _subscription(state, command.queue)
+    rule = _checked_rule(command.rule, now_ms)
+    there = _named_rule(queue, rule.name)
+    if command.new:
+        if there is not None:
+            raise AlreadyExists("rule", there)
+        if len(queue.rules) >= RULES_MAX:
+            raise QuotaExceeded(queue.name, "the number of rules", RULES_MAX, len(queue.rules))
+    elif there is None:
+        raise NotFound("rule", rule.name)
+    else:
+        made_ms = queue.rules[there].created_ms
+        rule = msgspec.structs.replace(rule, name=there, created_ms=made_ms)
+    return Outcome([RuleSet(queue.name, now_ms, rule)])
+
+
+def _remove_rule(state: State, command: RemoveRule, now_ms: int) -> Outcome:
+    queue = _subscription(state, command.queue)
+    there = _named_rule(queue, command.rule)
+    if there is None:
+        raise NotFound("rule", command.rule)
+    return Outcome([RuleRemoved(queue.name, now_ms, there)])
+
+
+def _list_rules(state: State, command: ListRules, _: int) -> Outcome:
+    queue = _subscription(state, command.queue)
+    check_count("limit", command.limit, 1, PAGE_MAX)
+    names = page(sorted(queue.rules), command.after, command.limit)
+    return Outcome([], [queue.rules[name] for name in names])
 
 
 def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
     queue = _own_queue(state, command.queue)
     properties = check_queue_properties(command.properties)
     check_update(queue.properties, properties)
+    check_forwarding(state, queue.name, properties)
     return _change(queue, properties, now_ms)
 
 
@@ -255,6 +364,14 @@ def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
         notices = [Notice(receiver, "paused") for receiver in queue.attached]
     elif now and not was and (queue.waiting or queue.accepting):
         records.append(Hungry(queue.name, more=True))
+    before = queue.properties
+    if properties.forward_to is not None and properties.forward_to != before.forward_to:
+        notices = [Notice(receiver, "paused") for receiver in queue.attached]
+        records.append(Hungry(queue.name, more=True))  # what is there already
+    dead = queue.dead
+    to = properties.forward_dead_to
+    if dead is not None and to is not None and to != before.forward_dead_to:
+        records.append(Hungry(dead.name, more=True))
     return Outcome(records, None, notices)
 
 
@@ -279,9 +396,10 @@ def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
 
 def _delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
     queue = _own_queue(state, command.queue)
-    assert queue.dead is not None
-    gone = (*queue.attached, *queue.dead.attached)
-    notices = [Notice(receiver, "deleted") for receiver in gone]
+    going = [queue, *queue.subscriptions.values()]
+    going += [each.dead for each in going if each.dead is not None]
+    going += [each.transfer for each in going if each.transfer is not None]
+    notices = [Notice(receiver, "deleted") for each in going for receiver in each.attached]
     return Outcome([QueueDeleted(queue.name, now_ms)], None, notices)
 
 
@@ -289,16 +407,20 @@ def _info(queue: Queue) -> QueueInfo:
     dead = queue.dead
     dead_count = sum(dead.counts) if dead is not None else 0
     active, locked, scheduled, delayed, deferred = queue.counts
+    transfer = queue.transfer
     return QueueInfo(
         queue.name,
         queue.properties,
         Counts(active, locked, scheduled, delayed, deferred, dead_count),
-        queue.size_bytes,
+        used(queue).size_bytes,
         dead.size_bytes if dead is not None else 0,
         queue.created_ms,
         queue.updated_ms,
         max(queue.accessed_ms, queue.touched_ms),
         len(queue.attached),
+        len(queue.subscriptions),
+        len(queue.rules),
+        sum(transfer.counts) if transfer is not None else 0,
     )
 
 
@@ -308,8 +430,12 @@ def _get_queue(state: State, command: GetQueue, _: int) -> Outcome:
 
 def _list_queues(state: State, command: ListQueues, _: int) -> Outcome:
     check_count("limit", command.limit, 1, PAGE_MAX)
-    names = page(state.names, command.after, command.limit)
-    return Outcome([], [_info(state.queues[name]) for name in names])
+    names, kind = state.names, command.kind
+    if kind is not None:
+        wanted, queues = kind == "topic", state.queues
+        names = [n for n in names if (queues[n].properties.delivery == "topic") == wanted]
+    found = page(names, command.after, command.limit)
+    return Outcome([], [_info(state.queues[name]) for name in found])
 
 
 def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
@@ -347,7 +473,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         progress = Progress(len(chosen), None)
         for message in chosen:
             _check_fit(target, size_bytes(message), message.group)
-        _check_room(target, len(chosen), sum(map(size_bytes, chosen)))
+        check_room(target, used(target), len(chosen), sum(map(size_bytes, chosen)))
     if not chosen:
         return Outcome([], progress)
     plan = Plan(state, now_ms)
@@ -386,7 +512,7 @@ def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message
             continue
         size += size_bytes(message)
         try:
-            _check_room(target, len(chosen) + 1, size)
+            check_room(target, used(target), len(chosen) + 1, size)
         except QuotaExceeded:
             if not chosen:
                 raise
@@ -427,8 +553,10 @@ def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -
 
 def _send(state: State, command: Send, now_ms: int) -> Outcome:
     queue = state.queues.get(command.queue)
-    if queue is None or queue.origin is not None:
+    if queue is None or queue.origin is not None or queue.topic is not None:
         queue = _own_queue(state, command.queue)
+        if queue.topic is not None:
+            raise NotAllowed(queue.name, f"it is fed by rules; send to the topic {queue.topic!r}")
     properties = queue.properties
     if properties.status != "active" and not can_send(queue.properties):
         raise Disabled(queue.name, properties.status)
@@ -469,14 +597,41 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
         return _send_unseen(state, queue, command, messages, now_ms)
     if not messages:
         return Outcome([], Enqueued(()))
-    if properties.max_messages is not None or properties.max_bytes is not None:
-        _check_room(queue, len(messages), total)
     first = queue.next_sequence
     record = Sent(queue.name, now_ms, first, total, messages)
     answer = Enqueued(range(first, first + len(messages)))
-    if queue.waiting or queue.accepting:
+    if properties.max_messages is not None or properties.max_bytes is not None:
+        return _sent_with_room(state, queue, record, answer)
+    if queue.waiting or queue.accepting or queue.relays:
         return _sent(state, queue, record, answer)
     return Outcome([record], answer)
+
+
+def _sent_with_room(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
+    """Into a queue with limits. Where it is full something gives way, or it is refused."""
+    sizes = list(map(size_bytes, record.messages))
+    fit = make_room(queue, used(queue), sizes, set())
+    if fit.taken == len(sizes) and not fit.dropped:
+        return _sent(state, queue, record, answer)
+    plan = Plan(state, record.time_ms)
+    if fit.dropped:
+        drop(plan, queue, fit.dropped)
+    elif queue.properties.overflow == "drop-newest":
+        end = record.first_sequence + fit.taken
+        sequences = [each if each < end else 0 for each in answer.sequences]
+        answer = Enqueued(sequences, answer.duplicates, len(sizes) - fit.taken)
+        if record.keys is not None:  # what was not taken may be sent again
+            keys = record.keys[: fit.taken] + [None] * (len(sizes) - fit.taken)
+            record = msgspec.structs.replace(record, keys=keys)
+    plan.records.append(record)
+    new = _as_messages(record)
+    plan.side(queue).ready = [message for message in new[: fit.taken] if message.state == ACTIVE]
+    late = new[fit.taken :]
+    if late and queue.properties.overflow == "drop-newest":
+        drop(plan, queue, late)
+    elif late:
+        bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
+    return plan.outcome(answer)
 
 
 def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
@@ -515,14 +670,6 @@ def _misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
     return None
 
 
-def _check_room(queue: Queue, messages: int, size: int) -> None:
-    properties, current = queue.properties, sum(queue.counts)
-    if properties.max_messages is not None and current + messages > properties.max_messages:
-        raise QuotaExceeded(queue.name, "max_messages", properties.max_messages, current)
-    if properties.max_bytes is not None and queue.size_bytes + size > properties.max_bytes:
-        raise QuotaExceeded(queue.name, "max_bytes", properties.max_bytes, queue.size_bytes)
-
-
 def _send_unseen(
     state: State, queue: Queue, command: Send, messages: list[NewMessage], now_ms: int
 ) -> Outcome:
@@ -553,34 +700,40 @@ def _send_unseen(
     if not kept:
         return Outcome([], answer)
     size = sum(map(size_bytes, kept))
-    _check_room(queue, len(kept), size)
     until_ms = now_ms + queue.properties.duplicate_window_ms
     first = queue.next_sequence
-    return _sent(state, queue, Sent(queue.name, now_ms, first, size, kept, keys, until_ms), answer)
+    record = Sent(queue.name, now_ms, first, size, kept, keys, until_ms)
+    return _sent_with_room(state, queue, record, answer)
 
 
 def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
-    """With what those get who wait for it."""
-    if not (queue.waiting or queue.accepting) or queue.name in state.hungry:
+    """With what those get who wait for it, or who it is handed on to."""
+    waited = queue.waiting or queue.accepting or queue.relays
+    if not waited or queue.name in state.hungry:
         return Outcome([record], answer)
     time_ms = record.time_ms
-    messages = []
-    for sequence, new in enumerate(record.messages, record.first_sequence):
-        if not new.due_ms:
-            message = Message(
-                sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
-                time_ms, new.expires_ms, 0, ACTIVE, 0,
-            )  # fmt: skip
-            messages.append(message)
-    receiver = _sole_taker(queue, messages, time_ms)
+    messages = [message for message in _as_messages(record) if message.state == ACTIVE]
+    receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)
     if receiver is not None:
         hand = messages[: receiver.credit]
         locked, deliveries = deliver(state, queue, receiver, hand, None, state.next_lock, time_ms)
         return Outcome([record, locked], answer, deliveries)
     plan = Plan(state, time_ms)
+    plan.may_refuse = True
     plan.records.append(record)
     plan.side(queue).ready = messages
     return plan.outcome(answer)
+
+
+def _as_messages(record: Sent) -> list[Message]:
+    """As they will stand in the queue."""
+    return [
+        Message(
+            sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
+            new.due_ms or record.time_ms, new.expires_ms, 0, SCHEDULED if new.due_ms else ACTIVE, 0,
+        )
+        for sequence, new in enumerate(record.messages, record.first_sequence)
+    ]  # fmt: skip
 
 
 def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver | None:
@@ -610,7 +763,7 @@ def _cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
 
 def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     queue = state.queues.get(command.queue)
-    if queue is None or queue.properties.status != "active":
+    if queue is None or queue.properties.status != "active" or queue.relays:
         queue = _receivable(state, command.queue)
     limit, number = command.limit, command.receiver
     if not 1 <= limit <= BATCH_MAX:
@@ -1025,6 +1178,11 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     CreateQueue: _create_queue,
     UpdateQueue: _update_queue,
     DeleteQueue: _delete_queue,
+    CreateSubscription: _create_subscription,
+    ListSubscriptions: _list_subscriptions,
+    SetRule: _set_rule,
+    RemoveRule: _remove_rule,
+    ListRules: _list_rules,
     GetQueue: _get_queue,
     ListQueues: _list_queues,
     Pause: _pause,

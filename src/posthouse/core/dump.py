@@ -112,6 +112,14 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
     return {
         "number": queue.number,
         "origin": queue.origin,
+        "topic": queue.topic,
+        "subscriptions": list(queue.subscriptions),
+        "rules": [
+            msgspec.to_builtins(rule, builtin_types=(bytes,), enc_hook=_ext)
+            for rule in queue.rules.values()
+        ],
+        "transfer": None if queue.transfer is None else queue.transfer.name,
+        "relays": queue.relays,
         "properties": msgspec.to_builtins(queue.properties),
         "times": [queue.created_ms, queue.updated_ms, queue.accessed_ms],
         "next_sequence": queue.next_sequence,

@@ -21,10 +21,12 @@ from posthouse.core.message import (
     SCHEDULED,
     Message,
     Properties,
+    group_of,
     size_bytes,
 )
 from posthouse.core.model import (
     PRIORITIES,
+    TRANSFER,
     Group,
     Lock,
     Queue,
@@ -34,6 +36,7 @@ from posthouse.core.model import (
     dead_letter_queue,
     era,
     message_key,
+    topic_of,
 )
 from posthouse.core.records import (
     Activated,
@@ -41,9 +44,11 @@ from posthouse.core.records import (
     ClockSet,
     ClockStepped,
     Completed,
+    Copies,
     CreditSet,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Forgotten,
     Hungry,
@@ -60,12 +65,16 @@ from posthouse.core.records import (
     Renewed,
     Resubmitted,
     Returned,
+    Routed,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
     Started,
+    SubscriptionCreated,
     Swept,
     Taken,
     Touched,
@@ -109,24 +118,82 @@ def _started(state: State, record: Started, _: int) -> None:
 
 def _queue_created(state: State, record: QueueCreated, position: int) -> None:
     properties, time_ms = record.properties, record.time_ms
+    queue = _new_queue(state, record.queue, position, properties, time_ms)
+    insort(state.names, queue.name)
+
+
+def _new_queue(
+    state: State, name: str, position: int, properties: QueueProperties, time_ms: int
+) -> Queue:
+    """With its dead-letter queue, and what else belongs to it."""
+    times = (time_ms, time_ms, time_ms)
     lanes = [Lane() for _ in range(PRIORITIES if properties.order == "priority" else 1)]
-    queue = Queue(record.queue, 2 * position, None, properties, time_ms, time_ms, time_ms, lanes)
-    name = dead_letter_queue(record.queue)
-    queue.dead = Queue(
-        name, 2 * position + 1, record.queue, _of_the_dead(properties), time_ms, time_ms, time_ms,
-        [Lane()],
-    )  # fmt: skip
+    queue = Queue(name, 2 * position, None, properties, *times, lanes)
+    dead = dead_letter_queue(name)
+    of_the_dead = _of_the_dead(properties)
+    queue.dead = Queue(dead, 2 * position + 1, name, of_the_dead, *times, [Lane()])
     for each in (queue, queue.dead):
         state.queues[each.name] = each
         state.numbered[each.number] = each
-    insort(state.names, queue.name)
-    state.folded[queue.name.casefold()] = queue.name
+        each.relays = relays(each)
+    state.folded[name.casefold()] = name
     watch_idleness(state, queue)
+    _add_transfer(state, queue, position, time_ms)
+    return queue
+
+
+def relays(queue: Queue) -> bool:
+    properties = queue.properties
+    return properties.delivery == "topic" or properties.forward_to is not None
+
+
+def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
+    """Where a queue begins to forward: what it cannot is kept beside it from then on."""
+    if queue.properties.forward_to is not None and queue.transfer is None:
+        properties = QueueProperties(lock_ms=queue.properties.lock_ms)
+        number = _TRANSFER_NUMBERS | position
+        name, times = queue.name + TRANSFER, (time_ms, time_ms, time_ms)
+        queue.transfer = Queue(name, number, queue.name, properties, *times, [Lane()])
+        state.queues[name] = state.numbered[number] = queue.transfer
+
+
+_TRANSFER_NUMBERS = 1 << 62  # so that they are no other queue's
 
 
 def _of_the_dead(properties: QueueProperties) -> QueueProperties:
     """A dead-letter queue locks as its owner does, and has no limits of its own."""
-    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
+    return QueueProperties(
+        lock_ms=properties.lock_ms, counting=properties.counting,
+        forward_to=properties.forward_dead_to,
+    )  # fmt: skip
+
+
+def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
+    topic = state.queues[topic_of(record.queue)]
+    queue = _new_queue(state, record.queue, position, record.properties, record.time_ms)
+    queue.topic = topic.name
+    queue.rules = {rule.name: rule for rule in record.rules}
+    topic.subscriptions[queue.name] = queue
+    topic.router = None
+
+
+def _rule_set(state: State, record: RuleSet, _: int) -> None:
+    queue = state.queues[record.queue]
+    queue.rules[record.rule.name] = record.rule
+    _forget_routes(state, queue)
+    queue.updated_ms = record.time_ms
+
+
+def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
+    queue = state.queues[record.queue]
+    del queue.rules[record.rule]
+    _forget_routes(state, queue)
+    queue.updated_ms = record.time_ms
+
+
+def _forget_routes(state: State, subscription: Queue) -> None:
+    assert subscription.topic is not None
+    subscription.router = state.queues[subscription.topic].router = None
 
 
 def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
@@ -138,22 +205,36 @@ def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
         state.idle_timers.add(queue.idle_due_ms, queue.number)
 
 
-def _queue_updated(state: State, record: QueueUpdated, _: int) -> None:
+def _queue_updated(state: State, record: QueueUpdated, position: int) -> None:
     queue = state.queues[record.queue]
     queue.properties = record.properties
     queue.updated_ms = queue.accessed_ms = record.time_ms
     assert queue.dead is not None
     queue.dead.properties = _of_the_dead(record.properties)
+    queue.relays, queue.dead.relays = relays(queue), relays(queue.dead)
     watch_idleness(state, queue)
+    _add_transfer(state, queue, position, record.time_ms)
 
 
 def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
     """The name is free at once; the messages are freed by the ticks that follow."""
     queue = state.queues[record.queue]
-    del state.names[bisect_left(state.names, queue.name)]
+    if queue.topic is None:
+        del state.names[bisect_left(state.names, queue.name)]
+    else:
+        topic = state.queues[queue.topic]
+        del topic.subscriptions[queue.name]
+        topic.router = None
+    for each in queue.subscriptions.values():
+        _delete(state, each)
+    _delete(state, queue)
+
+
+def _delete(state: State, queue: Queue) -> None:
     del state.folded[queue.name.casefold()]
-    for each in (queue, queue.dead):
-        assert each is not None
+    for each in (queue, queue.dead, queue.transfer):
+        if each is None:
+            continue
         _detach_all(state, list(each.attached))
         del state.queues[each.name]
         state.hungry.pop(each.name, None)
@@ -373,7 +454,9 @@ def _end_delay(state: State, queue: Queue, message: Message) -> None:
 # Removing.
 
 
-def _removed(state: State, record: Cancelled | Completed | Expired | Purged, _: int) -> None:
+def _removed(
+    state: State, record: Cancelled | Completed | Expired | Purged | Dropped, _: int
+) -> None:
     queue = state.queues[record.queue]
     for sequence in record.sequences:
         _remove(state, queue, queue.messages[sequence])
@@ -686,6 +769,80 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
     target.accessed_ms = record.time_ms
 
 
+# Handing on.
+
+
+def _routed(state: State, record: Routed, _: int) -> None:
+    source = state.queues[record.queue]
+    for copies in record.copies:
+        _copy(state, source, record.time_ms, copies)
+    if record.sequences:
+        _leave(state, source, record.sequences)
+
+
+def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
+    target, sequence = state.queues[copies.queue], copies.first_sequence
+    chunks, added, notes = target.messages.chunks, [], copies.notes
+    grouped = target.properties.grouping != "none"
+    size = bodies = aside = 0
+    for at, number in enumerate(copies.sequences):
+        old = source.messages[number]
+        group, expires_ms = old.group, 0
+        if copies.expires_ms is not None:
+            expires_ms = copies.expires_ms[at]
+        if notes is not None and (note := notes[at]) is not None:
+            target.notes[sequence] = note
+            group = group_of(old, note)
+        if number in source.lives:
+            target.lives[sequence] = source.lives[number]
+        body = old.body
+        message = Message(
+            sequence, old.position, old.envelope, old.native, body, old.priority, group, time_ms,
+            expires_ms, 0, ACTIVE, 0,
+        )  # fmt: skip
+        chunk = chunks.get(sequence // CHUNK)
+        if chunk is None:
+            chunk = chunks[sequence // CHUNK] = {}
+        chunk[sequence] = message
+        size += size_bytes(message)
+        if isinstance(body, bytes):
+            bodies += len(body)
+        else:
+            bodies += body
+            aside += body
+        if expires_ms:
+            state.expiry_timers.add(expires_ms, message_key(target, sequence))
+        if grouped:
+            _join_group(target, message)
+        added.append(message)
+        sequence += 1
+    if grouped or len(target.lanes) > 1:
+        for message in added:
+            _make_ready(target, message)
+    else:
+        target.lanes[0].extend(range(copies.first_sequence, sequence))
+    target.counts[ACTIVE] += len(added)
+    target.size_bytes += size
+    target.body_bytes += bodies
+    target.aside_bytes += aside
+    target.next_sequence = sequence
+    target.accessed_ms = time_ms
+
+
+def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
+    """What was handed on is not there any more."""
+    if len(queue.lanes) > 1 or queue.groups or queue.notes or queue.lives:
+        for sequence in sequences:
+            _remove(state, queue, queue.messages[sequence])
+        return
+    queue.lanes[0].take(sequences)
+    for sequence in sequences:
+        message = queue.messages.pop(sequence)
+        _unwatch_expiry(state, queue, message)
+        _weigh(queue, message, -1)
+    queue.counts[ACTIVE] -= len(sequences)
+
+
 # Sessions.
 
 
@@ -838,6 +995,11 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     Moved: _moved,
     ClockStepped: _clock_stepped,
     ClockSet: _clock_set,
+    Routed: _routed,
+    SubscriptionCreated: _subscription_created,
+    RuleSet: _rule_set,
+    RuleRemoved: _rule_removed,
+    Dropped: _removed,
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,

@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, Message
-from posthouse.core.model import Queue, State
+from posthouse.core.model import Queue, State, topic_of
 from posthouse.core.records import (
     Activated,
     Cancelled,
     ClockSet,
     ClockStepped,
     Completed,
+    Copies,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Forgotten,
     Kept,
@@ -33,12 +35,16 @@ from posthouse.core.records import (
     Renewed,
     Resubmitted,
     Returned,
+    Routed,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
     Started,
+    SubscriptionCreated,
     Taken,
     Woken,
     span,
@@ -52,9 +58,16 @@ def mend(state: State, record: Kept) -> list[Kept | Missing]:
     if isinstance(record, QueueCreated):
         clash = record.queue.casefold() in state.folded
         return [Missing(1) if clash else record]
+    if isinstance(record, SubscriptionCreated):
+        topic = state.queues.get(topic_of(record.queue))
+        fits_in = topic is not None and topic.properties.delivery == "topic"
+        clash = record.queue.casefold() in state.folded
+        return [record if fits_in and not clash else Missing(1)]
     queue = state.queues.get(record.queue)
     if queue is None:
         return [Missing(span(record))]
+    if isinstance(record, Routed):
+        return _mend_routed(state, queue, record)
     fits = _WHOLE.get(type(record))
     if fits is not None:
         return [record if fits(state, queue, record) else Missing(span(record))]
@@ -72,6 +85,7 @@ def _kept_in_kind(queue: Queue, record: QueueUpdated) -> QueueUpdated:
         grouping=old.grouping,
         requires_session=old.requires_session,
         duplicate_detection=old.duplicate_detection,
+        delivery=old.delivery,
     )
     return msgspec.structs.replace(record, properties=properties)
 
@@ -112,7 +126,37 @@ _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
     SessionRenewed: _fits_renewed,
     SessionReleased: _fits_released,
     SessionStateSet: _fits_state_set,
+    RuleSet: lambda _, queue, __: queue.topic is not None,
+    RuleRemoved: lambda _, queue, record: record.rule in queue.rules,
 }
+
+
+def _mend_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Missing]:
+    """A record for each copy, and for each message that leaves."""
+    made: list[Kept | Missing] = []
+    taken: dict[str, int] = {}  # numbers given by the records made here
+    for copies in record.copies:
+        target = state.queues.get(copies.queue)
+        for at, sequence in enumerate(copies.sequences):
+            number = copies.first_sequence + at
+            free = 0 if target is None else taken.get(target.name, target.next_sequence)
+            if target is None or queue.messages.get(sequence) is None or number < free:
+                made.append(Missing(1))
+                continue
+            taken[target.name] = number + 1
+            made.append(Routed(queue.name, record.time_ms, [], [_one_copy(copies, at)]))
+    for sequence in record.sequences:
+        there = queue.messages.get(sequence) is not None
+        made.append(Purged(queue.name, [sequence]) if there else Missing(1))
+    return made
+
+
+def _one_copy(copies: Copies, at: int) -> Copies:
+    return Copies(
+        copies.queue, copies.first_sequence + at, copies.sequences[at : at + 1],
+        None if copies.expires_ms is None else copies.expires_ms[at : at + 1],
+        None if copies.notes is None else copies.notes[at : at + 1],
+    )  # fmt: skip
 
 
 def _singles(record: Kept) -> list[Any]:
@@ -193,5 +237,6 @@ _FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {
     Renewed: _fits_lock_renewed,
     Resubmitted: _fits_resubmitted,
     Purged: _always,
+    Dropped: _always,
     Moved: _always,
 }

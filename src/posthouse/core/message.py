@@ -7,6 +7,7 @@ resubmitting and, later, forwarding move a message by reference to the position 
 the journal.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -126,6 +127,9 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     lock: int  # the token of its lock, or 0; while delayed: when it wakes
 
 
+NO_FIELDS: dict[str, str | None] = {}
+
+
 class Note(msgspec.Struct, frozen=True, gc=False):
     """What was added to a message after it was sent."""
 
@@ -136,17 +140,51 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     source_sequence: int = 0
     dead_ms: int = 0
     ttl_ms: int | None = None  # the sender's, for when it is sent again
+    removed: list[str] = []  # properties that are not there any more
+    fields: dict[str, str | None] = {}  # of the envelope, that are different now
 
-    def amended(self, properties: Properties) -> "Note":
+    def amended(
+        self,
+        properties: Properties,
+        removed: Sequence[str] = (),
+        fields: dict[str, str | None] = NO_FIELDS,
+    ) -> "Note":
+        """With these changes behind those that were made before."""
         both = self.properties | properties if self.properties else properties
-        return msgspec.structs.replace(self, properties=both)
+        if removed:
+            both = {name: value for name, value in both.items() if name not in removed}
+        gone = self.removed
+        if removed or gone:
+            gone = [name for name in dict.fromkeys((*gone, *removed)) if name not in both]
+        return msgspec.structs.replace(
+            self, properties=both, removed=gone, fields=self.fields | fields
+        )
 
     def resubmitted(self, *, keep_reason: bool) -> "Note":
-        return self if keep_reason else Note(self.properties)
+        if keep_reason:
+            return self
+        return Note(self.properties, removed=self.removed, fields=self.fields)
+
+    def apply_to(self, envelope: Envelope) -> Envelope:
+        """The envelope as it is now."""
+        if not (self.properties or self.removed or self.fields):
+            return envelope
+        properties = envelope.properties | self.properties
+        for name in self.removed:
+            properties.pop(name, None)
+        return msgspec.structs.replace(envelope, properties=properties, **self.fields)
 
 
 NO_NOTE = Note()
 NO_PROPERTIES: Properties = {}
+
+
+def group_of(message: Message, note: Note | None) -> str | None:
+    """The group it belongs to, which a rule may have changed."""
+    if note is None or not note.fields:
+        return message.group
+    group = note.fields.get("session_id", message.group)
+    return note.fields.get("partition_key") if group is None else group
 
 
 def size_bytes(message: Message | NewMessage) -> int:

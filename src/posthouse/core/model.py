@@ -13,11 +13,14 @@ import msgspec
 from posthouse.core.index import Index
 from posthouse.core.lane import Lane
 from posthouse.core.message import Message, Note
+from posthouse.core.rules import Rule
 from posthouse.core.timers import Timers
 
 Order = Literal["arrival", "priority"]
 Grouping = Literal["none", "session", "group"]
 Counting = Literal["all", "abandon"]
+Spread = Literal["competing", "topic"]
+Overflow = Literal["reject", "drop-oldest", "drop-newest", "to-dead-letter"]
 Right = Literal["manage", "send", "listen"]
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
@@ -25,9 +28,28 @@ PRIORITIES = 10
 DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
 
 
+SUBSCRIPTION = "/$sub/"  # what stands between the names of a topic and of its subscription
+TRANSFER = "/$transfer"  # what follows the name of a queue in that of what it could not forward
+
+
 def dead_letter_queue(queue: str) -> str:
     """The name of the dead-letter queue that belongs to `queue`."""
     return queue + DEAD
+
+
+def subscription_queue(topic: str, subscription: str) -> str:
+    """The name of the queue that a subscription is."""
+    return topic + SUBSCRIPTION + subscription
+
+
+def entity_of(queue: str) -> str:
+    """The queue, topic or subscription that a queue of any kind belongs to."""
+    return queue.removesuffix(DEAD).removesuffix(TRANSFER)
+
+
+def topic_of(queue: str) -> str:
+    """The topic of a subscription; any other queue is its own."""
+    return queue.partition(SUBSCRIPTION)[0]
 
 
 # Written to the journal as a map with every field: a default that changes later must not change
@@ -51,6 +73,12 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     order: Order = "arrival"
     grouping: Grouping = "none"
     counting: Counting = "all"  # which endings of a delivery keep its count
+    delivery: Spread = "competing"  # a topic hands copies to its subscriptions
+    dead_letter_filter_errors: bool = True  # where a rule of a subscription cannot be evaluated
+    forward_to: str | None = None  # the queue or topic that what comes is handed on to,
+    forward_dead_to: str | None = None  # and what is dead-lettered
+    backoff_ms: list[int] = []  # how long after each attempt a message is held back; the last again
+    overflow: Overflow = "reject"  # where there is no room
 
 
 class Group(msgspec.Struct):
@@ -92,7 +120,7 @@ class Receiver(msgspec.Struct):
 class Queue(msgspec.Struct):
     name: str
     number: int  # never used again, even if the name is
-    origin: str | None  # a dead-letter queue's owner
+    origin: str | None  # the owner of a dead-letter queue, or of what was not forwarded
     properties: QueueProperties
     created_ms: int
     updated_ms: int
@@ -111,6 +139,12 @@ class Queue(msgspec.Struct):
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
+    transfer: "Queue | None" = None  # what it could not forward, where it forwards
+    topic: str | None = None  # of a subscription
+    subscriptions: "dict[str, Queue]" = {}  # of a topic, by their names
+    rules: dict[str, Rule] = {}  # of a subscription
+    relays: bool = False  # what comes is handed on: it is a topic, or forwards
+    router: object = None  # of a topic: its rules, ready to be used; made when it is first needed
     aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing
@@ -163,7 +197,7 @@ class State(msgspec.Struct):
     broker_ms: int = 0  # and where the broker's was then
     next_lock: int = 1
     queues: dict[str, Queue] = {}  # dead-letter queues too
-    names: list[str] = []  # sorted, without dead-letter queues
+    names: list[str] = []  # sorted, of queues and topics
     folded: dict[str, str] = {}  # case-folded name: name
     numbered: dict[int, Queue] = {}
     locks: dict[int, Lock] = {}
@@ -228,7 +262,7 @@ def find(state: State, name: str) -> str | None:
     """The exact name of the queue whose name is this one but for the case of its letters."""
     if name in state.queues:
         return name
-    base = name.removesuffix(DEAD)
+    base = entity_of(name)
     exact = state.folded.get(base.casefold())
     return None if exact is None else exact + name[len(base) :]
 

@@ -12,13 +12,15 @@ message that expires as it wakes.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from hashlib import blake2b
 from heapq import heappop, heappush, merge
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
 from posthouse.core.commands import (
+    HOPS_MAX,
     KEY_CHARS_MAX,
     LOOK_MAX,
     STEPS_MAX,
@@ -27,6 +29,8 @@ from posthouse.core.commands import (
     Granted,
     Notice,
 )
+from posthouse.core.errors import QuotaExceeded
+from posthouse.core.filters import Amendment, View
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
 from posthouse.core.message import (
@@ -38,15 +42,20 @@ from posthouse.core.message import (
     Message,
     Note,
     Properties,
+    group_of,
     message_id,
+    size_bytes,
 )
 from posthouse.core.model import Group, Lock, Queue, QueueProperties, Receiver, State
 from posthouse.core.records import (
+    Copies,
     DeadLettered,
+    Dropped,
     Expired,
     Locked,
     Record,
     Returned,
+    Routed,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
@@ -54,8 +63,12 @@ from posthouse.core.records import (
     Touched,
     epitaph,
 )
+from posthouse.core.room import Used, is_limited, make_room, used
+from posthouse.core.routing import Hit, match
 
 Delivered: TypeAlias = Delivery | Granted | Notice
+
+_ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +86,8 @@ class Side:
     """One queue as it will be, as far as this command changes it."""
 
     __slots__ = (
+        "added",
+        "added_bytes",
         "next_sequence",
         "notes",
         "queue",
@@ -94,6 +109,13 @@ class Side:
         self.released: set[str] = set()  # sessions whose lock ends
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
+        self.added = self.added_bytes = 0  # messages that come, less those that go, where it counts
+
+    @property
+    def occupied(self) -> Used:
+        """How much of the queue is, with what this command adds."""
+        now = used(self.queue)
+        return Used(now.messages + self.added, now.size_bytes + self.added_bytes)
 
     def numbers(self, count: int) -> int:
         """The first of `count` new sequence numbers."""
@@ -112,7 +134,16 @@ class Side:
 class Plan:
     """What one command will do."""
 
-    __slots__ = ("deliveries", "leaving", "next_lock", "now_ms", "records", "sides", "state")
+    __slots__ = (
+        "deliveries",
+        "leaving",
+        "may_refuse",
+        "next_lock",
+        "now_ms",
+        "records",
+        "sides",
+        "state",
+    )
 
     def __init__(self, state: State, now_ms: int) -> None:
         self.state = state
@@ -122,6 +153,7 @@ class Plan:
         self.next_lock = state.next_lock
         self.leaving: set[int] = set()  # receivers that are not there any more
         self.sides: dict[str, Side] = {}
+        self.may_refuse = False  # a copy for which there is no room refuses the whole command
 
     def side(self, queue: Queue) -> Side:
         side = self.sides.get(queue.name)
@@ -131,6 +163,7 @@ class Plan:
 
     def outcome(self, answer: Answer = None) -> Outcome:
         """Hands out what has become available, and closes the plan."""
+        relay(self)
         for side in list(self.sides.values()):
             queue = side.queue
             if (queue.waiting or queue.accepting) and queue.name not in self.state.hungry:
@@ -425,6 +458,246 @@ def free_sessions(queue: Queue, now_ms: int) -> Iterator[str]:
             yield key
 
 
+# Handing on.
+
+
+class _Into:
+    """The copies that one queue gets."""
+
+    __slots__ = ("expires_ms", "first", "notes", "sequences", "side")
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.first = side.next_sequence
+        self.sequences: list[int] = []
+        self.expires_ms: list[int] = []
+        self.notes: list[Note | None] = []
+
+    def record(self) -> Copies:
+        return Copies(
+            self.side.queue.name, self.first, self.sequences,
+            self.expires_ms if any(self.expires_ms) else None,
+            self.notes if any(note is not None for note in self.notes) else None,
+        )  # fmt: skip
+
+
+class _Relay:
+    """What one queue hands on, in one record."""
+
+    def __init__(self, plan: Plan, source: Side) -> None:
+        self.plan = plan
+        self.source = source
+        self._into: dict[str, _Into] = {}
+        self._late: dict[str, list[int]] = {}  # copies that there is no room for
+
+    def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
+        """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
+        plan, side = self.plan, self.plan.side(target)
+        if is_limited(target):
+            size = size_bytes(message)
+            fit = make_room(target, side.occupied, [size], side.removed)
+            if fit.dropped:
+                drop(plan, target, fit.dropped)
+            elif not fit.taken and target.properties.overflow == "to-dead-letter":
+                self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
+                return
+            elif not fit.taken:
+                self._late.setdefault(target.name, []).append(side.numbers(0))
+            else:
+                side.added += 1
+                side.added_bytes += size
+        late = self._late.get(target.name, ())
+        self._put(message, side, note, _expiry(message, target, ttl_ms, plan.now_ms), late)
+
+    def bury(
+        self, message: Message, target: Queue, note: Note | None, reason: str, text: str
+    ) -> None:
+        """A copy among the dead letters of the queue it was meant for."""
+        assert target.dead is not None
+        note = msgspec.structs.replace(
+            note or NO_NOTE, reason=reason, description=text, source=target.name,
+            source_sequence=message.sequence, dead_ms=self.plan.now_ms,
+        )  # fmt: skip
+        self._put(message, self.plan.side(target.dead), note, 0)
+
+    def turn_back(self, message: Message, note: Note | None, reason: str, text: str) -> bool:
+        """What could not be handed on; False where it has to stay where it is."""
+        queue = self.source.queue
+        if queue.transfer is None:
+            return False
+        note = msgspec.structs.replace(
+            note or NO_NOTE, reason=reason, description=text, source=queue.name,
+            source_sequence=message.sequence, dead_ms=self.plan.now_ms,
+        )  # fmt: skip
+        self._put(message, self.plan.side(queue.transfer), note, 0)
+        return True
+
+    def _put(
+        self,
+        message: Message,
+        side: Side,
+        note: Note | None,
+        expires_ms: int,
+        late: Sequence[int] = (),
+    ) -> None:
+        queue = side.queue
+        into = self._into.get(queue.name)
+        if into is None:
+            into = self._into[queue.name] = _Into(side)
+        sequence = side.numbers(1)
+        into.sequences.append(message.sequence)
+        into.expires_ms.append(expires_ms)
+        into.notes.append(note)
+        if (queue.waiting or queue.accepting or queue.relays) and sequence not in late:
+            if note is not None:
+                side.notes[sequence] = note
+            group = group_of(message, note)
+            side.ready.append(
+                as_active(
+                    message, sequence=sequence, count=0, enqueued_ms=self.plan.now_ms,
+                    expires_ms=expires_ms, group=group,
+                )
+            )  # fmt: skip
+
+    def close(self, leaving: list[Message]) -> None:
+        side, copies = self.source, [into.record() for into in self._into.values()]
+        if leaving or copies:
+            sequences = sequences_of(leaving)
+            side.removed.update(sequences)
+            side.used = True
+            self.plan.records.append(Routed(side.queue.name, self.plan.now_ms, sequences, copies))
+        self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
+
+
+def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) -> int:
+    """When a copy expires: as the message does, or earlier where the queue has it so."""
+    if target.origin is not None:
+        return 0
+    expires_ms = message.expires_ms if ttl_ms is None else now_ms + ttl_ms
+    least = target.properties.ttl_ms
+    if least is not None:
+        expires_ms = min(expires_ms or now_ms + least, now_ms + least)
+    return expires_ms
+
+
+def relay(plan: Plan) -> None:
+    """Hands on what has come into topics and into queues that forward, as far as it goes."""
+    for _ in range(_ROUNDS_MAX):
+        sides = [
+            side
+            for side in plan.sides.values()
+            if side.ready and side.queue.relays and side.queue.name not in plan.state.hungry
+        ]
+        if not sides:
+            return
+        for side in sides:
+            hand_on(plan, side)
+    raise AssertionError("it is forwarded for ever")
+
+
+def hand_on(plan: Plan, side: Side) -> None:
+    """All that is ready in one of them."""
+    messages, side.ready = side.ready, []
+    handed = _Relay(plan, side)
+    if side.queue.properties.delivery == "topic":
+        for message in messages:
+            _publish(handed, message)
+        handed.close(messages)
+    else:
+        handed.close([message for message in messages if _forward(handed, message)])
+
+
+def _publish(handed: _Relay, message: Message) -> None:
+    topic, plan = handed.source.queue, handed.plan
+    note = handed.source.note(message.sequence)
+    for hit in match(topic, _view(plan, topic, message, note)):
+        if can_send(hit.queue.properties):
+            _give_copy(handed, message, hit, note)
+
+
+def _give_copy(handed: _Relay, message: Message, hit: Hit, note: Note | None) -> None:
+    queue, ttl_ms = hit.queue, None
+    if hit.problem:
+        if queue.properties.dead_letter_filter_errors:
+            handed.bury(message, queue, note, "FilterException", hit.problem)
+        return
+    if hit.amendment is not None:
+        properties, removed, changed = hit.amendment
+        fields = {name: cast("str | None", changed[name]) for name in changed if name != "ttl_ms"}
+        ttl_ms = cast("int | None", changed.get("ttl_ms"))
+        note = (note or NO_NOTE).amended(properties, removed, fields)
+    if queue.properties.requires_session and group_of(message, note) is None:
+        handed.bury(message, queue, note, "Session id is null.", "The subscription has sessions.")
+        return
+    try:
+        handed.copy(message, queue, note, ttl_ms)
+    except QuotaExceeded as full:
+        if handed.plan.may_refuse:
+            raise
+        handed.bury(message, queue, note, "QuotaExceeded", str(full))
+
+
+def _view(plan: Plan, topic: Queue, message: Message, note: Note | None) -> View:
+    amendment = None
+    if note is not None:
+        amendment = Amendment(note.properties, note.removed, dict(note.fields))
+    return View(
+        message.envelope, new_id=_NewIds(plan.state.era, topic.number, message.sequence),
+        amendment=amendment, sequence=message.sequence, enqueued_sequence=message.sequence,
+        enqueued_ms=plan.now_ms, expires_ms=message.expires_ms, size=size_bytes(message),
+        ttl_ms=message.expires_ms - plan.now_ms if message.expires_ms else None,
+    )  # fmt: skip
+
+
+class _NewIds:
+    """Ids that no other message gets, without chance: they come of where it stands."""
+
+    __slots__ = ("_count", "_seed")
+
+    def __init__(self, *seed: int) -> None:
+        self._seed = seed
+        self._count = 0
+
+    def __call__(self) -> bytes:
+        self._count += 1
+        return blake2b(repr((*self._seed, self._count)).encode(), digest_size=16).digest()
+
+
+def _forward(handed: _Relay, message: Message) -> bool:
+    """Whether it leaves: to where its queue forwards, or to what could not be forwarded."""
+    plan, source = handed.plan, handed.source
+    note = source.note(message.sequence)
+    name = source.queue.properties.forward_to
+    assert name is not None
+    target = plan.state.queues.get(name)
+    if target is None:
+        return handed.turn_back(message, note, "TargetNotFound", f"There is no entity {name!r}.")
+    properties, size = target.properties, size_bytes(message)
+    if not can_send(properties):
+        return handed.turn_back(message, note, "TargetDisabled", f"{name!r} is disabled.")
+    if properties.requires_session and group_of(message, note) is None:
+        text = f"{name!r} has sessions, and the message is of none."
+        return handed.turn_back(message, note, "Session id is null.", text)
+    if properties.max_message_bytes is not None and size > properties.max_message_bytes:
+        return handed.turn_back(message, note, "MessageTooLarge", f"{name!r} takes smaller ones.")
+    try:
+        handed.copy(message, target, note, None)
+    except QuotaExceeded as full:
+        return handed.turn_back(message, note, "QuotaExceeded", str(full))
+    return True
+
+
+def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
+    """Out of a full queue."""
+    side = plan.side(queue)
+    leave_groups(side, messages)
+    sequences = [message.sequence for message in messages]
+    side.removed.update(sequences)
+    side.added -= len(sequences)
+    side.added_bytes -= sum(map(size_bytes, messages))
+    plan.records.append(Dropped(queue.name, sequences))
+
+
 # How a delivery ends.
 
 
@@ -475,22 +748,36 @@ def end(
     side, now_ms = plan.side(queue), plan.now_ms
     plan.touch(queue)
     leave_groups(side, messages)
-    most = queue.properties.max_delivery if counted and queue.origin is None else 0
+    properties_of = queue.properties
+    most = properties_of.max_delivery if counted and queue.origin is None else 0
     worn = [m for m in messages if most and m.count >= most]
     rest = [m for m in messages if not most or m.count < most]
     back = [m for m in rest if not is_expired(m, now_ms)]
     stale = [m for m in rest if is_expired(m, now_ms)]
-    if back:
-        until_ms = now_ms + delay_ms if delay_ms else 0
-        record = Returned(queue.name, sequences_of(back), not counted, until_ms, properties)
-        plan.records.append(record)
-        for message in back:
-            _give_back(plan, side, message, record)
+    backoff_ms = properties_of.backoff_ms if counted and not delay_ms else []
+    for wait_ms, some in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
+        if some:
+            until_ms = now_ms + wait_ms if wait_ms else 0
+            record = Returned(queue.name, sequences_of(some), not counted, until_ms, properties)
+            plan.records.append(record)
+            for message in some:
+                _give_back(plan, side, message, record)
     if worn:
         text = f"Message could not be consumed after {most} delivery attempts."
         bury(plan, queue, worn, "MaxDeliveryCountExceeded", text, properties)
     if stale:
         _drop(plan, queue, stale)
+
+
+def _by_attempt(
+    messages: list[Message], backoff_ms: list[int]
+) -> Iterable[tuple[int, list[Message]]]:
+    """With how long each is held back: the longer, the more often it was delivered."""
+    found: dict[int, list[Message]] = {}
+    for message in messages:
+        attempt = max(1, min(message.count, len(backoff_ms)))
+        found.setdefault(backoff_ms[attempt - 1], []).append(message)
+    return found.items()
 
 
 def _give_back(plan: Plan, side: Side, message: Message, record: Returned) -> None:
@@ -538,7 +825,7 @@ def bury(
         queue.name, plan.now_ms, sequences, first, reason, description, properties
     )
     plan.records.append(record)
-    if queue.dead.waiting:
+    if queue.dead.waiting or queue.dead.relays:
         for sequence, message in enumerate(messages, first):
             old = message.sequence
             dead.notes[sequence] = epitaph(

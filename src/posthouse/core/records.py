@@ -18,6 +18,7 @@ import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
 from posthouse.core.model import Grant, QueueProperties, Receiver
+from posthouse.core.rules import Rule
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -285,6 +286,56 @@ class ReaderRemoved(_Kept, frozen=True, tag=33):
     time_ms: int
 
 
+class Copies(msgspec.Struct, array_like=True, frozen=True):
+    """What one queue gets: copies of these messages, with rising sequence numbers."""
+
+    queue: str
+    first_sequence: int
+    sequences: list[int]  # where they come from
+    expires_ms: list[int] | None = None  # None: never
+    notes: list[Note | None] | None = None  # what is different about them
+
+
+class Routed(_Kept, frozen=True, tag=34):
+    """Messages were handed on: copies of them, by reference, to others, and out of `queue`.
+
+    A position for each copy, and then one for each message that leaves.
+    """
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    copies: list[Copies] = []
+
+
+class SubscriptionCreated(_Kept, frozen=True, tag=35):
+    queue: str
+    time_ms: int
+    properties: QueueProperties
+    rules: list[Rule]
+
+
+class RuleSet(_Kept, frozen=True, tag=36):
+    """In place of the one of that name, if there was one."""
+
+    queue: str
+    time_ms: int
+    rule: Rule
+
+
+class RuleRemoved(_Kept, frozen=True, tag=37):
+    queue: str
+    time_ms: int
+    rule: str
+
+
+class Dropped(_Kept, frozen=True, tag=38):
+    """Out of a full queue, to make room."""
+
+    queue: str
+    sequences: list[int]
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -312,6 +363,11 @@ Kept: TypeAlias = (
     | Moved
     | ClockStepped
     | ClockSet
+    | Routed
+    | SubscriptionCreated
+    | RuleSet
+    | RuleRemoved
+    | Dropped
 )
 
 
@@ -401,6 +457,8 @@ def decode(data: bytes) -> Kept | OfNamespaces:
 def span(record: Kept | OfNamespaces) -> int:
     """How many positions a record covers."""
     kind = type(record)
+    if isinstance(record, Routed):
+        return len(record.sequences) + sum(len(each.sequences) for each in record.copies)
     if kind in _SEVERAL:
         return len(record.sequences)  # type: ignore[union-attr]
     if isinstance(record, Sent):
@@ -419,6 +477,8 @@ def head(record: Kept | OfNamespaces, count: int) -> Kept | OfNamespaces:
         return record
     if isinstance(record, Forgotten | Missing):
         return msgspec.structs.replace(record, count=count)
+    if isinstance(record, Routed):
+        return _head_of_routed(record, count)
     changes: dict[str, object] = {
         name: value[:count]
         for name in record.__struct_fields__
@@ -427,3 +487,22 @@ def head(record: Kept | OfNamespaces, count: int) -> Kept | OfNamespaces:
     if isinstance(record, Sent):
         changes["size_bytes"] = sum(map(size_bytes, record.messages[:count]))
     return msgspec.structs.replace(record, **changes)
+
+
+def _head_of_routed(record: Routed, count: int) -> Routed:
+    copies = []
+    for each in record.copies:
+        some = min(count, len(each.sequences))
+        count -= some
+        if some:
+            copies.append(first_copies(each, some))
+    return Routed(record.queue, record.time_ms, record.sequences[:count], copies)
+
+
+def first_copies(copies: Copies, count: int) -> Copies:
+    """The first `count` of them."""
+    return Copies(
+        copies.queue, copies.first_sequence, copies.sequences[:count],
+        None if copies.expires_ms is None else copies.expires_ms[:count],
+        None if copies.notes is None else copies.notes[:count],
+    )  # fmt: skip

@@ -23,12 +23,13 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import rebuild_heads, watch_idleness
+from posthouse.core.evolve import rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note
 from posthouse.core.model import (
     PRIORITIES,
+    TRANSFER,
     Account,
     Group,
     Lock,
@@ -39,6 +40,7 @@ from posthouse.core.model import (
     message_key,
 )
 from posthouse.core.namespaces import Namespaces
+from posthouse.core.rules import Rule
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
@@ -73,6 +75,8 @@ class Contents(_Part, frozen=True, tag=1):
     counts: list[int]
     size_bytes: int
     body_bytes: int
+    topic: str | None = None
+    rules: list[Rule] = []
 
 
 class GroupPart(msgspec.Struct, array_like=True, frozen=True):
@@ -158,7 +162,7 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
     yield Contents(
         queue.name, queue.number, queue.origin, queue.properties, queue.created_ms,
         queue.updated_ms, queue.accessed_ms, queue.next_sequence, queue.counts, queue.size_bytes,
-        queue.body_bytes,
+        queue.body_bytes, queue.topic, list(queue.rules.values()),
     )  # fmt: skip
     groups = (
         GroupPart(
@@ -254,12 +258,19 @@ def _queue(state: State, part: Contents) -> Queue:
         part.name, part.number, part.origin, part.properties, part.created_ms, part.updated_ms,
         part.accessed_ms, lanes, next_sequence=part.next_sequence, counts=part.counts,
         size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
+        topic=part.topic, rules={rule.name: rule for rule in part.rules},
     )  # fmt: skip
+    queue.relays = relays(queue)
     state.queues[queue.name] = state.numbered[queue.number] = queue
     if queue.origin is None:
-        state.names.append(queue.name)
         state.folded[queue.name.casefold()] = queue.name
         watch_idleness(state, queue)
+        if queue.topic is None:
+            state.names.append(queue.name)
+        else:
+            state.queues[queue.topic].subscriptions[queue.name] = queue
+    elif queue.name.endswith(TRANSFER):
+        state.queues[queue.origin].transfer = queue
     else:
         state.queues[queue.origin].dead = queue
     return queue

@@ -20,6 +20,7 @@ from posthouse.core.plan import (
     expire,
     free_sessions,
     grant,
+    hand_on,
     leave_groups,
     pick_in_session,
     pick_ready,
@@ -207,10 +208,11 @@ def _delete_idle(plan: Plan, left: int) -> int:
         queue = plan.state.numbered[number]
         idle_ms = queue.properties.idle_delete_ms
         assert idle_ms is not None
-        assert queue.dead is not None
-        uses = (queue.accessed_ms, queue.touched_ms, queue.dead.accessed_ms, queue.dead.touched_ms)
+        every = [queue, *queue.subscriptions.values()]
+        every += [each.dead for each in every if each.dead is not None]
+        uses = [max(each.accessed_ms, each.touched_ms) for each in every]
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
-        for each in (queue, queue.dead):
+        for each in every:
             if each.attached or each.counts[LOCKED] or plan.side(each).used:
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
@@ -226,6 +228,15 @@ def _feed_hungry(plan: Plan, left: int) -> int:
     for name in plan.state.hungry:
         queue = plan.state.queues[name]
         before = len(plan.deliveries)
+        if queue.relays:
+            side = plan.side(queue)
+            side.ready = pick_ready(queue, left - done, plan.now_ms)
+            done += len(side.ready)
+            if not side.ready:
+                plan.records.append(Hungry(name, more=False))
+            else:
+                hand_on(plan, side)
+            continue
         if can_receive(queue.properties):
             if queue.properties.grouping == "session":
                 _feed_sessions(plan, queue, left - done)

@@ -4,7 +4,8 @@ FastAPI routes and documents; bodies are msgspec's, so that one set of types say
 given. It is imported when it is first asked for, in a thread: it takes half a second.
 
 Names in paths are percent-encoded, `/` in them too. The dead-letter queue of `orders` is
-`orders%2F$dead`.
+`orders%2F$dead`. Everything that can be asked of a queue under `/queues/Q` can be asked of a topic
+under `/topics/T`, and of a subscription under `/topics/T/subscriptions/S`.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 from fastapi import Depends, FastAPI, Query
@@ -37,12 +38,15 @@ from posthouse.core.commands import (
     Cancel,
     Command,
     CreateQueue,
+    CreateSubscription,
     DeleteQueue,
     GetQueue,
     GetSessionState,
     Granted,
     ListQueues,
+    ListRules,
     ListSessions,
+    ListSubscriptions,
     Pause,
     Peek,
     Peeked,
@@ -52,16 +56,25 @@ from posthouse.core.commands import (
     Received,
     ReceiveDeferred,
     ReleaseSession,
+    RemoveRule,
     RenewSession,
     Resubmit,
     Resume,
     Seen,
+    SetRule,
     SetSessionState,
     UpdateQueue,
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, Refused, TimedOut
 from posthouse.core.message import STATES, size_bytes
-from posthouse.core.model import DEAD, Account, Grant, QueueProperties
+from posthouse.core.model import (
+    SUBSCRIPTION,
+    Account,
+    Grant,
+    QueueProperties,
+    entity_of,
+    subscription_queue,
+)
 from posthouse.core.namespaces import (
     CreateNamespace,
     DeleteNamespace,
@@ -74,6 +87,7 @@ from posthouse.core.namespaces import (
     SetReader,
     SpaceCommand,
 )
+from posthouse.core.rules import Rule
 from posthouse.server import shapes
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
@@ -149,6 +163,8 @@ app = FastAPI(
 V1 = "/api/v1"
 NS = V1 + "/namespaces/{namespace}"
 QUEUE = NS + "/queues/{queue}"
+TOPIC = NS + "/topics/{topic}"
+SUB = TOPIC + "/subscriptions/{subscription}"
 
 Handler = Callable[..., Awaitable[Response]]
 
@@ -194,9 +210,7 @@ async def list_queues(
     call: Asked, namespace: Name, after: str = "", limit: Limit = 100
 ) -> Response:
     """With their properties and counts, by name, page by page."""
-    found = await call.ask(namespace, ListQueues(after, limit))
-    assert isinstance(found, list)
-    queues = [_info(call, namespace, each) for each in found if isinstance(each, QueueInfo)]
+    queues = _infos(call, namespace, await call.ask(namespace, ListQueues(after, limit, "queue")))
     following = queues[-1].name if len(queues) == limit else None
     return _json(shapes.QueuesForm(queues, following))
 
@@ -243,6 +257,122 @@ async def delete_queue(call: Asked, namespace: Name, queue: Name) -> Response:
     """With its dead letters and all its messages."""
     await call.ask(namespace, DeleteQueue(queue))
     return Response(status_code=204)
+
+
+# Topics, subscriptions and rules.
+
+
+@_route("GET", NS + "/topics", gives=shapes.TopicsForm)
+async def list_topics(
+    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
+) -> Response:
+    """With their properties and counts, by name, page by page."""
+    found = await call.ask(namespace, ListQueues(after, limit, "topic"))
+    topics = _infos(call, namespace, found)
+    return _json(shapes.TopicsForm(topics, topics[-1].name if len(topics) == limit else None))
+
+
+def _infos(call: Call, namespace: str, found: Answer) -> list[shapes.QueueInfoForm]:
+    assert isinstance(found, list)
+    return [_info(call, namespace, each) for each in found if isinstance(each, QueueInfo)]
+
+
+@_route("GET", TOPIC, gives=shapes.QueueInfoForm)
+async def get_topic(call: Asked, namespace: Name, topic: Name) -> Response:
+    """Its properties and counts."""
+    info = await _queue(call, namespace, topic)
+    if info.properties.delivery != "topic":
+        raise NotFound("topic", topic)
+    return _json(_info(call, namespace, info))
+
+
+@_route("PUT", TOPIC, shapes.QueueForm, shapes.QueueInfoForm, 201)
+async def create_topic(call: Asked, namespace: Name, topic: Name) -> Response:
+    """Make a topic: what is sent to it goes to its subscriptions."""
+    plain = QueueProperties(delivery="topic")
+    properties = shapes.properties_over(await call.form(shapes.QueueForm), plain)
+    await call.ask(namespace, CreateQueue(topic, properties))
+    return _json(_info(call, namespace, await _queue(call, namespace, topic)), 201)
+
+
+@_route("GET", TOPIC + "/subscriptions", gives=shapes.SubscriptionsForm)
+async def list_subscriptions(
+    call: Asked, namespace: Name, topic: Name, after: str = "", limit: Limit = 100
+) -> Response:
+    """With their properties and counts, by name, page by page."""
+    after = after if not after or SUBSCRIPTION in after else subscription_queue(topic, after)
+    found = _infos(
+        call, namespace, await call.ask(namespace, ListSubscriptions(topic, after, limit))
+    )
+    following = found[-1].name if len(found) == limit else None
+    return _json(shapes.SubscriptionsForm(found, following))
+
+
+@_route("PUT", SUB, shapes.SubscriptionForm, shapes.QueueInfoForm, 201)
+async def create_subscription(
+    call: Asked, namespace: Name, topic: Name, subscription: Name
+) -> Response:
+    """Make a subscription. It gets every message, unless rules are given."""
+    form = await call.form(shapes.SubscriptionForm)
+    queue = subscription_queue(topic, subscription)
+    properties = shapes.properties_over(form, QueueProperties())
+    command = CreateSubscription(queue, properties)
+    if form.rules is not msgspec.UNSET:
+        rules = [shapes.rule_in(each.name, each) for each in form.rules]
+        command = CreateSubscription(queue, properties, rules)
+    await call.ask(namespace, command)
+    return _json(_info(call, namespace, await _queue(call, namespace, queue)), 201)
+
+
+@_route("GET", SUB + "/rules", gives=shapes.RulesForm)
+async def list_rules(
+    call: Asked,
+    namespace: Name,
+    topic: Name,
+    subscription: Name,
+    after: str = "",
+    limit: Limit = 100,
+) -> Response:
+    """By name, page by page."""
+    command = ListRules(subscription_queue(topic, subscription), after, limit)
+    found = await call.ask(namespace, command)
+    assert isinstance(found, list)
+    rules = [shapes.rule_out(each) for each in found if isinstance(each, Rule)]
+    return _json(shapes.RulesForm(rules, rules[-1].name if len(rules) == limit else None))
+
+
+@_route("PUT", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
+async def add_rule(
+    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+) -> Response:
+    """Add a rule. It concerns what is sent from now on."""
+    form = await call.form(shapes.RuleForm)
+    command = SetRule(subscription_queue(topic, subscription), shapes.rule_in(rule, form))
+    await call.ask(namespace, command)
+    return Response(status_code=204)
+
+
+@_route("PATCH", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
+async def replace_rule(
+    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+) -> Response:
+    """Put another in the place of a rule."""
+    form = await call.form(shapes.RuleForm)
+    queue = subscription_queue(topic, subscription)
+    await call.ask(namespace, SetRule(queue, shapes.rule_in(rule, form), new=False))
+    return Response(status_code=204)
+
+
+@_route("DELETE", SUB + "/rules/{rule}", status=204)
+async def remove_rule(
+    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+) -> Response:
+    """A subscription without rules gets nothing."""
+    await call.ask(namespace, RemoveRule(subscription_queue(topic, subscription), rule))
+    return Response(status_code=204)
+
+
+# Queues of every kind.
 
 
 @_route("POST", QUEUE + "/pause", shapes.SidesForm, status=204)
@@ -427,7 +557,7 @@ async def life(call: Asked, namespace: Name, id: Name) -> Response:
 @_route("GET", QUEUE + "/messages/{sequence}/life", gives=shapes.LivesForm)
 async def life_of(call: Asked, namespace: Name, queue: Name, sequence: int) -> Response:
     """Everything that happened to the message with this number."""
-    call.broker.check(call.principal, "manage", namespace, queue.removesuffix(DEAD))
+    call.broker.check(call.principal, "manage", namespace, entity_of(queue))
     return _json(shapes.LivesForm(await call.feed.life(namespace, queue, sequence)))
 
 
@@ -597,7 +727,9 @@ def openapi() -> dict[str, Any]:
     document = get_openapi(
         title="Posthouse", version="1", routes=app.routes,
         description="Names in paths are percent-encoded, / in them too; the dead-letter queue of"
-        " orders is orders%2F$dead. Errors are RFC 9457 problem documents.",
+        " orders is orders%2F$dead. What can be asked of a queue under /queues/Q can be asked of a"
+        " topic under /topics/T and of a subscription under /topics/T/subscriptions/S, too. Errors"
+        " are RFC 9457 problem documents.",
     )  # fmt: skip
     hot = {QUEUE + "/" + name: each for name, each in DESCRIBED.items()}
     for path, (takes, gives, text) in hot.items():
@@ -658,11 +790,24 @@ app.add_exception_handler(RequestValidationError, _invalid)
 app.add_exception_handler(HTTPException, _unknown)
 
 
+def _as_of_a_queue(method: str, path: str) -> str:
+    """What is asked of a topic or a subscription, where it is asked in the same way of a queue."""
+    parts = path.split("/")
+    if len(parts) < 7 or parts[5] != "topics":
+        return path
+    name, rest = parts[6], parts[7:]
+    own = rest[:1] == ["subscriptions"] or (not rest and method in ("GET", "PUT"))
+    if rest[:1] == ["subscriptions"] and len(rest) > 1:
+        name, rest = name + quote(SUBSCRIPTION, safe="$") + rest[1], rest[2:]
+        own = rest[:1] == ["rules"] or (not rest and method == "PUT")
+    return path if own else "/".join((*parts[:5], "queues", name, *rest))
+
+
 async def run(request: Request, broker: Broker, feed: Feed) -> tuple[int, list[Any], bytes]:
     """Has FastAPI answer a request: status, headers, body. Raises what it was refused with."""
     app.state.broker, app.state.feed = broker, feed
     scope = request.scope | {
-        "path": request.scope["raw_path"].decode("ascii"),
+        "path": _as_of_a_queue(request.method, request.scope["raw_path"].decode("ascii")),
         "posthouse": request,
     }
     status, headers, chunks = 500, [], []

@@ -15,12 +15,12 @@ from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
-from posthouse.core.commands import CreateQueue
+from posthouse.core.commands import CreateQueue, CreateSubscription
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
-from posthouse.core.model import Account, Right, find
+from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
-from posthouse.server.declared import PrincipalDeclared
+from posthouse.server.declared import Declared, PrincipalDeclared, QueueDeclared
 from posthouse.server.files import read_secret
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
@@ -167,33 +167,61 @@ class Broker:
         """What is there already stays as it is, but for principals: those are as declared."""
         world, declared = engine.namespaces, self.config.declared
         named = [each.namespace for each in declared.queues]
+        named += [each.namespace for each in declared.topics]
         there = {name.casefold(): name for name in world.names}
         for name in dict.fromkeys((DEFAULT_NAMESPACE, *declared.namespaces, *named)):
             if name.casefold() not in there:
                 await engine.ask(BROKER, "", CreateNamespace(name))
                 there[name.casefold()] = name
-        for queue in declared.queues:
-            namespace = there[queue.namespace.casefold()]
-            if find(world.states[namespace], queue.name) is None:
-                command = CreateQueue(queue.name, queue.properties)
-                await engine.ask(BROKER, namespace, command)
+        for namespace, command in _entities(declared):
+            space = there[namespace.casefold()]
+            if find(world.states[space], command.queue) is None:
+                await engine.ask(BROKER, space, command)
         for principal in declared.principals:
             if not self._is_as_declared(principal, world.accounts.get(principal.name)):
                 keys = [self.guard.seal(principal.name, principal.key)]
                 new = principal.name not in world.accounts
                 command_ = SetAccount(principal.name, principal.grants, keys, new)
                 await engine.ask(BROKER, "", command_)
-        for what in declared.unsupported:
-            _log.warning(
-                "The configuration has %s, which this version cannot make.", what,
-                extra={"event": "config.unsupported", "what": what},
-            )  # fmt: skip
 
     def _is_as_declared(self, declared: PrincipalDeclared, account: Account | None) -> bool:
         if account is None or account.grants != list(declared.grants):
             return False
         keys = self.guard.keys({account.name: account}, account.name)
         return keys[:1] == [declared.key]
+
+
+def _entities(declared: Declared) -> list[tuple[str, CreateQueue | CreateSubscription]]:
+    """Commands that make them, in such an order that what is forwarded to is there before."""
+    every: list[QueueDeclared] = [*declared.topics, *declared.queues]
+    wanted: list[tuple[str, CreateQueue | CreateSubscription]] = [
+        (each.namespace, CreateQueue(each.name, each.properties)) for each in every
+    ]
+    for topic in declared.topics:
+        for sub in topic.subscriptions:
+            queue = subscription_queue(topic.name, sub.name)
+            wanted.append((topic.namespace, CreateSubscription(queue, sub.properties, sub.rules)))
+    made: set[tuple[str, str]] = set()
+    ordered: list[tuple[str, CreateQueue | CreateSubscription]] = []
+    names = {(namespace, command.queue) for namespace, command in wanted}
+    while wanted:  # in a circle none can be first; the core says so
+        ready = [
+            (namespace, command)
+            for namespace, command in wanted
+            if {(namespace, to) for to in _targets(command)} & names <= made
+        ] or wanted[:1]
+        ordered += ready
+        made |= {(namespace, command.queue) for namespace, command in ready}
+        wanted = [each for each in wanted if each not in ready]
+    return ordered
+
+
+def _targets(command: CreateQueue | CreateSubscription) -> set[str]:
+    properties = command.properties
+    found = {properties.forward_to, properties.forward_dead_to}
+    if isinstance(command, CreateSubscription):
+        found.add(topic_of(command.queue))
+    return {name for name in found if name is not None}
 
 
 def make_folder(folder: Path) -> None:

@@ -7,6 +7,13 @@ Ours:
       - name: orders
         namespace: shop            # or the default one
         lock_ms: 30000             # any property of a queue
+    topics:
+      - name: news
+        subscriptions:
+          - name: red
+            max_delivery: 5        # any property of a queue
+            rules:                 # without any it gets everything
+              - {name: red, filter: {kind: sql, expression: "colour = 'red'"}}
     principals:
       - name: web
         key: a secret of at least 16 characters
@@ -21,9 +28,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from posthouse.broker.access import KEY_CHARS_MAX, ROOT
-from posthouse.core.checks import check_name, check_queue_properties
+from posthouse.core.checks import check_name, check_queue_properties, check_rule
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.model import Grant, QueueProperties, Right
+from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
+from posthouse.server.shapes import NamedRuleForm, rule_in
 
 KEY_CHARS_MIN = 16
 T = TypeVar("T")
@@ -33,6 +42,16 @@ class QueueDeclared(msgspec.Struct, frozen=True):
     name: str
     namespace: str
     properties: QueueProperties = QueueProperties()
+
+
+class SubscriptionDeclared(msgspec.Struct, frozen=True):
+    name: str
+    properties: QueueProperties = QueueProperties()
+    rules: tuple[Rule, ...] = (Rule(DEFAULT_RULE),)
+
+
+class TopicDeclared(QueueDeclared, frozen=True):
+    subscriptions: tuple[SubscriptionDeclared, ...] = ()
 
 
 class PrincipalDeclared(msgspec.Struct, frozen=True):
@@ -50,8 +69,8 @@ class Declared:
 
     namespaces: tuple[str, ...] = ()
     queues: tuple[QueueDeclared, ...] = ()
+    topics: tuple[TopicDeclared, ...] = ()
     principals: tuple[PrincipalDeclared, ...] = ()
-    unsupported: tuple[str, ...] = ()  # what the file has that this version cannot make
 
 
 class _GrantForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,6 +88,7 @@ class _PrincipalForm(msgspec.Struct, forbid_unknown_fields=True):
 def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
     """Raises ValueError."""
     queues = [_queue(each, namespace) for each in _convert("queues", content, list[dict[str, Any]])]
+    topics = [_topic(each, namespace) for each in _convert("topics", content, list[dict[str, Any]])]
     principals = []
     for form in _convert("principals", content, list[_PrincipalForm]):
         short, long = len(form.key) < KEY_CHARS_MIN, len(form.key) > KEY_CHARS_MAX
@@ -85,7 +105,7 @@ def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
     names = _convert("namespaces", content, list[str])
     for name in names:
         _checked(f"namespace {name!r}", check_name, "name", name)
-    return Declared(tuple(names), tuple(queues), tuple(principals))
+    return Declared(tuple(names), tuple(queues), tuple(topics), tuple(principals))
 
 
 def _convert(name: str, content: Mapping[str, object], kind: type[T]) -> T:
@@ -100,14 +120,17 @@ def _queue(form: dict[str, Any], namespace: str) -> QueueDeclared:
     name, space = form.pop("name", None), form.pop("namespace", namespace)
     if not isinstance(name, str) or not isinstance(space, str):
         raise ValueError("queues: each needs a name, and its namespace is one")  # noqa: TRY004
+    return _declared(name, space, _properties(f"queue {name}", form))
+
+
+def _properties(what: str, form: dict[str, Any]) -> QueueProperties:
     unknown = set(form) - set(QueueProperties.__struct_fields__)
     if unknown:
-        raise ValueError(f"queue {name}: there is no property {min(unknown)!r}")
+        raise ValueError(f"{what}: there is no property {min(unknown)!r}")
     try:
-        properties = msgspec.convert(form, QueueProperties)
+        return msgspec.convert(form, QueueProperties)
     except msgspec.ValidationError as error:
-        raise ValueError(f"queue {name}: {error}") from None
-    return _declared(name, space, properties)
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _declared(name: str, namespace: str, properties: QueueProperties) -> QueueDeclared:
@@ -116,6 +139,50 @@ def _declared(name: str, namespace: str, properties: QueueProperties) -> QueueDe
     _checked(what, check_name, "namespace", namespace)
     _checked(what, check_queue_properties, properties)
     return QueueDeclared(name, namespace, properties)
+
+
+def _topic(form: dict[str, Any], namespace: str) -> TopicDeclared:
+    form = dict(form)
+    name, space = form.pop("name", None), form.pop("namespace", namespace)
+    below = form.pop("subscriptions", [])
+    if not isinstance(name, str) or not isinstance(space, str) or not isinstance(below, list):
+        raise ValueError("topics: each needs a name, and its subscriptions are a list")  # noqa: TRY004
+    properties = _properties(f"topic {name}", {**form, "delivery": "topic"})
+    subscriptions = tuple(_subscription(name, each) for each in below)
+    return _declared_topic(name, space, properties, subscriptions)
+
+
+def _declared_topic(
+    name: str,
+    namespace: str,
+    properties: QueueProperties,
+    subscriptions: tuple[SubscriptionDeclared, ...],
+) -> TopicDeclared:
+    _declared(name, namespace, properties)
+    for each in subscriptions:
+        what = f"subscription {each.name!r} of {name!r}"
+        _checked(what, check_name, "name", each.name)
+        _checked(what, check_queue_properties, each.properties)
+        for rule in each.rules:
+            _checked(what, check_rule, rule)
+    return TopicDeclared(name, namespace, properties, subscriptions)
+
+
+def _subscription(topic: str, form: Any) -> SubscriptionDeclared:
+    form = dict(form) if isinstance(form, dict) else {}
+    name, rules = form.pop("name", None), form.pop("rules", None)
+    if not isinstance(name, str):
+        raise ValueError(f"topic {topic}: each of its subscriptions needs a name")  # noqa: TRY004
+    what = f"subscription {name} of {topic}"
+    properties = _properties(what, form)
+    if rules is None:
+        return SubscriptionDeclared(name, properties)
+    try:
+        given = msgspec.convert(rules, list[NamedRuleForm])
+        made = tuple(rule_in(each.name, each) for each in given)
+    except (msgspec.ValidationError, InvalidArgument) as error:
+        raise ValueError(f"{what}: {error}") from None
+    return SubscriptionDeclared(name, properties, made)
 
 
 def _checked(what: str, check: Callable[..., object], *given: object) -> None:
@@ -145,8 +212,41 @@ class _EmulatedQueue(msgspec.Struct, rename="pascal"):
     properties: _Emulated = msgspec.field(default_factory=_Emulated)
 
 
-class _EmulatedTopic(msgspec.Struct, rename="pascal"):
+class _EmulatedSql(msgspec.Struct, rename="pascal"):
+    sql_expression: str = "1=1"
+
+
+class _EmulatedCorrelation(msgspec.Struct, rename="pascal"):
+    message_id: str | None = None
+    correlation_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    subject: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: dict[str, str | int | float | bool | None] = {}
+
+
+class _EmulatedRuleProperties(msgspec.Struct, rename="pascal"):
+    filter_type: str = "Sql"
+    sql_filter: _EmulatedSql | None = None
+    correlation_filter: _EmulatedCorrelation | None = None
+    action: _EmulatedSql | None = None
+
+
+class _EmulatedRule(msgspec.Struct, rename="pascal"):
     name: str
+    properties: _EmulatedRuleProperties = msgspec.field(default_factory=_EmulatedRuleProperties)
+
+
+class _EmulatedSubscription(_EmulatedQueue, rename="pascal"):
+    rules: list[_EmulatedRule] = []
+
+
+class _EmulatedTopic(_EmulatedQueue, rename="pascal"):
+    subscriptions: list[_EmulatedSubscription] = []
 
 
 class _EmulatedNamespace(msgspec.Struct, rename="pascal"):
@@ -165,15 +265,40 @@ def read_emulator(content: Mapping[str, object], namespace: str) -> Declared:
         found = msgspec.convert(content["UserConfig"], _UserConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f"UserConfig: {error}") from None
-    queues, unsupported = [], []
+    queues, topics = [], []
     for space in found.namespaces:
-        for queue in space.queues:
-            queues.append(_declared(queue.name, namespace, _emulated(queue)))
-            given = queue.properties
-            targets = (given.forward_to, given.forward_dead_lettered_messages_to)
-            unsupported += [f"forwarding from {queue.name} to {to}" for to in targets if to]
-        unsupported += [f"topic {topic.name}" for topic in space.topics]
-    return Declared(queues=tuple(queues), unsupported=tuple(unsupported))
+        queues += [_declared(each.name, namespace, _emulated(each)) for each in space.queues]
+        for topic in space.topics:
+            subscriptions = tuple(
+                SubscriptionDeclared(each.name, _emulated(each), _emulated_rules(each.rules))
+                for each in topic.subscriptions
+            )
+            properties = msgspec.structs.replace(
+                _emulated(topic), delivery="topic", requires_session=False
+            )
+            topics.append(_declared_topic(topic.name, namespace, properties, subscriptions))
+    return Declared(queues=tuple(queues), topics=tuple(topics))
+
+
+def _emulated_rules(rules: list[_EmulatedRule]) -> tuple[Rule, ...]:
+    if not rules:
+        return (Rule(DEFAULT_RULE),)
+    return tuple(_emulated_rule(each) for each in rules)
+
+
+def _emulated_rule(rule: _EmulatedRule) -> Rule:
+    given = rule.properties
+    action = "" if given.action is None else given.action.sql_expression
+    if given.filter_type.casefold() == "correlation" and given.correlation_filter is not None:
+        fields = msgspec.structs.asdict(given.correlation_filter)
+        properties = fields.pop("properties")
+        named = {_EMULATED_FIELDS.get(name, name): value for name, value in fields.items() if value}
+        return Rule(rule.name, CorrelationFilter(named, properties), action)
+    expression = (given.sql_filter or _EmulatedSql()).sql_expression
+    return Rule(rule.name, SqlFilter(expression), action)
+
+
+_EMULATED_FIELDS = {"message_id": "id", "label": "subject"}
 
 
 def _emulated(queue: _EmulatedQueue) -> QueueProperties:
@@ -196,6 +321,8 @@ def _emulated(queue: _EmulatedQueue) -> QueueProperties:
         duplicate_detection=given.requires_duplicate_detection,
         duplicate_window_ms=window_ms or defaults.duplicate_window_ms,
         dead_letter_expired=given.dead_lettering_on_message_expiration,
+        forward_to=given.forward_to or None,
+        forward_dead_to=given.forward_dead_lettered_messages_to or None,
     )
 
 

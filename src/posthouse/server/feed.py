@@ -21,7 +21,7 @@ import msgspec
 from posthouse.broker.rows import COLUMNS, WORDS
 from posthouse.broker.twin_index import END_OF_STREAM, checked_index, twin_of
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
-from posthouse.core.model import DEAD, Reader
+from posthouse.core.model import Reader, entity_of
 from posthouse.server.broker import Broker
 from posthouse.server.clerk import FAILED, Ask, Failure, Lives, Wanted
 from posthouse.server.http import Answer, Piece, Request
@@ -157,7 +157,7 @@ class Feed:
         if namespace is None or "reader" in request.query:
             self._broker.check(request.principal, "listen", "*", "*")
         else:
-            of = "*" if entity is None else entity.removesuffix(DEAD)
+            of = "*" if entity is None else entity_of(entity)
             self._broker.check(request.principal, "listen", namespace, of)
 
     def _after(self, query: dict[str, str], first: int, last: int) -> int:

@@ -3,6 +3,8 @@
 POST /api/v1/namespaces/N/queues/Q/messages       send: JSON, or one body of another type
 POST /api/v1/namespaces/N/queues/Q/receive
 POST /api/v1/namespaces/N/queues/Q/complete, abandon, release, defer, dead-letter, renew
+
+and the same for /topics/T and for /topics/T/subscriptions/S in the place of /queues/Q.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ from posthouse.core.commands import (
     Settled,
 )
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
+from posthouse.core.model import subscription_queue
 from posthouse.server.http import Answer, Request, decoded, name_in
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import (
@@ -65,12 +68,17 @@ Hot = Callable[[Engine, Request, Target], Awaitable[Answer]]
 def find(request: Request) -> tuple[Hot, Target] | None:
     """The hot route that a request is for, if it is for one."""
     parts = request.parts
-    if len(parts) != 7 or parts[1] != b"v1" or parts[2] != b"namespaces" or parts[4] != b"queues":
+    if len(parts) not in (7, 9) or parts[1] != b"v1" or parts[2] != b"namespaces":
         return None
-    hot = _ROUTES.get(parts[6])
+    hot = _ROUTES.get(parts[-1])
     if hot is None or request.method != "POST":
         return None
-    return hot, Target(name_in(parts[3]), name_in(parts[5]))
+    space, name = name_in(parts[3]), name_in(parts[5])
+    if len(parts) == 7 and parts[4] in (b"queues", b"topics"):
+        return hot, Target(space, name)
+    if len(parts) == 9 and (parts[4], parts[6]) == (b"topics", b"subscriptions"):
+        return hot, Target(space, subscription_queue(name, name_in(parts[7])))
+    return None
 
 
 async def _send(engine: Engine, request: Request, target: Target) -> Answer:
@@ -95,7 +103,8 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
         )  # fmt: skip
     answer = await engine.ask(request.principal, target.namespace, command)
     assert isinstance(answer, Enqueued)
-    return Answer(_encode(EnqueuedForm(list(answer.sequences), answer.duplicates)), 201)
+    form_ = EnqueuedForm(list(answer.sequences), answer.duplicates, answer.dropped)
+    return Answer(_encode(form_), 201)
 
 
 async def _receive(engine: Engine, request: Request, target: Target) -> Answer:

@@ -29,6 +29,16 @@ from posthouse.core.message import (
     uuid,
 )
 from posthouse.core.model import QueueProperties, Right
+from posthouse.core.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    PatternFilter,
+    Rule,
+    SqlFilter,
+    Style,
+    TrueFilter,
+)
 
 WAIT_MS_MAX = 60_000
 
@@ -80,6 +90,7 @@ class SendForm(_Request):
 class EnqueuedForm(msgspec.Struct):
     sequences: list[int]
     duplicates: int
+    dropped: int = 0  # for want of room, where the queue has it so; their number is 0
 
 
 class MessageForm(_Content, omit_defaults=True, kw_only=True):
@@ -170,10 +181,131 @@ QueueForm = msgspec.defstruct(
 )
 
 
+# Rules. A filter's kind says what else is in it.
+
+
+class _FilterForm(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    pass
+
+
+class TrueForm(_FilterForm, tag="true"):
+    """Every message."""
+
+
+class FalseForm(_FilterForm, tag="false"):
+    """None."""
+
+
+class SqlForm(_FilterForm, tag="sql"):
+    expression: str
+    parameters: dict[str, Any] = {}
+
+
+class CorrelationForm(_FilterForm, tag="correlation"):
+    """All that is given has to be equal."""
+
+    id: str | None = None
+    correlation_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    subject: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: dict[str, Any] = {}
+
+
+class PatternForm(_FilterForm, tag="pattern"):
+    """Of the subject: * is one level; # (amqp) or > (nats) is any number of them."""
+
+    pattern: str
+    style: Style = "amqp"
+
+
+class RuleForm(_Request):
+    """Which messages, and what is changed of them, in SQL."""
+
+    filter: TrueForm | FalseForm | SqlForm | CorrelationForm | PatternForm = msgspec.field(
+        default_factory=TrueForm
+    )
+    action: str = ""
+    parameters: dict[str, Any] = {}  # of the action
+
+
+class NamedRuleForm(RuleForm, kw_only=True):
+    name: str
+
+
+class RuleInfoForm(NamedRuleForm, kw_only=True):
+    created_ms: int
+
+
+class RulesForm(msgspec.Struct):
+    rules: list[RuleInfoForm]
+    next: str | None  # the name to go on after
+
+
+# A subscription's properties, as a queue's, and its rules.
+SubscriptionForm = msgspec.defstruct(
+    "SubscriptionForm",
+    [
+        ("rules", list[NamedRuleForm] | msgspec.UnsetType, msgspec.UNSET),
+        *(
+            (name, kind | msgspec.UnsetType, msgspec.UNSET)
+            for name, kind in get_type_hints(QueueProperties).items()
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def rule_in(name: str, form: RuleForm) -> Rule:
+    """Raises InvalidArgument."""
+    given: Filter
+    match form.filter:
+        case TrueForm():
+            given = TrueFilter()
+        case FalseForm():
+            given = FalseFilter()
+        case SqlForm(expression, parameters):
+            given = SqlFilter(expression, properties_in(parameters))
+        case PatternForm(pattern, style):
+            given = PatternFilter(pattern, style)
+        case CorrelationForm():
+            fields = {
+                name: value
+                for name, value in msgspec.structs.asdict(form.filter).items()
+                if name != "properties" and value is not None
+            }
+            given = CorrelationFilter(fields, properties_in(form.filter.properties))
+    return Rule(name, given, form.action, properties_in(form.parameters))
+
+
+def rule_out(rule: Rule) -> RuleInfoForm:
+    wanted = rule.filter
+    form: TrueForm | FalseForm | SqlForm | CorrelationForm | PatternForm
+    match wanted:
+        case TrueFilter():
+            form = TrueForm()
+        case FalseFilter():
+            form = FalseForm()
+        case SqlFilter():
+            form = SqlForm(wanted.expression, plain_properties(wanted.parameters))
+        case PatternFilter():
+            form = PatternForm(wanted.pattern, wanted.style)
+        case CorrelationFilter():
+            properties = plain_properties(wanted.properties)
+            form = CorrelationForm(**wanted.fields, properties=properties)
+    parameters = plain_properties(rule.parameters)
+    return RuleInfoForm(
+        form, rule.action, parameters, name=rule.name, created_ms=rule.created_ms
+    )  # fmt: skip
+
+
 def properties_over(form: msgspec.Struct, old: QueueProperties) -> QueueProperties:
     """The properties with what a `QueueForm` says in the place of the old."""
     given = {name: value for name, value in msgspec.structs.asdict(form).items()
-             if value is not msgspec.UNSET}  # fmt: skip
+             if value is not msgspec.UNSET and name != "rules"}  # fmt: skip
     return msgspec.structs.replace(old, **given)
 
 
@@ -188,11 +320,26 @@ class QueueInfoForm(msgspec.Struct):
     accessed_ms: int
     receivers: int
     oldest_ms: int | None  # when the oldest of its messages was enqueued
+    subscriptions: int = 0  # of a topic
+    rules: int = 0  # of a subscription
+    transfer: int = 0  # messages that could not be forwarded: they are in NAME/$transfer
 
 
 class QueuesForm(msgspec.Struct):
     queues: list[QueueInfoForm]
     next: str | None  # the name to go on after
+
+
+class TopicsForm(msgspec.Struct):
+    topics: list[QueueInfoForm]
+    next: str | None
+
+
+class SubscriptionsForm(msgspec.Struct):
+    """Their names are TOPIC/$sub/NAME: a subscription is a queue, and can be used as one."""
+
+    subscriptions: list[QueueInfoForm]
+    next: str | None
 
 
 class SidesForm(_Request):
@@ -470,6 +617,8 @@ def _message(message: Message, note: Note | None) -> MessageForm:
         envelope = decode_envelope(message.envelope)
     except (msgspec.DecodeError, UnicodeDecodeError):  # not one of ours
         envelope = Envelope()
+    if note is not None:
+        envelope = note.apply_to(envelope)
     form = MessageForm(
         None, None, envelope.id, envelope.content_type, envelope.subject, envelope.correlation_id,
         envelope.session_id, envelope.partition_key, envelope.to, envelope.reply_to,
@@ -484,8 +633,6 @@ def _message(message: Message, note: Note | None) -> MessageForm:
     except UnicodeDecodeError:
         form.body_base64 = b64encode(body).decode()
     if note is not None:
-        if note.properties:
-            form.properties = form.properties | plain_properties(note.properties)
         form.reason, form.description, form.source = note.reason, note.description, note.source
         form.source_sequence, form.dead_ms = note.source_sequence, note.dead_ms
     return form
@@ -495,6 +642,7 @@ def queue_info(info: QueueInfo, oldest_ms: int | None) -> QueueInfoForm:
     return QueueInfoForm(
         info.name, info.properties, info.counts, info.size_bytes, info.dead_size_bytes,
         info.created_ms, info.updated_ms, info.accessed_ms, info.receivers, oldest_ms,
+        info.subscriptions, info.rules, info.transfer,
     )  # fmt: skip
 
 

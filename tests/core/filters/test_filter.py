@@ -427,19 +427,25 @@ def test_an_expression_has_a_longest_length() -> None:
         compile_filter(text + " ", {})
 
 
-def test_what_is_nested_a_hundred_deep_is_evaluated() -> None:
-    assert truth("(" * 99 + "a" + ")" * 99, a=True) is True
-    assert truth("NOT " * 98 + "a = 1", a=1) is True
-    assert truth("-" * 96 + "(a) + 0 = 5", a=5) is True
-    with pytest.raises(SyntaxProblem, match="100 deep"):
-        compile_filter("(" * 100 + "a" + ")" * 100, {})
+def test_what_is_nested_as_deep_as_may_be_is_evaluated() -> None:
+    assert truth("(" * 31 + "a" + ")" * 31, a=True) is True
+    assert truth("NOT " * 30 + "a = 1", a=1) is True
+    assert truth("-" * 28 + "(a) + 0 = 5", a=5) is True
+    with pytest.raises(SyntaxProblem, match="32 deep"):
+        compile_filter("(" * 32 + "a" + ")" * 32, {})
 
 
 def test_an_expression_has_a_greatest_number_of_parts() -> None:
-    terms = ["-" * 96 + "a"] * 10
-    assert truth("+".join([*terms, "1"]) + " = 51", a=5) is True
+    terms = ["-" * 28 + "a"] * 34
+    assert truth("+".join([*terms, "1"]) + " = 171", a=5) is True
     with pytest.raises(SyntaxProblem, match="1000 parts"):
-        compile_filter("+".join([*terms, "-" * 40 + "a"]) + "=1", {})
+        compile_filter("+".join([*terms, "-" * 10 + "a"]) + "=1", {})
+
+
+def test_a_text_that_is_too_long_to_look_at_is_a_problem() -> None:
+    for text in ("a LIKE '%x%y'", "a LIKE b"):
+        with pytest.raises(EvaluationProblem, match="16384"):
+            truth(text, a="x" * 16_385, b="%x")
 
 
 def test_long_chains_are_not_deep() -> None:

@@ -155,6 +155,23 @@ class Bus:
         assert reply.status == 201, reply
         return name
 
+    def topic(self, *subscriptions: str, **properties: Any) -> str:
+        """A new one, with subscriptions that get everything."""
+        name = f"t{next(self._numbers)}"
+        self.ask("PUT", f"topics/{name}", properties)
+        for each in subscriptions:
+            self.subscribe(name, each)
+        return name
+
+    def subscribe(self, topic: str, name: str, *rules: dict[str, Any], **properties: Any) -> None:
+        form = {**properties, "rules": list(rules)} if rules else properties
+        self.ask("PUT", f"topics/{topic}/subscriptions/{name}", form)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        reply = self.broker.call(method, f"/api/v1/namespaces/default/{path}", body)
+        assert reply.status < 300, reply
+        return reply.json if reply.body else None
+
     def sessions(self, **properties: Any) -> str:
         return self.queue(requires_session=True, grouping="session", **properties)
 

@@ -391,3 +391,34 @@ def test_a_client_that_trusts_the_broker_uses_tls(tmp_path: Path) -> None:
         assert trusting == {"secure": {"returned": "by TLS"}}
         doubting = run_script("tls", text)
         assert "certificate" in doubting["secure"]["message"]
+
+
+# Topics.
+
+
+def test_rules_are_managed_by_the_client(told: Scripts) -> None:
+    rules = told("topics", "rules")
+    assert rules["before"] == [["$Default", {"sqlExpression": "1=1"}]]
+    assert rules["none"] == 0
+    assert [name for name, *_ in rules["after"]] == ["exact", "red"]
+    exact, red = rules["after"]
+    assert exact[1]["subject"] == "s"
+    assert exact[1]["applicationProperties"] == {"n": 5}
+    assert red[1]["sqlExpression"] == "colour = 'red'"
+    assert red[2]["sqlExpression"] == "SET seen = TRUE"
+    assert rules["found"] == [
+        ["red", {"colour": "red", "seen": True, "RuleName": "red"}],
+        ["exact", {"n": 5}],
+    ]
+
+
+def test_rules_that_cannot_be_are_refused(told: Scripts) -> None:
+    refusals = told("topics", "refusals")
+    assert refusals["taken"]["code"] == "MessagingEntityAlreadyExists"
+    assert "column" in refusals["wrong"]["message"]
+    assert refusals["missing"]["code"] == "MessagingEntityNotFound"
+
+
+def test_messages_of_a_subscription_are_settled(told: Scripts) -> None:
+    reason = "MaxDeliveryCountExceeded"
+    assert told("topics", "settling") == [2, reason, "settling/Subscriptions/s"]

@@ -191,6 +191,11 @@ OPERATIONS: dict[str, tuple[dict[Value, Value], str]] = {
     "renew-lock": ({"lock-tokens": Array(0x98, [UUID(int=1)])}, "listen"),
     "get-message-sessions": ({}, "listen"),
     "batch-delete-messages": ({"message-count": Int(1)}, "manage"),
+    "add-rule": (
+        {"rule-name": "r", "rule-description": {"sql-filter": {"expression": "1=1"}}}, "listen",
+    ),
+    "remove-rule": ({"rule-name": "r"}, "listen"),
+    "enumerate-rules": ({}, "listen"),
 }  # fmt: skip
 
 

@@ -1,12 +1,10 @@
 """What the statements of an action do to a draft of a message."""
 
 from collections.abc import Callable
-from typing import cast
 
 from posthouse.core.commands import GROUP_CHARS_MAX, TEXT_CHARS_MAX, TIME_MS_MAX
 from posthouse.core.filters.problems import EvaluationProblem
-from posthouse.core.filters.texts import as_text, as_type_of, moment_ms, span_ms
-from posthouse.core.filters.values import TIME, kind_of, plain
+from posthouse.core.filters.texts import as_text, as_type_of, span_ms
 from posthouse.core.filters.view import SETTABLE, Draft, Evaluate, failing
 from posthouse.core.message import Value
 
@@ -61,15 +59,5 @@ def _as_ttl_ms(value: Value) -> int | None:
     return ms if type(ms) is int and 1 <= ms <= TIME_MS_MAX else None
 
 
-def _as_due_ms(value: Value) -> int | None:
-    """A moment, or a text as moment_ms reads it."""
-    ms = moment_ms(value) if type(value) is str else None
-    if kind_of(value) == TIME:
-        ms = cast("int", plain(value))
-    return ms if ms is not None and 0 <= ms <= TIME_MS_MAX else None
-
-
-_UNSET: dict[str, Value] = {
-    "ttl_ms": None, "due_ms": 0, "session_id": None, "partition_key": None
-}  # fmt: skip
-_CONVERT: dict[str, Callable[[Value], Value]] = {"ttl_ms": _as_ttl_ms, "due_ms": _as_due_ms}
+_UNSET: dict[str, Value] = {"ttl_ms": None, "session_id": None, "partition_key": None}
+_CONVERT: dict[str, Callable[[Value], Value]] = {"ttl_ms": _as_ttl_ms}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from posthouse.core.filters.problems import EvaluationProblem
 
 PATTERN_CHARS_MAX = 1_024
+TEXT_CHARS_MAX = 16_384  # that is looked at; so many patterns on a longer one would take too long
 
 Fits = Callable[[str], bool]
 _Run = list[str | None]  # None is any character
@@ -49,6 +50,13 @@ def compile_like(pattern: str, escape: str | None) -> Fits:
         return True
 
     return fits
+
+
+def checked_text(text: str) -> str:
+    """Raises EvaluationProblem for one that is too long to look at."""
+    if len(text) > TEXT_CHARS_MAX:
+        raise EvaluationProblem(f"LIKE looks at texts of at most {TEXT_CHARS_MAX} characters.")
+    return text
 
 
 def _runs(pattern: str, escape: str | None) -> list[_Run]:

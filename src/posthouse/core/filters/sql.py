@@ -18,7 +18,7 @@ import msgspec
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
 from posthouse.core.filters.actions import Step, remove_property, set_property, set_system
 from posthouse.core.filters.grammar import parse_action, parse_filter
-from posthouse.core.filters.like import compile_like
+from posthouse.core.filters.like import checked_text, compile_like
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.texts import INTEGER_MAX
 from posthouse.core.filters.tree import (
@@ -328,7 +328,7 @@ def _in_list(get: Evaluate, items: list[Evaluate]) -> Predicate:
 def _like(get: Evaluate, fits: Callable[[str], bool]) -> Predicate:
     def is_like(view: View) -> bool | None:
         value = get(view)
-        return fits(value) if type(value) is str else None
+        return fits(checked_text(value)) if type(value) is str else None
 
     return is_like
 
@@ -341,7 +341,7 @@ def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Pred
             return None
         if escape is not None and type(mark) is not str:
             return None
-        return compile_like(wanted, cast("str | None", mark))(value)
+        return compile_like(wanted, cast("str | None", mark))(checked_text(value))
 
     return is_like
 

@@ -5,7 +5,7 @@ until it is looked at, and decodes the envelope once.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from posthouse.core.message import Envelope, Properties, Value, decode_envelope,
 class Amendment(NamedTuple):
     """Changes to a message: names are removed first, then properties and fields are set.
 
-    `fields` are those of `Envelope`, with values of their types, and `ttl_ms` and `due_ms`.
+    `fields` are those of `Envelope`, with values of their types, and `ttl_ms`.
     """
 
     properties: Properties
@@ -25,7 +25,7 @@ class Amendment(NamedTuple):
 
 
 _EMPTY = Envelope()
-_TIMES = frozenset(("ttl_ms", "due_ms"))  # fields that are beside the envelope
+_TTL = "ttl_ms"  # a field that is beside the envelope
 
 
 class View:
@@ -71,8 +71,7 @@ class View:
         self.state = state
         self.source = source
         if amendment is not None:
-            for field in _TIMES & amendment.fields.keys():
-                setattr(self, field, amendment.fields[field])
+            self.ttl_ms = cast("int | None", amendment.fields.get(_TTL, ttl_ms))
 
     @property
     def envelope(self) -> Envelope:
@@ -119,7 +118,7 @@ class View:
             removed = set(amendment.removed)
             kept = {name: value for name, value in properties.items() if name not in removed}
             properties = kept | amendment.properties
-            fields = {name: value for name, value in amendment.fields.items() if name not in _TIMES}
+            fields = {name: value for name, value in amendment.fields.items() if name != _TTL}
             envelope = msgspec.structs.replace(envelope, **fields)
         self._properties = properties
         self._envelope = envelope
@@ -160,8 +159,8 @@ class Draft(View):
             self._changes.removed.append(name)
 
     def put_field(self, field: str, value: Value) -> None:
-        if field in _TIMES:
-            setattr(self, field, value)
+        if field == _TTL:
+            self.ttl_ms = cast("int | None", value)
         else:
             self._envelope = msgspec.structs.replace(self.envelope, **{field: value})
         self._changes.fields[field] = value
@@ -231,5 +230,4 @@ SETTABLE = {
     "contenttype": "content_type",
     "partitionkey": "partition_key",
     "timetolive": "ttl_ms",
-    "scheduledenqueuetimeutc": "due_ms",
 }

@@ -1,25 +1,32 @@
-"""Addresses of nodes: queues, their dead-letter queues, and what manages them."""
+"""Addresses of nodes: queues, topics, subscriptions, dead letters, and what manages them."""
 
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
-from posthouse.core.model import DEAD
+from posthouse.core.model import DEAD, SUBSCRIPTION, TRANSFER, subscription_queue
 
 ADDRESS_CHARS_MAX = 1_024
 CBS = "$cbs"
 _MANAGEMENT, _DEAD, _TRANSFER = "$management", "$deadletterqueue", "$transfer"
+_SUBSCRIPTIONS = "Subscriptions"
 
 
 class Address(NamedTuple):
     kind: Literal["cbs", "entity", "management"]
-    entity: str = ""  # as the client spells it
+    entity: str = ""  # as the core would call it, but for case
     dead: bool = False  # its dead-letter queue
     transfer: bool = False  # the one for what could not be forwarded
 
     @property
     def path(self) -> tuple[str, ...]:
         """For comparing with what a token is for."""
-        return folded(self.entity)
+        return folded(told_name(self.entity))
+
+
+def told_name(queue: str) -> str:
+    """What clients call a queue of ours."""
+    queue = queue.replace(SUBSCRIPTION, f"/{_SUBSCRIPTIONS}/")
+    return queue.replace(TRANSFER, "/$Transfer/$DeadLetterQueue").replace(DEAD, "/$DeadLetterQueue")
 
 
 def folded(path: str) -> tuple[str, ...]:
@@ -28,6 +35,8 @@ def folded(path: str) -> tuple[str, ...]:
 
 def queue_of(entity: str, address: Address) -> str:
     """What the core calls it."""
+    if address.transfer:
+        return entity + TRANSFER
     return entity + DEAD if address.dead else entity
 
 
@@ -50,10 +59,16 @@ def parse(text: str) -> Address:
         if parts and parts[-1].casefold() == _TRANSFER:
             transfer = True
             parts.pop()
-    entity = "/".join(parts)
-    if not entity:
+    if not any(parts):
         raise ValueError("an address names no entity")
-    return Address(kind, entity, dead, transfer)
+    return Address(kind, entity_at(parts), dead, transfer)
+
+
+def entity_at(parts: list[str]) -> str:
+    """The core's name for the queue, topic or subscription at a path."""
+    if len(parts) > 2 and parts[-2].casefold() == _SUBSCRIPTIONS.casefold():
+        return subscription_queue("/".join(parts[:-2]), parts[-1])
+    return "/".join(parts)
 
 
 def path_of(text: str) -> str:

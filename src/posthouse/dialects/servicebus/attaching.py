@@ -12,10 +12,10 @@ from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.broker.access import BROKER
 from posthouse.core.commands import AcceptSession, Answer, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused
-from posthouse.core.model import find
+from posthouse.core.model import SUBSCRIPTION, find
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions
-from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of
+from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.management import Desk
 from posthouse.dialects.servicebus.requests import address_in, is_coordinator
@@ -107,11 +107,12 @@ class Attaching:
                 error(
                     conditions.UNAUTHORIZED,
                     f"Unauthorized access. '{claim}' claim(s) are required to perform this"
-                    f" operation on '{address.entity}'.",
+                    f" operation on '{told_name(address.entity)}'.",
                 )
             )
             return None
-        if address.transfer or (entity is None and not self._peer.settings.auto_create):
+        is_there = entity is not None or self._peer.settings.auto_create
+        if not is_there or (address.transfer and self._peer.queue(place) is None):
             link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
             return None
         return place
@@ -122,13 +123,17 @@ class Attaching:
         if address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue cannot be sent to."))
             return
+        if SUBSCRIPTION in place.entity:
+            text = "A subscription cannot be sent to. Send to its topic."
+            link.refuse(error(conditions.NOT_ALLOWED, text))
+            return
         most = self._peer.message_bytes(place)
         queue = self._peer.queue(place)
         if queue is not None and queue.properties.status in ("disabled", "send-disabled"):
             link.refuse(
                 error(
                     conditions.DISABLED,
-                    f"The messaging entity '{place.entity}' is disabled for sending.",
+                    f"The messaging entity '{told_name(place.entity)}' is disabled for sending.",
                 )
             )
             return

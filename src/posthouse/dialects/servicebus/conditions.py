@@ -5,7 +5,8 @@ The conditions are what the clients make their exceptions of, and some look at t
 
 from posthouse.core import errors
 from posthouse.core.errors import InvalidArgument, NotFound, Refused
-from posthouse.core.model import DEAD
+from posthouse.core.model import DEAD, SUBSCRIPTION
+from posthouse.dialects.servicebus.address import told_name
 
 NOT_FOUND = "amqp:not-found"
 UNAUTHORIZED = "amqp:unauthorized-access"
@@ -47,16 +48,18 @@ CODES: dict[type[Refused], tuple[str, int]] = {
 
 def missing(entity: str) -> str:
     """Clients look for these words."""
-    return (
-        f"The messaging entity '{entity}' could not be found. Check the name, or create it first."
-    )
+    name = told_name(entity)
+    return f"The messaging entity '{name}' could not be found. Check the name, or create it first."
 
 
 def told(refused: Refused) -> tuple[str, str, int]:
     """The condition, the text and the number of a refusal."""
     condition, status = CODES[type(refused)]
-    if isinstance(refused, NotFound) and refused.kind == "queue":
+    if isinstance(refused, NotFound) and refused.kind != "receiver":
         return condition, missing(refused.name), status
     if isinstance(refused, InvalidArgument) and refused.argument == "group":
         return NOT_ALLOWED, "The entity takes messages with a session id only; set one.", status
-    return condition, str(refused).replace(f"{DEAD}'", "/$DeadLetterQueue'"), status
+    text = str(refused)
+    if SUBSCRIPTION in text or DEAD in text:
+        text = told_name(text)
+    return condition, text, status

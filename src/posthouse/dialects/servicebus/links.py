@@ -53,6 +53,7 @@ from posthouse.core.errors import (
 from posthouse.core.message import NewMessage, Properties
 from posthouse.core.plan import Delivered
 from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.address import told_name
 from posthouse.dialects.servicebus.message import (
     BATCH_FORMAT,
     Messages,
@@ -369,7 +370,7 @@ class Outlet:
             self._peer.turn_away(
                 self,
                 conditions.DISABLED,
-                f"The messaging entity '{self.place.entity}' is disabled.",
+                f"The messaging entity '{told_name(self.place.entity)}' is disabled.",
             )
 
     def _lose(self, condition: str, text: str) -> None:

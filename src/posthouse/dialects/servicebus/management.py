@@ -12,6 +12,7 @@ from posthouse.amqp.types import Array, Int, Malformed, Symbol, Timestamp, Value
 from posthouse.core.commands import (
     BATCH_MAX,
     PAGE_MAX,
+    RULES_MAX,
     STEPS_MAX,
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
@@ -24,6 +25,7 @@ from posthouse.core.commands import (
     Defer,
     Enqueued,
     GetSessionState,
+    ListRules,
     ListSessions,
     Peek,
     Peeked,
@@ -32,19 +34,23 @@ from posthouse.core.commands import (
     Receive,
     Received,
     ReceiveDeferred,
+    RemoveRule,
     Renew,
     RenewSession,
     Send,
+    SetRule,
     SetSessionState,
     Settle,
     Settled,
 )
 from posthouse.core.errors import MessageTooLarge, Refused, SessionLockLost
 from posthouse.core.message import ACTIVE
+from posthouse.core.rules import Rule
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.links import Place, changes
 from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
 from posthouse.dialects.servicebus.requests import Reply, Request
+from posthouse.dialects.servicebus.rules import read_rule, write_rule
 from posthouse.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -286,6 +292,31 @@ class Desk:
 
         self._peer.submit(self._place, command, reply)
 
+    # Rules.
+
+    def add_rule(self, request: Request) -> Ask:
+        rule = read_rule(_get(request, "rule-name", str), request.body.get("rule-description"))
+        return Ask(SetRule(self._place.queue, rule), _done)
+
+    def remove_rule(self, request: Request) -> Ask:
+        return Ask(RemoveRule(self._place.queue, _get(request, "rule-name", str)), _done)
+
+    def list_rules(self, request: Request) -> Ask:
+        skip, top = _number(request, "skip", 0), _number(request, "top", 100)
+        if skip < 0 or top < 1:
+            raise Unfit("skip must not be negative, and top at least 1.")
+
+        def tell(answer: Answer) -> Told:
+            assert isinstance(answer, list)
+            found = [
+                {"rule-description": write_rule(each)}
+                for each in answer[skip : skip + top]
+                if isinstance(each, Rule)
+            ]
+            return Told(OK if found else NOTHING, {"rules": found} if found else {})
+
+        return Ask(ListRules(self._place.queue, limit=RULES_MAX), tell)
+
     # Which session.
 
     def _session(self, request: Request) -> int:
@@ -313,6 +344,9 @@ _OPERATIONS: dict[str, Callable[[Desk, Request], Ask | Callable[[Tell], None]]] 
     "set-session-state": Desk.set_session_state,
     "get-message-sessions": Desk.list_sessions,
     "batch-delete-messages": Desk.delete,
+    "add-rule": Desk.add_rule,
+    "remove-rule": Desk.remove_rule,
+    "enumerate-rules": Desk.list_rules,
 }
 
 

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from msgspec.msgpack import Ext
 
-from posthouse.amqp.decode import Reader, read_fields, sections
+from posthouse.amqp.decode import Reader, read_fields, sections, skip
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
 from posthouse.amqp.types import Decimal, Malformed, Symbol, Timestamp, ULong, Value
 from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
@@ -38,6 +38,7 @@ from posthouse.core.message import (
     timestamp,
     uuid,
 )
+from posthouse.dialects.servicebus.address import told_name
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -191,7 +192,7 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
     id = fields[0]
     if id is None or id == "":
         id = new_id()
-        properties = _with_id(properties, id)
+        properties = _with_fields(properties, {0: encode(id)})
     kind, body = _read_body(payload, bodies)
     form = SECTIONS_FORM if kind == BODY_SECTIONS else ""
     envelope = _envelope(fields, _text(id), partition_key, user, form)
@@ -300,29 +301,24 @@ def _text(id: Value) -> str:
     return text
 
 
-def _with_id(section: bytes, id: str) -> bytes:
-    """The properties section once more, with an id where there was none."""
-    new = encode(id)
-    if not section:
-        return described(PROPERTIES, encode_list((new,)))
-    at = section.index(b"\x73") + 1 if section[:2] == b"\x00\x53" else None
-    if at is None:
-        raise Malformed("properties are described in a way that is not known")
-    code = section[at]
-    if code == 0x45:
-        return described(PROPERTIES, encode_list((new,)))
-    head = 3 if code == 0xC0 else 9
-    count = section[at + 2] if code == 0xC0 else int.from_bytes(section[at + 5 : at + 9], "big")
-    if not count:
-        return described(PROPERTIES, encode_list((new,)))
-    first = at + head
-    old = Reader(section, first)
-    old.value()
-    content = new + section[old.pos :]
-    return described(PROPERTIES, _LIST32(0xD0, len(content) + 4, count) + content)
-
-
-_LIST32 = Struct(">BII").pack
+def _with_fields(section: bytes, changes: dict[int, bytes]) -> bytes:
+    """The properties section once more, with these of its fields changed; they are encoded."""
+    fields: list[bytes] = []
+    if section:
+        at = section.index(b"\x73") + 1 if section[:2] == b"\x00\x53" else None
+        if at is None:
+            raise Malformed("properties are described in a way that is not known")
+        code = section[at]
+        if code != 0x45:
+            count = section[at + 2] if code == 0xC0 else _U32(section, at + 5)[0]
+            pos = at + (3 if code == 0xC0 else 9)
+            for _ in range(count):
+                begin, pos = pos, skip(section, pos)
+                fields.append(section[begin:pos])
+    fields += [b"\x40"] * (max(changes) + 1 - len(fields))
+    for at, encoded in changes.items():
+        fields[at] = encoded
+    return described(PROPERTIES, encode_list(fields))
 
 
 def _envelope(
@@ -486,11 +482,15 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
         ours += _STATE + _INT(marks.state)
         pairs += 2
     if note is not None and note.source is not None:
-        ours += _FIRST_SEQUENCE + _INT64(note.source_sequence) + _SOURCE + encode(note.source)
+        source = encode(told_name(note.source))
+        ours += _FIRST_SEQUENCE + _INT64(note.source_sequence) + _SOURCE + source
         pairs += 4
     middle = native[_NATIVE.size + size :]
-    if note is not None and (note.properties or note.reason is not None
-                             or note.description is not None):  # fmt: skip
+    if note is not None:
+        if "partition_key" in note.fields:
+            kept, dropped = _without(kept, "x-opt-partition-key")
+            kept += _PARTITION_KEY + encode(note.fields["partition_key"])
+            pairs += 2 - dropped
         middle = _amended(middle, note)
     return b"".join((
         _header(durable, priority, min(life_ms, 0xFFFFFFFF), max(0, count)),
@@ -520,16 +520,50 @@ def _body_head(kind: int, size: int) -> bytes:
     return section + (b"%c%c" % (code, size) if size < 256 else _LONG_BYTES(code + 0x10, size))
 
 
+def _without(annotations: bytes, name: str) -> tuple[bytes, int]:
+    """Keys and values without one of them; and how many went."""
+    reader, left = Reader(annotations), []
+    dropped = 0
+    while reader.pos < len(annotations):
+        begin = reader.pos
+        key, _ = reader.value(), reader.value()
+        if key == name:
+            dropped += 2
+        else:
+            left.append(annotations[begin : reader.pos])
+    return b"".join(left), dropped
+
+
+_PARTITION_KEY = encode(Symbol("x-opt-partition-key"))
+# Where the envelope's fields stand in the properties (3.2.4).
+_FIELDS = {
+    "id": 0, "to": 2, "subject": 3, "reply_to": 4, "correlation_id": 5, "content_type": 6,
+    "session_id": 10, "reply_to_session_id": 12,
+}  # fmt: skip
+
+
 def _amended(middle: bytes, note: Note) -> bytes:
     """Properties and application properties, with what was changed since it was sent."""
+    told = note.reason is not None or note.description is not None
+    if not (note.properties or note.removed or note.fields or told):
+        return middle
     properties, found = b"", {}
     for code, begin, at, end in sections(middle):
         if code == PROPERTIES:
             properties = middle[begin:end]
         else:
             found = _map_in(middle, at, end)
+    changed = {
+        _FIELDS[name]: encode(_symbol(text) if text and name == "content_type" else text or None)
+        for name, text in note.fields.items()
+        if name in _FIELDS
+    }
+    if changed:
+        properties = _with_fields(properties, changed)
     for name, value in note.properties.items():
         found[name] = native_value(value)
+    for name in note.removed:
+        found.pop(name, None)
     if note.reason is not None:
         found["DeadLetterReason"] = note.reason
     if note.description is not None:

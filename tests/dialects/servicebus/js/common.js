@@ -77,4 +77,4 @@ async function tell(scenarios) {
   process.exit(0);
 }
 
-module.exports = { connectionString, endpoint, queue, counts, now, advance, refusal, tell };
+module.exports = { connectionString, endpoint, call, queue, counts, now, advance, refusal, tell };

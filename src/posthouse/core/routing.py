@@ -1,0 +1,180 @@
+"""Routing: which subscriptions of a topic get a message, and what their rules change of it.
+
+Rules are compiled when they are first used, and what was made of them is remembered beside the
+state, where `evolve` drops it when a rule changes. A subscription with one rule and no action, as
+most are, costs one call a message; one that wants a pattern or everything costs none of its own.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from posthouse.core.filters import (
+    Action,
+    Amendment,
+    EvaluationProblem,
+    Predicate,
+    Trie,
+    View,
+    check_pattern,
+    compile_action,
+    compile_correlation,
+    compile_filter,
+)
+from posthouse.core.model import Queue
+from posthouse.core.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    PatternFilter,
+    Rule,
+    SqlFilter,
+    TrueFilter,
+)
+
+RULE_NAME = "RuleName"  # the property that tells which rule made a copy
+
+
+class Hit(NamedTuple):
+    """A copy for a subscription; or what is wrong with a rule of it."""
+
+    queue: Queue
+    amendment: Amendment | None = None
+    problem: str = ""
+
+
+class _Ready(NamedTuple):
+    """A rule that can be used."""
+
+    name: str
+    fits: Predicate
+    action: Action | None
+
+
+def compile_rule(rule: Rule) -> None:
+    """Raises SyntaxProblem, which says what and where."""
+    _predicate(rule.filter)
+    if isinstance(rule.filter, PatternFilter):
+        check_pattern(rule.filter.pattern, rule.filter.style)
+    if rule.action:
+        compile_action(rule.action, rule.parameters)
+
+
+def match(topic: Queue, view: View) -> list[Hit]:
+    """What the subscriptions of a topic get of a message."""
+    router = topic.router
+    if router is None:
+        router = topic.router = _Router(topic)
+    assert isinstance(router, _Router)
+    return router.match(view)
+
+
+class _Router:
+    def __init__(self, topic: Queue) -> None:
+        self._all: list[Hit] = []  # to those who want everything
+        self._single: list[tuple[Predicate, Hit]] = []  # one rule, no action
+        self._several: list[tuple[Queue, list[_Ready]]] = []
+        self._patterns: Trie[str] = Trie()  # names of subscriptions
+        self._by_name: dict[str, Hit] = {}
+        for subscription in topic.subscriptions.values():
+            self._add(subscription)
+
+    def _add(self, subscription: Queue) -> None:
+        rules = list(subscription.rules.values())
+        hit = Hit(subscription)
+        if len(rules) != 1 or rules[0].action:
+            self._several.append((subscription, _ready_rules(subscription)))
+            return
+        wanted = rules[0].filter
+        if isinstance(wanted, TrueFilter):
+            self._all.append(hit)
+        elif isinstance(wanted, PatternFilter):
+            self._patterns.add(wanted.pattern, wanted.style, subscription.name)
+            self._by_name[subscription.name] = hit
+        elif not isinstance(wanted, FalseFilter):
+            self._single.append((_ready_rules(subscription)[0].fits, hit))
+
+    def match(self, view: View) -> list[Hit]:
+        hits = self._all.copy()
+        if self._by_name:
+            hits += map(self._by_name.__getitem__, self._patterns.match(view.envelope.subject))
+        for fits, hit in self._single:
+            try:
+                if fits(view):
+                    hits.append(hit)
+            except EvaluationProblem as problem:
+                hits.append(Hit(hit.queue, None, str(problem)))
+        for queue, rules in self._several:
+            hits += _hits(queue, rules, view)
+        return hits
+
+
+def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
+    """One copy for all rules without an action that fit, and one for each with an action."""
+    hits: list[Hit] = []
+    problem = ""
+    plain = False
+    for rule in rules:
+        if rule.action is None and plain:
+            continue
+        try:
+            if not rule.fits(view):
+                continue
+            if rule.action is None:
+                plain = True
+            else:
+                hits.append(Hit(queue, _named(rule.action(view), rule.name)))
+        except EvaluationProblem as found:
+            problem = problem or f"Rule {rule.name!r}: {found}"
+    if plain:
+        hits.append(Hit(queue))
+    if problem:
+        hits.append(Hit(queue, None, problem))
+    return hits
+
+
+def _named(amendment: Amendment, rule: str) -> Amendment:
+    properties = {**amendment.properties, RULE_NAME: rule}
+    return amendment._replace(properties=properties)
+
+
+def _ready_rules(subscription: Queue) -> list[_Ready]:
+    """Compiled once, and remembered with the subscription."""
+    ready = subscription.router
+    if ready is None:
+        ready = subscription.router = [_ready(rule) for rule in subscription.rules.values()]
+    assert isinstance(ready, list)
+    return ready
+
+
+def _ready(rule: Rule) -> _Ready:
+    action = compile_action(rule.action, rule.parameters) if rule.action else None
+    return _Ready(rule.name, _predicate(rule.filter), action)
+
+
+def _predicate(wanted: Filter) -> Predicate:
+    """Raises SyntaxProblem."""
+    match wanted:
+        case TrueFilter():
+            return _always
+        case FalseFilter():
+            return _never
+        case SqlFilter():
+            return compile_filter(wanted.expression, wanted.parameters)
+        case CorrelationFilter():
+            return compile_correlation(wanted.fields, wanted.properties)
+        case PatternFilter():
+            trie: Trie[bool] = Trie()
+            trie.add(wanted.pattern, wanted.style, True)
+            return _fits_pattern(trie)
+
+
+def _fits_pattern(trie: Trie[bool]) -> Callable[[View], bool]:
+    return lambda view: bool(trie.match(view.envelope.subject))
+
+
+def _always(_: View) -> bool:
+    return True
+
+
+def _never(_: View) -> bool:
+    return False
