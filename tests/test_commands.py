@@ -314,3 +314,43 @@ def test_what_a_message_holds_cannot_touch_the_terminal(shell: Shell) -> None:
     assert b"boo" in said
     assert b"\033[2J" not in said
     assert b"\033[31m" not in said
+
+
+def test_topics_subscriptions_and_rules(shell: Shell) -> None:
+    shell.run("topic", "create", "news", "--set", "ttl_ms=60000")
+    assert "news" in shell.run("topic", "ls")
+    assert "60000" in shell.run("topic", "show", "news")
+    shell.run("topic", "update", "news", "--set", "ttl_ms=90000")
+    shell.run("subscription", "create", "news", "all")
+    said = shell.run("subscription", "create", "news", "red", "--sql", "colour = 'red'")
+    assert said == "Subscription red of news is there.\n"
+    shell.run("rule", "add", "news", "red", "big", "--equal", "size=5", "--field", "subject=s")
+    shell.run("rule", "add", "news", "red", "events", "--pattern", "events.#")
+    shell.run("rule", "add", "news", "red", "events", "--pattern", "events.>", "--style", "nats",
+              "--action", "SET seen = TRUE", "--replace")  # fmt: skip
+    listed = shell.run("rule", "ls", "news", "red")
+    for text in ("colour = 'red'", "subject=s, size=5", "events.> (nats)", "SET seen = TRUE"):
+        assert text in listed
+    assert "is not well-formed" in shell.run(
+        "rule", "add", "news", "red", "bad", "--sql", "colour =", code=2
+    )
+    shell.run("send", "news", "a", "--property", "colour=red")
+    shell.run("send", "news", "b", "--subject", "events.x")
+    shell.run("send", "news", "c")
+    assert shell.run("receive", "news", "-s", "all", "-n", "9") == "a\nb\nc\n"
+    assert "red" in shell.run("subscription", "ls", "news")
+    assert "active" in shell.run("subscription", "show", "news", "red")
+    assert "news/$sub/red" in shell.run("top", "--once")
+    peeked = shell.json("peek", "news", "-s", "red")
+    assert [each["body"] for each in peeked] == ["a", "b"]  # type: ignore[attr-defined]
+    assert "handed on to" in shell.run("message", "show", "2", "--queue", "news/$sub/red")
+    shell.run("rule", "remove", "news", "red", "big")
+    shell.run("subscription", "update", "news", "red", "--set", "max_delivery=1")
+    shell.run("receive", "news", "-s", "red", "--keep")
+    shell.run("clock", "--advance", "2m")
+    assert "news/$sub/red" in shell.run("dlq", "ls")
+    assert "a" in shell.run("dlq", "ls", "news", "-s", "red")
+    assert "Sent 1 dead letters" in shell.run("dlq", "resubmit", "news", "-s", "red")
+    shell.run("subscription", "delete", "news", "red")
+    shell.run("topic", "delete", "news")
+    assert "no topic" in shell.run("topic", "show", "news", code=3)

@@ -26,6 +26,8 @@ class Route(NamedTuple):
 
 
 # Every route there is. A new one that is missing here fails the test below.
+TOPIC = f"{NS}/topics/news"
+S = f"{TOPIC}/subscriptions/s"
 ROUTES = [
     Route("GET", "/api/v1/namespaces", "all manage"),
     Route("PUT", NS, "manage"),
@@ -56,6 +58,23 @@ ROUTES = [
     Route("POST", f"{Q}/sessions/release", "listen", {"token": A_TOKEN}),
     Route("GET", f"{Q}/sessions/held/{A_TOKEN}/state", "listen"),
     Route("PUT", f"{Q}/sessions/held/{A_TOKEN}/state", "listen", {"state_base64": None}),
+    Route("GET", f"{NS}/topics", "manage"),
+    Route("GET", TOPIC, "manage"),
+    Route("PUT", TOPIC, "manage", {}),
+    Route("PATCH", TOPIC, "manage", {}),
+    Route("POST", f"{TOPIC}/messages", "send", {"messages": [{"body": "x"}]}),
+    Route("GET", f"{TOPIC}/subscriptions", "manage"),
+    Route("GET", S, "manage"),
+    Route("PUT", S, "manage", {}),
+    Route("PATCH", S, "manage", {}),
+    Route("POST", f"{S}/receive", "listen", {}),
+    Route("POST", f"{S}/purge", "manage", {}),
+    Route("GET", f"{S}/rules", "listen"),
+    Route("PUT", f"{S}/rules/r", "listen", {}),
+    Route("PATCH", f"{S}/rules/r", "listen", {}),
+    Route("DELETE", f"{S}/rules/r", "listen"),
+    Route("DELETE", f"{TOPIC}/subscriptions/gone", "manage"),
+    Route("DELETE", f"{NS}/topics/gone-too", "manage"),
     Route("GET", f"{NS}/messages/m/life", "manage"),
     Route("GET", f"{Q}/messages/1/life", "manage"),
     Route("POST", f"{NS}/replay", "listen send", {"first": 1, "last": 1, "into": "orders"}),
@@ -111,6 +130,8 @@ def callers(broker: Running) -> list[Caller]:
     broker.call("PUT", "/api/v1/namespaces/other", key=key)
     for name in ("orders", "gone"):
         broker.call("PUT", f"{NS}/queues/{name}", {}, key=key)
+    broker.call("PUT", TOPIC, {}, key=key)
+    broker.call("PUT", S, {}, key=key)
     made = []
     for name, rights, namespace in [
         ("sender", "send", "shop"),

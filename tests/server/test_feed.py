@@ -107,11 +107,38 @@ def test_rows_tell_what_happened(broker: Running) -> None:
     assert set(access) <= {"position", "time", "entity", "kind", "detail"}
 
 
+def test_rows_tell_who_got_what_was_published(broker: Running) -> None:
+    space = "/api/v1/namespaces/default"
+    broker.call("PUT", f"{space}/topics/news", {})
+    broker.call("PUT", f"{space}/topics/news/subscriptions/all", {})
+    rule = {"name": "r", "filter": {"kind": "sql", "expression": "n = 1"}, "action": "SET n = 2"}
+    broker.call("PUT", f"{space}/topics/news/subscriptions/some", {"rules": [rule]})
+    broker.call("PUT", f"{space}/topics/news/subscriptions/all/rules/more", {})
+    broker.call("DELETE", f"{space}/topics/news/subscriptions/all/rules/more")
+    broker.send("news", "x", properties={"n": 1})
+    after = broker.call("GET", "/feed/status").json["last"] - 20
+    some = rows(broker, f"?after={after}")
+    some = [each for each in some if each.get("entity", "").startswith("news")]
+    assert [each["kind"] for each in some] == [
+        "queue-created", "subscription-created", "subscription-created", "rule-set",
+        "rule-removed", "sent", "copied", "copied", "routed",
+    ]  # fmt: skip
+    assert some[2]["detail"]["rules"][0]["filter"]["expression"] == "n = 1"
+    copied = [
+        (each["target"], each["target_sequence_number"], each.get("properties"))
+        for each in some[6:8]
+    ]
+    assert copied == [
+        ("news/$sub/all", 1, None),
+        ("news/$sub/some", 1, {"n": 2, "RuleName": "r"}),
+    ]
+
+
 def test_every_record_has_a_kind() -> None:
     from typing import get_args
 
     assert set(KINDS) == {*get_args(Kept), *get_args(OfNamespaces)}
-    assert len(WORDS) == len(KINDS) + 1
+    assert len(WORDS) == len(KINDS) + 2
 
 
 def test_arrow_has_the_same_rows(broker: Running) -> None:

@@ -55,7 +55,7 @@ def send(client: Client, options: argparse.Namespace) -> int:
         body = _body(options)
         answer = client.ask("POST", where, {"messages": [fields | body]})
         sequence = answer["sequences"][0]
-        if answer["dropped"]:
+        if answer.get("dropped"):
             return fail(f"{options.queue} is full, and has dropped it.", FAILED)
         again = " It repeats one that was sent before." if answer["duplicates"] else ""
         return out(options, answer, f"Sent to {options.queue} as {sequence}.{again}")

@@ -280,7 +280,10 @@ def _infos(call: Call, namespace: str, found: Answer) -> list[shapes.QueueInfoFo
 @_route("GET", TOPIC, gives=shapes.QueueInfoForm)
 async def get_topic(call: Asked, namespace: Name, topic: Name) -> Response:
     """Its properties and counts."""
-    info = await _queue(call, namespace, topic)
+    try:
+        info = await _queue(call, namespace, topic)
+    except NotFound:
+        raise NotFound("topic", topic) from None
     if info.properties.delivery != "topic":
         raise NotFound("topic", topic)
     return _json(_info(call, namespace, info))

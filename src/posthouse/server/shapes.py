@@ -87,7 +87,7 @@ class SendForm(_Request):
     refuse_duplicates: bool = False
 
 
-class EnqueuedForm(msgspec.Struct):
+class EnqueuedForm(msgspec.Struct, omit_defaults=True):
     sequences: list[int]
     duplicates: int
     dropped: int = 0  # for want of room, where the queue has it so; their number is 0
