@@ -354,3 +354,16 @@ def test_topics_subscriptions_and_rules(shell: Shell) -> None:
     shell.run("subscription", "delete", "news", "red")
     shell.run("topic", "delete", "news")
     assert "no topic" in shell.run("topic", "show", "news", code=3)
+
+
+def test_a_transaction(shell: Shell) -> None:
+    number = shell.run("transaction", "begin").strip()
+    for body in "ab":
+        shell.run("send", "together", body, "--transaction", number)
+    assert shell.run("receive", "together", code=5)
+    assert "2 sends" in shell.run("transaction", "commit", number)
+    assert shell.run("receive", "together", "-n", "2") == "a\nb\n"
+    number = shell.run("transaction", "begin", "--timeout", "5s").strip()
+    shell.run("send", "together", "c", "--transaction", number)
+    assert shell.run("transaction", "rollback", number) == "Rolled back.\n"
+    shell.run("transaction", "commit", number, code=1)

@@ -19,6 +19,7 @@ from posthouse.core.errors import (
     SessionLocked,
     SessionLockLost,
     TimedOut,
+    TransactionLost,
     Unauthenticated,
     Unauthorized,
 )
@@ -77,6 +78,10 @@ EVERY: list[tuple[Refused, str]] = [
         "Not allowed on 'orders': it has no sessions.",
     ),
     (TimedOut("orders"), "Nothing came from 'orders' before the deadline."),
+    (
+        TransactionLost(TOKEN),
+        "The transaction is over, or its time was up; begin another.",
+    ),
     (
         Unauthenticated(),
         "The credentials are missing, or not valid; check the name and the key.",

@@ -365,3 +365,41 @@ def test_an_answer_is_durable(tmp_path: Path) -> None:
         first.kill()
     with development(tmp_path / "data") as second:
         assert [each["body"] for each in second.receive("q")] == ["acknowledged"]
+
+
+def test_a_transaction_happens_as_a_whole(broker: Running) -> None:
+    space = "/api/v1/namespaces/default"
+    broker.send("source", "a", "b")
+    a, b = broker.receive("source", 2)
+    begun = broker.call("POST", f"{space}/transactions", {"timeout_ms": 60_000})
+    assert begun.status == 201
+    number = begun.json["transaction"]
+    form = {"messages": [{"body": "result"}], "transaction": number}
+    sent = broker.queue("POST", "target/messages", form)
+    assert (sent.status, sent.json) == (201, {"sequences": [], "duplicates": 0})
+    form = {"locks": [a["token"]], "transaction": number}
+    assert broker.queue("POST", "source/complete", form).json == {}
+    assert broker.queue("POST", "source/complete", {"locks": [a["token"]]}).status == 410
+    assert broker.receive("target") == []
+    done = broker.call("POST", f"{space}/transactions/{number}/commit")
+    assert done.json == {"sent": [{"sequences": [1], "duplicates": 0}], "settled": 1}
+    assert [each["body"] for each in broker.receive("target")] == ["result"]
+    assert broker.call("POST", f"{space}/transactions/{number}/commit").status == 410
+    number = broker.call("POST", f"{space}/transactions", {}).json["transaction"]
+    form = {"locks": [b["token"]], "transaction": number}
+    broker.queue("POST", "source/dead-letter", form)
+    assert broker.call("POST", f"{space}/transactions/{number}/rollback").status == 204
+    assert broker.complete("source", b).status == 200
+
+
+def test_a_transaction_that_cannot_be_committed_is_rolled_back(broker: Running) -> None:
+    space = "/api/v1/namespaces/default"
+    broker.queue("PUT", "narrow", {"max_messages": 1})
+    number = broker.call("POST", f"{space}/transactions", {}).json["transaction"]
+    for body in "ab":
+        form = {"messages": [{"body": body}], "transaction": number}
+        broker.queue("POST", "narrow/messages", form)
+    done = broker.call("POST", f"{space}/transactions/{number}/commit")
+    assert (done.status, done.json["type"]) == (409, "urn:posthouse:problem:rolled-back")
+    assert "narrow" in done.json["detail"]
+    assert broker.receive("narrow") == []

@@ -408,6 +408,7 @@ def code_of(value: Described) -> int:
 _STATES = {
     "amqp:received:list": 0x23, "amqp:accepted:list": 0x24, "amqp:rejected:list": 0x25,
     "amqp:released:list": 0x26, "amqp:modified:list": 0x27, "amqp:source:list": 0x28,
-    "amqp:target:list": 0x29, "amqp:coordinator:list": 0x30, "amqp:transactional-state:list": 0x34,
+    "amqp:target:list": 0x29, "amqp:coordinator:list": 0x30, "amqp:declare:list": 0x31,
+    "amqp:discharge:list": 0x32, "amqp:declared:list": 0x33, "amqp:transactional-state:list": 0x34,
     "amqp:error:list": 0x1D,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from posthouse.core.commands import Command, Resubmit
+from posthouse.core.commands import Command, Resubmit, Work
 from posthouse.core.errors import InvalidArgument, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Grant, Right, entity_of, topic_of
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, SpaceCommand
@@ -152,10 +152,28 @@ class Guard:
     ) -> None:
         if principal.everything:
             return
+        if isinstance(command, Work):
+            self.check(accounts, principal, namespace, command.command)
         right = command.right
         assert right != "broker"  # the engine has seen to it
         for space, entity in _reached(namespace, command):
-            self.check_right(accounts, principal, right, space, entity)
+            if right == "any":
+                self._check_any(accounts, principal, space, entity)
+            else:
+                self.check_right(accounts, principal, right, space, entity)
+
+    def _check_any(
+        self, accounts: Accounts, principal: Principal, namespace: str, entity: str
+    ) -> None:
+        account = accounts.get(principal.name)
+        mine = account is not None and account.number == principal.account
+        rights: tuple[Right, ...] = ("send", "listen", "manage")
+        if (
+            account is None
+            or not mine
+            or not any(is_granted(account.grants, right, namespace, entity) for right in rights)
+        ):
+            raise Unauthorized(principal.name, "do anything", namespace)
 
     def check_right(
         self, accounts: Accounts, principal: Principal, right: Right, namespace: str, entity: str

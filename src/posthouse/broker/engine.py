@@ -58,6 +58,7 @@ from posthouse.core.commands import (
     StepClock,
     Tick,
     Waiting,
+    Work,
 )
 from posthouse.core.errors import (
     Busy,
@@ -432,16 +433,17 @@ class Engine:
         batch, kind = self._batch, type(command)
         whole = False
         try:
-            if command.right == "broker" and principal is not BROKER:
+            asked = command.command if isinstance(command, Work) else command
+            if asked.right == "broker" and principal is not BROKER:
                 raise Unauthorized(principal.name, "do what only the broker does", namespace)
             self._access.check(self._world.accounts, principal, namespace, command)
-            if kind in _ROOMY and (self._memory.level or self._store.full):
-                self._check_room(command)
+            if type(asked) in _ROOMY and (self._memory.level or self._store.full):
+                self._check_room(asked)
             written = len(batch.entries)
             try:
                 answer, deliveries = self._apply(namespace, command)
             except NotFound as missing:
-                if missing.kind != "queue" or not self._create_for(namespace, command):
+                if missing.kind != "queue" or not self._create_for(namespace, asked):
                     raise
                 answer, deliveries = self._apply(namespace, command)
             if command.right == "manage" and len(batch.entries) > written:

@@ -16,6 +16,7 @@ from posthouse.core.commands import (
     Defer,
     Send,
     SetSessionState,
+    Work,
 )
 from posthouse.core.message import size_bytes
 from posthouse.core.namespaces import SpaceCommand
@@ -45,6 +46,8 @@ _FEW = 64  # records: each is bounded, so these need not be weighed
 
 def load(command: Command | SpaceCommand) -> int:
     """The bytes that a command makes wait."""
+    if isinstance(command, Work):
+        return load(command.command)
     if isinstance(command, Send):
         return sum(map(size_bytes, command.messages))
     if isinstance(command, SetSessionState):

@@ -212,6 +212,7 @@ def _add_messages(rooms: Rooms) -> None:
     made.add_argument(
         "--property", type=_pair, action="append", metavar="NAME=VALUE", help="may be repeated"
     )
+    made.add_argument("--transaction", metavar="ID", help="it is sent when that is committed")
     made = _remote(
         rooms, "receive", "receive", "receive messages, print them, and be done with them",
         "posthouse receive orders --count 10 --wait 30s",
@@ -285,6 +286,15 @@ def _add_queues(rooms: Rooms) -> None:
         made.add_argument("queue")
         made.add_argument("--sending", action="store_true", help="only that side")
         made.add_argument("--receiving", action="store_true", help="only that side")
+    transactions = _room(rooms, "transaction", "several things together, or none of them")
+    made = _remote(
+        transactions, "begin", "transaction_begin", "begin one; prints its id",
+        "posthouse transaction begin --timeout 30s",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=_ms, default=120_000, metavar="TIME", help="(2m)")
+    for name, help in (("commit", "make it all happen"), ("rollback", "nothing of it happens")):
+        made = _remote(transactions, name, f"transaction_{name}", help)
+        made.add_argument("transaction")
     sessions = _room(rooms, "session", "look at sessions")
     made = _remote(sessions, "ls", "session_ls", "list a queue's sessions")
     made.add_argument("queue")

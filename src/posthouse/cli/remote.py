@@ -47,13 +47,19 @@ def out(options: argparse.Namespace, found: object, text: str) -> int:
 
 @remote
 def send(client: Client, options: argparse.Namespace) -> int:
+    if options.lines and options.transaction is not None:
+        return fail("--lines and --transaction exclude each other.", USAGE)
     if sum((options.lines, options.file is not None, options.body not in (None, "-"))) > 1:
         return fail("Give a body, or --file, or --lines; not more than one of them.", USAGE)
     fields = _fields(options)
     where = client.queue(options.queue, "messages")
     if not options.lines:
         body = _body(options)
-        answer = client.ask("POST", where, {"messages": [fields | body]})
+        form: dict[str, Any] = {"messages": [fields | body]}
+        if options.transaction is not None:
+            answer = client.ask("POST", where, form | {"transaction": options.transaction})
+            return out(options, answer, f"It is sent to {options.queue} with the commit.")
+        answer = client.ask("POST", where, form)
         sequence = answer["sequences"][0]
         if answer.get("dropped"):
             return fail(f"{options.queue} is full, and has dropped it.", FAILED)
@@ -383,6 +389,28 @@ def dlq_resubmit(client: Client, options: argparse.Namespace) -> int:
 @remote
 def dlq_purge(client: Client, options: argparse.Namespace) -> int:
     return _purge(client, options, options.queue + _DEAD, ["active", "deferred"])
+
+
+# Transactions.
+
+
+@remote
+def transaction_begin(client: Client, options: argparse.Namespace) -> int:
+    made = client.ask("POST", client.space("transactions"), {"timeout_ms": options.timeout})
+    return out(options, made, made["transaction"])
+
+
+@remote
+def transaction_commit(client: Client, options: argparse.Namespace) -> int:
+    where = client.space("transactions", options.transaction, "commit")
+    done = client.ask("POST", where)
+    return out(options, done, f"Committed: {len(done['sent'])} sends, {done['settled']} settled.")
+
+
+@remote
+def transaction_rollback(client: Client, options: argparse.Namespace) -> int:
+    client.ask("POST", client.space("transactions", options.transaction, "rollback"))
+    return out(options, {"rolled_back": options.transaction}, "Rolled back.")
 
 
 # Sessions, schedules.

@@ -13,8 +13,8 @@ from posthouse.core.message import Message, NewMessage, Note, Properties
 from posthouse.core.model import Account, QueueProperties, Reader, Right
 from posthouse.core.rules import DEFAULT_RULE, Rule
 
-# What it takes to give a command: a right, or to be the broker itself.
-Need = Right | Literal["broker"]
+# What it takes to give a command: a right, any of them, or to be the broker itself.
+Need = Right | Literal["any", "broker"]
 # On what: a queue that the command names, all of a namespace, all of the broker, or nothing that
 # was not granted before, because it speaks of a receiver of the caller's own.
 Reach = Literal["queue", "namespace", "broker", "receiver"]
@@ -43,6 +43,10 @@ RULES_MAX = 1_000  # of one subscription
 RULE_CHARS_MAX = 50  # the name of a rule
 BACKOFF_MAX = 100  # delays in a queue's list
 HOPS_MAX = 4  # that a message is forwarded
+TRANSACTIONS_MAX = 10_000  # open at a time
+TRANSACTION_MS = 120_000  # how long one may be open, where nothing else is said
+TRANSACTION_MS_MAX = 3_600_000
+TRANSACTIONS_BYTES_MAX = 256 << 20  # of messages that wait for a commit
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
@@ -441,6 +445,46 @@ class ListSessions(_Command, frozen=True):
     limit: int = 100
 
 
+# Transactions.
+
+
+class Begin(_Command, frozen=True):
+    """The answer is a `Begun`. Unless it is committed in time it is rolled back."""
+
+    right = "any"
+    reach = "receiver"
+    timeout_ms: int = TRANSACTION_MS
+
+
+class Work(_Command, frozen=True):
+    """Part of a transaction: nothing happens before it is committed, but what cannot be is refused.
+
+    Locks that are settled in it do not expire before it ends. The answer to a settlement is a
+    `Settled`, to a send None.
+    """
+
+    right = "any"  # and what its command needs
+    reach = "receiver"
+    transaction: int
+    command: "Send | Complete | Abandon | Release | Defer | DeadLetter"
+
+
+class Commit(_Command, frozen=True):
+    """All that was asked in a transaction, or nothing: `Committed`, or `RolledBack`."""
+
+    right = "any"
+    reach = "receiver"
+    transaction: int
+
+
+class RollBack(_Command, frozen=True):
+    """What was settled in it stays locked."""
+
+    right = "any"
+    reach = "receiver"
+    transaction: int
+
+
 Settle: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Renew
 Command: TypeAlias = (
     Start
@@ -477,6 +521,10 @@ Command: TypeAlias = (
     | GetSessionState
     | SetSessionState
     | ListSessions
+    | Begin
+    | Work
+    | Commit
+    | RollBack
 )
 
 
@@ -545,6 +593,22 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 SETTLED = Settled()
 
 
+class Begun(msgspec.Struct, frozen=True, gc=False):
+    transaction: int
+    until_ms: int
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    sent: Sequence[Enqueued]  # for each send, in their order
+    settled: int  # locks
+
+
+class RolledBack(msgspec.Struct, frozen=True, gc=False):
+    """It could not be committed, and is over."""
+
+    reason: str
+
+
 # Deliveries: what receivers get because of a command, their own or another's.
 
 
@@ -604,6 +668,9 @@ Answer: TypeAlias = (
     | Received
     | Peeked
     | Settled
+    | Begun
+    | Committed
+    | RolledBack
     | Granted
     | None
 )

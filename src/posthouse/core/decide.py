@@ -4,19 +4,19 @@ Most commands turn into one record at once. Those that make messages available w
 or end deliveries, are worked out on a `Plan`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
 
 import msgspec
 
+from posthouse.core import transactions
 from posthouse.core.checks import (
     check_count,
     check_duration,
     check_forwarding,
     check_name,
-    check_properties,
     check_queue_properties,
     check_rule,
     check_text,
@@ -27,21 +27,19 @@ from posthouse.core.commands import (
     BATCH_MAX,
     CREDIT_MAX,
     GROUP_CHARS_MAX,
-    KEY_CHARS_MAX,
     PAGE_MAX,
     RECEIVER_MAX,
     RULES_MAX,
-    SEND_BYTES_MAX,
     SESSION_STATE_BYTES_MAX,
-    SETTLED,
     STEPS_MAX,
     SUBSCRIPTIONS_MAX,
-    TEXT_CHARS_MAX,
     Abandon,
     AcceptSession,
     Attach,
+    Begin,
     Cancel,
     Command,
+    Commit,
     Complete,
     Counts,
     CreateQueue,
@@ -51,7 +49,6 @@ from posthouse.core.commands import (
     Defer,
     DeleteQueue,
     Detach,
-    Enqueued,
     GetQueue,
     GetSessionState,
     ListQueues,
@@ -76,34 +73,30 @@ from posthouse.core.commands import (
     RenewSession,
     Resubmit,
     Resume,
+    RollBack,
     Seen,
     Send,
     SetClock,
     SetRule,
     SetSessionState,
-    Settle,
-    Settled,
     Start,
     StepClock,
     Tick,
     UpdateQueue,
     Waiting,
+    Work,
 )
 from posthouse.core.errors import (
     AlreadyExists,
     Disabled,
-    Duplicate,
     InvalidArgument,
-    LockLost,
     MessageNotFound,
-    MessageTooLarge,
     NotAllowed,
     NotFound,
     QuotaExceeded,
-    Refused,
     SessionLocked,
-    SessionLockLost,
 )
+from posthouse.core.lookup import own_queue, queue_of, session_of
 from posthouse.core.message import (
     ACTIVE,
     DEFERRED,
@@ -112,16 +105,11 @@ from posthouse.core.message import (
     SCHEDULED,
     STATES,
     Message,
-    NewMessage,
-    Properties,
-    message_id,
     size_bytes,
 )
 from posthouse.core.model import (
-    PRIORITIES,
     SUBSCRIPTION,
     Group,
-    Lock,
     Queue,
     QueueProperties,
     Receiver,
@@ -134,12 +122,10 @@ from posthouse.core.plan import (
     Outcome,
     Plan,
     as_active,
-    bury,
     by_queue,
     can_receive,
     can_send,
     deliver,
-    drop,
     end,
     free_sessions,
     grant,
@@ -152,9 +138,7 @@ from posthouse.core.plan import (
 )
 from posthouse.core.records import (
     Cancelled,
-    Completed,
     CreditSet,
-    Deferred,
     Hungry,
     Moved,
     Purged,
@@ -164,18 +148,18 @@ from posthouse.core.records import (
     ReceiverAttached,
     ReceiverDetached,
     Record,
-    Renewed,
     Resubmitted,
     RuleRemoved,
     RuleSet,
-    Sent,
     SessionRenewed,
     SessionStateSet,
     SubscriptionCreated,
     Touched,
 )
-from posthouse.core.room import check_room, make_room, used
+from posthouse.core.room import check_room, used
 from posthouse.core.rules import Rule
+from posthouse.core.sending import check_fit, expiry_ms, misfit, send
+from posthouse.core.settling import complete, renew, settle
 from posthouse.core.tick import set_clock, start, step_clock, tick
 
 
@@ -187,28 +171,6 @@ def decide(state: State, command: Command, now_ms: int) -> Outcome:
 # What several commands need.
 
 
-def _queue(state: State, name: str) -> Queue:
-    queue = state.queues.get(name)
-    if queue is None:
-        raise NotFound("queue", name)
-    return queue
-
-
-def _own_queue(state: State, name: str) -> Queue:
-    """One that is not a dead-letter queue."""
-    queue = _queue(state, name)
-    if queue.origin is not None:
-        raise NotAllowed(name, f"it belongs to {queue.origin!r}; use that")
-    return queue
-
-
-def _session(state: State, queue: Queue, token: int, now_ms: int) -> Group:
-    of, group = state.sessions.get(token, (None, None))
-    if of is not queue or group is None or group.until_ms <= now_ms:
-        raise SessionLockLost(queue.name, token)
-    return group
-
-
 def _reads(state: State, queue: Queue, session: int, now_ms: int) -> Group | None:
     """The session a receiver reads from, where the queue has sessions. Refuses a mismatch."""
     if queue.properties.grouping != "session":
@@ -217,7 +179,7 @@ def _reads(state: State, queue: Queue, session: int, now_ms: int) -> Group | Non
         return None
     if not session:
         raise NotAllowed(queue.name, "its messages are received through sessions; accept one")
-    return _session(state, queue, session, now_ms)
+    return session_of(state, queue, session, now_ms)
 
 
 def _subscription(state: State, name: str) -> Queue:
@@ -228,7 +190,7 @@ def _subscription(state: State, name: str) -> Queue:
 
 
 def _receivable(state: State, name: str) -> Queue:
-    queue = _queue(state, name)
+    queue = queue_of(state, name)
     if queue.relays and queue.origin is None:
         what = "is a topic; receive from a subscription of it"
         if queue.properties.delivery != "topic":
@@ -349,7 +311,7 @@ def _list_rules(state: State, command: ListRules, _: int) -> Outcome:
 
 
 def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
-    queue = _own_queue(state, command.queue)
+    queue = own_queue(state, command.queue)
     properties = check_queue_properties(command.properties)
     check_update(queue.properties, properties)
     check_forwarding(state, queue.name, properties)
@@ -384,7 +346,7 @@ _STATUS: dict[tuple[bool, bool], Status] = {
 
 
 def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
-    queue = _own_queue(state, command.queue)
+    queue = own_queue(state, command.queue)
     if not (command.sending or command.receiving):
         raise InvalidArgument("sending or receiving", "must be named")
     on = isinstance(command, Resume)
@@ -395,7 +357,7 @@ def _pause(state: State, command: Pause | Resume, now_ms: int) -> Outcome:
 
 
 def _delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
-    queue = _own_queue(state, command.queue)
+    queue = own_queue(state, command.queue)
     going = [queue, *queue.subscriptions.values()]
     going += [each.dead for each in going if each.dead is not None]
     going += [each.transfer for each in going if each.transfer is not None]
@@ -425,7 +387,7 @@ def _info(queue: Queue) -> QueueInfo:
 
 
 def _get_queue(state: State, command: GetQueue, _: int) -> Outcome:
-    return Outcome([], _info(_queue(state, command.queue)))
+    return Outcome([], _info(queue_of(state, command.queue)))
 
 
 def _list_queues(state: State, command: ListQueues, _: int) -> Outcome:
@@ -439,7 +401,7 @@ def _list_queues(state: State, command: ListQueues, _: int) -> Outcome:
 
 
 def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     check_count("limit", command.limit, 1, BATCH_MAX)
     if not command.states <= set(range(len(STATES))):
         raise InvalidArgument("states", f"must be from 0 to {len(STATES) - 1}")
@@ -459,10 +421,10 @@ def _progress(done: int, looked: Sequence[Message], limit: int) -> Progress:
 
 
 def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     if queue.origin is None:
         raise NotAllowed(queue.name, "only dead letters can be resubmitted")
-    target = _own_queue(state, command.target or queue.origin)
+    target = own_queue(state, command.target or queue.origin)
     if not can_send(target.properties):
         raise Disabled(target.name, target.properties.status)
     if command.sequences is None:
@@ -472,7 +434,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         chosen = _messages(queue, command.sequences, ACTIVE, now_ms)
         progress = Progress(len(chosen), None)
         for message in chosen:
-            _check_fit(target, size_bytes(message), message.group)
+            check_fit(target, size_bytes(message), message.group)
         check_room(target, used(target), len(chosen), sum(map(size_bytes, chosen)))
     if not chosen:
         return Outcome([], progress)
@@ -480,7 +442,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     side = plan.side(target)
     first = side.numbers(len(chosen))
     lives = [queue.notes[m.sequence].ttl_ms for m in chosen]
-    expires_ms = [_expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
+    expires_ms = [expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(
             queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms,
@@ -508,7 +470,7 @@ def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message
     chosen: list[Message] = []
     size = 0
     for message in looked:
-        if message.state != ACTIVE or _misfit(target, size_bytes(message), message.group):
+        if message.state != ACTIVE or misfit(target, size_bytes(message), message.group):
             continue
         size += size_bytes(message)
         try:
@@ -522,7 +484,7 @@ def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message
 
 
 def _move(state: State, command: Move, _: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     if len(command.contents) > BATCH_MAX:
         raise InvalidArgument("contents", f"must be at most {BATCH_MAX} at a time")
     sequences, contents = [], []
@@ -551,208 +513,8 @@ def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -
 # Sending.
 
 
-def _send(state: State, command: Send, now_ms: int) -> Outcome:
-    queue = state.queues.get(command.queue)
-    if queue is None or queue.origin is not None or queue.topic is not None:
-        queue = _own_queue(state, command.queue)
-        if queue.topic is not None:
-            raise NotAllowed(queue.name, f"it is fed by rules; send to the topic {queue.topic!r}")
-    properties = queue.properties
-    if properties.status != "active" and not can_send(queue.properties):
-        raise Disabled(queue.name, properties.status)
-    messages = list(command.messages)
-    if len(messages) > BATCH_MAX:
-        raise InvalidArgument("messages", f"must be at most {BATCH_MAX} at a time")
-    plain = properties.ttl_ms is None and not properties.requires_session
-    most_bytes = properties.max_message_bytes
-    total = 0
-    for at, message in enumerate(messages):
-        envelope, body, native = message.envelope, message.body, message.native
-        if type(envelope) is not bytes or type(body) is not bytes:
-            raise InvalidArgument("messages", "must have envelopes and bodies of bytes")
-        size = len(envelope) + len(body)
-        if native is not None:
-            if type(native) is not bytes:
-                raise InvalidArgument("messages", "must have native forms of bytes")
-            size += len(native)
-        if most_bytes is not None and size > most_bytes:
-            raise MessageTooLarge(queue.name, size, most_bytes)
-        total += size
-        if (
-            not plain
-            or message.group is not None
-            or message.ttl_ms is not None
-            or message.due_ms
-            or message.expires_ms
-        ):
-            messages[at] = _as_sent(queue, message, size, now_ms)
-        priority = message.priority
-        if type(priority) is not int or not 0 <= priority < PRIORITIES:
-            raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
-    if total > SEND_BYTES_MAX:
-        raise InvalidArgument("messages", f"must be at most {SEND_BYTES_MAX} bytes at a time")
-    if command.keys is not None and len(command.keys) != len(messages):
-        raise InvalidArgument("keys", "must be one for each message")
-    if properties.duplicate_detection:
-        return _send_unseen(state, queue, command, messages, now_ms)
-    if not messages:
-        return Outcome([], Enqueued(()))
-    first = queue.next_sequence
-    record = Sent(queue.name, now_ms, first, total, messages)
-    answer = Enqueued(range(first, first + len(messages)))
-    if properties.max_messages is not None or properties.max_bytes is not None:
-        return _sent_with_room(state, queue, record, answer)
-    if queue.waiting or queue.accepting or queue.relays:
-        return _sent(state, queue, record, answer)
-    return Outcome([record], answer)
-
-
-def _sent_with_room(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
-    """Into a queue with limits. Where it is full something gives way, or it is refused."""
-    sizes = list(map(size_bytes, record.messages))
-    fit = make_room(queue, used(queue), sizes, set())
-    if fit.taken == len(sizes) and not fit.dropped:
-        return _sent(state, queue, record, answer)
-    plan = Plan(state, record.time_ms)
-    if fit.dropped:
-        drop(plan, queue, fit.dropped)
-    elif queue.properties.overflow == "drop-newest":
-        end = record.first_sequence + fit.taken
-        sequences = [each if each < end else 0 for each in answer.sequences]
-        answer = Enqueued(sequences, answer.duplicates, len(sizes) - fit.taken)
-        if record.keys is not None:  # what was not taken may be sent again
-            keys = record.keys[: fit.taken] + [None] * (len(sizes) - fit.taken)
-            record = msgspec.structs.replace(record, keys=keys)
-    plan.records.append(record)
-    new = _as_messages(record)
-    plan.side(queue).ready = [message for message in new[: fit.taken] if message.state == ACTIVE]
-    late = new[fit.taken :]
-    if late and queue.properties.overflow == "drop-newest":
-        drop(plan, queue, late)
-    elif late:
-        bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
-    return plan.outcome(answer)
-
-
-def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
-    """With the life it will have in this queue, and no schedule that has passed."""
-    _check_fit(queue, size, message.group)
-    if message.group is not None:
-        check_text("group", message.group, GROUP_CHARS_MAX)
-    check_duration("ttl_ms", message.ttl_ms or 0)
-    check_duration("due_ms", message.due_ms)
-    due_ms = message.due_ms if message.due_ms > now_ms else 0
-    expires_ms = _expiry_ms(queue, due_ms or now_ms, message.ttl_ms)
-    if due_ms == message.due_ms and expires_ms == message.expires_ms:
-        return message
-    return msgspec.structs.replace(message, due_ms=due_ms, expires_ms=expires_ms)
-
-
-def _expiry_ms(queue: Queue, from_ms: int, ttl_ms: int | None) -> int:
-    """When a message expires: the smaller of its own and its queue's time to live wins."""
-    lives = [each for each in (ttl_ms, queue.properties.ttl_ms) if each is not None]
-    return max(1, from_ms + min(lives)) if lives else 0
-
-
-def _check_fit(queue: Queue, size: int, group: str | None) -> None:
-    misfit = _misfit(queue, size, group)
-    if misfit is not None:
-        raise misfit
-
-
-def _misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
-    """Why a queue would not take such a message, however empty it is."""
-    most = queue.properties.max_message_bytes
-    if most is not None and size > most:
-        return MessageTooLarge(queue.name, size, most)
-    if group is None and queue.properties.requires_session:
-        return InvalidArgument("group", f"is needed: {queue.name!r} takes messages in sessions")
-    return None
-
-
-def _send_unseen(
-    state: State, queue: Queue, command: Send, messages: list[NewMessage], now_ms: int
-) -> Outcome:
-    """Where duplicates are detected: those are left out, or the whole is refused."""
-    given = command.keys if command.keys is not None else [None] * len(messages)
-    sequence = queue.next_sequence
-    fresh: dict[str, int] = {}
-    keys: list[str | None] = []
-    kept: list[NewMessage] = []
-    sequences: list[int] = []
-    for key, message in zip(given, messages, strict=True):
-        name = key if key is not None else message_id(message.envelope)
-        if name:
-            check_text("key", name, KEY_CHARS_MAX)
-            until_ms, before = queue.seen.get(name, (0, 0))
-            before = fresh.get(name, before if until_ms > now_ms else 0)
-            if before:
-                if command.refuse_duplicates:
-                    raise Duplicate(queue.name, name, before)
-                sequences.append(before)
-                continue
-            fresh[name] = sequence
-        sequences.append(sequence)
-        keys.append(name or None)
-        kept.append(message)
-        sequence += 1
-    answer = Enqueued(sequences, len(messages) - len(kept))
-    if not kept:
-        return Outcome([], answer)
-    size = sum(map(size_bytes, kept))
-    until_ms = now_ms + queue.properties.duplicate_window_ms
-    first = queue.next_sequence
-    record = Sent(queue.name, now_ms, first, size, kept, keys, until_ms)
-    return _sent_with_room(state, queue, record, answer)
-
-
-def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
-    """With what those get who wait for it, or who it is handed on to."""
-    waited = queue.waiting or queue.accepting or queue.relays
-    if not waited or queue.name in state.hungry:
-        return Outcome([record], answer)
-    time_ms = record.time_ms
-    messages = [message for message in _as_messages(record) if message.state == ACTIVE]
-    receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)
-    if receiver is not None:
-        hand = messages[: receiver.credit]
-        locked, deliveries = deliver(state, queue, receiver, hand, None, state.next_lock, time_ms)
-        return Outcome([record, locked], answer, deliveries)
-    plan = Plan(state, time_ms)
-    plan.may_refuse = True
-    plan.records.append(record)
-    plan.side(queue).ready = messages
-    return plan.outcome(answer)
-
-
-def _as_messages(record: Sent) -> list[Message]:
-    """As they will stand in the queue."""
-    return [
-        Message(
-            sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
-            new.due_ms or record.time_ms, new.expires_ms, 0, SCHEDULED if new.due_ms else ACTIVE, 0,
-        )
-        for sequence, new in enumerate(record.messages, record.first_sequence)
-    ]  # fmt: skip
-
-
-def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver | None:
-    """Who gets new messages, in the common case that there is no choice and no order to keep."""
-    if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
-        return None
-    if (
-        len(queue.lanes) > 1
-        or queue.properties.grouping != "none"
-        or not can_receive(queue.properties)
-    ):
-        return None
-    if any(is_expired(message, now_ms) for message in messages):
-        return None
-    return next(iter(queue.waiting.values()))
-
-
 def _cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     check_count("sequences", len(command.sequences), 1, BATCH_MAX)
     messages = _messages(queue, command.sequences, SCHEDULED, now_ms)
     return Outcome([Cancelled(queue.name, sequences_of(messages))])
@@ -856,7 +618,7 @@ def _credit(state: State, command: Credit, now_ms: int) -> Outcome:
     check_count("credit", command.credit, 0, CREDIT_MAX)
     queue = state.queues[receiver.queue]
     if receiver.session:
-        _session(state, queue, receiver.session, now_ms)
+        session_of(state, queue, receiver.session, now_ms)
     credit = command.credit
     if command.given is not None:
         check_count("given", command.given, 0, receiver.given)
@@ -915,7 +677,7 @@ def _receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Ou
 
 
 def _peek(state: State, command: Peek, _: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     check_count("limit", command.limit, 1, PAGE_MAX)
     seen: list[Seen] = []
     left = ANSWER_BYTES_MAX
@@ -930,161 +692,6 @@ def _peek(state: State, command: Peek, _: int) -> Outcome:
             note = queue.notes.get(message.sequence)
             seen.append(Seen(copy(message), STATES[message.state], deferred, note))
     return Outcome([], Peeked(seen, None))
-
-
-# Settling.
-
-
-def _held(state: State, command: Settle, now_ms: int) -> tuple[list[Lock], list[int | str]]:
-    """The locks that a command names, and those among them that are lost."""
-    queue = None if command.queue is None else _queue(state, command.queue)
-    if not command.locks or len(command.locks) > BATCH_MAX:
-        raise InvalidArgument("locks", f"must be from 1 to {BATCH_MAX}")
-    session = None
-    if command.session:
-        if queue is None:
-            raise InvalidArgument("queue", "is needed where a session is named")
-        session = _session(state, queue, command.session, now_ms)
-    found: dict[int, Lock] = {}
-    lost: list[int | str] = []
-    by_id: dict[str, Iterator[int]] = {}
-    for name in command.locks:
-        tokens: Iterable[int] = (name,) if isinstance(name, int) else ()
-        if isinstance(name, str):  # one after the other, where several have the same id
-            tokens = by_id.setdefault(name, iter(state.ids.get(name, ())))
-        for token in tokens:
-            lock = state.locks.get(token)
-            if lock is None or token in found or not _holds(state, lock, queue, now_ms):
-                continue
-            if session is None or lock.session is session:
-                found[token] = lock
-                break
-        else:
-            if not command.partial:
-                raise LockLost(command.queue, name)
-            lost.append(name)
-    return list(found.values()), lost
-
-
-def _settled(lost: list[int | str]) -> Settled:
-    return Settled(lost) if lost else SETTLED
-
-
-def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
-    """Whether a lock is still held, in this queue or in any that is not deleted."""
-    if queue is None:
-        queue = state.queues.get(lock.queue.name)
-    until_ms = lock.until_ms if lock.session is None else lock.session.until_ms
-    return lock.queue is queue and until_ms > now_ms
-
-
-def _check_amended(queue: Queue, messages: list[Message], properties: Properties) -> None:
-    if properties and queue.notes:
-        for message in messages:
-            note = queue.notes.get(message.sequence)
-            if note is not None:
-                check_properties(note.properties | properties)
-
-
-def _complete(state: State, command: Complete, now_ms: int) -> Outcome:
-    queue = None if command.queue is None else state.queues.get(command.queue)
-    if (
-        queue is not None
-        and not queue.groups
-        and not command.session
-        and queue.properties.idle_delete_ms is None
-        and queue.origin is None
-        and len(command.locks) <= BATCH_MAX
-    ):
-        # The way of most: named by tokens that all hold, so none of what follows is needed.
-        locks, tokens = state.locks, command.locks
-        sequences = []
-        for token in tokens:
-            lock = locks.get(token)  # type: ignore[arg-type]  # a message id is not found
-            if lock is None or lock.queue is not queue or lock.until_ms <= now_ms:
-                break
-            sequences.append(lock.message.sequence)
-        else:
-            if sequences and len(set(tokens)) == len(tokens):
-                return Outcome([Completed(queue.name, sequences)], SETTLED)
-    held, lost = _held(state, command, now_ms)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        plan.touch(queue)
-        plan.records.append(Completed(queue.name, sequences_of(messages)))
-        if queue.groups:
-            leave_groups(plan.side(queue), messages)
-    return plan.outcome(_settled(lost))
-
-
-def _abandon(state: State, command: Abandon, now_ms: int) -> Outcome:
-    held, lost = _held(state, command, now_ms)
-    check_properties(command.properties)
-    check_duration("delay_ms", command.delay_ms)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        _check_amended(queue, messages, command.properties)
-        end(
-            plan,
-            queue,
-            messages,
-            counted=True,
-            properties=command.properties,
-            delay_ms=command.delay_ms,
-        )
-    return plan.outcome(_settled(lost))
-
-
-def _release_messages(state: State, command: Release, now_ms: int) -> Outcome:
-    held, lost = _held(state, command, now_ms)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        end(plan, queue, messages, counted=False)
-    return plan.outcome(_settled(lost))
-
-
-def _defer(state: State, command: Defer, now_ms: int) -> Outcome:
-    held, lost = _held(state, command, now_ms)
-    check_properties(command.properties)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        plan.touch(queue)
-        _check_amended(queue, messages, command.properties)
-        plan.records.append(Deferred(queue.name, sequences_of(messages), command.properties))
-        leave_groups(plan.side(queue), messages)
-    return plan.outcome(_settled(lost))
-
-
-def _dead_letter(state: State, command: DeadLetter, now_ms: int) -> Outcome:
-    held, lost = _held(state, command, now_ms)
-    check_properties(command.properties)
-    for name in ("reason", "description"):
-        text = getattr(command, name)
-        if text is not None:
-            check_text(name, text, TEXT_CHARS_MAX)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        if queue.origin is not None:
-            raise NotAllowed(queue.name, "its messages are dead letters already")
-        plan.touch(queue)
-        _check_amended(queue, messages, command.properties)
-        leave_groups(plan.side(queue), messages)
-        bury(plan, queue, messages, command.reason, command.description, command.properties)
-    return plan.outcome(_settled(lost))
-
-
-def _renew(state: State, command: Renew, now_ms: int) -> Outcome:
-    held, lost = _held(state, command, now_ms)
-    check_duration("lock_ms", command.lock_ms)
-    plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
-        if queue.properties.grouping == "session":
-            raise NotAllowed(queue.name, "its locks last as long as the session's; renew that")
-        until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
-        plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms))
-        plan.touch(queue)
-    lives = [command.lock_ms or lock.queue.properties.lock_ms for lock in held]
-    return plan.outcome(Settled(lost, [now_ms + life_ms for life_ms in lives]))
 
 
 # Sessions.
@@ -1122,8 +729,8 @@ def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcom
 
 
 def _renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
-    group = _session(state, queue, command.session, now_ms)
+    queue = queue_of(state, command.queue)
+    group = session_of(state, queue, command.session, now_ms)
     check_duration("lock_ms", command.lock_ms)
     until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
     plan = Plan(state, now_ms)
@@ -1133,21 +740,21 @@ def _renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
 
 
 def _release_session(state: State, command: ReleaseSession, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
-    group = _session(state, queue, command.session, now_ms)
+    queue = queue_of(state, command.queue)
+    group = session_of(state, queue, command.session, now_ms)
     plan = Plan(state, now_ms)
     release(plan, queue, group)
     return plan.outcome()
 
 
 def _get_session_state(state: State, command: GetSessionState, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
-    return Outcome([], _session(state, queue, command.session, now_ms).state)
+    queue = queue_of(state, command.queue)
+    return Outcome([], session_of(state, queue, command.session, now_ms).state)
 
 
 def _set_session_state(state: State, command: SetSessionState, now_ms: int) -> Outcome:
-    queue = _queue(state, command.queue)
-    group = _session(state, queue, command.session, now_ms)
+    queue = queue_of(state, command.queue)
+    group = session_of(state, queue, command.session, now_ms)
     blob = command.state
     if blob is not None and (type(blob) is not bytes or len(blob) > SESSION_STATE_BYTES_MAX):
         raise InvalidArgument("state", f"must be at most {SESSION_STATE_BYTES_MAX} bytes")
@@ -1155,7 +762,7 @@ def _set_session_state(state: State, command: SetSessionState, now_ms: int) -> O
 
 
 def _list_sessions(state: State, command: ListSessions, _: int) -> Outcome:
-    queue = _queue(state, command.queue)
+    queue = queue_of(state, command.queue)
     if queue.properties.grouping != "session":
         raise NotAllowed(queue.name, "it has no sessions")
     check_count("limit", command.limit, 1, PAGE_MAX)
@@ -1190,7 +797,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Purge: _purge,
     Resubmit: _resubmit,
     Move: _move,
-    Send: _send,
+    Send: send,
     Cancel: _cancel,
     Receive: _receive,
     Attach: _attach,
@@ -1198,16 +805,20 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Detach: _detach,
     ReceiveDeferred: _receive_deferred,
     Peek: _peek,
-    Complete: _complete,
-    Abandon: _abandon,
-    Release: _release_messages,
-    Defer: _defer,
-    DeadLetter: _dead_letter,
-    Renew: _renew,
+    Complete: complete,
+    Abandon: settle,
+    Release: settle,
+    Defer: settle,
+    DeadLetter: settle,
+    Renew: renew,
     AcceptSession: _accept_session,
     RenewSession: _renew_session,
     ReleaseSession: _release_session,
     GetSessionState: _get_session_state,
     SetSessionState: _set_session_state,
     ListSessions: _list_sessions,
+    Begin: transactions.begin,
+    Work: transactions.work,
+    Commit: transactions.commit,
+    RollBack: transactions.roll_back,
 }

@@ -46,6 +46,10 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
             "receivers": [msgspec.to_builtins(r) for r in state.receivers.values()],
             "waits": state.wait_timers.items(),
             "idle": state.idle_timers.items(),
+            "transactions": [
+                [number, each.until_ms, len(each.work), each.messages, list(each.locks)]
+                for number, each in state.transactions.items()
+            ],
             "hungry": list(state.hungry),
             "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],

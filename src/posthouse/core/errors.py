@@ -152,6 +152,16 @@ class TimedOut(Refused):
 
 
 @dataclass(eq=False)
+class TransactionLost(Refused):
+    """It has been committed or rolled back, its time was up, or it never was."""
+
+    transaction: int
+
+    def __str__(self) -> str:
+        return "The transaction is over, or its time was up; begin another."
+
+
+@dataclass(eq=False)
 class Unauthenticated(Refused):
     """It says the same for a name that is not there and a key that does not fit."""
 
@@ -195,6 +205,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     InvalidArgument,
     NotAllowed,
     TimedOut,
+    TransactionLost,
     Unauthenticated,
     Unauthorized,
     Busy,

@@ -33,6 +33,7 @@ from posthouse.core.model import (
     QueueProperties,
     Receiver,
     State,
+    Transaction,
     dead_letter_queue,
     era,
     message_key,
@@ -49,6 +50,7 @@ from posthouse.core.records import (
     DeadLettered,
     Deferred,
     Dropped,
+    Enlisted,
     Expired,
     Forgotten,
     Hungry,
@@ -78,6 +80,8 @@ from posthouse.core.records import (
     Swept,
     Taken,
     Touched,
+    TransactionBegun,
+    TransactionEnded,
     Woken,
     epitaph,
 )
@@ -99,7 +103,14 @@ def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
     for receiver in state.receivers.values():
         if receiver.deadline_ms:
             receiver.deadline_ms += step_ms
-    for timers in (state.lock_timers, state.session_timers, state.wait_timers):
+    for transaction in state.transactions.values():
+        transaction.until_ms += step_ms
+    for timers in (
+        state.lock_timers,
+        state.session_timers,
+        state.wait_timers,
+        state.transaction_timers,
+    ):
         timers.shift(step_ms)
 
 
@@ -953,6 +964,32 @@ def _detach(state: State, receiver: Receiver) -> None:
         state.wait_timers.remove(receiver.deadline_ms, receiver.receiver)
 
 
+def _transaction_begun(state: State, record: TransactionBegun, _: int) -> None:
+    number = record.transaction
+    state.transactions[number] = Transaction(number, record.until_ms)
+    state.next_transaction += 1
+    state.transaction_timers.add(record.until_ms, number)
+
+
+def _enlisted(state: State, record: Enlisted, _: int) -> None:
+    transaction = state.transactions[record.transaction]
+    transaction.work.append(record.command)
+    transaction.messages += record.messages
+    transaction.size_bytes += record.size_bytes
+    state.transaction_bytes += record.size_bytes
+    for token in record.locks:
+        transaction.locks[token] = None
+        state.enlisted[token] = record.transaction
+
+
+def _transaction_ended(state: State, record: TransactionEnded, _: int) -> None:
+    transaction = state.transactions.pop(record.transaction)
+    state.transaction_timers.remove(transaction.until_ms, transaction.number)
+    state.transaction_bytes -= transaction.size_bytes
+    for token in transaction.locks:
+        del state.enlisted[token]
+
+
 def _touched(state: State, record: Touched, _: int) -> None:
     state.queues[record.queue].touched_ms = record.time_ms
 
@@ -1003,6 +1040,9 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,
+    TransactionBegun: _transaction_begun,
+    Enlisted: _enlisted,
+    TransactionEnded: _transaction_ended,
     Touched: _touched,
     IdleChecked: _idle_checked,
     Hungry: _hungry,

@@ -6,7 +6,7 @@ concern connections, and a restart begins without them.
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -186,6 +186,17 @@ class Lock(msgspec.Struct, gc=False):
     id: str | None  # by which it may be settled
 
 
+class Transaction(msgspec.Struct):
+    """Passing. What was asked for together, and is to happen together or not at all."""
+
+    number: int  # by which it is known: as a lock's token
+    until_ms: int
+    work: list[Any] = []  # commands
+    messages: int = 0  # sent or settled
+    size_bytes: int = 0
+    locks: dict[int, None] = {}  # that it settles
+
+
 class State(msgspec.Struct):
     """One namespace's world."""
 
@@ -212,6 +223,11 @@ class State(msgspec.Struct):
     idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
     wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
     receivers: dict[int, Receiver] = {}
+    transactions: dict[int, Transaction] = {}
+    transaction_bytes: int = 0  # of messages in them
+    next_transaction: int = 1
+    enlisted: dict[int, int] = {}  # tokens of locks that a transaction settles: which one
+    transaction_timers: Timers = msgspec.field(default_factory=Timers)  # transactions
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
@@ -287,5 +303,6 @@ def next_deadline_ms(state: State) -> int | None:
         state.forget_timers.first,
         state.idle_timers.first,
         state.wait_timers.first,
+        state.transaction_timers.first,
     )
     return min((first for first in firsts if first is not None), default=None)

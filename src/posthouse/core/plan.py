@@ -88,6 +88,7 @@ class Side:
     __slots__ = (
         "added",
         "added_bytes",
+        "keys",
         "next_sequence",
         "notes",
         "queue",
@@ -110,6 +111,7 @@ class Side:
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
         self.added = self.added_bytes = 0  # messages that come, less those that go, where it counts
+        self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
     @property
     def occupied(self) -> Used:
@@ -687,14 +689,15 @@ def _forward(handed: _Relay, message: Message) -> bool:
     return True
 
 
-def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
-    """Out of a full queue."""
+def drop(plan: Plan, queue: Queue, messages: Sequence[Message], *, counted: bool = True) -> None:
+    """Out of a full queue. `counted`: they were in it, not just coming."""
     side = plan.side(queue)
     leave_groups(side, messages)
     sequences = [message.sequence for message in messages]
     side.removed.update(sequences)
-    side.added -= len(sequences)
-    side.added_bytes -= sum(map(size_bytes, messages))
+    if counted:
+        side.added -= len(sequences)
+        side.added_bytes -= sum(map(size_bytes, messages))
     plan.records.append(Dropped(queue.name, sequences))
 
 

@@ -12,7 +12,7 @@ covers a run of positions, one for each, in order; `span` tells how many.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeGuard, get_args
+from typing import Any, TypeAlias, TypeGuard, get_args
 
 import msgspec
 
@@ -403,6 +403,27 @@ class ReceiverDetached(_Passing, frozen=True):
     receiver: int
 
 
+class TransactionBegun(_Passing, frozen=True):
+    transaction: int
+    until_ms: int
+
+
+class Enlisted(_Passing, frozen=True):
+    """Something is asked for in a transaction."""
+
+    transaction: int
+    command: Any
+    messages: int
+    size_bytes: int
+    locks: list[int]
+
+
+class TransactionEnded(_Passing, frozen=True):
+    """What was asked for in it has happened just now, or will not."""
+
+    transaction: int
+
+
 class Touched(_Passing, frozen=True):
     """A receiver left, or found nothing: use of a queue that no kept record tells of."""
 
@@ -431,7 +452,16 @@ class Swept(_Passing, frozen=True):
 
 
 Passing: TypeAlias = (
-    ReceiverAttached | CreditSet | ReceiverDetached | Touched | IdleChecked | Hungry | Swept
+    ReceiverAttached
+    | CreditSet
+    | ReceiverDetached
+    | TransactionBegun
+    | Enlisted
+    | TransactionEnded
+    | Touched
+    | IdleChecked
+    | Hungry
+    | Swept
 )
 Record: TypeAlias = Kept | Passing
 

@@ -39,6 +39,7 @@ from posthouse.core.records import (
     Started,
     Swept,
     Touched,
+    TransactionEnded,
     Woken,
 )
 
@@ -107,6 +108,12 @@ def _end_waits(plan: Plan, left: int) -> int:
         plan.deliveries.append(Notice(receiver, "timed-out"))
         plan.leaving.add(receiver)
     return len(receivers)
+
+
+def _end_transactions(plan: Plan, left: int) -> int:
+    numbers = plan.state.transaction_timers.due(plan.now_ms, left)
+    plan.records += [TransactionEnded(number) for number in numbers]
+    return len(numbers)
 
 
 def _end_sessions(plan: Plan, left: int) -> int:
@@ -271,6 +278,7 @@ def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
 _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _sweep,
     _end_waits,
+    _end_transactions,
     _end_sessions,
     _end_orphans,
     _end_locks,

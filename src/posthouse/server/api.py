@@ -35,8 +35,12 @@ from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
     AcceptSession,
     Answer,
+    Begin,
+    Begun,
     Cancel,
     Command,
+    Commit,
+    Committed,
     CreateQueue,
     CreateSubscription,
     DeleteQueue,
@@ -60,6 +64,8 @@ from posthouse.core.commands import (
     RenewSession,
     Resubmit,
     Resume,
+    RollBack,
+    RolledBack,
     Seen,
     SetRule,
     SetSessionState,
@@ -544,6 +550,36 @@ async def set_session_state(
     form: shapes.StateForm = await call.form(shapes.StateForm)
     state = None if form.state_base64 is None else shapes.bytes_in(form.state_base64)
     await call.ask(namespace, SetSessionState(queue, int(token, 16), state))
+    return Response(status_code=204)
+
+
+# Transactions.
+
+
+@_route("POST", NS + "/transactions", shapes.BeginForm, shapes.TransactionForm, 201)
+async def begin(call: Asked, namespace: Name) -> Response:
+    """Begin a transaction. Name it when you send and settle; that happens with its commit."""
+    form: shapes.BeginForm = await call.form(shapes.BeginForm)
+    begun = await call.ask(namespace, Begin(form.timeout_ms))
+    assert isinstance(begun, Begun)
+    return _json(shapes.TransactionForm(f"{begun.transaction:032x}", begun.until_ms), 201)
+
+
+@_route("POST", NS + "/transactions/{transaction}/commit", gives=shapes.CommittedForm)
+async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
+    """All that was asked in it, or nothing: then it is rolled back, and over."""
+    answer = await call.ask(namespace, Commit(int(transaction, 16)))
+    if isinstance(answer, RolledBack):
+        raise HttpProblem(409, "rolled-back", f"The transaction was rolled back: {answer.reason}")
+    assert isinstance(answer, Committed)
+    sent = [shapes.enqueued(each) for each in answer.sent]
+    return _json(shapes.CommittedForm(sent, answer.settled))
+
+
+@_route("POST", NS + "/transactions/{transaction}/rollback", status=204)
+async def roll_back(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
+    """Nothing of it happens. What was settled in it stays locked."""
+    await call.ask(namespace, RollBack(int(transaction, 16)))
     return Response(status_code=204)
 
 

@@ -18,6 +18,7 @@ from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     Abandon,
     AcceptSession,
+    Command,
     Complete,
     DeadLetter,
     Defer,
@@ -31,6 +32,7 @@ from posthouse.core.commands import (
     Send,
     Settle,
     Settled,
+    Work,
 )
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import subscription_queue
@@ -48,6 +50,7 @@ from posthouse.server.shapes import (
     SettledForm,
     SettleForm,
     delivered,
+    enqueued,
     new_message,
     properties_in,
     token_in,
@@ -90,6 +93,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
             415, "unknown-content", "Say what it is: application/json for messages in JSON, or"
             " another content type, such as text/plain, for the body of one message.",
         )  # fmt: skip
+    transaction: str | None = None
     if name not in ("", "application/json"):
         envelope = Envelope(content_type=kind[:256])
         command = Send(target.queue, [NewMessage(encode_envelope(envelope), body)])
@@ -101,10 +105,17 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
             target.queue, [new_message(each, now_ms) for each in form.messages],
             keys if any(key is not None for key in keys) else None, form.refuse_duplicates,
         )  # fmt: skip
-    answer = await engine.ask(request.principal, target.namespace, command)
-    assert isinstance(answer, Enqueued)
-    form_ = EnqueuedForm(list(answer.sequences), answer.duplicates, answer.dropped)
-    return Answer(_encode(form_), 201)
+        transaction = form.transaction
+    answer = await engine.ask(request.principal, target.namespace, _in(transaction, command))
+    told = enqueued(answer) if isinstance(answer, Enqueued) else EnqueuedForm([], 0)
+    return Answer(_encode(told), 201)
+
+
+def _in(transaction: str | None, command: Send | Settle) -> Command:
+    """As part of a transaction, if one is named."""
+    if transaction is None:
+        return command
+    return Work(token_in(transaction), command)  # type: ignore[arg-type]  # the core looks at it
 
 
 async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
@@ -168,7 +179,8 @@ def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Set
     async def settle(engine: Engine, request: Request, target: Target) -> Answer:
         form = decoded(form_of, await request.body())
         command = make(target.queue, form, [int(token, 16) for token in form.locks])
-        answer = await engine.ask(request.principal, target.namespace, command)
+        asked = _in(form.transaction, command)
+        answer = await engine.ask(request.principal, target.namespace, asked)
         assert isinstance(answer, Settled)
         lost = [f"{each:032x}" for each in answer.lost if isinstance(each, int)]
         return Answer(_encode(SettledForm(lost, list(answer.until_ms))))

@@ -16,6 +16,7 @@ from posthouse.core.errors import (
     SessionLocked,
     SessionLockLost,
     TimedOut,
+    TransactionLost,
     Unauthenticated,
     Unauthorized,
 )
@@ -36,6 +37,7 @@ CODES: dict[type[Refused], tuple[int, str]] = {
     InvalidArgument: (400, "invalid-argument"),
     NotAllowed: (409, "not-allowed"),
     TimedOut: (408, "timed-out"),
+    TransactionLost: (410, "transaction-lost"),
     Unauthenticated: (401, "unauthenticated"),
     Unauthorized: (403, "unauthorized"),
     Busy: (503, "busy"),

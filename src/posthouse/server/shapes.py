@@ -15,7 +15,17 @@ from msgspec import Meta
 
 from posthouse.broker.rows import plain_properties
 from posthouse.core.checks import check_properties
-from posthouse.core.commands import BATCH_MAX, TIME_MS_MAX, Counts, Delivery, QueueInfo, Seen
+from posthouse.core.commands import (
+    BATCH_MAX,
+    TIME_MS_MAX,
+    TRANSACTION_MS,
+    TRANSACTION_MS_MAX,
+    Counts,
+    Delivery,
+    Enqueued,
+    QueueInfo,
+    Seen,
+)
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import (
     Envelope,
@@ -85,10 +95,11 @@ class NewMessageForm(_Content, forbid_unknown_fields=True):
 class SendForm(_Request):
     messages: Annotated[list[NewMessageForm], Meta(min_length=1, max_length=BATCH_MAX)]
     refuse_duplicates: bool = False
+    transaction: Token | None = None  # then it happens when that is committed
 
 
 class EnqueuedForm(msgspec.Struct, omit_defaults=True):
-    sequences: list[int]
+    sequences: list[int]  # none yet, in a transaction
     duplicates: int
     dropped: int = 0  # for want of room, where the queue has it so; their number is 0
 
@@ -135,6 +146,7 @@ class SettleForm(_Request):
     locks: Annotated[list[Token], Meta(min_length=1, max_length=BATCH_MAX)]
     partial: bool = False
     session: Token | None = None
+    transaction: Token | None = None  # then it happens when that is committed
 
 
 class ReturnForm(SettleForm):
@@ -408,6 +420,22 @@ class StateForm(_Request):
     state_base64: str | None
 
 
+class BeginForm(_Request):
+    """Unless it is committed in time it is rolled back."""
+
+    timeout_ms: Annotated[int, Meta(ge=1, le=TRANSACTION_MS_MAX)] = TRANSACTION_MS
+
+
+class TransactionForm(msgspec.Struct):
+    transaction: str
+    until_ms: int
+
+
+class CommittedForm(msgspec.Struct):
+    sent: list[EnqueuedForm]  # for each send, in their order
+    settled: int  # messages
+
+
 class EventForm(msgspec.Struct):
     position: int
     time_ms: int
@@ -644,6 +672,10 @@ def queue_info(info: QueueInfo, oldest_ms: int | None) -> QueueInfoForm:
         info.created_ms, info.updated_ms, info.accessed_ms, info.receivers, oldest_ms,
         info.subscriptions, info.rules, info.transfer,
     )  # fmt: skip
+
+
+def enqueued(answer: Enqueued) -> EnqueuedForm:
+    return EnqueuedForm(list(answer.sequences), answer.duplicates, answer.dropped)
 
 
 def token_in(token: str | None) -> int:

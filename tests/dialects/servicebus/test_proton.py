@@ -43,7 +43,8 @@ from proton import (
     ulong,
     ushort,
 )
-from proton.reactor import AtMostOnce
+from proton.handlers import MessagingHandler, TransactionHandler
+from proton.reactor import AtMostOnce, Container
 from proton.utils import BlockingConnection, BlockingReceiver, LinkDetached, SendException
 
 NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
@@ -495,3 +496,79 @@ def test_many_connections_are_open_at_a_time(broker: Running, queue: str) -> Non
         assert sorted(each.receive().body for each in receivers) == list(range(30))
         for receiver in receivers:
             receiver.accept()
+
+
+# Transactions.
+
+
+class Mover(MessagingHandler, TransactionHandler):  # type: ignore[misc]
+    """Moves messages from one queue to another in one transaction, or does not."""
+
+    def __init__(self, broker: Running, source: str, target: str, *, commits: bool) -> None:
+        super().__init__(prefetch=0, auto_accept=False)
+        self._url = f"amqp://localhost:{broker.port}"
+        self._source, self._target, self._commits = source, target, commits
+        self._left = 3
+        self.outcome = ""
+
+    def on_start(self, event: Any) -> None:
+        self.container = event.container
+        connection = event.container.connect(
+            self._url, user=NAME, password=KEY, allowed_mechs="PLAIN", allow_insecure_mechs=True
+        )
+        self.connection = connection
+        self.sender = event.container.create_sender(connection, self._target)
+        self.receiver = event.container.create_receiver(connection, self._source)
+        event.container.declare_transaction(connection, handler=self)
+
+    def on_transaction_declared(self, event: Any) -> None:
+        self.transaction = event.transaction
+        self.receiver.flow(self._left)
+
+    def on_message(self, event: Any) -> None:
+        self.transaction.send(self.sender, Message(body=event.message.body))
+        self.transaction.accept(event.delivery)
+        self._left -= 1
+        if not self._left:
+            (self.transaction.commit if self._commits else self.transaction.abort)()
+
+    def on_transaction_committed(self, event: Any) -> None:
+        self._end("committed")
+
+    def on_transaction_aborted(self, event: Any) -> None:
+        self._end("aborted")
+
+    def on_transaction_commit_failed(self, event: Any) -> None:
+        self._end("failed")
+
+    def on_transaction_declare_failed(self, event: Any) -> None:
+        self._end("not declared")
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.connection.close()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_messages_are_moved_in_a_transaction(broker: Running, queue: str, commits: bool) -> None:
+    target = f"{queue}-target"
+    broker.queue("PUT", target, {})
+    broker.send(queue, "1", "2", "3")
+    mover = Mover(broker, queue, target, commits=commits)
+    Container(mover).run()
+    assert mover.outcome == ("committed" if commits else "aborted")
+    if commits:
+        assert (counts(broker, queue), counts(broker, target)) == ({}, {"active": 3})
+    else:
+        assert counts(broker, target) == {}
+        assert sum(counts(broker, queue).values()) == 3
+
+
+def test_a_transaction_that_cannot_be_committed_is_told(broker: Running, queue: str) -> None:
+    target = f"{queue}-target"
+    broker.queue("PUT", target, {"max_messages": 2})
+    broker.send(queue, "1", "2", "3")
+    mover = Mover(broker, queue, target, commits=True)
+    Container(mover).run()
+    assert mover.outcome == "failed"
+    assert (sum(counts(broker, queue).values()), counts(broker, target)) == (3, {})

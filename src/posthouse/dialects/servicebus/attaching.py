@@ -19,6 +19,7 @@ from posthouse.dialects.servicebus.address import Address, parse, path_of, queue
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.management import Desk
 from posthouse.dialects.servicebus.requests import address_in, is_coordinator
+from posthouse.dialects.servicebus.transactions import COORDINATOR_BYTES_MAX, Coordinator
 from posthouse.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Attaching:
         attach = link.attach
         assert attach is not None
         if is_coordinator(attach.target):
-            link.refuse(error(conditions.NOT_IMPLEMENTED, "Transactions are not served yet."))
+            self._attach_coordinator(link)
             return
         requests = self._peer.requests
         text = address_in(attach.source if link.sends else attach.target)
@@ -79,6 +80,21 @@ class Attaching:
             self._attach_outlet(link, address, place)
         else:
             self._attach_inlet(link, address, place)
+
+    def _attach_coordinator(self, link: Link) -> None:
+        attach, peer = link.attach, self._peer
+        assert attach is not None
+        principal = next(iter(peer.identity.everybody(time.time())), None)
+        if principal is None:
+            text = "A token or a name and key are needed before transactions."
+            link.refuse(error(conditions.UNAUTHORIZED, text))
+            return
+        namespace = peer.identity.namespace(principal)
+        coordinator = peer.contexts[link] = Coordinator(peer, link, principal, namespace)
+        link.accept(
+            source=attach.source, target=attach.target, max_message_size=COORDINATOR_BYTES_MAX
+        )
+        coordinator.start()
 
     def _place(self, link: Link, address: Address, text: str) -> Place | None:
         """Where a link leads, if its client may go there; else it is refused."""

@@ -25,6 +25,8 @@ SESSION_LOCKED = "com.microsoft:session-cannot-be-locked"
 TIMEOUT = "com.microsoft:timeout"
 MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
 BUSY = "com.microsoft:server-busy"
+UNKNOWN_TRANSACTION = "amqp:transaction:unknown-id"
+ROLLED_BACK = "amqp:transaction:rollback"
 
 CODES: dict[type[Refused], tuple[str, int]] = {
     errors.NotFound: (NOT_FOUND, 404),
@@ -40,6 +42,7 @@ CODES: dict[type[Refused], tuple[str, int]] = {
     errors.InvalidArgument: (ARGUMENT, 400),
     errors.NotAllowed: (NOT_ALLOWED, 400),
     errors.TimedOut: (TIMEOUT, 408),
+    errors.TransactionLost: (UNKNOWN_TRANSACTION, 410),
     errors.Unauthenticated: (UNAUTHORIZED, 401),
     errors.Unauthorized: (UNAUTHORIZED, 401),
     errors.Busy: (BUSY, 503),

@@ -169,6 +169,12 @@ class Identity:
         for claim in sorted(fit, key=lambda each: -len(each.scope)):
             yield claim.principal
 
+    def everybody(self, now: float) -> Iterable[Principal]:
+        """Whoever it has shown to be."""
+        if self._plain is not None:
+            yield self._plain
+        yield from (each.principal for each in self._claims.values() if each.expires > now)
+
     def may(self, place: Place, scopes: Collection[tuple[str, ...]]) -> bool:
         """Whether a link may stay, where its principal's tokens are for these."""
         path = place.path

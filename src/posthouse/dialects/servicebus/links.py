@@ -39,8 +39,8 @@ from posthouse.core.commands import (
     Notice,
     Release,
     Send,
-    Settle,
     Settled,
+    Work,
 )
 from posthouse.core.errors import (
     Busy,
@@ -52,6 +52,7 @@ from posthouse.core.errors import (
 )
 from posthouse.core.message import NewMessage, Properties
 from posthouse.core.plan import Delivered
+from posthouse.core.settling import Ending
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import told_name
 from posthouse.dialects.servicebus.message import (
@@ -62,6 +63,7 @@ from posthouse.dialects.servicebus.message import (
     split_batch,
     write_delivery,
 )
+from posthouse.dialects.servicebus.transactions import transaction_in, within
 from posthouse.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -124,10 +126,6 @@ class Inlet:
                 f"The message is larger than the {self._most_bytes} bytes that are allowed.",
             )  # fmt: skip
             return
-        state = event.state
-        if state is not None and code_of(state) == 0x34:
-            self._reject([number], conditions.NOT_IMPLEMENTED, "Transactions are not served yet.")
-            return
         try:
             if event.format == BATCH_FORMAT:
                 parts = split_batch(payload, BATCH_MAX)
@@ -140,7 +138,35 @@ class Inlet:
         except Malformed as malformed:
             self._reject([number], "amqp:decode-error", f"The message cannot be read: {malformed}.")
             return
+        transaction = transaction_in(event.state)
+        if transaction is not None:
+            self._enlist(transaction[0], messages, number, len(payload))
+            return
         self._add(messages, number, len(payload), whole=event.format == BATCH_FORMAT)
+
+    def _enlist(self, id: bytes, messages: list[NewMessage], number: int | None, size: int) -> None:
+        """They are sent when the transaction is committed."""
+        transaction = self._peer.transactions.get(id)
+        if transaction is None:
+            self._reject([number], conditions.UNKNOWN_TRANSACTION, _NO_TRANSACTION)
+            return
+
+        def reply(answer: Reply) -> None:
+            self._unanswered -= 1
+            self._peer.count_unanswered(-size)
+            if isinstance(answer, Refused):
+                condition, text, _ = conditions.told(answer)
+                self._reject([number], condition, text)
+            elif isinstance(answer, StoreError):
+                self._reject([number], conditions.INTERNAL, "The journal was lost.")
+            else:
+                self._settle([number], within(id, ACCEPTED))
+                self._top_up()
+
+        self._unanswered += 1
+        self._peer.count_unanswered(size)
+        command = Work(transaction, Send(self.place.queue, messages))
+        self._peer.submit(self.place, command, reply)
 
     def _add(
         self, messages: list[NewMessage], number: int | None, size: int, *, whole: bool
@@ -403,9 +429,9 @@ class Outlet:
                 self._answered += ids
             self._peer.gathered(self)
             return
-        if kind == 0x34:
-            self._answer(ids, rejected(conditions.NOT_IMPLEMENTED,
-                                       "Transactions are not served yet."))  # fmt: skip
+        transaction = transaction_in(state)
+        if transaction is not None:
+            self._enlist(*transaction, ids, settled=event.settled)
             return
         tokens = [self._tokens.pop(each) for each in ids]
         if not ids:
@@ -417,6 +443,27 @@ class Outlet:
             return
         told = [] if event.settled else ids
         self._submit(command, dict(zip(tokens, ids, strict=True)), told, outcome)
+
+    def _enlist(
+        self, id: bytes, outcome: Described | None, ids: list[int], *, settled: bool
+    ) -> None:
+        """They are settled when the transaction is committed."""
+        told = [] if settled else ids
+        transaction = self._peer.transactions.get(id)
+        if transaction is None or outcome is None:
+            self._answer(told, rejected(conditions.UNKNOWN_TRANSACTION, _NO_TRANSACTION))
+            return
+        tokens = [self._tokens.pop(each) for each in ids]
+        if not ids:
+            return
+        kind = code_of(outcome)
+        try:
+            command, answer = self._command(kind, outcome, tokens)
+        except Unfit as unfit:
+            self._answer(told, rejected(unfit.condition, str(unfit)))
+            return
+        by_token = dict(zip(tokens, ids, strict=True))
+        self._submit(Work(transaction, command), by_token, told, within(id, answer))
 
     def flush(self) -> None:
         """What was accepted, in one command."""
@@ -436,7 +483,7 @@ class Outlet:
 
     def _command(
         self, kind: int, state: Described | None, tokens: list[int]
-    ) -> tuple[Settle, bytes]:
+    ) -> tuple[Ending, bytes]:
         """What an outcome means (3.4), and how it is answered. Raises Unfit."""
         queue, session = self.place.queue, self._session_token
         fields = state.value if state is not None and isinstance(state.value, list) else []
@@ -451,10 +498,12 @@ class Outlet:
             reason, description, properties = dead_letter_words(told)
             command = DeadLetter(queue, tokens, True, session, reason, description, properties)
             return command, REJECTED
+        if kind == 0x24:
+            return Complete(queue, tokens, True, session), ACCEPTED
         return Release(queue, tokens, True, session), RELEASED
 
     def _submit(
-        self, command: Settle, by_token: dict[int, int], told: list[int], outcome: bytes
+        self, command: Ending | Work, by_token: dict[int, int], told: list[int], outcome: bytes
     ) -> None:
         ids = set(told)
 
@@ -488,6 +537,7 @@ class Outlet:
             self._peer.leave(self.place, Detach(self._number))  # with its session
 
 
+_NO_TRANSACTION = "There is no such transaction on this connection."
 _LOCK_LOST = rejected(
     conditions.LOCK_LOST, "The lock has expired or was settled already. Receive the message again."
 )

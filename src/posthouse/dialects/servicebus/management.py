@@ -42,10 +42,12 @@ from posthouse.core.commands import (
     SetSessionState,
     Settle,
     Settled,
+    Work,
 )
 from posthouse.core.errors import MessageTooLarge, Refused, SessionLockLost
 from posthouse.core.message import ACTIVE
 from posthouse.core.rules import Rule
+from posthouse.core.settling import Ending
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.links import Place, changes
 from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
@@ -110,10 +112,24 @@ class Desk:
         except Refused as refused:
             tell(_refused(refused))
         else:
-            if isinstance(asked, Ask):
+            if request.transaction is not None:
+                self._enlist(request.transaction, asked, tell)
+            elif isinstance(asked, Ask):
                 self._submit(asked, tell)
             else:
                 asked(tell)
+
+    def _enlist(self, id: bytes, asked: Ask | Callable[[Tell], None], tell: Tell) -> None:
+        """Of what $management can be asked, locks can be settled in a transaction."""
+        transaction = self._peer.transactions.get(id)
+        if transaction is None:
+            text = "There is no such transaction on this connection."
+            tell(Told(400, {}, conditions.UNKNOWN_TRANSACTION, text))
+        elif not isinstance(asked, Ask) or not isinstance(asked.command, Ending):
+            text = "This cannot be part of a transaction."
+            tell(Told(400, {}, conditions.NOT_ALLOWED, text))
+        else:
+            self._submit(Ask(Work(transaction, asked.command), asked.tell), tell)
 
     def _submit(self, asked: Ask, tell: Tell) -> None:
         def reply(answer: Answer | Refused | StoreError) -> None:

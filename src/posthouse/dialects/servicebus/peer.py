@@ -38,6 +38,7 @@ from posthouse.dialects.servicebus.attaching import Attaching
 from posthouse.dialects.servicebus.identity import Identity
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
+from posthouse.dialects.servicebus.transactions import Coordinator
 from posthouse.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ REFUSALS_LOGGED = 10  # of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
-Context: TypeAlias = Inlet | Outlet | RequestLink | ReplyLink
+Context: TypeAlias = Inlet | Outlet | RequestLink | ReplyLink | Coordinator
 Reply = Callable[[Answer | Refused | StoreError], None]
 
 
@@ -146,6 +147,7 @@ class Peer:
         self.identity = Identity(self)
         self._attaching = Attaching(self)
         self.requests = Requests(self)
+        self.transactions: dict[bytes, int] = {}  # open ones of this connection, by their ids
         self._loop = asyncio.get_running_loop()
         self._amqp = Connection(
             "posthouse",

@@ -18,6 +18,7 @@ from posthouse.amqp.types import Described, Malformed, Value
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
+from posthouse.dialects.servicebus.transactions import transaction_in, within
 
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.links import Place
@@ -36,6 +37,7 @@ class Request(NamedTuple):
     properties: dict[Value, Value]
     body: Value
     link: Link
+    transaction: bytes | None = None  # that it is asked in
 
     def text(self, name: str) -> str:
         found = self.properties.get(name)
@@ -96,6 +98,9 @@ class RequestLink:
             return
         try:
             request = read_request(event.payload, link)
+            transaction = transaction_in(event.state)
+            if transaction is not None:
+                request = request._replace(transaction=transaction[0])
         except Malformed as malformed:
             if not event.settled:
                 text = f"The request cannot be read: {malformed}."
@@ -103,7 +108,10 @@ class RequestLink:
             self._next()
             return
         if not event.settled:
-            link.settle([event.delivery_id], ACCEPTED)
+            taken = ACCEPTED
+            if request.transaction is not None:
+                taken = within(request.transaction, ACCEPTED)
+            link.settle([event.delivery_id], taken)
         self._waiting.append(request)
         if len(self._waiting) > REQUESTS_MAX:
             self._peer.turn_away(

@@ -1,0 +1,252 @@
+"""Sending: what a queue takes, and what becomes of it."""
+
+import msgspec
+
+from posthouse.core.checks import check_duration, check_text
+from posthouse.core.commands import (
+    BATCH_MAX,
+    GROUP_CHARS_MAX,
+    KEY_CHARS_MAX,
+    SEND_BYTES_MAX,
+    Enqueued,
+    Send,
+)
+from posthouse.core.errors import (
+    Disabled,
+    Duplicate,
+    InvalidArgument,
+    MessageTooLarge,
+    NotAllowed,
+    Refused,
+)
+from posthouse.core.lookup import own_queue
+from posthouse.core.message import ACTIVE, SCHEDULED, Message, NewMessage, message_id, size_bytes
+from posthouse.core.model import PRIORITIES, Queue, Receiver, State
+from posthouse.core.plan import (
+    Outcome,
+    Plan,
+    Side,
+    bury,
+    can_receive,
+    can_send,
+    deliver,
+    drop,
+    is_expired,
+)
+from posthouse.core.records import Sent
+from posthouse.core.room import is_limited, make_room
+
+
+def send(state: State, command: Send, now_ms: int) -> Outcome:
+    queue, messages, total = checked_send(state, command, now_ms)
+    properties = queue.properties
+    if properties.duplicate_detection or is_limited(queue):
+        plan = Plan(state, now_ms)
+        plan.may_refuse = True
+        return plan.outcome(send_on(plan, queue, messages, command))
+    if not messages:
+        return Outcome([], Enqueued(()))
+    first = queue.next_sequence
+    record = Sent(queue.name, now_ms, first, total, messages)
+    answer = Enqueued(range(first, first + len(messages)))
+    if queue.waiting or queue.accepting or queue.relays:
+        return _sent(state, queue, record, answer)
+    return Outcome([record], answer)
+
+
+def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[NewMessage], int]:
+    """Where to, the messages as they will be there, and their size. Raises Refused."""
+    queue = state.queues.get(command.queue)
+    if queue is None or queue.origin is not None or queue.topic is not None:
+        queue = own_queue(state, command.queue)
+        if queue.topic is not None:
+            raise NotAllowed(queue.name, f"it is fed by rules; send to the topic {queue.topic!r}")
+    properties = queue.properties
+    if properties.status != "active" and not can_send(queue.properties):
+        raise Disabled(queue.name, properties.status)
+    messages = list(command.messages)
+    if len(messages) > BATCH_MAX:
+        raise InvalidArgument("messages", f"must be at most {BATCH_MAX} at a time")
+    plain = properties.ttl_ms is None and not properties.requires_session
+    most_bytes = properties.max_message_bytes
+    total = 0
+    for at, message in enumerate(messages):
+        envelope, body, native = message.envelope, message.body, message.native
+        if type(envelope) is not bytes or type(body) is not bytes:
+            raise InvalidArgument("messages", "must have envelopes and bodies of bytes")
+        size = len(envelope) + len(body)
+        if native is not None:
+            if type(native) is not bytes:
+                raise InvalidArgument("messages", "must have native forms of bytes")
+            size += len(native)
+        if most_bytes is not None and size > most_bytes:
+            raise MessageTooLarge(queue.name, size, most_bytes)
+        total += size
+        if (
+            not plain
+            or message.group is not None
+            or message.ttl_ms is not None
+            or message.due_ms
+            or message.expires_ms
+        ):
+            messages[at] = _as_sent(queue, message, size, now_ms)
+        priority = message.priority
+        if type(priority) is not int or not 0 <= priority < PRIORITIES:
+            raise InvalidArgument("priority", f"must be from 0 to {PRIORITIES - 1}")
+    if total > SEND_BYTES_MAX:
+        raise InvalidArgument("messages", f"must be at most {SEND_BYTES_MAX} bytes at a time")
+    if command.keys is not None and len(command.keys) != len(messages):
+        raise InvalidArgument("keys", "must be one for each message")
+    return queue, messages, total
+
+
+def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send) -> Enqueued:
+    """As part of a plan: behind what it sends there already. Raises Refused."""
+    side = plan.side(queue)
+    first = side.next_sequence
+    until_ms, keys = 0, None
+    answer = Enqueued(range(first, first + len(messages)))
+    if queue.properties.duplicate_detection:
+        messages, keys, answer = _unseen(side, command, messages, plan.now_ms)
+        until_ms = plan.now_ms + queue.properties.duplicate_window_ms
+    if not messages:
+        return answer
+    sizes = list(map(size_bytes, messages))
+    fit = make_room(queue, side.occupied, sizes, side.removed) if is_limited(queue) else None
+    taken = len(messages) if fit is None else fit.taken
+    if fit is not None and fit.dropped:
+        drop(plan, queue, fit.dropped)
+    late_are_dropped = taken < len(messages) and queue.properties.overflow == "drop-newest"
+    if late_are_dropped:
+        sequences = [each if each < first + taken else 0 for each in answer.sequences]
+        answer = Enqueued(sequences, answer.duplicates, len(messages) - taken)
+        if keys is not None:  # what was not taken may be sent again
+            keys = keys[:taken] + [None] * (len(messages) - taken)
+    side.numbers(len(messages))
+    record = Sent(queue.name, plan.now_ms, first, sum(sizes), messages, keys, until_ms)
+    plan.records.append(record)
+    new = _as_messages(record)
+    side.added += taken
+    side.added_bytes += sum(sizes[:taken])
+    for sequence, key in enumerate(keys or (), first):
+        if key is not None:
+            side.keys[key] = sequence
+    side.ready += [message for message in new[:taken] if message.state == ACTIVE]
+    late = new[taken:]
+    if late_are_dropped:
+        drop(plan, queue, late, counted=False)
+    elif late:
+        bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
+    return answer
+
+
+def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
+    """With the life it will have in this queue, and no schedule that has passed."""
+    check_fit(queue, size, message.group)
+    if message.group is not None:
+        check_text("group", message.group, GROUP_CHARS_MAX)
+    check_duration("ttl_ms", message.ttl_ms or 0)
+    check_duration("due_ms", message.due_ms)
+    due_ms = message.due_ms if message.due_ms > now_ms else 0
+    expires_ms = expiry_ms(queue, due_ms or now_ms, message.ttl_ms)
+    if due_ms == message.due_ms and expires_ms == message.expires_ms:
+        return message
+    return msgspec.structs.replace(message, due_ms=due_ms, expires_ms=expires_ms)
+
+
+def expiry_ms(queue: Queue, from_ms: int, ttl_ms: int | None) -> int:
+    """When a message expires: the smaller of its own and its queue's time to live wins."""
+    lives = [each for each in (ttl_ms, queue.properties.ttl_ms) if each is not None]
+    return max(1, from_ms + min(lives)) if lives else 0
+
+
+def check_fit(queue: Queue, size: int, group: str | None) -> None:
+    why = misfit(queue, size, group)
+    if why is not None:
+        raise why
+
+
+def misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
+    """Why a queue would not take such a message, however empty it is."""
+    most = queue.properties.max_message_bytes
+    if most is not None and size > most:
+        return MessageTooLarge(queue.name, size, most)
+    if group is None and queue.properties.requires_session:
+        return InvalidArgument("group", f"is needed: {queue.name!r} takes messages in sessions")
+    return None
+
+
+def _unseen(
+    side: Side, command: Send, messages: list[NewMessage], now_ms: int
+) -> tuple[list[NewMessage], list[str | None], Enqueued]:
+    """Where duplicates are detected: those are left out, or the whole is refused."""
+    queue = side.queue
+    given = command.keys if command.keys is not None else [None] * len(messages)
+    sequence = side.next_sequence
+    keys: list[str | None] = []
+    kept: list[NewMessage] = []
+    sequences: list[int] = []
+    fresh: dict[str, int] = {}
+    for key, message in zip(given, messages, strict=True):
+        name = key if key is not None else message_id(message.envelope)
+        if name:
+            check_text("key", name, KEY_CHARS_MAX)
+            until_ms, before = queue.seen.get(name, (0, 0))
+            before = before if until_ms > now_ms else 0
+            before = fresh.get(name, 0) or side.keys.get(name, before)
+            if before:
+                if command.refuse_duplicates:
+                    raise Duplicate(queue.name, name, before)
+                sequences.append(before)
+                continue
+            fresh[name] = sequence
+        sequences.append(sequence)
+        keys.append(name or None)
+        kept.append(message)
+        sequence += 1
+    return kept, keys, Enqueued(sequences, len(messages) - len(kept))
+
+
+def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
+    """With what those get who wait for it, or who it is handed on to."""
+    waited = queue.waiting or queue.accepting or queue.relays
+    if not waited or queue.name in state.hungry:
+        return Outcome([record], answer)
+    time_ms = record.time_ms
+    messages = [message for message in _as_messages(record) if message.state == ACTIVE]
+    receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)
+    if receiver is not None:
+        hand = messages[: receiver.credit]
+        locked, deliveries = deliver(state, queue, receiver, hand, None, state.next_lock, time_ms)
+        return Outcome([record, locked], answer, deliveries)
+    plan = Plan(state, time_ms)
+    plan.may_refuse = True
+    plan.records.append(record)
+    plan.side(queue).ready = messages
+    return plan.outcome(answer)
+
+
+def _as_messages(record: Sent) -> list[Message]:
+    """As they will stand in the queue."""
+    return [
+        Message(
+            sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
+            new.due_ms or record.time_ms, new.expires_ms, 0, SCHEDULED if new.due_ms else ACTIVE, 0,
+        )
+        for sequence, new in enumerate(record.messages, record.first_sequence)
+    ]  # fmt: skip
+
+
+def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver | None:
+    """Who gets new messages, in the common case that there is no choice and no order to keep."""
+    if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
+        return None
+    if (
+        len(queue.lanes) > 1
+        or queue.properties.grouping != "none"
+        or not can_receive(queue.properties)
+    ):
+        return None
+    if any(is_expired(message, now_ms) for message in messages):
+        return None
+    return next(iter(queue.waiting.values()))

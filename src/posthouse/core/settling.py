@@ -1,0 +1,173 @@
+"""Settling: how locks end, and how they are renewed."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from posthouse.core.checks import check_duration, check_properties, check_text
+from posthouse.core.commands import (
+    BATCH_MAX,
+    SETTLED,
+    TEXT_CHARS_MAX,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Renew,
+    Settle,
+    Settled,
+)
+from posthouse.core.errors import InvalidArgument, LockLost, NotAllowed
+from posthouse.core.lookup import queue_of, session_of
+from posthouse.core.message import Message, Properties
+from posthouse.core.model import Lock, Queue, State
+from posthouse.core.plan import Outcome, Plan, bury, by_queue, end, leave_groups, sequences_of
+from posthouse.core.records import Completed, Deferred, Renewed
+
+
+def held_locks(
+    state: State, command: Settle, now_ms: int, transaction: int = 0
+) -> tuple[list[Lock], list[int | str]]:
+    """The locks that a command names, and those among them that are lost.
+
+    What a transaction settles is lost to everybody else.
+    """
+    queue = None if command.queue is None else queue_of(state, command.queue)
+    if not command.locks or len(command.locks) > BATCH_MAX:
+        raise InvalidArgument("locks", f"must be from 1 to {BATCH_MAX}")
+    session = None
+    if command.session:
+        if queue is None:
+            raise InvalidArgument("queue", "is needed where a session is named")
+        session = session_of(state, queue, command.session, now_ms)
+    found: dict[int, Lock] = {}
+    lost: list[int | str] = []
+    by_id: dict[str, Iterator[int]] = {}
+    for name in command.locks:
+        tokens: Iterable[int] = (name,) if isinstance(name, int) else ()
+        if isinstance(name, str):  # one after the other, where several have the same id
+            tokens = by_id.setdefault(name, iter(state.ids.get(name, ())))
+        for token in tokens:
+            lock = state.locks.get(token)
+            if lock is None or token in found or not _holds(state, lock, queue, now_ms):
+                continue
+            if state.enlisted and state.enlisted.get(token, transaction) != transaction:
+                continue
+            if session is None or lock.session is session:
+                found[token] = lock
+                break
+        else:
+            if not command.partial:
+                raise LockLost(command.queue, name)
+            lost.append(name)
+    return list(found.values()), lost
+
+
+def settled_answer(lost: list[int | str]) -> Settled:
+    return Settled(lost) if lost else SETTLED
+
+
+def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
+    """Whether a lock is still held, in this queue or in any that is not deleted."""
+    if queue is None:
+        queue = state.queues.get(lock.queue.name)
+    until_ms = lock.until_ms if lock.session is None else lock.session.until_ms
+    return lock.queue is queue and until_ms > now_ms
+
+
+def _check_amended(queue: Queue, messages: list[Message], properties: Properties) -> None:
+    if properties and queue.notes:
+        for message in messages:
+            note = queue.notes.get(message.sequence)
+            if note is not None:
+                check_properties(note.properties | properties)
+
+
+Ending: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter
+
+
+def complete(state: State, command: Complete, now_ms: int) -> Outcome:
+    queue = None if command.queue is None else state.queues.get(command.queue)
+    if (
+        queue is not None
+        and not queue.groups
+        and not command.session
+        and queue.properties.idle_delete_ms is None
+        and queue.origin is None
+        and len(command.locks) <= BATCH_MAX
+        and not state.enlisted
+    ):
+        # The way of most: named by tokens that all hold, so none of what follows is needed.
+        locks, tokens = state.locks, command.locks
+        sequences = []
+        for token in tokens:
+            lock = locks.get(token)  # type: ignore[arg-type]  # a message id is not found
+            if lock is None or lock.queue is not queue or lock.until_ms <= now_ms:
+                break
+            sequences.append(lock.message.sequence)
+        else:
+            if sequences and len(set(tokens)) == len(tokens):
+                return Outcome([Completed(queue.name, sequences)], SETTLED)
+    return settle(state, command, now_ms)
+
+
+def settle(state: State, command: Ending, now_ms: int) -> Outcome:
+    held, lost = held_locks(state, command, now_ms)
+    check_ending(command)
+    plan = Plan(state, now_ms)
+    end_as(plan, command, held)
+    return plan.outcome(settled_answer(lost))
+
+
+def check_ending(command: Ending) -> None:
+    if isinstance(command, Abandon | Defer | DeadLetter):
+        check_properties(command.properties)
+    if isinstance(command, Abandon):
+        check_duration("delay_ms", command.delay_ms)
+    if isinstance(command, DeadLetter):
+        for name in ("reason", "description"):
+            text = getattr(command, name)
+            if text is not None:
+                check_text(name, text, TEXT_CHARS_MAX)
+
+
+def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
+    """Ends these locks as a command says."""
+    for queue, messages in by_queue(plan.state, held):
+        match command:
+            case Complete():
+                plan.touch(queue)
+                plan.records.append(Completed(queue.name, sequences_of(messages)))
+                if queue.groups:
+                    leave_groups(plan.side(queue), messages)
+            case Abandon(properties=properties, delay_ms=delay_ms):
+                _check_amended(queue, messages, properties)
+                end(plan, queue, messages, counted=True, properties=properties, delay_ms=delay_ms)
+            case Release():
+                end(plan, queue, messages, counted=False)
+            case Defer(properties=properties):
+                plan.touch(queue)
+                _check_amended(queue, messages, properties)
+                plan.records.append(Deferred(queue.name, sequences_of(messages), properties))
+                leave_groups(plan.side(queue), messages)
+            case DeadLetter(reason=reason, description=description, properties=properties):
+                if queue.origin is not None:
+                    raise NotAllowed(queue.name, "its messages are dead letters already")
+                plan.touch(queue)
+                _check_amended(queue, messages, properties)
+                leave_groups(plan.side(queue), messages)
+                bury(plan, queue, messages, reason, description, properties)
+
+
+def renew(state: State, command: Renew, now_ms: int) -> Outcome:
+    held, lost = held_locks(state, command, now_ms)
+    check_duration("lock_ms", command.lock_ms)
+    plan = Plan(state, now_ms)
+    for queue, messages in by_queue(state, held):
+        if queue.properties.grouping == "session":
+            raise NotAllowed(queue.name, "its locks last as long as the session's; renew that")
+        until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
+        plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms))
+        plan.touch(queue)
+    lives = [command.lock_ms or lock.queue.properties.lock_ms for lock in held]
+    return plan.outcome(Settled(lost, [now_ms + life_ms for life_ms in lives]))

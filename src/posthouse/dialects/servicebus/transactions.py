@@ -1,0 +1,153 @@
+"""Transactions (part 4 of AMQP): a coordinator to declare and discharge them, and their states."""
+
+from typing import TYPE_CHECKING
+
+from posthouse.amqp.decode import Reader, sections
+from posthouse.amqp.encode import described, encode, encode_list
+from posthouse.amqp.events import Arrived, Disposed
+from posthouse.amqp.performatives import ACCEPTED, code_of, rejected
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Described, Malformed, Value
+from posthouse.broker.access import Principal
+from posthouse.core.commands import Answer, Begin, Begun, Commit, RollBack, RolledBack
+from posthouse.core.errors import Refused
+from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.message import VALUE
+from posthouse.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.peer import Peer
+
+COORDINATOR_CREDIT = 100
+OPEN_MAX = 1_000  # transactions of one connection
+COORDINATOR_BYTES_MAX = 4_096  # of what it is asked
+TRANSACTIONAL = 0x34  # 4.5.8
+_DECLARE, _DISCHARGE, _DECLARED = 0x31, 0x32, 0x33
+
+Reply = Answer | Refused | StoreError
+
+
+def transaction_in(state: Described | None) -> tuple[bytes, Described | None] | None:
+    """The transaction that a delivery state speaks of, and the outcome in it; None: of none."""
+    if state is None or code_of(state) != TRANSACTIONAL:
+        return None
+    fields = state.value if isinstance(state.value, list) else []
+    id, outcome = (*fields, None, None)[:2]
+    return (
+        id if isinstance(id, bytes) else b"",
+        outcome if isinstance(outcome, Described) else None,
+    )
+
+
+def within(id: bytes, outcome: bytes) -> bytes:
+    """An outcome as part of a transaction."""
+    return described(TRANSACTIONAL, encode_list((encode(id), outcome)))
+
+
+class Coordinator:
+    """Transactions are declared and discharged through it, and end with it."""
+
+    def __init__(self, peer: "Peer", link: Link, principal: Principal, namespace: str) -> None:
+        self.place = None
+        self.is_idle, self.idle_since = False, 0.0
+        self._peer = peer
+        self.link = link
+        self._principal = principal
+        self._namespace = namespace
+
+    def start(self) -> None:
+        self.link.grant(COORDINATOR_CREDIT)
+
+    def on_arrived(self, event: Arrived) -> None:
+        self.is_idle = False
+        if event.payload is None or event.settled:
+            self._peer.turn_away(self, conditions.TOO_LARGE, "This is nothing to coordinate.")
+            return
+        try:
+            code, fields = _asked(event.payload)
+        except Malformed as malformed:
+            self._tell(event.delivery_id, rejected("amqp:decode-error", f"{malformed}."))
+            return
+        if code == _DECLARE:
+            self._declare(event.delivery_id)
+        elif code == _DISCHARGE:
+            id, fail = (*fields, None, None)[:2]
+            self._discharge(event.delivery_id, id, fail=bool(fail))
+        else:
+            text = "A coordinator takes declare and discharge."
+            self._tell(event.delivery_id, rejected(conditions.NOT_IMPLEMENTED, text))
+
+    def _declare(self, delivery_id: int) -> None:
+        if len(self._peer.transactions) >= OPEN_MAX:
+            text = f"A connection has at most {OPEN_MAX} open transactions."
+            self._tell(delivery_id, rejected("amqp:resource-limit-exceeded", text))
+            return
+
+        def reply(answer: Reply) -> None:
+            if not isinstance(answer, Begun):
+                self._refuse(delivery_id, answer)
+            elif not self.link.is_open:
+                self._roll_back(answer.transaction)
+            else:
+                id = answer.transaction.to_bytes(16, "big")
+                self._peer.transactions[id] = answer.transaction
+                self._tell(delivery_id, described(_DECLARED, encode_list((encode(id),))))
+
+        self._peer.engine.submit(self._principal, self._namespace, Begin(), reply)
+
+    def _discharge(self, delivery_id: int, id: Value, *, fail: bool) -> None:
+        number = self._peer.transactions.pop(id, None) if isinstance(id, bytes) else None
+        if number is None:
+            text = "There is no such transaction on this connection."
+            self._tell(delivery_id, rejected(conditions.UNKNOWN_TRANSACTION, text))
+            return
+
+        def reply(answer: Reply) -> None:
+            if isinstance(answer, RolledBack):
+                self._tell(delivery_id, rejected(conditions.ROLLED_BACK, answer.reason))
+            elif isinstance(answer, Refused | StoreError):
+                self._refuse(delivery_id, answer)
+            else:
+                self._tell(delivery_id, ACCEPTED)
+
+        command = RollBack(number) if fail else Commit(number)
+        self._peer.engine.submit(self._principal, self._namespace, command, reply)
+
+    def _refuse(self, delivery_id: int, answer: object) -> None:
+        condition, text = conditions.INTERNAL, "The journal was lost."
+        if isinstance(answer, Refused):
+            condition, text, _ = conditions.told(answer)
+        self._tell(delivery_id, rejected(condition, text))
+
+    def _tell(self, delivery_id: int, state: bytes) -> None:
+        link = self.link
+        if link.is_open:
+            link.settle([delivery_id], state)
+            if link.credit < COORDINATOR_CREDIT // 2:
+                link.grant(COORDINATOR_CREDIT)
+            self._peer.flush_soon()
+
+    def _roll_back(self, number: int) -> None:
+        self._peer.engine.submit(self._principal, self._namespace, RollBack(number), lambda _: None)
+
+    def on_disposed(self, event: Disposed) -> None:
+        pass
+
+    def on_flowed(self) -> None:
+        pass
+
+    def on_detached(self) -> None:
+        """What was not discharged is rolled back (4.3)."""
+        for number in self._peer.transactions.values():
+            self._roll_back(number)
+        self._peer.transactions.clear()
+
+
+def _asked(payload: bytes) -> tuple[int, list[Value]]:
+    """What a coordinator is asked. Raises Malformed."""
+    for code, _, at, end in sections(payload):
+        if code == VALUE:
+            value = Reader(payload, at, end).value()
+            if isinstance(value, Described):
+                return code_of(value), value.value if isinstance(value.value, list) else []
+    raise Malformed("the message is not a declare or discharge")
