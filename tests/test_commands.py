@@ -367,3 +367,24 @@ def test_a_transaction(shell: Shell) -> None:
     shell.run("send", "together", "c", "--transaction", number)
     assert shell.run("transaction", "rollback", number) == "Rolled back.\n"
     shell.run("transaction", "commit", number, code=1)
+
+
+def test_schedules(shell: Shell) -> None:
+    shell.run("queue", "create", "beats")
+    shell.run("schedule", "create", "beat", "beats", "tick", "--when", "every 10 seconds",
+              "--property", "colour=red", "--subject", "s")  # fmt: skip
+    shell.run("clock", "--advance", "25s")
+    assert shell.run("receive", "beats", "-n", "9") == "tick\ntick\n"
+    [listed] = shell.json("schedule", "ls")  # type: ignore[misc]
+    assert (listed["when"], listed["fired"], listed["problem"]) == ("every 10 seconds", 2, "")
+    assert shell.run("schedule", "pause", "beat") == "Schedule beat is paused.\n"
+    assert "paused" in shell.run("schedule", "ls")
+    shell.run("schedule", "resume", "beat")
+    shell.run("schedule", "create", "beat", "beats", "tock", "--when", "30 14 * * MON-FRI",
+              "--zone", "Europe/Berlin", "--replace")  # fmt: skip
+    assert "Europe/Berlin" in shell.run("schedule", "ls")
+    assert "must be" in shell.run(
+        "schedule", "create", "bad", "beats", "x", "--when", "often", code=2
+    )
+    assert shell.run("schedule", "cancel", "beat") == "Schedule beat is gone.\n"
+    assert shell.json("schedule", "ls") == []

@@ -47,6 +47,11 @@ from posthouse.core.records import (
     Routed,
     RuleRemoved,
     RuleSet,
+    ScheduleCancelled,
+    ScheduleFired,
+    SchedulePaused,
+    ScheduleResumed,
+    ScheduleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -62,6 +67,7 @@ from posthouse.core.records import (
     is_kept,
     span,
 )
+from posthouse.core.recurrence import Cron
 from posthouse.core.rules import CorrelationFilter, FalseFilter, PatternFilter, Rule, SqlFilter
 
 GOLDEN = Path(__file__).with_name("golden_records.txt")
@@ -145,6 +151,11 @@ EVERY: list[Kept | OfNamespaces] = [
     RuleSet("news/$sub/a", 1_016, RULES[1]),
     RuleRemoved("news/$sub/a", 1_017, "$Default"),
     Dropped("orders", [23]),
+    ScheduleSet("beat", 1_018, "orders", Cron("30 14 * * *", "Europe/Berlin"), MESSAGES[0], 2_000),
+    ScheduleFired("beat", 2_001, 2_000, 3_000, "It was full."),
+    SchedulePaused("beat", 2_002),
+    ScheduleResumed("beat", 2_003, 4_000),
+    ScheduleCancelled("beat", 2_004),
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
     Missing(7),

@@ -26,6 +26,7 @@ class Route(NamedTuple):
 
 
 # Every route there is. A new one that is missing here fails the test below.
+SCHEDULE = {"when": "at 14:30", "queue": "orders", "message": {"body": "x"}}
 TOPIC = f"{NS}/topics/news"
 S = f"{TOPIC}/subscriptions/s"
 ROUTES = [
@@ -75,6 +76,12 @@ ROUTES = [
     Route("DELETE", f"{S}/rules/r", "listen"),
     Route("DELETE", f"{TOPIC}/subscriptions/gone", "manage"),
     Route("DELETE", f"{NS}/topics/gone-too", "manage"),
+    Route("GET", f"{NS}/schedules", "manage"),
+    Route("PUT", f"{NS}/schedules/beat", "send", SCHEDULE),
+    Route("PATCH", f"{NS}/schedules/beat", "send", SCHEDULE),
+    Route("POST", f"{NS}/schedules/beat/pause", "manage"),
+    Route("POST", f"{NS}/schedules/beat/resume", "manage"),
+    Route("DELETE", f"{NS}/schedules/beat", "manage"),
     Route("POST", f"{NS}/transactions", "some", {}),
     Route("POST", f"{NS}/transactions/{A_TOKEN}/commit", "some"),
     Route("POST", f"{NS}/transactions/{A_TOKEN}/rollback", "some"),

@@ -112,6 +112,11 @@ def test_what_makes_no_sense_is_named(
         ("data: !!python/object/apply:os.system ['true']", "is not YAML"),
         ("stop_limit: true", "stop_limit must be a whole number"),
         ("topics: [{subscriptions: []}]", "each needs a name"),
+        (
+            "schedules: [{name: s, queue: q, when: often, message: {}}]",
+            "schedule 's': when must be",
+        ),
+        ("schedules: [{name: s}]", "schedules: Object missing required field"),
         ("topics: [{name: t, subscriptions: [x]}]", "each of its subscriptions needs a name"),
         ("topics: [{name: t, colour: 5}]", "topic t: there is no property 'colour'"),
         (
@@ -173,6 +178,39 @@ principals:
     [web] = declared.principals
     assert web == PrincipalDeclared("web", "0123456789abcdef", (Grant("shop", "*", ["send"]),))
     assert "0123456789abcdef" not in repr(declared)
+
+
+def test_topics_and_schedules_are_declared(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        """
+queues: [{name: orders, forward_dead_to: graves}, {name: graves}]
+topics:
+  - name: news
+    ttl_ms: 60000
+    subscriptions:
+      - {name: all, forward_to: orders}
+      - name: red
+        max_delivery: 3
+        rules: [{name: r, filter: {kind: sql, expression: "colour = 'red'"}, action: SET n = 1}]
+schedules:
+  - {name: beat, queue: news, when: every 10 seconds, message: {body: tick}}
+"""
+    )
+    with running("--memory", "--dev", "--config", str(file)) as broker:
+        space = "/api/v1/namespaces/default"
+        where = f"{space}/topics/news/subscriptions/red"
+        info = broker.call("GET", where).json
+        assert (info["rules"], info["properties"]["max_delivery"]) == (1, 3)
+        broker.call("POST", f"{space}/topics/news/messages", {
+            "messages": [{"body": "x", "properties": {"colour": "red"}}],
+        })  # fmt: skip
+        [got] = broker.call("POST", f"{where}/receive", {}).json["messages"]
+        assert got["properties"] == {"colour": "red", "n": 1, "RuleName": "r"}
+        broker.call("POST", f"{space}/clock", {"advance_ms": 10_000})
+        assert [each["body"] for each in broker.receive("orders", 5)] == ["x", "tick"]
+        [schedule] = broker.call("GET", f"{space}/schedules").json["schedules"]
+        assert (schedule["name"], schedule["fired"]) == ("beat", 1)
 
 
 def test_the_emulator_s_file_is_read_as_it_is(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from posthouse.core.commands import (
     Send,
     SetClock,
     SetRule,
+    SetSchedule,
     SetSessionState,
     Start,
     StepClock,
@@ -105,7 +106,8 @@ _FREES = frozenset((Detach, Release, ReleaseSession))
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 # What is refused where there is no room.
 _ROOMY = frozenset((
-    Send, Resubmit, CreateQueue, CreateSubscription, SetRule, CreateNamespace, SetSessionState,
+    Send, Resubmit, CreateQueue, CreateSubscription, SetRule, SetSchedule, CreateNamespace,
+    SetSessionState,
 ))  # fmt: skip
 
 

@@ -45,6 +45,11 @@ from posthouse.core.records import (
     Routed,
     RuleRemoved,
     RuleSet,
+    ScheduleCancelled,
+    ScheduleFired,
+    SchedulePaused,
+    ScheduleResumed,
+    ScheduleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -55,6 +60,7 @@ from posthouse.core.records import (
     Taken,
     Woken,
 )
+from posthouse.core.recurrence import said
 from posthouse.core.rules import Rule
 
 KINDS: dict[type, str] = {
@@ -96,6 +102,11 @@ KINDS: dict[type, str] = {
     RuleSet: "rule-set",
     RuleRemoved: "rule-removed",
     Dropped: "dropped",
+    ScheduleSet: "schedule-set",
+    ScheduleFired: "schedule-fired",
+    SchedulePaused: "schedule-paused",
+    ScheduleResumed: "schedule-resumed",
+    ScheduleCancelled: "schedule-cancelled",
 }
 RELEASED = "released"
 COPIED = "copied"  # a copy of what is routed
@@ -274,6 +285,15 @@ def _other(row: Row, record: Record) -> Row:
         case SubscriptionCreated():
             rules = [_plain_rule(rule) for rule in record.rules]
             row.detail = _text({"properties": record.properties, "rules": rules})
+        case ScheduleSet():
+            _fill(row, record.message)
+            when = {"when": said(record.when), "zone": getattr(record.when, "zone", None)}
+            row.detail = _text({"name": record.name, "next_ms": record.next_ms, **when})
+        case ScheduleFired():
+            row.due, row.description = record.due_ms, record.problem or None
+            row.detail = _text({"name": record.name, "next_ms": record.next_ms})
+        case SchedulePaused() | ScheduleResumed() | ScheduleCancelled():
+            row.detail = _text({"name": record.name})
         case RuleSet():
             row.detail = _text(_plain_rule(record.rule))
         case RuleRemoved():

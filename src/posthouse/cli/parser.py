@@ -58,6 +58,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_messages(rooms)
     _add_queues(rooms)
     _add_topics(rooms)
+    _add_schedules(rooms)
     _add_dead_letters(rooms)
     _add_looks(rooms)
     _add_access(rooms)
@@ -249,6 +250,35 @@ def _add_messages(rooms: Rooms) -> None:
     made = _remote(scheduled, "cancel", "scheduled_cancel", "they will not be sent")
     made.add_argument("queue")
     made.add_argument("numbers", type=int, nargs="+", metavar="NUMBER")
+
+
+def _add_schedules(rooms: Rooms) -> None:
+    schedules = _room(rooms, "schedule", "send messages again and again")
+    _remote(schedules, "ls", "schedule_ls", "list schedules with their next times")
+    made = _remote(
+        schedules, "create", "schedule_create", "send a message again and again",
+        "posthouse schedule create report orders 'make the report' --when 'at 14:30'"
+        " --zone Europe/Berlin",
+    )  # fmt: skip
+    made.add_argument("schedule")
+    made.add_argument("queue", help="or a topic")
+    made.add_argument("body")
+    made.add_argument("--when", required=True, metavar="WORDS",
+                      help="'every 30 seconds', 'at 14:30', or five fields of cron")  # fmt: skip
+    made.add_argument("--zone", default="UTC", help="a time zone (UTC)")
+    made.add_argument("--subject")
+    made.add_argument("--session", metavar="ID")
+    made.add_argument(
+        "--property", type=_pair, action="append", metavar="NAME=VALUE", help="may be repeated"
+    )
+    made.add_argument("--replace", action="store_true", help="it is there already")
+    for name, help in (
+        ("pause", "nothing is sent until it is resumed"),
+        ("resume", "go on with the next time"),
+        ("cancel", "remove it"),
+    ):
+        made = _remote(schedules, name, f"schedule_{name}", help)
+        made.add_argument("schedule")
 
 
 def _paged(made: argparse.ArgumentParser) -> None:

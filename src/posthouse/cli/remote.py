@@ -391,6 +391,57 @@ def dlq_purge(client: Client, options: argparse.Namespace) -> int:
     return _purge(client, options, options.queue + _DEAD, ["active", "deferred"])
 
 
+# Schedules.
+
+
+@remote
+def schedule_ls(client: Client, options: argparse.Namespace) -> int:
+    found = list(pages(client, client.space("schedules"), "schedules"))
+    rows = [
+        (each["name"], each["queue"], each["when"], each["zone"],
+         "paused" if each["paused"] else moment(each["next_ms"]), each["fired"], each["problem"])
+        for each in found
+    ]  # fmt: skip
+    head = ("schedule", "queue", "when", "zone", "next", "sent", "problem")
+    return out(options, found, table(rows, head))
+
+
+@remote
+def schedule_create(client: Client, options: argparse.Namespace) -> int:
+    message: dict[str, Any] = {"body": options.body}
+    if options.subject is not None:
+        message["subject"] = options.subject
+    if options.session is not None:
+        message["session_id"] = options.session
+    if options.property:
+        message["properties"] = dict(options.property)
+    form = {"when": options.when, "zone": options.zone, "queue": options.queue, "message": message}
+    method = "PATCH" if options.replace else "PUT"
+    client.ask(method, client.space("schedules", options.schedule), form)
+    return out(options, {"schedule": options.schedule}, f"Schedule {options.schedule} is there.")
+
+
+def _of_schedule(client: Client, options: argparse.Namespace, method: str, *more: str) -> int:
+    client.ask(method, client.space("schedules", options.schedule, *more))
+    word = {"pause": "paused", "resume": "running"}.get("".join(more), "gone")
+    return out(options, {options.schedule: word}, f"Schedule {options.schedule} is {word}.")
+
+
+@remote
+def schedule_pause(client: Client, options: argparse.Namespace) -> int:
+    return _of_schedule(client, options, "POST", "pause")
+
+
+@remote
+def schedule_resume(client: Client, options: argparse.Namespace) -> int:
+    return _of_schedule(client, options, "POST", "resume")
+
+
+@remote
+def schedule_cancel(client: Client, options: argparse.Namespace) -> int:
+    return _of_schedule(client, options, "DELETE")
+
+
 # Transactions.
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import Account, QueueProperties, Reader, Right
+from posthouse.core.model import Account, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 
 # What it takes to give a command: a right, any of them, or to be the broker itself.
@@ -43,6 +43,8 @@ RULES_MAX = 1_000  # of one subscription
 RULE_CHARS_MAX = 50  # the name of a rule
 BACKOFF_MAX = 100  # delays in a queue's list
 HOPS_MAX = 4  # that a message is forwarded
+SCHEDULES_MAX = 10_000  # of a namespace
+SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
 TRANSACTIONS_MAX = 10_000  # open at a time
 TRANSACTION_MS = 120_000  # how long one may be open, where nothing else is said
 TRANSACTION_MS_MAX = 3_600_000
@@ -445,6 +447,53 @@ class ListSessions(_Command, frozen=True):
     limit: int = 100
 
 
+# Schedules.
+
+
+class SetSchedule(_Command, frozen=True):
+    """Send this message to a queue or topic again and again. `new`: none of that name is there.
+
+    Its id is made each time, of the one that is given, or else the schedule's name, and the moment.
+    """
+
+    right = "send"
+    queue: str
+    name: str
+    when: str  # as `recurrence.parse` has it
+    message: NewMessage
+    zone: str = "UTC"
+    new: bool = True
+
+
+class PauseSchedule(_Command, frozen=True):
+    right = "manage"
+    reach = "namespace"
+    name: str
+
+
+class ResumeSchedule(_Command, frozen=True):
+    """From the next moment on; what was left out meanwhile is not sent."""
+
+    right = "manage"
+    reach = "namespace"
+    name: str
+
+
+class CancelSchedule(_Command, frozen=True):
+    right = "manage"
+    reach = "namespace"
+    name: str
+
+
+class ListSchedules(_Command, frozen=True):
+    """The answer is a page of `Schedule`, by name; go on after the last name of a page."""
+
+    right = "manage"
+    reach = "namespace"
+    after: str = ""
+    limit: int = 100
+
+
 # Transactions.
 
 
@@ -521,6 +570,11 @@ Command: TypeAlias = (
     | GetSessionState
     | SetSessionState
     | ListSessions
+    | SetSchedule
+    | PauseSchedule
+    | ResumeSchedule
+    | CancelSchedule
+    | ListSchedules
     | Begin
     | Work
     | Commit
@@ -658,6 +712,7 @@ Answer: TypeAlias = (
     | list[str]
     | list[QueueInfo]
     | list[Rule]
+    | list[Schedule]
     | list[Account]
     | list[Reader]
     | Ticked

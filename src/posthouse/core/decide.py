@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from posthouse.core import transactions
+from posthouse.core import schedules, transactions
 from posthouse.core.checks import (
     check_count,
     check_duration,
@@ -38,6 +38,7 @@ from posthouse.core.commands import (
     Attach,
     Begin,
     Cancel,
+    CancelSchedule,
     Command,
     Commit,
     Complete,
@@ -53,11 +54,13 @@ from posthouse.core.commands import (
     GetSessionState,
     ListQueues,
     ListRules,
+    ListSchedules,
     ListSessions,
     ListSubscriptions,
     Move,
     Notice,
     Pause,
+    PauseSchedule,
     Peek,
     Peeked,
     Progress,
@@ -73,11 +76,13 @@ from posthouse.core.commands import (
     RenewSession,
     Resubmit,
     Resume,
+    ResumeSchedule,
     RollBack,
     Seen,
     Send,
     SetClock,
     SetRule,
+    SetSchedule,
     SetSessionState,
     Start,
     StepClock,
@@ -817,6 +822,11 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     GetSessionState: _get_session_state,
     SetSessionState: _set_session_state,
     ListSessions: _list_sessions,
+    SetSchedule: schedules.set_schedule,
+    PauseSchedule: schedules.pause,
+    ResumeSchedule: schedules.resume,
+    CancelSchedule: schedules.cancel,
+    ListSchedules: schedules.list_all,
     Begin: transactions.begin,
     Work: transactions.work,
     Commit: transactions.commit,

@@ -39,6 +39,9 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
             for token, (queue, group) in state.sessions.items()
             if state.queues.get(queue.name) is queue
         },
+        "schedules": [
+            msgspec.to_builtins(each, builtin_types=(bytes,)) for each in state.schedules.values()
+        ],
         "timers": _timers(state),
     }
     if passing:
@@ -109,6 +112,7 @@ def _timers(state: State) -> Dump:
         "expiry": [[d, str(k)] for d, k in state.expiry_timers.items() if k in messages],
         "due": [[d, str(k)] for d, k in state.due_timers.items() if k in messages],
         "forget": state.forget_timers.items(),
+        "schedules": state.schedule_timers.items(),
     }
 
 

@@ -32,6 +32,7 @@ from posthouse.core.model import (
     Queue,
     QueueProperties,
     Receiver,
+    Schedule,
     State,
     Transaction,
     dead_letter_queue,
@@ -70,6 +71,11 @@ from posthouse.core.records import (
     Routed,
     RuleRemoved,
     RuleSet,
+    ScheduleCancelled,
+    ScheduleFired,
+    SchedulePaused,
+    ScheduleResumed,
+    ScheduleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -854,6 +860,55 @@ def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
     queue.counts[ACTIVE] -= len(sequences)
 
 
+# Schedules.
+
+
+def _schedule_set(state: State, record: ScheduleSet, position: int) -> None:
+    old = state.schedules.get(record.name)
+    if old is not None:
+        _await_schedule(state, old, 0)
+        del state.scheduled[old.number]
+    made = Schedule(
+        record.name, position, record.queue, record.when, record.message,
+        record.time_ms if old is None else old.created_ms, 0,
+    )  # fmt: skip
+    state.schedules[record.name] = state.scheduled[position] = made
+    _await_schedule(state, made, record.next_ms)
+
+
+def _await_schedule(state: State, schedule: Schedule, next_ms: int) -> None:
+    if schedule.next_ms:
+        state.schedule_timers.remove(schedule.next_ms, schedule.number)
+    schedule.next_ms = next_ms
+    if next_ms:
+        state.schedule_timers.add(next_ms, schedule.number)
+
+
+def _schedule_fired(state: State, record: ScheduleFired, _: int) -> None:
+    schedule = state.schedules[record.name]
+    schedule.fired += 1
+    schedule.last_ms, schedule.problem = record.time_ms, record.problem
+    _await_schedule(state, schedule, record.next_ms)
+
+
+def _schedule_paused(state: State, record: SchedulePaused, _: int) -> None:
+    schedule = state.schedules[record.name]
+    schedule.paused = True
+    _await_schedule(state, schedule, 0)
+
+
+def _schedule_resumed(state: State, record: ScheduleResumed, _: int) -> None:
+    schedule = state.schedules[record.name]
+    schedule.paused = False
+    _await_schedule(state, schedule, record.next_ms)
+
+
+def _schedule_cancelled(state: State, record: ScheduleCancelled, _: int) -> None:
+    schedule = state.schedules.pop(record.name)
+    _await_schedule(state, schedule, 0)
+    del state.scheduled[schedule.number]
+
+
 # Sessions.
 
 
@@ -1037,6 +1092,11 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     RuleSet: _rule_set,
     RuleRemoved: _rule_removed,
     Dropped: _removed,
+    ScheduleSet: _schedule_set,
+    ScheduleFired: _schedule_fired,
+    SchedulePaused: _schedule_paused,
+    ScheduleResumed: _schedule_resumed,
+    ScheduleCancelled: _schedule_cancelled,
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,

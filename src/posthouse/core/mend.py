@@ -38,6 +38,11 @@ from posthouse.core.records import (
     Routed,
     RuleRemoved,
     RuleSet,
+    ScheduleCancelled,
+    ScheduleFired,
+    SchedulePaused,
+    ScheduleResumed,
+    ScheduleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -58,6 +63,10 @@ def mend(state: State, record: Kept) -> list[Kept | Missing]:
     if isinstance(record, QueueCreated):
         clash = record.queue.casefold() in state.folded
         return [Missing(1) if clash else record]
+    if isinstance(record, ScheduleSet):
+        return [record]
+    if isinstance(record, ScheduleFired | SchedulePaused | ScheduleResumed | ScheduleCancelled):
+        return [record if record.name in state.schedules else Missing(1)]
     if isinstance(record, SubscriptionCreated):
         topic = state.queues.get(topic_of(record.queue))
         fits_in = topic is not None and topic.properties.delivery == "topic"

@@ -12,7 +12,8 @@ import msgspec
 
 from posthouse.core.index import Index
 from posthouse.core.lane import Lane
-from posthouse.core.message import Message, Note
+from posthouse.core.message import Message, NewMessage, Note
+from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.timers import Timers
 
@@ -170,6 +171,22 @@ class Queue(msgspec.Struct):
         return len(group.locks) > 0
 
 
+class Schedule(msgspec.Struct, array_like=True):
+    """Something that is sent again and again. Fields are added at the end, for snapshots."""
+
+    name: str
+    number: int  # the position at which it was made
+    queue: str
+    when: Recurrence
+    message: NewMessage
+    created_ms: int
+    next_ms: int  # 0: it is over, or paused
+    paused: bool = False
+    fired: int = 0  # how often
+    last_ms: int = 0  # when last
+    problem: str = ""  # why nothing was sent then
+
+
 class Lock(msgspec.Struct, gc=False):
     """A delivery held by a receiver, known by its token.
 
@@ -219,6 +236,9 @@ class State(msgspec.Struct):
     expiry_timers: Timers = msgspec.field(default_factory=Timers)  # message keys
     due_timers: Timers = msgspec.field(default_factory=Timers)  # message keys
     forget_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
+    schedules: dict[str, Schedule] = {}
+    scheduled: dict[int, Schedule] = {}  # by their numbers
+    schedule_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of schedules
     # Passing:
     idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
     wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
@@ -301,6 +321,7 @@ def next_deadline_ms(state: State) -> int | None:
         state.expiry_timers.first,
         state.due_timers.first,
         state.forget_timers.first,
+        state.schedule_timers.first,
         state.idle_timers.first,
         state.wait_timers.first,
         state.transaction_timers.first,

@@ -18,6 +18,7 @@ import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
 from posthouse.core.model import Grant, QueueProperties, Receiver
+from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 
 
@@ -336,6 +337,43 @@ class Dropped(_Kept, frozen=True, tag=38):
     sequences: list[int]
 
 
+class ScheduleSet(_Kept, frozen=True, tag=39):
+    """In place of the one of that name, if there was one."""
+
+    name: str
+    time_ms: int
+    queue: str
+    when: Recurrence
+    message: NewMessage
+    next_ms: int
+
+
+class ScheduleFired(_Kept, frozen=True, tag=40):
+    """It was due; what was sent stands beside this, unless there was a problem."""
+
+    name: str
+    time_ms: int
+    due_ms: int
+    next_ms: int
+    problem: str = ""
+
+
+class SchedulePaused(_Kept, frozen=True, tag=41):
+    name: str
+    time_ms: int
+
+
+class ScheduleResumed(_Kept, frozen=True, tag=42):
+    name: str
+    time_ms: int
+    next_ms: int
+
+
+class ScheduleCancelled(_Kept, frozen=True, tag=43):
+    name: str
+    time_ms: int
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -368,6 +406,11 @@ Kept: TypeAlias = (
     | RuleSet
     | RuleRemoved
     | Dropped
+    | ScheduleSet
+    | ScheduleFired
+    | SchedulePaused
+    | ScheduleResumed
+    | ScheduleCancelled
 )
 
 

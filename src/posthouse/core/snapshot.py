@@ -14,6 +14,7 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     4 Extras     notes, times to live and duplicate-detection keys
     5 Locks      of the whole namespace, behind its queues
     6 Beside     accounts and readers of the feed, which are of no namespace
+    7 Schedules  of the whole namespace, behind its queues
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,7 @@ from posthouse.core.commands import PROPERTIES_BYTES_MAX
 from posthouse.core.evolve import rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
-from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note
+from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
 from posthouse.core.model import (
     PRIORITIES,
     TRANSFER,
@@ -36,6 +37,7 @@ from posthouse.core.model import (
     Queue,
     QueueProperties,
     Reader,
+    Schedule,
     State,
     message_key,
 )
@@ -46,7 +48,7 @@ _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
-_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside"
+_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules"
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -116,6 +118,10 @@ class Locks(_Part, frozen=True, tag=5):
     locks: list[LockPart]
 
 
+class Schedules(_Part, frozen=True, tag=7):
+    schedules: list[Schedule]
+
+
 class Beside(_Part, frozen=True, tag=6):
     accounts: list[Account] = []
     readers: list[Reader] = []
@@ -123,7 +129,7 @@ class Beside(_Part, frozen=True, tag=6):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
-    Space | Contents | Groups | Messages | Extras | Locks | Beside
+    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules
 )
 
 
@@ -152,6 +158,8 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
             if state.queues.get(lock.queue.name) is lock.queue
         )  # fmt: skip
         yield from map(Locks, _batches(locks))
+        weigh = lambda each: size_bytes(each.message)  # noqa: E731
+        yield from map(Schedules, _batches(state.schedules.values(), weigh))
     for accounts in _batches(world.accounts.values()):
         yield Beside(accounts=accounts)
     if world.readers:
@@ -234,6 +242,9 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
         elif isinstance(part, Locks):
             for lock in part.locks:
                 _lock(state, lock)
+        elif isinstance(part, Schedules):
+            for schedule in part.schedules:
+                _schedule(state, schedule)
         elif isinstance(part, Beside):
             world.accounts.update((each.name, each) for each in part.accounts)
             world.readers.update((each.name, each) for each in part.readers)
@@ -355,6 +366,12 @@ def _lock(state: State, part: LockPart) -> None:
         state.lock_timers.add(lock.until_ms, token)
     if lock.id is not None:
         state.ids.setdefault(lock.id, {})[token] = None
+
+
+def _schedule(state: State, schedule: Schedule) -> None:
+    state.schedules[schedule.name] = state.scheduled[schedule.number] = schedule
+    if schedule.next_ms:
+        state.schedule_timers.add(schedule.next_ms, schedule.number)
 
 
 def _finish(state: State) -> None:

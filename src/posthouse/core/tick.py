@@ -42,6 +42,7 @@ from posthouse.core.records import (
     TransactionEnded,
     Woken,
 )
+from posthouse.core.schedules import fire
 
 _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
@@ -284,6 +285,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _end_locks,
     _end_lives,
     _wake,
+    fire,
     _forget,
     _feed_hungry,
     _delete_idle,

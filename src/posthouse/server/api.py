@@ -38,6 +38,7 @@ from posthouse.core.commands import (
     Begin,
     Begun,
     Cancel,
+    CancelSchedule,
     Command,
     Commit,
     Committed,
@@ -49,9 +50,11 @@ from posthouse.core.commands import (
     Granted,
     ListQueues,
     ListRules,
+    ListSchedules,
     ListSessions,
     ListSubscriptions,
     Pause,
+    PauseSchedule,
     Peek,
     Peeked,
     Progress,
@@ -64,10 +67,12 @@ from posthouse.core.commands import (
     RenewSession,
     Resubmit,
     Resume,
+    ResumeSchedule,
     RollBack,
     RolledBack,
     Seen,
     SetRule,
+    SetSchedule,
     SetSessionState,
     UpdateQueue,
 )
@@ -78,6 +83,7 @@ from posthouse.core.model import (
     Account,
     Grant,
     QueueProperties,
+    Schedule,
     entity_of,
     subscription_queue,
 )
@@ -550,6 +556,62 @@ async def set_session_state(
     form: shapes.StateForm = await call.form(shapes.StateForm)
     state = None if form.state_base64 is None else shapes.bytes_in(form.state_base64)
     await call.ask(namespace, SetSessionState(queue, int(token, 16), state))
+    return Response(status_code=204)
+
+
+# Schedules.
+
+
+@_route("GET", NS + "/schedules", gives=shapes.SchedulesForm)
+async def list_schedules(
+    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
+) -> Response:
+    """What is sent again and again, by name, page by page."""
+    found = await call.ask(namespace, ListSchedules(after, limit))
+    assert isinstance(found, list)
+    schedules = [shapes.schedule_out(each) for each in found if isinstance(each, Schedule)]
+    following = schedules[-1].name if len(schedules) == limit else None
+    return _json(shapes.SchedulesForm(schedules, following))
+
+
+@_route("PUT", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
+async def create_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+    """Send a message to a queue or topic again and again."""
+    return await _set_schedule(call, namespace, schedule, new=True)
+
+
+@_route("PATCH", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
+async def replace_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+    """Put another in the place of a schedule."""
+    return await _set_schedule(call, namespace, schedule, new=False)
+
+
+async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> Response:
+    form: shapes.ScheduleForm = await call.form(shapes.ScheduleForm)
+    message = shapes.new_message(form.message, call.engine.clock_ms(namespace))
+    command = SetSchedule(form.queue, name, form.when, message, form.zone, new)
+    await call.ask(namespace, command)
+    return Response(status_code=204)
+
+
+@_route("DELETE", NS + "/schedules/{schedule}", status=204)
+async def cancel_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+    """Nothing more is sent."""
+    await call.ask(namespace, CancelSchedule(schedule))
+    return Response(status_code=204)
+
+
+@_route("POST", NS + "/schedules/{schedule}/pause", status=204)
+async def pause_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+    """Nothing is sent until it is resumed."""
+    await call.ask(namespace, PauseSchedule(schedule))
+    return Response(status_code=204)
+
+
+@_route("POST", NS + "/schedules/{schedule}/resume", status=204)
+async def resume_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+    """Go on with the next time; what was left out is not sent."""
+    await call.ask(namespace, ResumeSchedule(schedule))
     return Response(status_code=204)
 
 

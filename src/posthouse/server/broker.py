@@ -15,13 +15,14 @@ from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
-from posthouse.core.commands import CreateQueue, CreateSubscription
+from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared, PrincipalDeclared, QueueDeclared
 from posthouse.server.files import read_secret
+from posthouse.server.shapes import new_message
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 
@@ -168,6 +169,7 @@ class Broker:
         world, declared = engine.namespaces, self.config.declared
         named = [each.namespace for each in declared.queues]
         named += [each.namespace for each in declared.topics]
+        named += [each.namespace for each in declared.schedules]
         there = {name.casefold(): name for name in world.names}
         for name in dict.fromkeys((DEFAULT_NAMESPACE, *declared.namespaces, *named)):
             if name.casefold() not in there:
@@ -177,6 +179,13 @@ class Broker:
             space = there[namespace.casefold()]
             if find(world.states[space], command.queue) is None:
                 await engine.ask(BROKER, space, command)
+        for schedule in declared.schedules:
+            space = there[schedule.namespace.casefold()]
+            if schedule.name not in world.states[space].schedules:
+                message = new_message(schedule.message, engine.clock_ms(space))
+                await engine.ask(BROKER, space, SetSchedule(
+                    schedule.queue, schedule.name, schedule.when, message, schedule.zone
+                ))  # fmt: skip
         for principal in declared.principals:
             if not self._is_as_declared(principal, world.accounts.get(principal.name)):
                 keys = [self.guard.seal(principal.name, principal.key)]

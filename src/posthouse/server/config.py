@@ -197,7 +197,7 @@ class Config:
 SETTINGS: dict[str, Setting] = {
     each.name: each.metadata["setting"] for each in fields(Config) if "setting" in each.metadata
 }
-_DECLARED = frozenset(("namespaces", "queues", "topics", "principals"))
+_DECLARED = frozenset(("namespaces", "queues", "topics", "schedules", "principals"))
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:

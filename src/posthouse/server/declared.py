@@ -14,6 +14,8 @@ Ours:
             max_delivery: 5        # any property of a queue
             rules:                 # without any it gets everything
               - {name: red, filter: {kind: sql, expression: "colour = 'red'"}}
+    schedules:
+      - {name: report, queue: orders, when: "at 14:30", zone: Europe/Berlin, message: {body: go}}
     principals:
       - name: web
         key: a secret of at least 16 characters
@@ -31,8 +33,9 @@ from posthouse.broker.access import KEY_CHARS_MAX, ROOT
 from posthouse.core.checks import check_name, check_queue_properties, check_rule
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.model import Grant, QueueProperties, Right
+from posthouse.core.recurrence import parse
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
-from posthouse.server.shapes import NamedRuleForm, rule_in
+from posthouse.server.shapes import NamedRuleForm, ScheduleForm, new_message, rule_in
 
 KEY_CHARS_MIN = 16
 T = TypeVar("T")
@@ -54,6 +57,11 @@ class TopicDeclared(QueueDeclared, frozen=True):
     subscriptions: tuple[SubscriptionDeclared, ...] = ()
 
 
+class ScheduleDeclared(ScheduleForm, kw_only=True):
+    name: str
+    namespace: str = ""
+
+
 class PrincipalDeclared(msgspec.Struct, frozen=True):
     name: str
     key: str
@@ -70,6 +78,7 @@ class Declared:
     namespaces: tuple[str, ...] = ()
     queues: tuple[QueueDeclared, ...] = ()
     topics: tuple[TopicDeclared, ...] = ()
+    schedules: tuple[ScheduleDeclared, ...] = ()
     principals: tuple[PrincipalDeclared, ...] = ()
 
 
@@ -105,7 +114,15 @@ def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
     names = _convert("namespaces", content, list[str])
     for name in names:
         _checked(f"namespace {name!r}", check_name, "name", name)
-    return Declared(tuple(names), tuple(queues), tuple(topics), tuple(principals))
+    schedules = []
+    for each in _convert("schedules", content, list[ScheduleDeclared]):
+        each.namespace = each.namespace or namespace
+        what = f"schedule {each.name!r}"
+        _checked(what, check_name, "name", each.name)
+        _checked(what, parse, each.when, each.zone)
+        _checked(what, new_message, each.message, 0)
+        schedules.append(each)
+    return Declared(tuple(names), tuple(queues), tuple(topics), tuple(schedules), tuple(principals))
 
 
 def _convert(name: str, content: Mapping[str, object], kind: type[T]) -> T:

@@ -38,7 +38,8 @@ from posthouse.core.message import (
     timestamp,
     uuid,
 )
-from posthouse.core.model import QueueProperties, Right
+from posthouse.core.model import QueueProperties, Right, Schedule
+from posthouse.core.recurrence import said
 from posthouse.core.rules import (
     CorrelationFilter,
     FalseFilter,
@@ -418,6 +419,42 @@ class StateForm(_Request):
     """A session's state. Null clears it."""
 
     state_base64: str | None
+
+
+class ScheduleForm(_Request):
+    """`when`: every 30 seconds, at 14:30, or five fields of cron."""
+
+    when: str
+    queue: str
+    message: NewMessageForm
+    zone: str = "UTC"
+
+
+class ScheduleInfoForm(msgspec.Struct):
+    name: str
+    queue: str
+    when: str
+    zone: str
+    paused: bool
+    next_ms: int | None
+    last_ms: int | None
+    fired: int
+    problem: str  # why nothing was sent the last time
+    created_ms: int
+
+
+class SchedulesForm(msgspec.Struct):
+    schedules: list[ScheduleInfoForm]
+    next: str | None
+
+
+def schedule_out(schedule: Schedule) -> ScheduleInfoForm:
+    when = schedule.when
+    return ScheduleInfoForm(
+        schedule.name, schedule.queue, said(when), getattr(when, "zone", "UTC"), schedule.paused,
+        schedule.next_ms or None, schedule.last_ms or None, schedule.fired, schedule.problem,
+        schedule.created_ms,
+    )  # fmt: skip
 
 
 class BeginForm(_Request):
