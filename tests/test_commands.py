@@ -375,7 +375,7 @@ def test_schedules(shell: Shell) -> None:
               "--property", "colour=red", "--subject", "s")  # fmt: skip
     shell.run("clock", "--advance", "25s")
     assert shell.run("receive", "beats", "-n", "9") == "tick\ntick\n"
-    [listed] = shell.json("schedule", "ls")  # type: ignore[misc]
+    [listed] = json.loads(shell.run("schedule", "ls", "--json"))
     assert (listed["when"], listed["fired"], listed["problem"]) == ("every 10 seconds", 2, "")
     assert shell.run("schedule", "pause", "beat") == "Schedule beat is paused.\n"
     assert "paused" in shell.run("schedule", "ls")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from posthouse.core.model import Grant, QueueProperties
+from posthouse.core.rules import CorrelationFilter, Rule, SqlFilter
 from posthouse.server.config import PORTS, SETTINGS, BadConfig, load
 from posthouse.server.declared import PrincipalDeclared, QueueDeclared, duration_ms
 from tests.server.running import running
@@ -36,7 +37,45 @@ EMULATOR: dict[str, Any] = {
                     },
                     {"Name": "queue.2"},
                 ],
-                "Topics": [{"Name": "topic.1", "Properties": {}, "Subscriptions": []}],
+                "Topics": [
+                    {
+                        "Name": "topic.1",
+                        "Properties": {
+                            "DefaultMessageTimeToLive": "PT1H",
+                            "DuplicateDetectionHistoryTimeWindow": "PT20S",
+                            "RequiresDuplicateDetection": False,
+                        },
+                        "Subscriptions": [
+                            {"Name": "subscription.0", "Properties": {"ForwardTo": "queue.2"}},
+                            {
+                                "Name": "subscription.1",
+                                "Properties": {"MaxDeliveryCount": 3, "LockDuration": "PT1M"},
+                                "Rules": [
+                                    {
+                                        "Name": "app-prop-filter-1",
+                                        "Properties": {
+                                            "FilterType": "Correlation",
+                                            "CorrelationFilter": {
+                                                "ContentType": "application/json",
+                                                "MessageId": "m",
+                                                "Label": "s",
+                                                "Properties": {"prop1": "value1"},
+                                            },
+                                        },
+                                    },
+                                    {
+                                        "Name": "sql",
+                                        "Properties": {
+                                            "FilterType": "Sql",
+                                            "SqlFilter": {"SqlExpression": "a = 1"},
+                                            "Action": {"SqlExpression": "SET a = 2"},
+                                        },
+                                    },
+                                ],
+                            },
+                        ],
+                    }
+                ],
             }
         ],
         "Logging": {"Type": "File"},
@@ -114,7 +153,7 @@ def test_what_makes_no_sense_is_named(
         ("topics: [{subscriptions: []}]", "each needs a name"),
         (
             "schedules: [{name: s, queue: q, when: often, message: {}}]",
-            "schedule 's': when must be",
+            "'s': when must be",
         ),
         ("schedules: [{name: s}]", "schedules: Object missing required field"),
         ("topics: [{name: t, subscriptions: [x]}]", "each of its subscriptions needs a name"),
@@ -226,6 +265,14 @@ def test_the_emulator_s_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert second.properties == QueueProperties()
     [topic] = declared.topics
     assert (topic.name, topic.properties.delivery) == ("topic.1", "topic")
+    assert topic.properties.ttl_ms == 3_600_000
+    plain, ruled = topic.subscriptions
+    assert (plain.properties.forward_to, plain.rules) == ("queue.2", (Rule("$Default"),))
+    fields = {"content_type": "application/json", "id": "m", "subject": "s"}
+    assert ruled.rules == (
+        Rule("app-prop-filter-1", CorrelationFilter(fields, {"prop1": "value1"})),
+        Rule("sql", SqlFilter("a = 1"), "SET a = 2"),
+    )
 
 
 @pytest.mark.parametrize(
