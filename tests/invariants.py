@@ -126,8 +126,11 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
     for number, receiver in queue.waiting.items():
         assert receiver is state.receivers[number]
         assert receiver.credit > 0
-    if queue.properties.delivery == "topic" and queue.name not in state.hungry:
+    hands_on = queue.properties.delivery == "topic" or len(queue.subscriptions) > 0
+    if hands_on and queue.name not in state.hungry:
         assert not queue.counts[ACTIVE]  # it was handed on
+    if queue.temporary:
+        assert len(queue.attached) == 1 or not queue.attached
     if queue.name in state.hungry or not can_receive(queue.properties):
         return
     if queue.properties.grouping == "session":

@@ -11,9 +11,12 @@ from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     AcceptSession,
+    Begin,
     Command,
+    Commit,
     Complete,
     CreateQueue,
+    CreateSubscription,
     Credit,
     GetQueue,
     Granted,
@@ -21,7 +24,10 @@ from posthouse.core.commands import (
     Receive,
     Received,
     Resubmit,
+    RollBack,
     Send,
+    UpdateQueue,
+    Work,
 )
 from posthouse.core.errors import InvalidArgument, NotFound, Unauthenticated, Unauthorized
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
@@ -61,7 +67,7 @@ def may(account: Account, namespace: str, command: Command | SpaceCommand) -> bo
 
 def test_every_command_says_what_it_takes() -> None:
     for command in (*get_args(Command), *get_args(SpaceCommand)):
-        assert command.right in ("manage", "send", "listen", "broker")
+        assert command.right in ("manage", "send", "listen", "any", "broker")
         assert command.reach in ("queue", "namespace", "broker", "receiver")
         assert command.reach != "queue" or "queue" in command.__struct_fields__
 
@@ -93,6 +99,41 @@ def test_a_target_is_asked_for_too() -> None:
     ann = an_account(("shop", "trips", "manage"))
     assert may(ann, "shop", Resubmit("trips/$dead"))
     assert not may(ann, "shop", Resubmit("trips/$dead", target="orders"))
+
+
+def test_where_a_queue_forwards_to_is_asked_for_too() -> None:
+    ann = an_account(("shop", "trips", "manage"), ("shop", "news", "manage"))
+    for which in ("forward_to", "forward_dead_to"):
+        for target in ("trips", "orders"):
+            properties = QueueProperties(**{which: target})  # type: ignore[arg-type]
+            for command in (
+                CreateQueue("trips", properties),
+                UpdateQueue("trips", properties),
+                CreateSubscription("news/$sub/a", properties),
+            ):
+                assert may(ann, "shop", command) == (target == "trips")
+
+
+def test_rights_on_a_topic_are_rights_on_its_subscriptions() -> None:
+    topic, one = (
+        an_account(("shop", "news", "listen")),
+        an_account(("shop", "news/$sub/a", "listen")),
+    )
+    for command in (Receive("news/$sub/a", 1), Receive("news/$sub/a/$dead", 1)):
+        assert may(topic, "shop", command)
+        assert may(one, "shop", command)
+    assert may(topic, "shop", Receive("news/$sub/b", 1))
+    assert not may(one, "shop", Receive("news/$sub/b", 1))
+    assert not may(one, "shop", Receive("news", 1))
+
+
+def test_a_transaction_needs_what_is_asked_in_it() -> None:
+    ann = an_account(("shop", "orders", "send"))
+    for command in (Begin(), Commit(1), RollBack(1), Work(1, Send("orders", []))):
+        assert may(ann, "shop", command)
+        assert not may(ann, "other", command)
+    assert not may(ann, "shop", Work(1, Send("trips", [])))
+    assert not may(ann, "shop", Work(1, Complete("orders", [1])))
 
 
 def test_namespaces_are_for_who_manages_them_and_accounts_for_who_manages_all() -> None:

@@ -1,11 +1,27 @@
 """Queues that are full: what gives way, and what is told of it."""
 
+import sys
+
 import pytest
 
-from posthouse.core.commands import Enqueued, Peek, Peeked, Send
+from posthouse.core import next_deadline_ms
+from posthouse.core.commands import (
+    Admitted,
+    Complete,
+    DeleteQueue,
+    Detach,
+    Enqueued,
+    Notice,
+    Peek,
+    Peeked,
+    Send,
+    StepClock,
+    UpdateQueue,
+    Waiting,
+)
 from posthouse.core.dump import dump
-from posthouse.core.errors import QuotaExceeded
-from posthouse.core.model import dead_letter_queue
+from posthouse.core.errors import Busy, InvalidArgument, QuotaExceeded
+from posthouse.core.model import QueueProperties, dead_letter_queue
 from tests.core.world import World, a_message, bodies
 from tests.invariants import check, check_positions
 
@@ -107,3 +123,120 @@ def test_dropping_from_a_group_sets_the_rest_of_it_free() -> None:
     world.send(queue, a_message("c", group="g"))
     assert bodies(world.receive(queue, 5)) == ["b"]
     sound(world)
+
+
+# Waiting for room.
+
+
+def blocked(world: World, queue: str, *messages: str, ms: int = 1_000) -> int:
+    """A sender that waits."""
+    sender = world.new_receiver()
+    new = [a_message(each) for each in messages]
+    command = Send(queue, new, deadline_ms=world.now_ms + ms, sender=sender)
+    assert world.do(command).answer == Waiting(sender)
+    return sender
+
+
+def test_a_send_may_wait_for_room() -> None:
+    world = World()
+    queue = world.queue(max_messages=2, overflow="block")
+    world.send(queue, "a", "b")
+    with pytest.raises(QuotaExceeded):
+        world.send(queue, "nobody waits")
+    first, second = blocked(world, queue, "c"), blocked(world, queue, "d", ms=5_000)
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+    world.receive(queue, delete=True)
+    assert next_deadline_ms(world.state) == 0
+    world.advance(0)
+    assert world.deliveries == [Admitted(first, Enqueued(range(3, 4)))]
+    assert held(world, queue) == ["b", "c"]
+    [delivery] = world.receive(queue)
+    world.do(Complete(queue, [delivery.token]))
+    world.advance(0)
+    assert world.deliveries == [Admitted(second, Enqueued(range(4, 5)))]
+    assert not world.state.crowded
+    sound(world)
+
+
+def test_who_comes_later_waits_behind_those_who_wait() -> None:
+    world = World()
+    queue = world.queue(max_messages=2, overflow="block")
+    world.send(queue, "a")
+    first = blocked(world, queue, "b", "c")
+    second = blocked(world, queue, "d")  # there would be room for it
+    world.receive(queue, delete=True)
+    world.advance(0)
+    assert [each.receiver for each in world.deliveries] == [first]
+    world.receive(queue, 2, delete=True)
+    world.advance(0)
+    assert [each.receiver for each in world.deliveries] == [second]
+    assert held(world, queue) == ["d"]
+    sound(world)
+
+
+def test_a_send_waits_until_its_deadline() -> None:
+    world = World()
+    queue = world.queue(max_bytes=100, overflow="block")
+    world.send(queue, "x" * 80)
+    sender = blocked(world, queue, "y" * 50)
+    world.do(StepClock(5_000))
+    world.now_ms += 5_000
+    assert world.advance(999) == []
+    assert world.advance(1) == [Notice(sender, "timed-out")]
+    assert not world.state.blocked
+    sound(world)
+
+
+def test_a_waiting_send_ends_with_its_queue_or_when_it_is_given_up() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    first, second = blocked(world, queue, "b"), blocked(world, queue, "c")
+    world.do(Detach(first))
+    assert list(world.state.blocked) == [second]
+    world.do(DeleteQueue(queue))
+    assert world.deliveries == [Notice(second, "deleted")]
+    assert not world.state.blocked
+    assert "blocked" in dump(world.state, passing=True)["passing"]
+
+
+def test_a_waiting_send_is_not_admitted_where_it_would_be_refused() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    world.do(UpdateQueue(queue, QueueProperties(max_messages=5, overflow="block",
+                                                max_message_bytes=1)))  # fmt: skip
+    world.tick()
+    assert world.deliveries == []
+    world.do(UpdateQueue(queue, QueueProperties(max_messages=5, status="send-disabled")))
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+    assert world.advance(1_000) == [Notice(sender, "timed-out")]
+
+
+def test_what_never_fits_does_not_wait() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    sender, deadline_ms = world.new_receiver(), world.now_ms + 1_000
+    two = [a_message("a"), a_message("b")]
+    with pytest.raises(QuotaExceeded):
+        world.do(Send(queue, two, deadline_ms=deadline_ms, sender=sender))
+    assert world.do(
+        Send(queue, two[:1], deadline_ms=deadline_ms, sender=sender)
+    ).answer == Enqueued(range(1, 2))
+    with pytest.raises(QuotaExceeded):
+        world.do(Send(queue, two[:1], deadline_ms=world.now_ms, sender=sender))
+    waiting = blocked(world, queue, "c")
+    for number in (waiting, -1):
+        with pytest.raises(InvalidArgument, match="sender"):
+            world.do(Send(queue, two[:1], deadline_ms=deadline_ms, sender=number))
+
+
+def test_there_is_an_end_to_who_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["posthouse.core.sending"], "BLOCKED_MAX", 1)
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    blocked(world, queue, "b")
+    with pytest.raises(Busy):
+        blocked(world, queue, "c")

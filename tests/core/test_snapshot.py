@@ -14,6 +14,7 @@ from posthouse.core.commands import (
     DeleteQueue,
     Send,
     SetClock,
+    SetSchedule,
     SetSessionState,
 )
 from posthouse.core.dump import dump
@@ -68,6 +69,10 @@ def a_world_with_topics() -> World:
     world.subscribe(topic, "none", default=False)
     world.send(topic, a_message("news", id="n1", colour="red", ttl_ms=70_000))
     world.send(topic, a_message("later", id="n2", due_ms=80_000))
+    world.queue("all-of-us", delivery="fan-out")
+    world.attach("all-of-us", 5)
+    world.send("all-of-us", "for everybody")
+    world.do(SetSchedule("plain", "beat", "at 14:30", a_message("tick"), "Europe/Berlin"))
     return world
 
 

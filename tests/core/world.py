@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from posthouse.core import Outcome, State, decide, evolve, next_deadline_ms
 from posthouse.core.commands import (
     AcceptSession,
+    Admitted,
     Attach,
     Command,
     Counts,
@@ -14,7 +15,6 @@ from posthouse.core.commands import (
     Enqueued,
     GetQueue,
     Granted,
-    Notice,
     Peek,
     Peeked,
     QueueInfo,
@@ -28,6 +28,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.message import Envelope, NewMessage, Properties, Value, encode_envelope
 from posthouse.core.model import QueueProperties, subscription_queue
+from posthouse.core.plan import Delivered
 from posthouse.core.records import Kept, is_kept, span
 from posthouse.core.rules import DEFAULT_RULE, Rule
 
@@ -58,7 +59,7 @@ class World:
         self.now_ms = 1_000
         self.position = 1
         self.journal: list[tuple[int, Kept]] = []
-        self.deliveries: list[Delivery | Granted | Notice] = []  # of the last command
+        self.deliveries: list[Delivered] = []  # of the last command
         self._receiver = 1_000
         self.do(Start(epoch, salt))
 
@@ -172,7 +173,7 @@ class World:
         assert isinstance(answer, Ticked)
         return answer.more
 
-    def advance(self, ms: int) -> list[Delivery | Granted | Notice]:
+    def advance(self, ms: int) -> list[Delivered]:
         """Time passes; what falls due happens when it is due. Returns what receivers got."""
         end_ms, got = self.now_ms + ms, []
         while (due_ms := next_deadline_ms(self.state)) is not None and due_ms <= end_ms:
@@ -185,18 +186,20 @@ class World:
         return got
 
 
-def bodies(deliveries: Sequence[Delivery | Granted | Notice]) -> list[str]:
+def bodies(deliveries: Sequence[Delivered]) -> list[str]:
     return [text(each) for each in deliveries if isinstance(each, Delivery)]
 
 
-def given(deliveries: Sequence[Delivery | Granted | Notice]) -> list[tuple[int, str]]:
+def given(deliveries: Sequence[Delivered]) -> list[tuple[int, str]]:
     """(receiver, what it got): a body, a session's id, or the kind of a notice."""
     return [(each.receiver, _what(each)) for each in deliveries]
 
 
-def _what(each: Delivery | Granted | Notice) -> str:
+def _what(each: Delivered) -> str:
     if isinstance(each, Delivery):
         return text(each)
+    if isinstance(each, Admitted):
+        return "admitted"
     return each.session if isinstance(each, Granted) else each.kind
 
 

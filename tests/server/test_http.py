@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -403,3 +404,18 @@ def test_a_transaction_that_cannot_be_committed_is_rolled_back(broker: Running) 
     assert (done.status, done.json["type"]) == (409, "urn:posthouse:problem:rolled-back")
     assert "narrow" in done.json["detail"]
     assert broker.receive("narrow") == []
+
+
+def test_a_send_waits_for_room_where_the_queue_blocks(broker: Running) -> None:
+    broker.queue("PUT", "blocks", {"max_messages": 1, "overflow": "block"})
+    broker.send("blocks", "a")
+    form = {"messages": [{"body": "b"}], "wait_ms": 30_000}
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(broker.queue, "POST", "blocks/messages", form)
+        time.sleep(0.2)
+        assert not sending.done()
+        assert [each["body"] for each in broker.receive("blocks", delete=True)] == ["a"]
+        assert sending.result().json == {"sequences": [2], "duplicates": 0}
+    late = broker.queue("POST", "blocks/messages", {"messages": [{"body": "c"}], "wait_ms": 50})
+    assert (late.status, late.json["type"]) == (429, "urn:posthouse:problem:quota-exceeded")
+    assert [each["body"] for each in broker.receive("blocks", 5, delete=True)] == ["b"]

@@ -22,6 +22,7 @@ from posthouse.core.message import (
     encode_envelope,
 )
 from posthouse.core.model import Order, QueueProperties, dead_letter_queue
+from posthouse.core.plan import Delivered
 from posthouse.core.records import Kept, decode, encode, is_kept, span
 from tests.invariants import check, check_positions
 from tests.simulate.reference import Given, Msg, Q, Reference
@@ -143,7 +144,7 @@ class Simulator:
         self,
         command: c.Command,
         answer: c.Answer,
-        deliveries: list[c.Delivery | c.Granted | c.Notice],
+        deliveries: list[Delivered],
     ) -> None:
         reference = self.reference
         answered = answer.deliveries if isinstance(answer, c.Received) else []

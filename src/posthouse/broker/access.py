@@ -14,7 +14,14 @@ from typing import Protocol
 
 import msgspec
 
-from posthouse.core.commands import Command, Resubmit, Work
+from posthouse.core.commands import (
+    Command,
+    CreateQueue,
+    CreateSubscription,
+    Resubmit,
+    UpdateQueue,
+    Work,
+)
 from posthouse.core.errors import InvalidArgument, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Grant, Right, entity_of, topic_of
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, SpaceCommand
@@ -220,6 +227,10 @@ def _reached(namespace: str, command: Command | SpaceCommand) -> list[tuple[str,
             reached = [(namespace, _ALL if queue is None else entity_of(queue))]
             if isinstance(command, Resubmit) and command.target is not None:
                 reached.append((namespace, entity_of(command.target)))
+            if isinstance(command, CreateQueue | UpdateQueue | CreateSubscription):
+                given = command.properties
+                targets = (given.forward_to, given.forward_dead_to)
+                reached += [(namespace, entity_of(each)) for each in targets if each is not None]
             return reached
         case "namespace":
             made = isinstance(command, CreateNamespace | DeleteNamespace)

@@ -33,6 +33,7 @@ from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
     TIME_MS_MAX,
     AcceptSession,
+    Admitted,
     Answer,
     Attach,
     Command,
@@ -103,6 +104,7 @@ _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
 _ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
 _FREES = frozenset((Detach, Release, ReleaseSession))
+_WAITS = (Receive, AcceptSession, Send)  # what may have to wait
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
 # What is refused where there is no room.
 _ROOMY = frozenset((
@@ -143,9 +145,13 @@ class _Wait(NamedTuple):
     """Somebody who asked once, and waits."""
 
     reply: Reply
-    command: Receive | AcceptSession
+    command: Receive | AcceptSession | Send
     principal: Principal
     namespace: str
+
+    @property
+    def number(self) -> int:
+        return self.command.sender if isinstance(self.command, Send) else self.command.receiver
 
 
 class _Batch:
@@ -362,13 +368,13 @@ class Engine:
 
     def _send_away(self, wait: _Wait, answer: Answer | Refused) -> None:
         """Ends a wait; what is under way to him already is his."""
-        receiver = wait.command.receiver
-        if receiver in self._owed:
+        number = wait.number
+        if number in self._owed:
             return
-        self._waits.pop(receiver, None)
+        self._waits.pop(number, None)
         state = self._world.states.get(wait.namespace)
-        if state is not None and receiver in state.receivers:
-            self._evolve(state, decide(state, Detach(receiver), self._now_ms(state.name)))
+        if state is not None and (number in state.receivers or number in state.blocked):
+            self._evolve(state, decide(state, Detach(number), self._now_ms(state.name)))
         _call(wait.reply, answer)
 
     def _send_away_who_may_not(self, name: str) -> None:
@@ -464,7 +470,7 @@ class Engine:
             if not whole:
                 batch.answers.append((reply, None))
                 self._stop_for_a_bug()
-        if kind in _ODD:
+        if kind in _ODD or type(answer) is Waiting:
             reply = self._note_odd(principal, namespace, command, answer, reply)
         elif kind is Send and self._memory.level:
             reply = self._held_back(reply)
@@ -510,12 +516,12 @@ class Engine:
         reply: Reply,
     ) -> Reply:
         """What the engine has to know of some commands; returns who is to get the answer."""
-        if isinstance(command, Receive | AcceptSession):
-            if isinstance(answer, Waiting):
-                wait = self._waits[command.receiver] = _Wait(reply, command, principal, namespace)
-                if self._dismissed:
-                    self._send_away(wait, _nothing_for(command))
-                return _ignore
+        if isinstance(answer, Waiting):
+            assert isinstance(command, _WAITS)
+            wait = self._waits[answer.receiver] = _Wait(reply, command, principal, namespace)
+            if self._dismissed:
+                self._send_away(wait, _nothing_for(command))
+            return _ignore
         elif isinstance(command, Detach):
             if command.receiver in self._owed:  # it gets what is under way, to give it back
                 self._leaving.add(command.receiver)
@@ -964,10 +970,12 @@ def _delivered(batch: _Batch) -> Iterator[_Items]:
 
 
 def _as_answer(
-    deliveries: Sequence[Delivered], command: Receive | AcceptSession
+    deliveries: Sequence[Delivered], command: Receive | AcceptSession | Send
 ) -> Answer | Refused:
     """What one who asked once and waited is told."""
     first = deliveries[0]
+    if isinstance(first, Admitted):
+        return first.enqueued
     if isinstance(first, Granted):
         return first
     if isinstance(first, Notice):
@@ -979,8 +987,10 @@ def _as_answer(
     return Received([each for each in deliveries if isinstance(each, Delivery)])
 
 
-def _nothing_for(command: Receive | AcceptSession) -> Answer:
+def _nothing_for(command: Receive | AcceptSession | Send) -> Answer | Refused:
     """What is answered where nothing has come."""
+    if isinstance(command, Send):
+        return QuotaExceeded(command.queue, "room", 0, 0)
     return Received([]) if isinstance(command, Receive) else None
 
 

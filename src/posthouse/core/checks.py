@@ -109,6 +109,8 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
         raise InvalidArgument(words, "is not one of the words there are") from None
     if properties.delivery == "topic":
         _check_topic(properties)
+    elif properties.delivery != "competing":
+        _check_fan_out(properties)
     if properties.grouping == "session":
         return msgspec.structs.replace(properties, requires_session=True)
     if properties.grouping == "none" and properties.requires_session:
@@ -128,6 +130,13 @@ def _check_topic(properties: QueueProperties) -> None:
     for name in ("grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms"):
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "is for subscriptions, not for their topic")
+
+
+def _check_fan_out(properties: QueueProperties) -> None:
+    plain = QueueProperties()
+    for name in ("grouping", "requires_session", "forward_to"):
+        if getattr(properties, name) != getattr(plain, name):
+            raise InvalidArgument(name, "goes not with fan-out")
 
 
 def check_forwarding(state: State, name: str, properties: QueueProperties) -> None:

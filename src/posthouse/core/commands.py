@@ -45,6 +45,8 @@ BACKOFF_MAX = 100  # delays in a queue's list
 HOPS_MAX = 4  # that a message is forwarded
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
+BLOCKED_MAX = 1_000  # sends that wait for room in one queue,
+BLOCKED_BYTES_MAX = 64 << 20  # and what they are in a namespace
 TRANSACTIONS_MAX = 10_000  # open at a time
 TRANSACTION_MS = 120_000  # how long one may be open, where nothing else is said
 TRANSACTION_MS_MAX = 3_600_000
@@ -253,6 +255,10 @@ class Send(_Command, frozen=True):
     messages: Sequence[NewMessage]
     keys: Sequence[str | None] | None = None
     refuse_duplicates: bool = False
+    # Where the queue is full and blocks: until when to wait for room, and under which id, chosen as
+    # a receiver's is. Then the answer is `Waiting`, and `Admitted` or a notice comes.
+    deadline_ms: int = 0
+    sender: int = 0
 
 
 class Cancel(_Command, frozen=True):
@@ -697,6 +703,13 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     session: str
     token: int
     until_ms: int
+
+
+class Admitted(msgspec.Struct, frozen=True, gc=False):
+    """For a sender that waited: there was room."""
+
+    receiver: int  # the sender's id
+    enqueued: Enqueued
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):

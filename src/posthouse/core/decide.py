@@ -120,7 +120,9 @@ from posthouse.core.model import (
     Receiver,
     State,
     Status,
+    dead_letter_queue,
     page,
+    subscription_queue,
 )
 from posthouse.core.plan import (
     Delivered,
@@ -160,9 +162,10 @@ from posthouse.core.records import (
     SessionStateSet,
     SubscriptionCreated,
     Touched,
+    Unblocked,
 )
 from posthouse.core.room import check_room, used
-from posthouse.core.rules import Rule
+from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.sending import check_fit, expiry_ms, misfit, send
 from posthouse.core.settling import complete, renew, settle
 from posthouse.core.tick import set_clock, start, step_clock, tick
@@ -196,6 +199,8 @@ def _subscription(state: State, name: str) -> Queue:
 
 def _receivable(state: State, name: str) -> Queue:
     queue = queue_of(state, name)
+    if queue.properties.delivery in FAN_OUT:
+        raise NotAllowed(name, "it gives to all who are attached to it; attach a receiver")
     if queue.relays and queue.origin is None:
         what = "is a topic; receive from a subscription of it"
         if queue.properties.delivery != "topic":
@@ -268,7 +273,7 @@ def _checked_rule(rule: Rule, now_ms: int) -> Rule:
 
 def _list_subscriptions(state: State, command: ListSubscriptions, _: int) -> Outcome:
     topic = state.queues.get(command.queue)
-    if topic is None or topic.properties.delivery != "topic":
+    if topic is None or topic.properties.delivery == "competing":
         raise NotFound("topic", command.queue)
     check_count("limit", command.limit, 1, PAGE_MAX)
     names = page(sorted(topic.subscriptions), command.after, command.limit)
@@ -342,6 +347,7 @@ def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     return Outcome(records, None, notices)
 
 
+FAN_OUT = ("fan-out", "fan-out-unacknowledged")
 _STATUS: dict[tuple[bool, bool], Status] = {
     (True, True): "active",
     (True, False): "receive-disabled",
@@ -366,7 +372,9 @@ def _delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
     going = [queue, *queue.subscriptions.values()]
     going += [each.dead for each in going if each.dead is not None]
     going += [each.transfer for each in going if each.transfer is not None]
-    notices = [Notice(receiver, "deleted") for each in going for receiver in each.attached]
+    notices = [
+        Notice(number, "deleted") for each in going for number in (*each.attached, *each.blocked)
+    ]
     return Outcome([QueueDeleted(queue.name, now_ms)], None, notices)
 
 
@@ -579,6 +587,9 @@ def _fit(messages: Sequence[Message]) -> int:
 
 
 def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
+    found = state.queues.get(command.queue)
+    if found is not None and found.properties.delivery in FAN_OUT:
+        return _join(state, found, command, now_ms)
     queue = _receivable(state, command.queue)
     _check_receiver(state, command.receiver)
     check_duration("lock_ms", command.lock_ms)
@@ -592,6 +603,37 @@ def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
     plan.records.append(ReceiverAttached(receiver))
     _fill(plan, queue, receiver, command.credit)
     return plan.outcome()
+
+
+def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
+    """To a fan-out queue: with a subscription of its own, that ends with the receiver."""
+    if not can_receive(queue.properties):
+        raise Disabled(queue.name, queue.properties.status)
+    _check_receiver(state, command.receiver)
+    check_duration("lock_ms", command.lock_ms)
+    check_count("credit", command.credit, 0, CREDIT_MAX)
+    if len(queue.subscriptions) >= SUBSCRIPTIONS_MAX:
+        raise QuotaExceeded(queue.name, "the number of receivers", SUBSCRIPTIONS_MAX,
+                            SUBSCRIPTIONS_MAX)  # fmt: skip
+    name = subscription_queue(queue.name, f"~{command.receiver}")
+    mine = queue.properties
+    properties = QueueProperties(
+        lock_ms=mine.lock_ms, max_delivery=mine.max_delivery, counting=mine.counting,
+        order=mine.order, backoff_ms=mine.backoff_ms, dead_letter_expired=mine.dead_letter_expired,
+        forward_dead_to=dead_letter_queue(queue.name),
+    )  # fmt: skip
+    delete = command.delete or mine.delivery == "fan-out-unacknowledged"
+    receiver = Receiver(
+        command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
+        by_id=command.by_id,
+    )  # fmt: skip
+    records: list[Record] = [
+        SubscriptionCreated(name, now_ms, properties, [Rule(DEFAULT_RULE)], temporary=True),
+        ReceiverAttached(receiver),
+    ]
+    if not queue.subscriptions and queue.counts[ACTIVE]:
+        records.append(Hungry(queue.name, more=True))  # what was kept is for the first
+    return Outcome(records)
 
 
 def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
@@ -645,9 +687,15 @@ def _receiver(state: State, number: int) -> Receiver:
 
 
 def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
+    if command.receiver in state.blocked:
+        return Outcome([Unblocked(command.receiver)])
     receiver = _receiver(state, command.receiver)
     plan = Plan(state, now_ms)
     plan.leaving.add(receiver.receiver)
+    if state.queues[receiver.queue].temporary:
+        plan.ending.add(receiver.queue)
+        plan.records.append(QueueDeleted(receiver.queue, now_ms))  # with all that is its own
+        return plan.outcome()
     plan.records.append(ReceiverDetached(receiver.receiver))
     plan.records.append(Touched(receiver.queue, now_ms))
     locks = [state.locks[token] for token in islice(receiver.locks, STEPS_MAX)]

@@ -53,6 +53,10 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
                 [number, each.until_ms, len(each.work), each.messages, list(each.locks)]
                 for number, each in state.transactions.items()
             ],
+            "blocked": [
+                [each.sender, each.queue, each.size_bytes, each.deadline_ms]
+                for each in state.blocked.values()
+            ],
             "hungry": list(state.hungry),
             "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],
@@ -121,6 +125,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
         "number": queue.number,
         "origin": queue.origin,
         "topic": queue.topic,
+        "temporary": queue.temporary,
         "subscriptions": list(queue.subscriptions),
         "rules": [
             msgspec.to_builtins(rule, builtin_types=(bytes,), enc_hook=_ext)

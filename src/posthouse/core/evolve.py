@@ -27,6 +27,7 @@ from posthouse.core.message import (
 from posthouse.core.model import (
     PRIORITIES,
     TRANSFER,
+    Blocked,
     Group,
     Lock,
     Queue,
@@ -76,6 +77,7 @@ from posthouse.core.records import (
     SchedulePaused,
     ScheduleResumed,
     ScheduleSet,
+    SendBlocked,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -88,6 +90,7 @@ from posthouse.core.records import (
     Touched,
     TransactionBegun,
     TransactionEnded,
+    Unblocked,
     Woken,
     epitaph,
 )
@@ -111,11 +114,14 @@ def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
             receiver.deadline_ms += step_ms
     for transaction in state.transactions.values():
         transaction.until_ms += step_ms
+    for blocked in state.blocked.values():
+        blocked.deadline_ms += step_ms
     for timers in (
         state.lock_timers,
         state.session_timers,
         state.wait_timers,
         state.transaction_timers,
+        state.block_timers,
     ):
         timers.shift(step_ms)
 
@@ -161,7 +167,7 @@ def _new_queue(
 
 def relays(queue: Queue) -> bool:
     properties = queue.properties
-    return properties.delivery == "topic" or properties.forward_to is not None
+    return properties.delivery != "competing" or properties.forward_to is not None
 
 
 def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
@@ -188,7 +194,7 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
 def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
     topic = state.queues[topic_of(record.queue)]
     queue = _new_queue(state, record.queue, position, record.properties, record.time_ms)
-    queue.topic = topic.name
+    queue.topic, queue.temporary = topic.name, record.temporary
     queue.rules = {rule.name: rule for rule in record.rules}
     topic.subscriptions[queue.name] = queue
     topic.router = None
@@ -253,6 +259,8 @@ def _delete(state: State, queue: Queue) -> None:
         if each is None:
             continue
         _detach_all(state, list(each.attached))
+        for blocked in list(each.blocked.values()):
+            _unblock(state, blocked)
         del state.queues[each.name]
         state.hungry.pop(each.name, None)
         if each.idle_due_ms:
@@ -1019,6 +1027,29 @@ def _detach(state: State, receiver: Receiver) -> None:
         state.wait_timers.remove(receiver.deadline_ms, receiver.receiver)
 
 
+def _send_blocked(state: State, record: SendBlocked, _: int) -> None:
+    blocked = record.blocked
+    state.queues[blocked.queue].blocked[blocked.sender] = blocked
+    state.blocked[blocked.sender] = blocked
+    state.blocked_bytes += blocked.size_bytes
+    state.crowded[blocked.queue] = None
+    state.block_timers.add(blocked.deadline_ms, blocked.sender)
+
+
+def _unblocked(state: State, record: Unblocked, _: int) -> None:
+    _unblock(state, state.blocked[record.sender])
+
+
+def _unblock(state: State, blocked: Blocked) -> None:
+    del state.blocked[blocked.sender]
+    state.blocked_bytes -= blocked.size_bytes
+    state.block_timers.remove(blocked.deadline_ms, blocked.sender)
+    waiting = state.queues[blocked.queue].blocked
+    del waiting[blocked.sender]
+    if not waiting:
+        del state.crowded[blocked.queue]
+
+
 def _transaction_begun(state: State, record: TransactionBegun, _: int) -> None:
     number = record.transaction
     state.transactions[number] = Transaction(number, record.until_ms)
@@ -1100,6 +1131,8 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,
+    SendBlocked: _send_blocked,
+    Unblocked: _unblocked,
     TransactionBegun: _transaction_begun,
     Enlisted: _enlisted,
     TransactionEnded: _transaction_ended,

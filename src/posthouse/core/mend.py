@@ -69,7 +69,7 @@ def mend(state: State, record: Kept) -> list[Kept | Missing]:
         return [record if record.name in state.schedules else Missing(1)]
     if isinstance(record, SubscriptionCreated):
         topic = state.queues.get(topic_of(record.queue))
-        fits_in = topic is not None and topic.properties.delivery == "topic"
+        fits_in = topic is not None and topic.properties.delivery != "competing"
         clash = record.queue.casefold() in state.folded
         return [record if fits_in and not clash else Missing(1)]
     queue = state.queues.get(record.queue)

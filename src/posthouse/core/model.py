@@ -20,8 +20,8 @@ from posthouse.core.timers import Timers
 Order = Literal["arrival", "priority"]
 Grouping = Literal["none", "session", "group"]
 Counting = Literal["all", "abandon"]
-Spread = Literal["competing", "topic"]
-Overflow = Literal["reject", "drop-oldest", "drop-newest", "to-dead-letter"]
+Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
+Overflow = Literal["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
 Right = Literal["manage", "send", "listen"]
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
@@ -74,7 +74,8 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     order: Order = "arrival"
     grouping: Grouping = "none"
     counting: Counting = "all"  # which endings of a delivery keep its count
-    delivery: Spread = "competing"  # a topic hands copies to its subscriptions
+    # A topic hands copies to its subscriptions; a fan-out queue to each who is attached to it.
+    delivery: Spread = "competing"
     dead_letter_filter_errors: bool = True  # where a rule of a subscription cannot be evaluated
     forward_to: str | None = None  # the queue or topic that what comes is handed on to,
     forward_dead_to: str | None = None  # and what is dead-lettered
@@ -118,6 +119,16 @@ class Receiver(msgspec.Struct):
     given: int = 0  # messages so far
 
 
+class Blocked(msgspec.Struct, gc=False):
+    """Passing. A send that waits for room."""
+
+    sender: int  # its id
+    queue: str
+    command: Any
+    size_bytes: int
+    deadline_ms: int
+
+
 class Queue(msgspec.Struct):
     name: str
     number: int  # never used again, even if the name is
@@ -142,6 +153,7 @@ class Queue(msgspec.Struct):
     dead: "Queue | None" = None
     transfer: "Queue | None" = None  # what it could not forward, where it forwards
     topic: str | None = None  # of a subscription
+    temporary: bool = False  # a subscription that ends with the receiver attached to it
     subscriptions: "dict[str, Queue]" = {}  # of a topic, by their names
     rules: dict[str, Rule] = {}  # of a subscription
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
@@ -153,6 +165,19 @@ class Queue(msgspec.Struct):
     attached: dict[int, None] = {}
     waiting: OrderedDict[int, Receiver] = msgspec.field(default_factory=OrderedDict)  # in turn
     accepting: OrderedDict[int, Receiver] = msgspec.field(default_factory=OrderedDict)
+    blocked: dict[int, Blocked] = {}  # who waits for room, in turn
+
+    @property
+    def has_room_again(self) -> bool:
+        """For the first who waits for it."""
+        first = next(iter(self.blocked.values()))
+        properties, count = self.properties, len(first.command.messages)
+        most, most_bytes = properties.max_messages, properties.max_bytes
+        if properties.status not in ("active", "receive-disabled"):
+            return False
+        return (most is None or sum(self.counts) + count <= most) and (
+            most_bytes is None or self.size_bytes + first.size_bytes <= most_bytes
+        )
 
     def level(self, message: Message) -> int:
         """Which lane: 0 comes first."""
@@ -248,6 +273,10 @@ class State(msgspec.Struct):
     next_transaction: int = 1
     enlisted: dict[int, int] = {}  # tokens of locks that a transaction settles: which one
     transaction_timers: Timers = msgspec.field(default_factory=Timers)  # transactions
+    blocked: dict[int, Blocked] = {}  # sends that wait for room, by their ids
+    blocked_bytes: int = 0
+    crowded: dict[str, None] = {}  # the queues they wait for
+    block_timers: Timers = msgspec.field(default_factory=Timers)  # sender ids
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
@@ -315,6 +344,8 @@ def next_deadline_ms(state: State) -> int | None:
     """When a tick is next due; a moment in the past means now, None means never."""
     if state.hungry or state.doomed or state.orphans:
         return 0
+    if state.crowded and any(state.queues[name].has_room_again for name in state.crowded):
+        return 0
     firsts = (
         state.lock_timers.first,
         state.session_timers.first,
@@ -325,5 +356,6 @@ def next_deadline_ms(state: State) -> int | None:
         state.idle_timers.first,
         state.wait_timers.first,
         state.transaction_timers.first,
+        state.block_timers.first,
     )
     return min((first for first in firsts if first is not None), default=None)

@@ -24,6 +24,7 @@ from posthouse.core.commands import (
     KEY_CHARS_MAX,
     LOOK_MAX,
     STEPS_MAX,
+    Admitted,
     Answer,
     Delivery,
     Granted,
@@ -66,7 +67,7 @@ from posthouse.core.records import (
 from posthouse.core.room import Used, is_limited, make_room, used
 from posthouse.core.routing import Hit, match
 
-Delivered: TypeAlias = Delivery | Granted | Notice
+Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
 _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 
@@ -138,6 +139,7 @@ class Plan:
 
     __slots__ = (
         "deliveries",
+        "ending",
         "leaving",
         "may_refuse",
         "next_lock",
@@ -154,6 +156,7 @@ class Plan:
         self.deliveries: list[Delivered] = []
         self.next_lock = state.next_lock
         self.leaving: set[int] = set()  # receivers that are not there any more
+        self.ending: set[str] = set()  # temporary subscriptions that end
         self.sides: dict[str, Side] = {}
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
 
@@ -600,8 +603,11 @@ def relay(plan: Plan) -> None:
 def hand_on(plan: Plan, side: Side) -> None:
     """All that is ready in one of them."""
     messages, side.ready = side.ready, []
+    queue = side.queue
+    if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
+        return  # it keeps what comes while nobody is there
     handed = _Relay(plan, side)
-    if side.queue.properties.delivery == "topic":
+    if queue.properties.delivery != "competing":
         for message in messages:
             _publish(handed, message)
         handed.close(messages)
@@ -609,11 +615,16 @@ def hand_on(plan: Plan, side: Side) -> None:
         handed.close([message for message in messages if _forward(handed, message)])
 
 
+def has_takers(plan: Plan, queue: Queue) -> bool:
+    """Whether anybody is attached to a fan-out queue, and stays."""
+    return any(name not in plan.ending for name in queue.subscriptions)
+
+
 def _publish(handed: _Relay, message: Message) -> None:
     topic, plan = handed.source.queue, handed.plan
     note = handed.source.note(message.sequence)
     for hit in match(topic, _view(plan, topic, message, note)):
-        if can_send(hit.queue.properties):
+        if can_send(hit.queue.properties) and hit.queue.name not in plan.ending:
             _give_copy(handed, message, hit, note)
 
 

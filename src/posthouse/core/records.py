@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import Grant, QueueProperties, Receiver
+from posthouse.core.model import Blocked, Grant, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 
@@ -314,6 +314,7 @@ class SubscriptionCreated(_Kept, frozen=True, tag=35):
     time_ms: int
     properties: QueueProperties
     rules: list[Rule]
+    temporary: bool = False  # it ends with its receiver
 
 
 class RuleSet(_Kept, frozen=True, tag=36):
@@ -446,6 +447,18 @@ class ReceiverDetached(_Passing, frozen=True):
     receiver: int
 
 
+class SendBlocked(_Passing, frozen=True):
+    """It waits for room from now on."""
+
+    blocked: Blocked
+
+
+class Unblocked(_Passing, frozen=True):
+    """It has been sent just now, or will not be."""
+
+    sender: int
+
+
 class TransactionBegun(_Passing, frozen=True):
     transaction: int
     until_ms: int
@@ -498,6 +511,8 @@ Passing: TypeAlias = (
     ReceiverAttached
     | CreditSet
     | ReceiverDetached
+    | SendBlocked
+    | Unblocked
     | TransactionBegun
     | Enlisted
     | TransactionEnded

@@ -47,6 +47,14 @@ def check_room(queue: Queue, now: Used, messages: int, size: int) -> None:
         raise QuotaExceeded(queue.name, "max_bytes", most_bytes, now.size_bytes)
 
 
+def has_room(queue: Queue, now: Used, messages: int, size: int) -> bool:
+    try:
+        check_room(queue, now, messages, size)
+    except QuotaExceeded:
+        return False
+    return True
+
+
 def make_room(queue: Queue, now: Used, sizes: Sequence[int], going: set[int]) -> Fit:
     """For new messages of these sizes, as the queue wants it. `going`: what leaves it anyway.
 
@@ -56,7 +64,7 @@ def make_room(queue: Queue, now: Used, sizes: Sequence[int], going: set[int]) ->
     try:
         check_room(queue, now, len(sizes), sum(sizes))
     except QuotaExceeded:
-        if overflow == "reject":
+        if overflow in ("reject", "block"):
             raise
     else:
         return Fit(len(sizes))

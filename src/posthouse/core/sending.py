@@ -5,13 +5,18 @@ import msgspec
 from posthouse.core.checks import check_duration, check_text
 from posthouse.core.commands import (
     BATCH_MAX,
+    BLOCKED_BYTES_MAX,
+    BLOCKED_MAX,
     GROUP_CHARS_MAX,
     KEY_CHARS_MAX,
+    RECEIVER_MAX,
     SEND_BYTES_MAX,
     Enqueued,
     Send,
+    Waiting,
 )
 from posthouse.core.errors import (
+    Busy,
     Disabled,
     Duplicate,
     InvalidArgument,
@@ -21,7 +26,7 @@ from posthouse.core.errors import (
 )
 from posthouse.core.lookup import own_queue
 from posthouse.core.message import ACTIVE, SCHEDULED, Message, NewMessage, message_id, size_bytes
-from posthouse.core.model import PRIORITIES, Queue, Receiver, State
+from posthouse.core.model import PRIORITIES, Blocked, Queue, Receiver, State
 from posthouse.core.plan import (
     Outcome,
     Plan,
@@ -33,13 +38,17 @@ from posthouse.core.plan import (
     drop,
     is_expired,
 )
-from posthouse.core.records import Sent
-from posthouse.core.room import is_limited, make_room
+from posthouse.core.records import SendBlocked, Sent
+from posthouse.core.room import Used, has_room, is_limited, make_room, used
 
 
 def send(state: State, command: Send, now_ms: int) -> Outcome:
     queue, messages, total = checked_send(state, command, now_ms)
     properties = queue.properties
+    if command.sender and properties.overflow == "block":
+        blocked = _blocked(state, queue, command, len(messages), total, now_ms)
+        if blocked is not None:
+            return Outcome([SendBlocked(blocked)], Waiting(command.sender))
     if properties.duplicate_detection or is_limited(queue):
         plan = Plan(state, now_ms)
         plan.may_refuse = True
@@ -52,6 +61,26 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
     if queue.waiting or queue.accepting or queue.relays:
         return _sent(state, queue, record, answer)
     return Outcome([record], answer)
+
+
+def _blocked(
+    state: State, queue: Queue, command: Send, messages: int, size: int, now_ms: int
+) -> Blocked | None:
+    """What has to wait for room, behind those who wait already; None where there is some."""
+    sender, deadline_ms = command.sender, command.deadline_ms
+    check_duration("deadline_ms", deadline_ms)
+    in_use = sender in state.receivers or sender in state.blocked
+    if in_use or not 0 < sender <= RECEIVER_MAX:
+        raise InvalidArgument("sender", "must be a positive number of 63 bits, not in use")
+    nothing = Used(0, 0)
+    if not queue.blocked and has_room(queue, used(queue), messages, size):
+        return None
+    if deadline_ms <= now_ms or not has_room(queue, nothing, messages, size):
+        return None  # it is refused, now as later
+    crowd = len(queue.blocked) >= BLOCKED_MAX
+    if crowd or state.blocked_bytes + size > BLOCKED_BYTES_MAX:
+        raise Busy("too many wait to send")
+    return Blocked(sender, queue.name, command, size, deadline_ms)
 
 
 def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[NewMessage], int]:

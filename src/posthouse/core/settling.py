@@ -72,7 +72,10 @@ def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
     if queue is None:
         queue = state.queues.get(lock.queue.name)
     until_ms = lock.until_ms if lock.session is None else lock.session.until_ms
-    return lock.queue is queue and until_ms > now_ms
+    mine = lock.queue is queue
+    if not mine and queue is not None and lock.queue.temporary:  # of who is attached to a fan-out
+        mine = lock.queue.topic == queue.name
+    return mine and until_ms > now_ms
 
 
 def _check_amended(queue: Queue, messages: list[Message], properties: Properties) -> None:

@@ -79,6 +79,7 @@ class Contents(_Part, frozen=True, tag=1):
     body_bytes: int
     topic: str | None = None
     rules: list[Rule] = []
+    temporary: bool = False
 
 
 class GroupPart(msgspec.Struct, array_like=True, frozen=True):
@@ -170,7 +171,7 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
     yield Contents(
         queue.name, queue.number, queue.origin, queue.properties, queue.created_ms,
         queue.updated_ms, queue.accessed_ms, queue.next_sequence, queue.counts, queue.size_bytes,
-        queue.body_bytes, queue.topic, list(queue.rules.values()),
+        queue.body_bytes, queue.topic, list(queue.rules.values()), queue.temporary,
     )  # fmt: skip
     groups = (
         GroupPart(
@@ -269,7 +270,7 @@ def _queue(state: State, part: Contents) -> Queue:
         part.name, part.number, part.origin, part.properties, part.created_ms, part.updated_ms,
         part.accessed_ms, lanes, next_sequence=part.next_sequence, counts=part.counts,
         size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
-        topic=part.topic, rules={rule.name: rule for rule in part.rules},
+        topic=part.topic, rules={rule.name: rule for rule in part.rules}, temporary=part.temporary,
     )  # fmt: skip
     queue.relays = relays(queue)
     state.queues[queue.name] = state.numbered[queue.number] = queue

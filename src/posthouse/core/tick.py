@@ -4,10 +4,19 @@ from collections.abc import Callable
 from itertools import islice
 
 from posthouse.core.checks import check_duration, check_start
-from posthouse.core.commands import STEPS_MAX, Notice, SetClock, Start, StepClock, Tick, Ticked
-from posthouse.core.errors import InvalidArgument
+from posthouse.core.commands import (
+    STEPS_MAX,
+    Admitted,
+    Notice,
+    SetClock,
+    Start,
+    StepClock,
+    Tick,
+    Ticked,
+)
+from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import LOCKED, SCHEDULED, Message
-from posthouse.core.model import SEQUENCE_BITS, Queue, State
+from posthouse.core.model import SEQUENCE_BITS, Blocked, Queue, State
 from posthouse.core.plan import (
     Outcome,
     Plan,
@@ -21,6 +30,7 @@ from posthouse.core.plan import (
     free_sessions,
     grant,
     hand_on,
+    has_takers,
     leave_groups,
     pick_in_session,
     pick_ready,
@@ -40,9 +50,12 @@ from posthouse.core.records import (
     Swept,
     Touched,
     TransactionEnded,
+    Unblocked,
     Woken,
 )
+from posthouse.core.room import has_room
 from posthouse.core.schedules import fire
+from posthouse.core.sending import checked_send, send_on
 
 _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
@@ -53,13 +66,19 @@ def start(state: State, command: Start, now_ms: int) -> Outcome:
     if command.epoch <= state.era >> 96:
         raise InvalidArgument("epoch", "must be higher than that of the start before")
     plan.records.append(Started(command.epoch, command.salt, now_ms))
+    for queue in state.queues.values():
+        if queue.temporary:
+            plan.ending.add(queue.name)
+            plan.records.append(QueueDeleted(queue.name, now_ms))
     for queue, group in list(state.sessions.values()):
         if group.bound and state.queues.get(queue.name) is queue:
             release(plan, queue, group)
     bound = [
         lock
         for lock in state.locks.values()
-        if lock.bound and (lock.session is None or not lock.session.bound)
+        if lock.bound
+        and not (lock.session is not None and lock.session.bound)
+        and lock.queue.name not in plan.ending
     ]
     for queue, messages in by_queue(state, bound):
         end(plan, queue, messages, counted=queue.properties.counting == "all")
@@ -109,6 +128,42 @@ def _end_waits(plan: Plan, left: int) -> int:
         plan.deliveries.append(Notice(receiver, "timed-out"))
         plan.leaving.add(receiver)
     return len(receivers)
+
+
+def _end_blocks(plan: Plan, left: int) -> int:
+    senders = plan.state.block_timers.due(plan.now_ms, left)
+    for sender in senders:
+        plan.records.append(Unblocked(sender))
+        plan.deliveries.append(Notice(sender, "timed-out"))
+        plan.leaving.add(sender)
+    return len(senders)
+
+
+def _admit(plan: Plan, left: int) -> int:
+    """Who waits for room, in turn, as far as there is some."""
+    done = 0
+    for name in plan.state.crowded:
+        for blocked in plan.state.queues[name].blocked.values():
+            if blocked.sender in plan.leaving:
+                continue
+            if done >= left or not _admit_one(plan, blocked):
+                break
+            done += 1
+    return done
+
+
+def _admit_one(plan: Plan, blocked: Blocked) -> bool:
+    queue, send = plan.state.queues[blocked.queue], blocked.command
+    if not has_room(queue, plan.side(queue).occupied, len(send.messages), blocked.size_bytes):
+        return False
+    try:
+        _, messages, _ = checked_send(plan.state, send, plan.now_ms)
+        answer = send_on(plan, queue, messages, send)
+    except Refused:  # the queue has changed meanwhile; its deadline tells
+        return False
+    plan.records.append(Unblocked(blocked.sender))
+    plan.deliveries.append(Admitted(blocked.sender, answer))
+    return True
 
 
 def _end_transactions(plan: Plan, left: int) -> int:
@@ -238,7 +293,9 @@ def _feed_hungry(plan: Plan, left: int) -> int:
         before = len(plan.deliveries)
         if queue.relays:
             side = plan.side(queue)
-            side.ready = pick_ready(queue, left - done, plan.now_ms)
+            keeps = queue.properties.delivery not in ("competing", "topic")
+            if not keeps or has_takers(plan, queue):
+                side.ready = pick_ready(queue, left - done, plan.now_ms)
             done += len(side.ready)
             if not side.ready:
                 plan.records.append(Hungry(name, more=False))
@@ -279,6 +336,7 @@ def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
 _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _sweep,
     _end_waits,
+    _end_blocks,
     _end_transactions,
     _end_sessions,
     _end_orphans,
@@ -288,5 +346,6 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     fire,
     _forget,
     _feed_hungry,
+    _admit,
     _delete_idle,
 )

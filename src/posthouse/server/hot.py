@@ -93,7 +93,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
             415, "unknown-content", "Say what it is: application/json for messages in JSON, or"
             " another content type, such as text/plain, for the body of one message.",
         )  # fmt: skip
-    transaction: str | None = None
+    transaction, wait_ms = None, 0
     if name not in ("", "application/json"):
         envelope = Envelope(content_type=kind[:256])
         command = Send(target.queue, [NewMessage(encode_envelope(envelope), body)])
@@ -101,12 +101,18 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
         form: SendForm = decoded(SendForm, body)
         keys = [each.key for each in form.messages]
         now_ms = engine.clock_ms(target.namespace)
+        wait_ms = form.wait_ms
         command = Send(
             target.queue, [new_message(each, now_ms) for each in form.messages],
             keys if any(key is not None for key in keys) else None, form.refuse_duplicates,
+            now_ms + wait_ms if wait_ms else 0, engine.new_receiver() if wait_ms else 0,
         )  # fmt: skip
         transaction = form.transaction
-    answer = await engine.ask(request.principal, target.namespace, _in(transaction, command))
+    asked = _in(transaction, command)
+    if command.sender and asked is command:
+        answer = await until_gone(engine, request, target.namespace, command, wait_ms)
+    else:
+        answer = await engine.ask(request.principal, target.namespace, asked)
     told = enqueued(answer) if isinstance(answer, Enqueued) else EnqueuedForm([], 0)
     return Answer(_encode(told), 201)
 
@@ -138,7 +144,7 @@ async def until_gone(
     engine: Engine,
     request: Request,
     namespace: str,
-    command: Receive | AcceptSession,
+    command: Receive | AcceptSession | Send,
     wait_ms: int,
 ) -> object:
     """What was asked for, or nothing, in real time: a namespace's clock may stand still.
@@ -151,7 +157,7 @@ async def until_gone(
         await asyncio.wait(
             (asked, gone), timeout=wait_ms / 1000 + 1, return_when=asyncio.FIRST_COMPLETED
         )
-        engine.give_up(command.receiver)
+        engine.give_up(command.sender if isinstance(command, Send) else command.receiver)
         answer = await asked
     finally:
         gone.cancel()
@@ -162,7 +168,7 @@ async def until_gone(
 
 
 def _give_back(
-    engine: Engine, namespace: str, command: Receive | AcceptSession, answer: object
+    engine: Engine, namespace: str, command: Receive | AcceptSession | Send, answer: object
 ) -> None:
     back: Release | ReleaseSession | None = None
     if isinstance(answer, Granted):

@@ -97,6 +97,8 @@ class SendForm(_Request):
     messages: Annotated[list[NewMessageForm], Meta(min_length=1, max_length=BATCH_MAX)]
     refuse_duplicates: bool = False
     transaction: Token | None = None  # then it happens when that is committed
+    # How long to wait for room, where the queue is full and blocks.
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
 
 
 class EnqueuedForm(msgspec.Struct, omit_defaults=True):

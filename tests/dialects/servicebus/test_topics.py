@@ -1,5 +1,7 @@
 """Topics and subscriptions through the official Python client."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +13,16 @@ from azure.servicebus import (
 )
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 
-from tests.dialects.servicebus.bus import DELETE, NOTHING, WAIT, Bus, eventually, take, texts
+from tests.dialects.servicebus.bus import (
+    DELETE,
+    NOTHING,
+    WAIT,
+    Bus,
+    eventually,
+    take,
+    texts,
+    together,
+)
 
 
 def sql(expression: str, action: str = "", name: str = "rule") -> dict[str, Any]:
@@ -185,3 +196,31 @@ def test_rights_on_a_topic_are_rights_on_its_subscriptions(bus: Bus) -> None:
         assert mine.receive_messages(max_wait_time=NOTHING) == []
     with pytest.raises(ServiceBusError), client.get_subscription_receiver(other, "s") as mine:
         mine.receive_messages(max_wait_time=1)
+
+
+def test_everybody_gets_what_is_sent_to_a_fan_out_queue(bus: Bus) -> None:
+    queue = bus.queue(delivery="fan-out")
+    first, second = together(lambda: bus.receiver(queue), lambda: bus.receiver(queue))
+    eventually(lambda: bus.ask("GET", f"queues/{queue}")["subscriptions"] == 2)
+    bus.sender(queue).send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
+    for mine in (first, second):
+        found = locked(mine, 2)
+        assert texts(found) == ["a", "b"]
+        for each in found:
+            mine.complete_message(each)
+    eventually(lambda: bus.ask("GET", f"queues/{queue}")["size_bytes"] == 0)
+    first.close()
+    second.close()
+    eventually(lambda: bus.ask("GET", f"queues/{queue}")["subscriptions"] == 0)
+
+
+def test_a_sender_is_held_back_while_the_queue_is_full(bus: Bus) -> None:
+    queue = bus.queue(max_messages=1, overflow="block")
+    sender, mine = bus.pair(queue, receive_mode=DELETE)
+    sender.send_messages(ServiceBusMessage("a"))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send_messages, ServiceBusMessage("b"))
+        threading.Event().wait(0.3)
+        assert not sending.done()
+        assert texts(take(mine, 2)) == ["a", "b"]
+        sending.result(WAIT)

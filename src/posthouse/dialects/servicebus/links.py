@@ -215,7 +215,7 @@ class Inlet:
                              " whether the message is kept.")  # fmt: skip
             self._answered(len(group.ids), group.size_bytes)
 
-        self._peer.submit(self.place, Send(self.place.queue, messages), reply)
+        self._peer.submit(self.place, self._peer.send(self.place, messages), reply)
 
     def _take_apart(self, group: "_Group") -> None:
         self._asking += len(group.ids) - 1

@@ -30,8 +30,9 @@ from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.broker.access import BROKER, Guard
 from posthouse.broker.engine import Engine
-from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession
+from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession, Send
 from posthouse.core.errors import Refused
+from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
@@ -49,6 +50,7 @@ IDLE_SECONDS_MIN = 0.4  # that a client may want to hear of us, at least
 CHECK_SECONDS = 2.0  # how often it is looked whether tokens have lapsed
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
+BLOCK_MS = 50_000  # that a sender waits for room, where a queue has it so; clients wait a minute
 OUTLETS_BYTES = 16 << 20  # of messages that are asked of queues at a time for one client,
 OUTLET_BYTES_MAX, OUTLET_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
@@ -388,6 +390,16 @@ class Peer:
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
         self.engine.submit(place.principal, place.namespace, command, answered)
+
+    def send(self, place: Place, messages: list[NewMessage]) -> Send:
+        """Where its queue is full and blocks, it waits for room as long as the client would."""
+        queue = self.queue(place)
+        if queue is None or queue.properties.overflow != "block":
+            return Send(place.queue, messages)
+        deadline_ms = self.engine.clock_ms(place.namespace) + BLOCK_MS
+        return Send(
+            place.queue, messages, deadline_ms=deadline_ms, sender=self.engine.new_receiver()
+        )
 
     def leave(self, place: Place, command: Detach | Release | ReleaseSession) -> None:
         """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
