@@ -18,6 +18,7 @@ from posthouse.core.errors import (
     Refused,
     SessionLocked,
     SessionLockLost,
+    Throttled,
     TimedOut,
     TransactionLost,
     Unauthenticated,
@@ -90,6 +91,7 @@ EVERY: list[tuple[Refused, str]] = [
         Unauthorized("ann", "send", "shop"),
         "'ann' has no right to send here; ask who manages the broker.",
     ),
+    (Throttled(50), "Too much was asked for at a time; wait 50 ms, and ask again."),
     (Busy("too much waits"), "The broker is busy: too much waits. Try again shortly."),
 ]
 

@@ -419,3 +419,17 @@ def test_a_send_waits_for_room_where_the_queue_blocks(broker: Running) -> None:
     late = broker.queue("POST", "blocks/messages", {"messages": [{"body": "c"}], "wait_ms": 50})
     assert (late.status, late.json["type"]) == (429, "urn:posthouse:problem:quota-exceeded")
     assert [each["body"] for each in broker.receive("blocks", 5, delete=True)] == ["b"]
+
+
+def test_who_asks_too_much_is_told_how_long_to_wait(tmp_path: Path) -> None:
+    with development(tmp_path / "data", "--rate-entity", "4") as broker:
+        broker.queue("PUT", "orders", {})
+        broker.send("orders", "a", "b", "c")
+        refused = broker.queue("POST", "orders/messages", {"messages": [{"body": "d"}]})
+        assert (refused.status, refused.json["type"]) == (429, "urn:posthouse:problem:throttled")
+        assert 1 <= int(refused.headers["retry-after"]) <= 2
+        broker.send("others", "x")
+    with development(tmp_path / "more", "--rate-address", "3") as broker:
+        statuses = [broker.call("GET", "/api/v1/namespaces").status for _ in range(20)]
+        assert (statuses[0], 429 in statuses) == (200, True)
+        assert broker.call("GET", "/health/live").status == 200

@@ -27,6 +27,7 @@ from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
 from posthouse.broker.figures import Figures
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
 from posthouse.broker.replay import Progress, recover
+from posthouse.broker.throttle import Throttle
 from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
@@ -223,6 +224,7 @@ class Engine:
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
+        self.throttle = Throttle()
         self.failed = asyncio.Event()
 
     @classmethod
@@ -236,6 +238,7 @@ class Engine:
         snapshots: Snapshots | None = None,
         limits: Limits | None = None,
         auto_create: bool = False,
+        throttle: Throttle | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Recovers from the last snapshot and the journal, and starts a new epoch.
@@ -256,6 +259,7 @@ class Engine:
         old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
         engine = cls(store, clock, salt, access or Open(), limits, world, last, auto_create)
+        engine.throttle = throttle or Throttle()
         for name, state in world.states.items():
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
                 passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
@@ -445,6 +449,8 @@ class Engine:
             if asked.right == "broker" and principal is not BROKER:
                 raise Unauthorized(principal.name, "do what only the broker does", namespace)
             self._access.check(self._world.accounts, principal, namespace, command)
+            if self.throttle.is_on:
+                self.throttle.check(principal, namespace, command)
             if type(asked) in _ROOMY and (self._memory.level or self._store.full):
                 self._check_room(asked)
             written = len(batch.entries)

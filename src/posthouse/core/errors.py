@@ -191,6 +191,16 @@ class Busy(Refused):
         return f"The broker is busy: {self.reason}. Try again shortly."
 
 
+@dataclass(eq=False)
+class Throttled(Refused):
+    """Too much was asked for in too short a time."""
+
+    wait_ms: int
+
+    def __str__(self) -> str:
+        return f"Too much was asked for at a time; wait {self.wait_ms} ms, and ask again."
+
+
 REFUSALS: tuple[type[Refused], ...] = (
     NotFound,
     AlreadyExists,
@@ -209,4 +219,5 @@ REFUSALS: tuple[type[Refused], ...] = (
     Unauthenticated,
     Unauthorized,
     Busy,
+    Throttled,
 )

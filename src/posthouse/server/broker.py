@@ -14,6 +14,7 @@ from posthouse.broker.access import BROKER, Guard, Principal, new_key
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
+from posthouse.broker.throttle import Throttle
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
@@ -94,6 +95,7 @@ class Broker:
                 store, SystemClock(), secrets.randbits(32), self.guard,
                 snapshots=store.snapshots if isinstance(store, FileStore) else None,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
+                throttle=Throttle(config.rate_principal, config.rate_address, config.rate_entity),
             )  # fmt: skip
         except BaseException:
             await store.close()

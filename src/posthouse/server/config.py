@@ -169,6 +169,16 @@ class Config:
     tls_key: Path | None = _set(None, _path, "its key", "FILE")
     handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
     connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
+    rate_principal: int = _set(
+        0, _count(0, 1_000_000_000), "messages and requests that a principal may make in a second;"
+        " 0: any number", "N",
+    )  # fmt: skip
+    rate_address: int = _set(
+        0, _count(0, 1_000_000_000), "that one address may", "N",
+    )  # fmt: skip
+    rate_entity: int = _set(
+        0, _count(0, 1_000_000_000), "that may be made of one queue, topic or subscription", "N",
+    )  # fmt: skip
     request_size: int = _set(48 << 20, _some, "of one HTTP request", "SIZE")
     servicebus_message_size: int = _set(
         1 << 20, _some, "of one message that a Service Bus client sends, unless the queue says"

@@ -23,7 +23,7 @@ import msgspec
 from uvicorn.config import Config as UvicornConfig
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
-from posthouse.core.errors import Busy, Refused, Unauthenticated
+from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
 from posthouse.server.broker import Broker
 from posthouse.server.http_peer import CLOSE, FileRange, HttpPeer
 from posthouse.server.listener import Connection
@@ -75,6 +75,12 @@ class Request:
         self.parts = scope["raw_path"].split(b"/")[1:] or [b""]
         self.query: dict[str, str] = {}
         self.principal: Principal = ANYBODY
+
+    @property
+    def address(self) -> str:
+        """Where it comes from."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else "?"
 
     @property
     def connection(self) -> Connection:
@@ -258,6 +264,8 @@ class App:
             headers = ((b"www-authenticate", b'Basic realm="Posthouse"'),)
         elif status == 503:
             headers = ((b"retry-after", b"1"),)
+        elif isinstance(refused, Throttled):
+            headers = ((b"retry-after", b"%d" % -(-refused.wait_ms // 1_000)),)
         return _problem(status, slug, str(refused), name, headers, close=status == 401)
 
     def _identify(self, request: Request) -> Principal:
@@ -273,8 +281,8 @@ class App:
             raise Unauthenticated  # noqa: TRY301 (told below like the others)
         except Unauthenticated:
             _audit.warning(
-                "Somebody at %s came without valid credentials.", _address(request),
-                extra={"event": "access.unknown", "address": _address(request)},
+                "Somebody at %s came without valid credentials.", request.address,
+                extra={"event": "access.unknown", "address": request.address},
             )  # fmt: skip
             raise
 
@@ -333,11 +341,6 @@ def _check_protocol(request: Request) -> None:
 
 def _printable(given: bytes) -> str:
     return "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
-
-
-def _address(request: Request) -> str:
-    client = request.scope.get("client")
-    return str(client[0]) if client else "?"
 
 
 def _of(dialect: HttpDialect) -> Route:

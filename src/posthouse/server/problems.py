@@ -15,6 +15,7 @@ from posthouse.core.errors import (
     Refused,
     SessionLocked,
     SessionLockLost,
+    Throttled,
     TimedOut,
     TransactionLost,
     Unauthenticated,
@@ -41,6 +42,7 @@ CODES: dict[type[Refused], tuple[int, str]] = {
     Unauthenticated: (401, "unauthenticated"),
     Unauthorized: (403, "unauthorized"),
     Busy: (503, "busy"),
+    Throttled: (429, "throttled"),
 }
 
 

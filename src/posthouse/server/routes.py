@@ -56,6 +56,9 @@ def _is_service_bus(request: Request) -> bool:
 def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
     async def api(request: Request) -> Answer:
         assert broker.engine is not None
+        throttle = broker.engine.throttle
+        if throttle.is_on:
+            throttle.check_address(request.address)
         found = hot.find(request)
         if found is not None:
             route, target = found

@@ -58,6 +58,7 @@ class Transport:
 
 class Line:
     handshake_seconds = 10.0
+    address = "127.0.0.1"
 
     def __init__(self) -> None:
         self.over = False

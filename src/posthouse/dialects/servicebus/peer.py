@@ -30,8 +30,9 @@ from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.broker.access import BROKER, Guard
 from posthouse.broker.engine import Engine
+from posthouse.broker.throttle import cost_of
 from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession, Send
-from posthouse.core.errors import Refused
+from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
 from posthouse.dialects.servicebus import conditions
@@ -69,6 +70,9 @@ class Line(Protocol):
 
     @property
     def handshake_seconds(self) -> float: ...
+
+    @property
+    def address(self) -> str: ...
 
     def gone(self) -> None:
         """It is over."""
@@ -386,6 +390,13 @@ class Peer:
                 self._read_or_not()
             reply(answer)
 
+        throttle = self.engine.throttle
+        if throttle.is_on:
+            try:
+                throttle.check_address(self._line.address, cost_of(command))
+            except Throttled as throttled:
+                reply(throttled)
+                return
         self._under_way += 1
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
