@@ -128,6 +128,7 @@ from posthouse.core.model import (
     State,
     Status,
     page,
+    sent_life_ms,
 )
 from posthouse.core.plan import (
     Delivered,
@@ -479,7 +480,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     side = plan.side(target)
     first = side.numbers(len(chosen))
-    lives = [queue.notes[m.sequence].ttl_ms for m in chosen]
+    lives = [sent_life_ms(queue, m.sequence) for m in chosen]
     expires_ms = [_expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(
