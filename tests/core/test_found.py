@@ -6,7 +6,7 @@ from posthouse.core.commands import DeadLetter, Peek, Peeked, Resubmit, Resume, 
 from posthouse.core.dump import dump
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
-from posthouse.core.rules import Rule, TrueFilter
+from posthouse.core.rules import Rule, SqlFilter, TrueFilter
 from tests.core.world import World, a_message
 from tests.invariants import check, check_positions
 
@@ -95,3 +95,13 @@ def test_what_could_not_be_forwarded_is_locked_as_the_queue_says() -> None:
     properties = world.state.queues[queue + TRANSFER].properties
     assert (properties.lock_ms, properties.counting) == (7, "abandon")
     sound(world)
+
+
+def test_a_rule_that_fails_is_told_of_wherever_it_stands() -> None:
+    rules = [Rule("all"), Rule("bad", SqlFilter("n / 0 = 1"))]
+    for given in (rules, rules[::-1]):
+        world = World()
+        topic = world.topic()
+        queue = world.subscribe(topic, "a", *given)
+        world.send(topic, a_message("a", n=1))
+        assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["a"], ["a"])

@@ -114,8 +114,6 @@ def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
     problem = ""
     plain = False
     for rule in rules:
-        if rule.action is None and plain:
-            continue
         try:
             if not rule.fits(view):
                 continue
