@@ -611,10 +611,11 @@ def _send(state: State, command: Send, now_ms: int) -> Outcome:
 def _sent_with_room(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
     """Into a queue with limits. Where it is full something gives way, or it is refused."""
     sizes = list(map(size_bytes, record.messages))
-    fit = make_room(queue, used(queue), sizes, set())
+    fit = make_room(queue, used(queue), sizes)
     if fit.taken == len(sizes) and not fit.dropped:
         return _sent(state, queue, record, answer)
     plan = Plan(state, record.time_ms)
+    plan.may_refuse = True
     if fit.dropped:
         drop(plan, queue, fit.dropped)
     elif queue.properties.overflow == "drop-newest":
@@ -995,6 +996,7 @@ def _complete(state: State, command: Complete, now_ms: int) -> Outcome:
         and not command.session
         and queue.properties.idle_delete_ms is None
         and queue.origin is None
+        and (queue.topic is None or state.queues[queue.topic].properties.idle_delete_ms is None)
         and len(command.locks) <= BATCH_MAX
     ):
         # The way of most: named by tokens that all hold, so none of what follows is needed.
