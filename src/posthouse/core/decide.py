@@ -555,9 +555,8 @@ def _messages(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -
 def _send(state: State, command: Send, now_ms: int) -> Outcome:
     queue = state.queues.get(command.queue)
     if queue is None or queue.origin is not None or queue.topic is not None:
-        queue = _own_queue(state, command.queue)
-        if queue.topic is not None:
-            raise NotAllowed(queue.name, f"it is fed by rules; send to the topic {queue.topic!r}")
+        topic = _own_queue(state, command.queue).topic
+        raise NotAllowed(command.queue, f"it is fed by rules; send to the topic {topic!r}")
     properties = queue.properties
     if properties.status != "active" and not can_send(queue.properties):
         raise Disabled(queue.name, properties.status)
