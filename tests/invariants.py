@@ -4,10 +4,15 @@ from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED,
 from posthouse.core.model import Queue, State, message_key
 from posthouse.core.plan import can_receive, free_heads, pick_ready
 from posthouse.core.records import Kept, Moved, Sent
+from posthouse.core.timers import Timers
 
 
-def check(state: State, now_ms: int) -> None:
-    """Raises AssertionError where a state contradicts itself."""
+def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
+    """Raises AssertionError where a state contradicts itself.
+
+    `handed_on`: what came into topics and queues that forward is not there any more. Of a part of
+    a history that cannot be said; the start that follows sees to it.
+    """
     live = list(state.queues.values())
     mains = [q for q in live if q.origin is None]
     assert sorted(q.name for q in mains if q.topic is None) == state.names
@@ -19,10 +24,14 @@ def check(state: State, now_ms: int) -> None:
         assert queue.dead is not None
         if queue.transfer is not None:
             assert state.queues[queue.transfer.name] is queue.transfer
+    expiring, due = _by_key(state.expiry_timers), _by_key(state.due_timers)
     for queue in live:
         _check_messages(state, queue)
+        _check_timers(queue, expiring, due)
         _check_groups(state, queue)
         _check_waiting(state, queue, now_ms)
+        if handed_on:
+            _check_handed_on(state, queue, now_ms)
     locked = sum(queue.counts[LOCKED] for queue in (*live, *state.doomed))
     assert len(state.locks) == locked
     assert {token for token, lock in state.locks.items() if lock.id} == {
@@ -76,15 +85,7 @@ def _check_messages(state: State, queue: Queue) -> None:
         assert lane.first() == (order[0] if order else None)
         assert all(queue.level(queue.messages[sequence]) == level for sequence in order)
 
-    expiring, due = dict(_keys(state.expiry_timers.items())), dict(_keys(state.due_timers.items()))
     for message in messages:
-        key = message_key(queue, message.sequence)
-        lives = message.state in (ACTIVE, DELAYED, DEFERRED) and message.expires_ms != 0
-        assert expiring.get(key) == (message.expires_ms if lives else None)
-        assert due.get(key) == {
-            SCHEDULED: message.enqueued_ms,
-            DELAYED: message.lock,
-        }.get(message.state)
         if message.state == LOCKED:
             lock = state.locks[message.lock]
             assert lock.message is message
@@ -93,8 +94,19 @@ def _check_messages(state: State, queue: Queue) -> None:
             assert message.lock == 0
 
 
-def _keys(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(key, due_ms) for due_ms, key in items]
+def _check_timers(queue: Queue, expiring: dict[int, int], due: dict[int, int]) -> None:
+    for message in queue.messages.walk(0):
+        key = message_key(queue, message.sequence)
+        lives = message.state in (ACTIVE, DELAYED, DEFERRED) and message.expires_ms != 0
+        assert expiring.get(key) == (message.expires_ms if lives else None)
+        assert due.get(key) == {
+            SCHEDULED: message.enqueued_ms,
+            DELAYED: message.lock,
+        }.get(message.state)
+
+
+def _by_key(timers: Timers) -> dict[int, int]:
+    return {key: due_ms for due_ms, key in timers.items()}
 
 
 def _check_groups(state: State, queue: Queue) -> None:
@@ -126,9 +138,6 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
     for number, receiver in queue.waiting.items():
         assert receiver is state.receivers[number]
         assert receiver.credit > 0
-    hands_on = queue.properties.delivery == "topic" or len(queue.subscriptions) > 0
-    if hands_on and queue.name not in state.hungry:
-        assert not queue.counts[ACTIVE]  # it was handed on
     if queue.temporary:
         assert len(queue.attached) == 1 or not queue.attached
     if queue.name in state.hungry or not can_receive(queue.properties):
@@ -144,3 +153,14 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
             assert all(0 < m.expires_ms <= now_ms for m in heads)
     elif queue.waiting:
         assert pick_ready(queue, 1, now_ms) == []
+
+
+def _check_handed_on(state: State, queue: Queue, now_ms: int) -> None:
+    """Dead letters may have to stay, and what has expired waits for a tick."""
+    assert queue.relays == (
+        queue.properties.delivery != "competing" or queue.properties.forward_to is not None
+    )
+    keeps = queue.properties.delivery not in ("competing", "topic") and not queue.subscriptions
+    if queue.relays and not keeps and queue.origin is None and queue.name not in state.hungry:
+        left = [m for m in queue.messages.walk(0) if m.state == ACTIVE]
+        assert all(0 < m.expires_ms <= now_ms for m in left)

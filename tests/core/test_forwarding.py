@@ -204,6 +204,17 @@ def test_a_circle_is_refused() -> None:
         world.do(CreateQueue(first, QueueProperties(forward_to=second)))
 
 
+def test_two_ways_to_the_same_end_are_no_circle() -> None:
+    world = World()
+    end = world.queue("end")
+    left, right = world.queue("left", forward_to=end), world.queue("right", forward_to=end)
+    first = world.queue("first", forward_to=left, forward_dead_to=right)
+    source = world.queue("source", forward_to=first)
+    world.send(source, "a")
+    assert held(world, end) == ["a"]
+    sound(world)
+
+
 def test_a_chain_that_is_too_long_is_refused() -> None:
     world = World()
     names = [world.queue("0")]

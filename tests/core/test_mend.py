@@ -5,26 +5,43 @@ from random import Random
 import pytest
 
 from posthouse.core import State, evolve
-from posthouse.core.commands import Abandon, Complete, DeadLetter, Resubmit, SetSessionState
+from posthouse.core.commands import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    RemoveRule,
+    Resubmit,
+    SetRule,
+    SetSessionState,
+    Start,
+)
 from posthouse.core.dump import dump
 from posthouse.core.mend import mend
-from posthouse.core.model import QueueProperties, dead_letter_queue
+from posthouse.core.message import Note
+from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.records import (
     Completed,
+    Copies,
+    Dropped,
     Forgotten,
     Kept,
     Missing,
     Purged,
     QueueCreated,
     QueueUpdated,
+    Routed,
+    RuleRemoved,
+    RuleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
     Started,
+    SubscriptionCreated,
     span,
 )
+from posthouse.core.rules import FalseFilter, Rule
 from tests.core.world import World, a_message
 from tests.invariants import check
 from tests.simulate.simulator import Simulator
@@ -69,7 +86,7 @@ def test_with_any_part_lost_the_rest_makes_a_sound_state(seed: int) -> None:
         first = random.randrange(len(journal))
         del journal[first : first + random.choice([1, 1, 3, 10, 50])]
     state = mended(journal, "sim")
-    check(state, 1 << 50)
+    check(state, 1 << 50, handed_on=False)
     sent = {
         (record.queue, record.first_sequence + at): new.body
         for _, record in whole
@@ -168,3 +185,130 @@ def test_what_cannot_be_changed_of_a_queue_is_not_changed_by_an_update() -> None
     (record,) = mend(state, QueueUpdated("q", 2, QueueProperties(grouping="session", lock_ms=7)))
     assert record == QueueUpdated("q", 2, QueueProperties(lock_ms=7))
     assert mend(state, QueueCreated("Q", 3, QueueProperties())) == [Missing(1)]
+
+
+def without(world: World, *kinds: type[Kept]) -> World:
+    """The world that a repair leaves when these records are lost, started again."""
+    journal = [(at, record) for at, record in world.journal if not isinstance(record, kinds)]
+    left = World()
+    left.state, left.now_ms = mended(journal), world.now_ms
+    left.position = world.position
+    left.do(Start(2, 8))
+    while left.state.hungry:
+        left.tick()
+    check(left.state, left.now_ms)
+    return left
+
+
+def held(state: State, queue: str) -> list[object]:
+    return [message.body for message in state.queues[queue].messages.walk(0)]
+
+
+def test_what_was_published_is_handed_on_again_if_that_is_missing() -> None:
+    world = World()
+    topic, target = world.topic(), world.queue("target")
+    queue = world.subscribe(topic, "a")
+    source = world.queue("source", forward_to=target)
+    world.send(topic, "a")
+    world.send(source, "b")
+    left = without(world, Routed)
+    assert (held(left.state, queue), held(left.state, target)) == ([b"a"], [b"b"])
+    assert (held(left.state, topic), held(left.state, source)) == ([], [])
+
+
+def test_copies_go_only_where_there_is_a_queue_and_a_message() -> None:
+    world = World()
+    topic = world.topic()
+    first = world.subscribe(topic, "first", ttl_ms=5_000)
+    second = world.subscribe(topic, "second")
+    world.send(topic, "a", "b")
+    position, routed = world.journal[-1]
+    assert isinstance(routed, Routed)
+    state = mended(world.journal[:-1])
+    state.queues[topic].messages.pop(2)  # as if it had not been sent
+    state.queues.pop(second)
+    assert mend(state, routed) == [
+        Routed(topic, world.now_ms, [], [Copies(first, 1, [1], [world.now_ms + 5_000])]),
+        Missing(1),
+        Missing(1),
+        Missing(1),
+        Purged(topic, [1]),
+        Missing(1),
+    ]
+    assert span(routed) == 6
+    assert position
+
+
+def test_copies_keep_what_is_different_about_them() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a")
+    world.send(topic, "a")
+    state = mended(world.journal[:-1])
+    notes: list[Note | None] = [Note({"n": 1}), None]
+    routed = Routed(topic, 5, [1], [Copies(queue, 1, [1, 1], None, notes)])
+    assert mend(state, routed) == [
+        Routed(topic, 5, [], [Copies(queue, 1, [1], None, notes[:1])]),
+        Routed(topic, 5, [], [Copies(queue, 2, [1], None, notes[1:])]),
+        Purged(topic, [1]),
+    ]
+
+
+def test_copies_do_not_take_numbers_that_were_given() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a")
+    world.send(topic, "a")
+    state = mended(world.journal)
+    state.queues[topic].messages.put(next(state.queues[queue].messages.walk(0)))
+    assert mend(state, Routed(topic, 5, [], [Copies(queue, 1, [1])])) == [Missing(1)]
+
+
+def test_a_subscription_needs_its_topic_to_come_back() -> None:
+    created = SubscriptionCreated(subscription_queue("news", "a"), 5, QueueProperties(), [])
+    world = World()
+    assert mend(world.state, created) == [Missing(1)]
+    world.queue("news")
+    assert mend(world.state, created) == [Missing(1)]
+    world = World()
+    topic = world.topic()
+    assert mend(world.state, created) == [created]
+    world.subscribe(topic, "A")
+    assert mend(world.state, created) == [Missing(1)]
+
+
+def test_rules_need_their_subscription_to_come_back() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a", Rule("one"))
+    world.do(SetRule(queue, Rule("two", FalseFilter())))
+    world.do(RemoveRule(queue, "one"))
+    rule_set, removed = (record for _, record in world.journal[-2:])
+    assert isinstance(rule_set, RuleSet)
+    assert isinstance(removed, RuleRemoved)
+    assert mend(world.state, rule_set) == [rule_set]
+    assert mend(world.state, removed) == [Missing(1)]  # it is gone already
+    assert mend(State("test"), rule_set) == [Missing(1)]
+    no_subscription = RuleSet(topic, 5, Rule("one"))
+    assert mend(world.state, no_subscription) == [Missing(1)]
+    state = after(world, -2)  # without the second rule
+    assert list(state.queues[queue].rules) == []
+
+
+def test_what_was_dropped_stays_so_if_it_is_there() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="drop-oldest")
+    world.send(queue, "a")
+    world.send(queue, "b")
+    dropped = next(record for _, record in world.journal if isinstance(record, Dropped))
+    assert held(mended(world.journal), queue) == [b"b"]
+    assert mend(world.state, dropped) == [Missing(1)]
+    state = after(world, -2)
+    assert held(state, queue) == [b"a", b"b"]
+    check(state, world.now_ms)
+
+
+def test_a_queue_that_was_a_topic_does_not_become_one_by_an_update() -> None:
+    state = mended([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
+    (record,) = mend(state, QueueUpdated("q", 2, QueueProperties(delivery="topic", lock_ms=7)))
+    assert record == QueueUpdated("q", 2, QueueProperties(lock_ms=7))

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,9 +18,11 @@ from posthouse.core.commands import (
     Command,
     Complete,
     Content,
+    CreateSubscription,
     Credit,
     DeadLetter,
     Defer,
+    DeleteQueue,
     Delivery,
     Detach,
     Granted,
@@ -30,29 +34,60 @@ from posthouse.core.commands import (
     ReceiveDeferred,
     Release,
     ReleaseSession,
+    RemoveRule,
     Renew,
     RenewSession,
     Resubmit,
     Resume,
     Send,
+    SetRule,
     Start,
     StepClock,
     Tick,
+    UpdateQueue,
 )
 from posthouse.core.dump import dump
 from posthouse.core.errors import Refused
 from posthouse.core.message import ACTIVE, DEFERRED, SCHEDULED, NewMessage
-from posthouse.core.model import dead_letter_queue
+from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import decode, encode
+from posthouse.core.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    PatternFilter,
+    Rule,
+    SqlFilter,
+    TrueFilter,
+)
 from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
 from tests.invariants import check, check_positions
 
-QUEUES = ("plain", "urgent", "sessions", "groups")
-queues = st.sampled_from(QUEUES)
-everywhere = st.sampled_from([*QUEUES, *map(dead_letter_queue, QUEUES)])
+QUEUES = ("plain", "urgent", "sessions", "groups", "desk")
+TOPIC = "news"
+SUBSCRIPTIONS = (subscription_queue(TOPIC, "a"), subscription_queue(TOPIC, "sessions"))
+WITH_SESSIONS = ("sessions", SUBSCRIPTIONS[1])
+RECEIVED = (*QUEUES, *SUBSCRIPTIONS)
+sendable = st.sampled_from([*QUEUES, TOPIC, TOPIC])
+queues = st.sampled_from(RECEIVED)
+everywhere = st.sampled_from([*RECEIVED, *map(dead_letter_queue, RECEIVED), "desk" + TRANSFER])
 groups = st.sampled_from(["a", "b", "c"])
+rules = st.builds(
+    Rule,
+    st.sampled_from(["one", "two"]),
+    st.sampled_from(
+        [
+            TrueFilter(),
+            FalseFilter(),
+            SqlFilter("n > 5"),
+            SqlFilter("n / 0 = 1"),
+            CorrelationFilter({}, {"n": 3}),
+            PatternFilter("events.#"),
+        ]
+    ),
+    st.sampled_from(["", "", "SET n = 9; REMOVE m", "SET sys.SessionId = 'b'"]),
+)
 
 
 @dataclass
@@ -70,7 +105,8 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.held: dict[int, Held] = {}  # by the message's number, which is its body
+        self.held: dict[tuple[str, int], Held] = {}  # by queue and sequence number
+        self.readers: dict[int, str] = {}  # who receives from where
         self.sessions: dict[int, str] = {}
         self.numbers = 0
         self.epoch = 1
@@ -80,15 +116,23 @@ class Histories(RuleBasedStateMachine):
         counting=st.sampled_from(["all", "abandon"]),
         max_delivery=st.integers(1, 4),
         dead_letter_expired=st.booleans(),
+        max_messages=st.sampled_from([None, None, 3]),
+        overflow=st.sampled_from(["reject", "drop-oldest", "drop-newest", "to-dead-letter"]),
+        backoff_ms=st.sampled_from([[], [], [300, 900]]),
         detect=st.booleans(),
     )
-    def create(self, **options: object) -> None:
-        options["duplicate_detection"] = options.pop("detect")
+    def create(self, detect: bool, **options: object) -> None:
         options["lock_ms"] = 1_000
+        self.properties = QueueProperties(**options)  # type: ignore[arg-type]
+        self.world.topic(TOPIC, duplicate_detection=detect)
+        self.subscribe(SUBSCRIPTIONS[0], [Rule("one")])
+        self.subscribe(SUBSCRIPTIONS[1], [Rule("one")])
+        options["duplicate_detection"] = detect
         self.world.queue("plain", **options)
         self.world.queue("urgent", order="priority", **options)
         self.world.queue("sessions", grouping="session", **options)
         self.world.queue("groups", grouping="group", **options)
+        self.world.queue("desk", forward_to="plain", forward_dead_to=TOPIC, **options)
 
     # Every command goes through here.
 
@@ -102,6 +146,8 @@ class Histories(RuleBasedStateMachine):
             return None
         assert dump(world.state, passing=True) == before, "decide has changed the state"
         journal = len(world.journal)
+        if isinstance(command, Attach | Receive | ReceiveDeferred):
+            self.readers[command.receiver] = command.queue
         outcome = world.do(command)
         for _, record in world.journal[journal:]:
             assert decode(encode(record)) == record
@@ -116,19 +162,18 @@ class Histories(RuleBasedStateMachine):
 
     def note_deliveries(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
-            body = delivery.message.body
-            assert isinstance(body, bytes)
-            number = int(body)
-            if number in self.held:
-                held = self.held[number]
+            name = (self.readers[delivery.receiver], delivery.message.sequence)
+            if name in self.held:
+                held = self.held[name]
                 assert held.until_ms <= self.world.now_ms, "delivered twice without a cause"
             assert not 0 < delivery.message.expires_ms <= self.world.now_ms, "delivered expired"
-            self.held.pop(number, None)
+            self.held.pop(name, None)
             lock = self.world.state.locks.get(delivery.token)
             if lock is not None:
                 session = 0 if lock.session is None else lock.session.token
-                self.held[number] = Held(
-                    lock.queue.name, delivery.token, delivery.until_ms, lock.bound, session
+                assert lock.queue.name == name[0]
+                self.held[name] = Held(
+                    name[0], delivery.token, delivery.until_ms, lock.bound, session
                 )
                 self.check_order(delivery)
 
@@ -162,7 +207,7 @@ class Histories(RuleBasedStateMachine):
                 self.end(lambda held: held.session != 0 and held.session not in gone)
             case ReleaseSession():
                 self.end(lambda held: held.session == command.session)
-            case Purge():
+            case Purge() | DeleteQueue():
                 live = self.world.state.locks
                 self.end(lambda held: held.token not in live)
             case Start():
@@ -171,18 +216,19 @@ class Histories(RuleBasedStateMachine):
                 pass
 
     def end(self, ends: Callable[[Held], bool]) -> None:
-        self.held = {number: held for number, held in self.held.items() if not ends(held)}
+        self.held = {name: held for name, held in self.held.items() if not ends(held)}
 
     # Histories.
 
     @rule(
-        queue=queues,
+        queue=sendable,
         count=st.integers(1, 3),
         group=groups,
         priority=st.integers(0, 9),
         ttl_ms=st.sampled_from([None, None, 0, 500, 3_000]),
         wait_ms=st.sampled_from([0, 0, 0, 700]),
         name=st.sampled_from(["", "same", "other"]),
+        n=st.sampled_from([None, 3, 8]),
     )
     def send(
         self,
@@ -193,15 +239,17 @@ class Histories(RuleBasedStateMachine):
         ttl_ms: int | None,
         wait_ms: int,
         name: str,
+        n: int | None,
     ) -> None:
         messages = []
+        properties: dict[str, Any] = {} if n is None else {"n": n}
         for _ in range(count):
             self.numbers += 1
             due_ms = self.world.now_ms + wait_ms if wait_ms else 0
             messages.append(
                 a_message(
                     str(self.numbers), id=name, group=group, priority=priority, ttl_ms=ttl_ms,
-                    due_ms=due_ms,
+                    due_ms=due_ms, subject="events", **properties,
                 )
             )  # fmt: skip
         self.do(Send(queue, messages))
@@ -210,7 +258,7 @@ class Histories(RuleBasedStateMachine):
     def receive(self, queue: str, limit: int, wait: bool, delete: bool) -> None:
         deadline_ms = self.world.now_ms + 400 if wait else 0
         number = self.world.new_receiver()
-        session = self.a_session() if queue == "sessions" else 0
+        session = self.a_session() if queue in WITH_SESSIONS else 0
         self.do(Receive(queue, number, limit, deadline_ms, delete, session=session))
 
     def a_session(self) -> int:
@@ -218,7 +266,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(queue=everywhere, credit=st.integers(0, 3), bound=st.booleans(), delete=st.booleans())
     def attach(self, queue: str, credit: int, bound: bool, delete: bool) -> None:
-        session = self.a_session() if queue == "sessions" else 0
+        session = self.a_session() if queue in WITH_SESSIONS else 0
         number = self.world.new_receiver()
         self.do(Attach(queue, number, credit, delete, bound=bound, session=session))
 
@@ -248,32 +296,78 @@ class Histories(RuleBasedStateMachine):
         ]
         self.do(data.draw(st.sampled_from(commands)))
 
-    @rule(name=st.one_of(st.none(), groups), wait=st.booleans(), bound=st.booleans())
-    def accept(self, name: str | None, wait: bool, bound: bool) -> None:
+    @rule(
+        queue=st.sampled_from(WITH_SESSIONS),
+        name=st.one_of(st.none(), groups),
+        wait=st.booleans(),
+        bound=st.booleans(),
+    )
+    def accept(self, queue: str, name: str | None, wait: bool, bound: bool) -> None:
         deadline_ms = self.world.now_ms + 400 if wait else 0
         number = self.world.new_receiver()
-        self.do(AcceptSession("sessions", number, name, deadline_ms, bound=bound))
+        self.do(AcceptSession(queue, number, name, deadline_ms, bound=bound))
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), renew=st.booleans())
     def leave(self, data: st.DataObject, renew: bool) -> None:
         token = data.draw(st.sampled_from(list(self.sessions)))
-        command = RenewSession("sessions", token) if renew else ReleaseSession("sessions", token)
-        self.do(command)
+        queue, _ = self.world.state.sessions.get(token, (self.world.state.queues["sessions"], None))
+        kind = RenewSession if renew else ReleaseSession
+        self.do(kind(queue.name, token))
 
     @rule(queue=everywhere, state=st.sampled_from([SCHEDULED, DEFERRED]))
     def by_number(self, queue: str, state: int) -> None:
-        messages = self.world.state.queues[queue].messages.walk(0)
+        there = self.world.state.queues.get(queue)
+        messages = [] if there is None else there.messages.walk(0)
         numbers = [m.sequence for m in messages if m.state == state]
         if numbers and state == SCHEDULED:
             self.do(Cancel(queue, numbers[:1]))
         elif numbers:
-            session = self.a_session() if queue == "sessions" else 0
+            session = self.a_session() if queue in WITH_SESSIONS else 0
             self.do(ReceiveDeferred(queue, numbers[:2], session=session))
 
-    @rule(queue=queues, to=st.one_of(st.none(), queues), keep=st.booleans())
+    @rule(queue=everywhere, to=st.one_of(st.none(), queues, sendable), keep=st.booleans())
     def resubmit(self, queue: str, to: str | None, keep: bool) -> None:
-        self.do(Resubmit(dead_letter_queue(queue), target=to, keep_reason=keep))
+        self.do(Resubmit(queue, target=to, keep_reason=keep))
+
+    # Topics and forwarding.
+
+    def subscribe(self, queue: str, given: list[Rule]) -> None:
+        sessions = queue in WITH_SESSIONS
+        properties = msgspec.structs.replace(
+            self.properties, grouping="session" if sessions else "none", requires_session=sessions
+        )
+        self.do(CreateSubscription(queue, properties, given))
+
+    @rule(
+        queue=st.sampled_from(SUBSCRIPTIONS),
+        given=st.lists(rules, max_size=2, unique_by=lambda each: each.name),
+    )
+    def subscribe_anew(self, queue: str, given: list[Rule]) -> None:
+        self.do(DeleteQueue(queue))
+        self.subscribe(queue, given)
+
+    @rule(queue=st.sampled_from(SUBSCRIPTIONS), given=rules, new=st.booleans())
+    def set_rule(self, queue: str, given: Rule, new: bool) -> None:
+        self.do(SetRule(queue, given, new))
+
+    @rule(queue=st.sampled_from(SUBSCRIPTIONS), name=st.sampled_from(["one", "two"]))
+    def remove_rule(self, queue: str, name: str) -> None:
+        self.do(RemoveRule(queue, name))
+
+    @rule(
+        queue=queues,
+        to=st.one_of(st.none(), sendable),
+        of_the_dead=st.booleans(),
+        at_once=st.booleans(),
+    )
+    def redirect(self, queue: str, to: str | None, of_the_dead: bool, at_once: bool) -> None:
+        there = self.world.state.queues.get(queue)
+        if there is not None:
+            change: dict[str, Any] = {"forward_dead_to" if of_the_dead else "forward_to": to}
+            self.do(UpdateQueue(queue, msgspec.structs.replace(there.properties, **change)))
+            if at_once:  # else it goes on when ticks come, or after a restart
+                self.tick()
 
     @rule(queue=everywhere, state=st.integers(0, 4))
     def purge(self, queue: str, state: int) -> None:
@@ -311,7 +405,8 @@ class Histories(RuleBasedStateMachine):
     @rule(queue=everywhere)
     def move(self, queue: str) -> None:
         """Their contents are written again, as a trim would have it."""
-        messages = islice(self.world.state.queues[queue].messages.walk(0), 3)
+        there = self.world.state.queues.get(queue)
+        messages = () if there is None else islice(there.messages.walk(0), 3)
         contents = [
             Content(m.sequence, m.position, NewMessage(m.envelope, m.body))
             for m in messages

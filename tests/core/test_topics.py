@@ -344,6 +344,19 @@ def test_an_action_may_change_the_session_and_the_life_of_its_copy() -> None:
     sound(world)
 
 
+def test_an_action_may_give_each_copy_an_id_of_its_own() -> None:
+    world = World()
+    topic = world.topic()
+    rules = [sql("1 = 1", "SET one = newid(); SET two = newid()", name) for name in ("a", "b")]
+    queue = world.subscribe(topic, "a", *rules)
+    world.send(topic, "first", "second")
+    found = [
+        note.properties[name] for note in notes(world, queue) if note for name in ("one", "two")
+    ]
+    assert len({repr(each) for each in found}) == 8
+    sound(world)
+
+
 @pytest.mark.parametrize("as_dead", [True, False])
 def test_a_rule_that_fails_dead_letters_or_skips(as_dead: bool) -> None:
     world = World()

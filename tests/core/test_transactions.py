@@ -308,6 +308,24 @@ def test_room_is_counted_over_all_of_it() -> None:
     sound(world)
 
 
+@pytest.mark.parametrize(
+    ("overflow", "left", "dead"),
+    [("drop-oldest", ["c", "d"], []), ("to-dead-letter", ["a", "b"], ["c", "d"])],
+)
+def test_what_gives_way_is_counted_over_all_of_it(
+    overflow: str, left: list[str], dead: list[str]
+) -> None:
+    world = World()
+    queue = world.queue(max_messages=2, overflow=overflow)
+    number = begin(world)
+    for each in "abcd":
+        world.do(Work(number, Send(queue, [a_message(each)])))
+    world.do(Commit(number))
+    assert bodies(world.receive(queue, 5)) == left
+    assert bodies(world.receive(dead_letter_queue(queue), 5)) == dead
+    sound(world)
+
+
 def test_there_is_an_end_to_what_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     transactions = sys.modules["posthouse.core.transactions"]
     world = World()

@@ -5,17 +5,24 @@ nothing is indexed, and what is ready is worked out anew each time. It shares wi
 words of the commands. Where the core chooses (lock tokens), it is told.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from posthouse.core import commands as c
 from posthouse.core import errors
-from posthouse.core.message import STATES, NewMessage, decode_envelope
+from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope
 from posthouse.core.model import QueueProperties
+from posthouse.core.rules import PatternFilter, Rule, TrueFilter
+from tests.simulate.meanings import ACTIONS, Unclear, fits
 
 DEAD = "/$dead"
+TRANSFER = "/$transfer"
+SUBSCRIPTION = "/$sub/"
+HOPS_MAX = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class Msg:
     sequence: int
     new: NewMessage
@@ -32,11 +39,10 @@ class Msg:
     by_id: bool = False
     deferred: bool = False  # the lock is on a deferred message
     reason: str | None = None
-    properties: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def group(self) -> str | None:
-        return self.new.group
+    properties: Properties = field(default_factory=dict)
+    subject: str = ""
+    group: str | None = None
+    stuck: bool = False  # it could not be handed on, and had to stay
 
     @property
     def size(self) -> int:
@@ -63,10 +69,24 @@ class Q:
     next: int = 1
     sessions: dict[str, Session] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
 
     @property
-    def is_dead(self) -> bool:
-        return self.name.endswith(DEAD)
+    def is_part(self) -> bool:
+        """It belongs to another: dead letters, or what could not be forwarded."""
+        return self.name.endswith((DEAD, TRANSFER))
+
+    @property
+    def is_subscription(self) -> bool:
+        return SUBSCRIPTION in self.name and not self.is_part
+
+    @property
+    def is_topic(self) -> bool:
+        return self.props.delivery == "topic"
+
+    @property
+    def hands_on(self) -> bool:
+        return self.is_topic or self.props.forward_to is not None
 
     @property
     def sends(self) -> bool:
@@ -95,6 +115,7 @@ class Rcv:
 
 Given = tuple[int, str, int, int]  # receiver, queue, sequence, delivery count
 Grant = tuple[int, str]  # receiver, session
+View = dict[str, list[tuple[object, ...]]]  # by queue, what can be seen of its messages
 
 
 class Reference:
@@ -111,6 +132,9 @@ class Reference:
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
         self._stamp = 0
+        # What has become ready in this command, by queue, in the order of their first change.
+        self._ready_now: dict[str, list[Msg]] = {}
+        self._back: list[Msg] = []  # those among them that were in the queue before, but not ready
 
     # Running.
 
@@ -118,14 +142,44 @@ class Reference:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.answer = None
+        self._ready_now, self._back = {}, []
         for receiver in self.receivers:
             self.queues[receiver.queue].touched = now
+        before = self._copies() if self._may_fail_late(command) else None
         try:
             getattr(self, "_" + type(command).__name__.lower())(command)
+            self._relay(refuse=isinstance(command, c.Send))
         except errors.Refused as refused:
+            if before is not None:
+                self.queues = before
             return type(refused)
         self._hand_out()
         return None
+
+    def _copies(self) -> dict[str, Q]:
+        return {
+            name: replace(
+                queue,
+                messages=[replace(message) for message in queue.messages],
+                sessions={key: replace(each) for key, each in queue.sessions.items()},
+                seen=dict(queue.seen),
+                rules=dict(queue.rules),
+            )
+            for name, queue in self.queues.items()
+        }
+
+    def copy(self) -> "Reference":
+        """To come back to after a crash."""
+        other = copy(self)
+        other.queues = self._copies()
+        other.receivers = [replace(receiver) for receiver in self.receivers]
+        return other
+
+    def _may_fail_late(self, command: c.Command) -> bool:
+        """A send may be refused by a subscription on the way."""
+        return isinstance(command, c.Send) and any(
+            queue.hands_on for queue in self.queues.values() if queue.name == command.queue
+        )
 
     def learn(self, tokens: list[int], sessions: list[int]) -> None:
         """The tokens the core chose, in the order of what was answered, given and granted."""
@@ -148,11 +202,21 @@ class Reference:
         for queue in self.queues.values():
             queue.touched = 0
 
-    def view(self) -> dict[str, list[tuple[object, ...]]]:
+    def view(self) -> View:
         """Every message of every queue, comparable with a peek of the core."""
         return {
             name: [
-                (m.sequence, m.new.body, m.state, m.count, m.reason, m.properties)
+                (
+                    m.sequence,
+                    m.new.body,
+                    m.state,
+                    m.count,
+                    m.reason,
+                    m.properties,
+                    m.subject,
+                    m.group,
+                    m.expires,
+                )
                 for m in sorted(queue.messages, key=lambda m: m.sequence)
             ]
             for name, queue in self.queues.items()
@@ -167,15 +231,38 @@ class Reference:
 
     def _own(self, name: str) -> Q:
         queue = self._queue(name)
-        if queue.is_dead:
+        if queue.is_part:
             raise errors.NotAllowed(name, "")
         return queue
 
     def _receivable(self, name: str) -> Q:
         queue = self._queue(name)
+        if queue.hands_on and not queue.is_part:
+            raise errors.NotAllowed(name, "")
         if not queue.receives:
             raise errors.Disabled(name, "")
         return queue
+
+    def _subscription(self, name: str) -> Q:
+        if name not in self.queues or not self.queues[name].is_subscription:
+            raise errors.NotFound("subscription", name)
+        return self.queues[name]
+
+    def _topic(self, name: str) -> Q:
+        if name not in self.queues or not self.queues[name].is_topic:
+            raise errors.NotFound("topic", name)
+        return self.queues[name]
+
+    def _subscriptions(self, topic: Q) -> list[Q]:
+        prefix = topic.name + SUBSCRIPTION
+        subscriptions = [q for q in self.queues.values() if q.name.startswith(prefix)]
+        return [q for q in subscriptions if not q.is_part]
+
+    def _family(self, queue: Q) -> list[Q]:
+        """With its subscriptions, the dead letters of all, and what they could not forward."""
+        names = [q.name for q in (queue, *self._subscriptions(queue))]
+        parts = [name + part for name in names for part in ("", DEAD, TRANSFER)]
+        return [self.queues[name] for name in parts if name in self.queues]
 
     def _find(self, number: int) -> Rcv | None:
         return next((r for r in self.receivers if r.number == number), None)
@@ -263,7 +350,7 @@ class Reference:
 
     def _hand_out(self) -> None:
         for queue in self.queues.values():
-            if queue.receives:
+            if queue.receives and (queue.is_part or not queue.hands_on):
                 self._hand_out_of(queue)
 
     def _hand_out_of(self, queue: Q) -> None:
@@ -333,32 +420,51 @@ class Reference:
         queue: Q,
         messages: list[Msg],
         counted: bool,
-        properties: dict[str, object] | None = None,
+        properties: Properties | None = None,
         delay: int = 0,
     ) -> None:
-        if messages and (queue.props.idle_delete_ms is not None or queue.is_dead):
-            queue.touched = self.now
+        self._changes(queue)
+        if messages:
+            self._use(queue)
         worn = [
             m
             for m in messages
-            if counted and not queue.is_dead and m.count >= queue.props.max_delivery
+            if counted and not queue.is_part and m.count >= queue.props.max_delivery
         ]
+        back: dict[int, list[Msg]] = {}  # by how long they are held back
         for message in messages:
             message.token = message.bound = 0
-            if message in worn or not self._fresh(message):
-                continue
-            message.count -= not counted
-            message.properties = {**message.properties, **(properties or {})}
-            message.expiry_stamp = self._tick_stamp()
-            message.state = "active"
-            if message.deferred:
-                message.state = "deferred"
-            elif delay:
-                message.state, message.until = "delayed", self.now + delay
-                message.stamp = self._tick_stamp()
+            if message not in worn and self._fresh(message):
+                wait = delay
+                if counted and not delay and queue.props.backoff_ms:
+                    attempt = min(message.count, len(queue.props.backoff_ms))
+                    wait = queue.props.backoff_ms[attempt - 1]
+                back.setdefault(wait, []).append(message)
+        for wait, some in back.items():
+            for message in some:
+                message.count -= not counted
+                message.properties = {**message.properties, **(properties or {})}
+                message.expiry_stamp = self._tick_stamp()
+                if message.deferred:
+                    message.state = "deferred"
+                elif wait:
+                    message.state, message.until = "delayed", self.now + wait
+                    message.stamp = self._tick_stamp()
+                else:
+                    message.state = "active"
+                    self._back.append(message)
+                    self._changes(queue, message)
         for message in worn:
             self._bury(queue, message, "MaxDeliveryCountExceeded", properties)
         self._expire(queue, [m for m in messages if m not in worn and not self._fresh(m)])
+
+    def _use(self, queue: Q) -> None:
+        """Settling is use of a queue, where that matters."""
+        if queue.props.idle_delete_ms is not None or queue.is_part or queue.is_subscription:
+            queue.touched = self.now
+
+    def _changes(self, queue: Q, *ready: Msg) -> None:
+        self._ready_now.setdefault(queue.name, []).extend(ready)
 
     def _expire(self, queue: Q, messages: list[Msg]) -> None:
         for message in messages:
@@ -373,18 +479,21 @@ class Reference:
         queue: Q,
         message: Msg,
         reason: str | None,
-        properties: dict[str, object] | None = None,
+        properties: Properties | None = None,
     ) -> None:
         queue.messages.remove(message)
         self._drop_session(queue, message.group)
+        self._changes(queue)
         dead = self.queues[queue.name + DEAD]
         message.sequence, message.state, message.token = dead.next, "active", 0
         message.expires, message.reason = None, reason
         message.properties = {**message.properties, **(properties or {})}
         dead.next += 1
         dead.messages.append(message)
+        self._changes(dead, message)
 
     def _end_session(self, queue: Q, key: str) -> None:
+        self._changes(queue)
         session = queue.sessions[key]
         held = [m for m in queue.messages if m.group == key and m.state == "locked"]
         held.sort(key=lambda m: m.token)
@@ -399,13 +508,24 @@ class Reference:
 
     def _start(self, command: c.Start) -> None:
         self.started = self.now
+        bound = [
+            (session.token, queue, key)
+            for queue in self.queues.values()
+            for key, session in queue.sessions.items()
+            if session.token and session.bound
+        ]
+        for _, queue, key in sorted(bound, key=lambda each: each[0]):
+            self._end_session(queue, key)
+        held = self._everywhere(lambda _, m: m.state == "locked" and m.bound > 0)
+        held.sort(key=lambda pair: pair[1].token)
+        for queue, messages in self._by_queue(held):
+            self._end(queue, messages, queue.props.counting == "all")
         for queue in self.queues.values():
-            for key in sorted(queue.sessions, key=lambda k: queue.sessions[k].token):
-                session = queue.sessions.get(key)
-                if session is not None and session.token and session.bound:
-                    self._end_session(queue, key)
-            bound = [m for m in queue.messages if m.state == "locked" and m.bound]
-            self._end(queue, sorted(bound, key=lambda m: m.token), queue.props.counting == "all")
+            for message in queue.messages:
+                message.stuck = False  # it is tried again
+
+    def _everywhere(self, wanted: Callable[[Q, Msg], bool]) -> list[tuple[Q, Msg]]:
+        return [(q, m) for q in self.queues.values() for m in q.messages if wanted(q, m)]
 
     def _tick(self, command: c.Tick) -> None:
         now = self.now
@@ -420,72 +540,343 @@ class Reference:
         ]
         for _, _, queue, key in sorted(ended, key=lambda e: e[:2]):
             self._end_session(queue, key)
-        for queue in self.queues.values():
-            if queue.props.grouping != "session":
-                lost = [m for m in queue.messages if m.state == "locked" and m.until <= now]
-                lost.sort(key=lambda m: (m.until, m.stamp))
-                self._end(queue, lost, queue.props.counting == "all")
-        for queue in self.queues.values():
-            living = [m for m in queue.messages if m.state in ("active", "delayed", "deferred")]
-            stale = [m for m in living if not self._fresh(m)]
-            stale.sort(key=lambda m: (m.expires, m.expiry_stamp))
-            self._expire(queue, stale)
-        for queue in self.queues.values():
-            due = [
-                m
-                for m in queue.messages
-                if (m.state == "scheduled" and m.enqueued <= now)
-                or (m.state == "delayed" and m.until <= now)
-            ]
-            due.sort(key=lambda m: (m.until, m.stamp))
-            for message in due:
-                if message.state == "scheduled":
-                    message.sequence, message.enqueued = queue.next, now
-                    message.expiry_stamp = self._tick_stamp()
-                    queue.next += 1
-                    queue.used = now
-                message.state = "active"
+        lost = self._everywhere(
+            lambda q, m: m.state == "locked" and m.until <= now and q.props.grouping != "session"
+        )
+        lost.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
+        for queue, messages in self._by_queue(lost):
+            self._end(queue, messages, queue.props.counting == "all")
+        stale = self._everywhere(
+            lambda _, m: m.state in ("active", "delayed", "deferred") and not self._fresh(m)
+        )
+        stale.sort(key=lambda pair: (pair[1].expires, pair[1].expiry_stamp))
+        for queue, messages in self._by_queue(stale):
+            self._changes(queue)
+            self._expire(queue, messages)
+        due = self._everywhere(lambda _, m: m.state in ("scheduled", "delayed") and m.until <= now)
+        due.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
+        for queue, messages in self._by_queue(due):
+            self._wake(queue, messages)
         for queue in self.queues.values():
             queue.seen = {k: v for k, v in queue.seen.items() if v[0] > now}
-        for name in [q.name for q in self.queues.values() if not q.is_dead]:
-            queue, dead = self.queues[name], self.queues[name + DEAD]
-            idle = queue.props.idle_delete_ms
-            used = max(queue.used, queue.touched, dead.used, dead.touched, self.started)
-            in_use = any(r.queue in (name, dead.name) for r in self.receivers) or any(
-                m.state == "locked" for m in queue.messages + dead.messages
-            )
-            if idle is not None and not in_use and used + idle <= now:
-                del self.queues[name], self.queues[dead.name]
+        self._follow()
+        self._relay(refuse=False)
+        for queue in list(self.queues.values()):
+            if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
+                for each in self._family(queue):
+                    del self.queues[each.name]
+
+    def _wake(self, queue: Q, messages: list[Msg]) -> None:
+        self._changes(queue)
+        for message in sorted(messages, key=lambda m: m.state == "delayed"):
+            if message.state == "scheduled":
+                message.sequence, message.enqueued = queue.next, self.now
+                message.expiry_stamp = self._tick_stamp()
+                queue.next += 1
+                queue.used = self.now
+            message.state = "active"
+            self._back.append(message)
+            self._changes(queue, message)
+
+    def _is_idle(self, queue: Q) -> bool:
+        family = self._family(queue)
+        names = [each.name for each in family]
+        in_use = any(r.queue in names for r in self.receivers) or any(
+            m.state == "locked" for each in family for m in each.messages
+        )
+        used = max(self.started, *(max(each.used, each.touched) for each in family))
+        idle = queue.props.idle_delete_ms
+        return idle is not None and not in_use and used + idle <= self.now
+
+    # Handing on.
+
+    def _follow(self) -> None:
+        """What was there before a queue began to forward."""
+        for queue in list(self.queues.values()):
+            if queue.hands_on:
+                there = self._ready(queue)
+                if queue.props.grouping != "none":
+                    there = sorted(queue.messages, key=lambda m: m.sequence)
+                new = self._ready_now.get(queue.name, [])
+                waiting = [
+                    m
+                    for m in there
+                    if m.state == "active" and self._fresh(m) and not m.stuck and m not in new
+                ]
+                if waiting:
+                    self._ready_now[queue.name] = []
+                    self._hand_on(queue, waiting + new, refuse=False)
+
+    def _relay(self, *, refuse: bool) -> None:
+        """What has come into topics and queues that forward goes on, until it is at its end."""
+        while True:
+            names = [
+                name
+                for name, ready in self._ready_now.items()
+                if ready and name in self.queues and self.queues[name].hands_on
+            ]
+            if not names:
+                return
+            for name in names:
+                messages, self._ready_now[name] = self._ready_now[name], []
+                self._hand_on(self.queues[name], messages, refuse=refuse)
+
+    def _hand_on(self, queue: Q, messages: list[Msg], *, refuse: bool) -> None:
+        made: dict[str, list[Msg]] = {}
+        for message in messages:
+            message.stuck = False
+            if queue.is_topic:
+                copies = self._publish(queue, message, refuse=refuse)
+            else:
+                copies = self._forward(queue, message)
+            for target, each in copies:
+                made.setdefault(target.name, []).append(each)
+            if not message.stuck:
+                queue.messages.remove(message)
+                self._drop_session(queue, message.group)
+        for copies_of_one in made.values():
+            for each in copies_of_one:
+                each.expiry_stamp = self._tick_stamp()
+
+    def _publish(self, topic: Q, message: Msg, *, refuse: bool) -> list[tuple[Q, Msg]]:
+        copies = []
+        for queue in sorted(self._subscriptions(topic), key=_turn):
+            if not queue.sends:
+                continue
+            wanted, failed = self._evaluate(queue, message)
+            for each in wanted:
+                if each.group is None and queue.props.requires_session:
+                    copies.append(self._put_dead(queue, each, "Session id is null."))
+                    continue
+                try:
+                    copies += self._put(queue, each)
+                except errors.QuotaExceeded:
+                    if refuse:
+                        raise
+                    copies.append(self._put_dead(queue, each, "QuotaExceeded"))
+            if failed and queue.props.dead_letter_filter_errors:
+                copies.append(self._put_dead(queue, message, "FilterException"))
+        return copies
+
+    def _evaluate(self, queue: Q, message: Msg) -> tuple[list[Msg], bool]:
+        """The copies that the rules of a subscription make, and whether one of them fails."""
+        copies, plain, failed = [], False, False
+        for rule in queue.rules.values():
+            try:
+                if not fits(rule.filter, message.properties, message.subject):
+                    continue
+            except Unclear:
+                failed = True
+                continue
+            if rule.action:
+                changed = ACTIONS[rule.action](message.properties, message.subject, message.group)
+                properties, subject, group = changed
+                properties = {**properties, "RuleName": rule.name}
+                copies.append(replace(message, properties=properties, subject=subject, group=group))
+            else:
+                plain = True
+        return copies + [message] * plain, failed
+
+    def _forward(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]]:
+        name = queue.props.forward_to
+        target = self.queues.get(name) if name is not None else None
+        most = target.props.max_message_bytes if target is not None else None
+        if target is None:
+            why = "TargetNotFound"
+        elif not target.sends:
+            why = "TargetDisabled"
+        elif target.props.requires_session and message.group is None:
+            why = "Session id is null."
+        elif most is not None and message.size > most:
+            why = "MessageTooLarge"
+        else:
+            try:
+                return self._put(target, message)
+            except errors.QuotaExceeded:
+                why = "QuotaExceeded"
+        if queue.is_part:
+            message.stuck = True  # dead letters stay where they can be read
+            return []
+        return [self._add(self.queues[queue.name + TRANSFER], message, why)]
+
+    def _put_dead(self, queue: Q, message: Msg, reason: str) -> tuple[Q, Msg]:
+        return self._add(self.queues[queue.name + DEAD], message, reason)
+
+    def _put(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]]:
+        """A copy, if there is room for it or something gives way. Raises QuotaExceeded."""
+        self._changes(queue)
+        overflow = queue.props.overflow
+        if not self._has_room(queue, [message]):
+            if overflow == "drop-newest":
+                queue.next, queue.used = queue.next + 1, self.now
+                return []
+            if overflow == "to-dead-letter":
+                return [self._put_dead(queue, message, "QueueFull")]
+            if overflow == "drop-oldest":
+                self._drop_oldest(queue, [message])
+            self._check_room(queue, [message])
+        return [self._add(queue, message)]
+
+    def _add(self, queue: Q, message: Msg, reason: str | None = None) -> tuple[Q, Msg]:
+        lives = [] if message.expires is None else [message.expires]
+        if queue.props.ttl_ms is not None:
+            lives.append(self.now + queue.props.ttl_ms)
+        new = replace(
+            message, sequence=queue.next, state="active", enqueued=self.now, count=0, token=0,
+            bound=0, deferred=False, reason=reason or message.reason, stuck=False,
+            expires=None if queue.is_part else min(lives, default=None),
+        )  # fmt: skip
+        queue.next, queue.used = queue.next + 1, self.now
+        queue.messages.append(new)
+        self._changes(queue, new)
+        return queue, new
+
+    def _drop_oldest(self, queue: Q, new: list[Msg]) -> None:
+        """As few as make room, none of those that have come back in the same command.
+
+        Raises QuotaExceeded, and drops none, where that is not enough.
+        """
+        oldest = [m for m in queue.messages if m.state == "active" and m not in self._back]
+        oldest.sort(key=lambda m: m.sequence)
+        for count in range(len(oldest) + 1):
+            left = [m for m in queue.messages if m not in oldest[:count]]
+            if self._has_room(replace(queue, messages=left), new):
+                queue.messages = left
+                ready = self._ready_now.get(queue.name, [])
+                for message in oldest[:count]:
+                    self._drop_session(queue, message.group)
+                    if message in ready:
+                        ready.remove(message)
+                return
+        raise errors.QuotaExceeded(queue.name, "", 0, 0)
+
+    # Queues, topics, subscriptions.
 
     def _createqueue(self, command: c.CreateQueue) -> None:
         if command.queue.casefold() in [name.casefold() for name in self.queues]:
             raise errors.AlreadyExists("queue", command.queue)
-        self.queues[command.queue] = Q(command.queue, command.properties, self.now)
-        name = command.queue + DEAD
-        self.queues[name] = Q(name, self._dead(command.properties), self.now)
+        self._check_forwarding(command.queue, command.properties)
+        self._create(command.queue, command.properties)
+
+    def _create(self, name: str, props: QueueProperties) -> Q:
+        queue = self.queues[name] = Q(name, props, self.now)
+        dead = name + DEAD
+        self.queues[dead] = Q(dead, self._dead(props), self.now)
+        self._add_transfer(queue)
+        return queue
+
+    def _add_transfer(self, queue: Q) -> None:
+        name = queue.name + TRANSFER
+        if queue.props.forward_to is not None and name not in self.queues:
+            self.queues[name] = Q(name, self._transfer(queue.props), self.now)
 
     def _dead(self, props: QueueProperties) -> QueueProperties:
+        return QueueProperties(
+            lock_ms=props.lock_ms, counting=props.counting, forward_to=props.forward_dead_to
+        )
+
+    def _transfer(self, props: QueueProperties) -> QueueProperties:
         return QueueProperties(lock_ms=props.lock_ms, counting=props.counting)
 
+    def _check_forwarding(self, name: str, props: QueueProperties) -> None:
+        """A subscription's messages come from its topic, so it counts as part of that."""
+        base = name.partition(SUBSCRIPTION)[0]
+        arrows = {
+            (queue.name.partition(SUBSCRIPTION)[0], target)
+            for queue in self.queues.values()
+            if not queue.is_part and queue.name != name
+            for target in (queue.props.forward_to, queue.props.forward_dead_to)
+            if target is not None
+        }
+        mine = [t for t in (props.forward_to, props.forward_dead_to) if t is not None]
+        for target in mine:
+            if target not in self.queues:
+                raise errors.NotFound("queue", target)
+            before = arrows | {
+                (queue.name.partition(SUBSCRIPTION)[0], each)
+                for queue in self.queues.values()
+                if queue.name == name
+                for each in (queue.props.forward_to, queue.props.forward_dead_to)
+                if each is not None
+            }
+            if base in self._reachable(target, before):
+                raise errors.NotAllowed(name, "")
+        ways = [1 + self._longest(target, arrows, 1) for target in mine]
+        if self._longest(base, arrows, 0) + max(ways, default=0) > HOPS_MAX:
+            raise errors.NotAllowed(name, "")
+
+    def _reachable(self, name: str, arrows: set[tuple[str, str]]) -> set[str]:
+        found = {name}
+        for _ in arrows:
+            found |= {to for start, to in arrows if start in found}
+        return found
+
+    def _longest(self, name: str, arrows: set[tuple[str, str]], side: int) -> int:
+        """How many arrows in a row lead away from a name (1), or to it (0)."""
+        ways = [arrow[side] for arrow in arrows if arrow[1 - side] == name]
+        return max((1 + self._longest(way, arrows, side) for way in ways), default=0)
+
+    def _createsubscription(self, command: c.CreateSubscription) -> None:
+        self._topic(command.queue.partition(SUBSCRIPTION)[0])
+        if command.queue.casefold() in [name.casefold() for name in self.queues]:
+            raise errors.AlreadyExists("subscription", command.queue)
+        self._check_forwarding(command.queue, command.properties)
+        queue = self._create(command.queue, command.properties)
+        queue.rules = {rule.name: rule for rule in command.rules}
+
+    def _setrule(self, command: c.SetRule) -> None:
+        queue = self._subscription(command.queue)
+        rule = command.rule
+        same = [name for name in queue.rules if name.casefold() == rule.name.casefold()]
+        if command.new and same:
+            raise errors.AlreadyExists("rule", rule.name)
+        if not command.new and not same:
+            raise errors.NotFound("rule", rule.name)
+        name = same[0] if same else rule.name
+        queue.rules[name] = Rule(name, rule.filter, rule.action)
+
+    def _removerule(self, command: c.RemoveRule) -> None:
+        queue = self._subscription(command.queue)
+        same = [name for name in queue.rules if name.casefold() == command.rule.casefold()]
+        if not same:
+            raise errors.NotFound("rule", command.rule)
+        del queue.rules[same[0]]
+
+    def _listrules(self, command: c.ListRules) -> None:
+        rules = self._subscription(command.queue).rules
+        self.answer = [rules[name] for name in sorted(rules) if name > command.after]
+
+    def _listsubscriptions(self, command: c.ListSubscriptions) -> None:
+        self.answer = sorted(q.name for q in self._subscriptions(self._topic(command.queue)))
+
     def _deletequeue(self, command: c.DeleteQueue) -> None:
-        queue = self._own(command.queue)
-        names = (queue.name, queue.name + DEAD)
-        self.notices += [
-            (r.number, "deleted") for n in names for r in self.receivers if r.queue == n
-        ]
-        self.receivers = [r for r in self.receivers if r.queue not in names]
-        del self.queues[names[0]], self.queues[names[1]]
+        names = [each.name for each in self._family(self._own(command.queue))]
+        mine = [r for r in self.receivers if r.queue in names]
+        self.notices += [(r.number, "deleted") for r in mine]
+        self.receivers = [r for r in self.receivers if r not in mine]
+        for name in names:
+            del self.queues[name]
 
     def _updatequeue(self, command: c.UpdateQueue) -> None:
-        self._update(self._own(command.queue), command.properties)
+        queue = self._own(command.queue)
+        self._check_forwarding(queue.name, command.properties)
+        self._update(queue, command.properties)
 
     def _update(self, queue: Q, props: QueueProperties) -> None:
-        before = queue.receives
+        before, received = queue.props, queue.receives
         queue.props, queue.used = props, self.now
-        self.queues[queue.name + DEAD].props = self._dead(props)
-        if before and not queue.receives:
+        dead = self.queues[queue.name + DEAD]
+        dead.props = self._dead(props)
+        if queue.name + TRANSFER in self.queues:
+            self.queues[queue.name + TRANSFER].props = self._transfer(props)
+        self._add_transfer(queue)
+        redirected = props.forward_to is not None and props.forward_to != before.forward_to
+        if (received and not queue.receives) or redirected:
             mine = [r for r in self.receivers if r.queue == queue.name]
             self.notices += [(r.number, "paused") for r in mine]
+        if props.forward_dead_to not in (None, before.forward_dead_to):
+            for message in dead.messages:
+                message.stuck = False
 
     def _pause(self, command: c.Pause | c.Resume) -> None:
         queue = self._own(command.queue)
@@ -503,7 +894,10 @@ class Reference:
     _resume = _pause
 
     def _getqueue(self, command: c.GetQueue) -> None:
-        self._queue(command.queue)
+        queue = self._queue(command.queue)
+        transfer = self.queues.get(queue.name + TRANSFER)
+        kept = len(transfer.messages) if transfer is not None else 0
+        self.answer = (len(self._subscriptions(queue)), len(queue.rules), kept)
 
     def _purge(self, command: c.Purge) -> None:
         queue = self._queue(command.queue)
@@ -516,9 +910,10 @@ class Reference:
 
     def _resubmit(self, command: c.Resubmit) -> None:
         queue = self._queue(command.queue)
-        if not queue.is_dead:
+        if not queue.is_part:
             raise errors.NotAllowed(queue.name, "")
-        target = self._own(command.target or queue.name.removesuffix(DEAD))
+        origin = queue.name.removesuffix(DEAD).removesuffix(TRANSFER)
+        target = self._own(command.target or origin)
         if not target.sends:
             raise errors.Disabled(target.name, "")
         chosen = sorted(
@@ -543,9 +938,11 @@ class Reference:
             message.sequence, message.count, message.enqueued = target.next, 0, self.now
             if not command.keep_reason:
                 message.reason = None
+            message.stuck = False
             target.next += 1
             target.messages.append(message)
             target.used = self.now
+            self._changes(target, message)
 
     def _that_fit(self, target: Q, messages: list[Msg]) -> list[Msg]:
         chosen: list[Msg] = []
@@ -570,14 +967,17 @@ class Reference:
         if group is None and queue.props.requires_session:
             raise errors.InvalidArgument("group", "")
 
+    def _has_room(self, queue: Q, messages: list[Msg]) -> bool:
+        """A topic is as full as its subscriptions are together."""
+        there = [m for each in (queue, *self._subscriptions(queue)) for m in each.messages]
+        most, most_bytes = queue.props.max_messages, queue.props.max_bytes
+        size = sum(m.size for m in there + messages)
+        return (most is None or len(there) + len(messages) <= most) and (
+            most_bytes is None or size <= most_bytes
+        )
+
     def _check_room(self, queue: Q, messages: list[Msg]) -> None:
-        props, size = queue.props, sum(m.size for m in queue.messages + messages)
-        if not messages:
-            return
-        count = len(queue.messages) + len(messages)
-        if props.max_messages is not None and count > props.max_messages:
-            raise errors.QuotaExceeded(queue.name, "", 0, 0)
-        if props.max_bytes is not None and size > props.max_bytes:
+        if messages and not self._has_room(queue, messages):
             raise errors.QuotaExceeded(queue.name, "", 0, 0)
 
     def _life(self, queue: Q, ttl: int | None) -> int | None:
@@ -586,6 +986,8 @@ class Reference:
 
     def _send(self, command: c.Send) -> None:
         queue = self._own(command.queue)
+        if queue.is_subscription:
+            raise errors.NotAllowed(queue.name, "")
         if not queue.sends:
             raise errors.Disabled(queue.name, "")
         messages: list[Msg] = []
@@ -595,8 +997,9 @@ class Reference:
         for new in command.messages:
             self._check_fit(queue, Msg(0, new, "", 0, None, None).size, new.group)
         for at, new in enumerate(command.messages):
+            envelope = decode_envelope(new.envelope)
             key = command.keys[at] if command.keys else None
-            key = key if key is not None else decode_envelope(new.envelope).id
+            key = key if key is not None else envelope.id
             if queue.props.duplicate_detection and key:
                 until, before = queue.seen.get(key, (0, 0))
                 before = keys.get(key, before if until > self.now else 0)
@@ -610,11 +1013,18 @@ class Reference:
             ttl = self._life(queue, new.ttl_ms)
             expires = None if ttl is None else (due or self.now) + ttl
             state = "scheduled" if due else "active"
-            message = Msg(sequence, new, state, due or self.now, expires, ttl, until=due)
+            message = Msg(
+                sequence, new, state, due or self.now, expires, ttl, until=due,
+                properties=envelope.properties, subject=envelope.subject, group=new.group,
+            )  # fmt: skip
             messages.append(message)
             answer.append(sequence)
             sequence += 1
-        self._check_room(queue, messages)
+        late = self._make_room(queue, messages)
+        if queue.props.overflow == "drop-newest" and late:
+            gone = late[0].sequence  # this one and all behind it
+            answer = [number if number < gone else 0 for number in answer]
+            keys = {key: number for key, number in keys.items() if number < gone}
         for message in messages:
             message.stamp = message.expiry_stamp = self._tick_stamp()
         for key, number in keys.items():
@@ -623,7 +1033,28 @@ class Reference:
             queue.used = self.now
         queue.messages += messages
         queue.next = sequence
+        taken = [m for m in messages if m not in late]
+        self._changes(queue, *(m for m in taken if m.state == "active"))
+        for message in late:
+            if queue.props.overflow == "drop-newest":
+                queue.messages.remove(message)
+            else:
+                self._bury(queue, message, "QueueFull")
         self.answer = answer
+
+    def _make_room(self, queue: Q, messages: list[Msg]) -> list[Msg]:
+        """Lets go what is to be let go, and returns those for which there is no room."""
+        if self._has_room(queue, messages) or not messages:
+            return []
+        if queue.props.overflow == "drop-oldest":
+            self._drop_oldest(queue, messages)
+        elif queue.props.overflow != "reject":
+            for count in range(len(messages), 0, -1):
+                if all(self._has_room(queue, messages[:n]) for n in range(1, count + 1)):
+                    return messages[count:]
+            return messages
+        self._check_room(queue, messages)
+        return []
 
     def _cancel(self, command: c.Cancel) -> None:
         queue = self._queue(command.queue)
@@ -749,8 +1180,7 @@ class Reference:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
         for settled_in, _ in held:
-            if settled_in.props.idle_delete_ms is not None or settled_in.is_dead:
-                settled_in.touched = self.now
+            self._use(settled_in)
         return held
 
     def _until(self, queue: Q, message: Msg) -> int:
@@ -786,10 +1216,11 @@ class Reference:
 
     def _deadletter(self, command: c.DeadLetter) -> None:
         held = self._held(command)
-        if any(queue.is_dead for queue, _ in held):
+        if any(queue.is_part for queue, _ in held):
             raise errors.NotAllowed("", "")
-        for queue, message in held:
-            self._bury(queue, message, command.reason, dict(command.properties))
+        for queue, messages in self._by_queue(held):
+            for message in messages:
+                self._bury(queue, message, command.reason, dict(command.properties))
 
     def _renew(self, command: c.Renew) -> None:
         held = self._held(command)
@@ -854,3 +1285,13 @@ class Reference:
                 if s.state is not None and s.state_at > command.since_ms
             }
         self.answer = keys
+
+
+def _turn(subscription: Q) -> int:
+    """Among those of a topic: who wants everything, who looks at the subject, the others."""
+    rules = list(subscription.rules.values())
+    if len(rules) != 1 or rules[0].action:
+        return 3
+    if isinstance(rules[0].filter, TrueFilter):
+        return 0
+    return 1 if isinstance(rules[0].filter, PatternFilter) else 2

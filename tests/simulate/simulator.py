@@ -2,12 +2,12 @@
 
 After every command the two are compared: refusals, answers, deliveries, every message's state. The
 invariants are checked, and that a replay of the journal gives the state that lives. Now and then
-the broker crashes, losing the last few commands and everything that passes.
+the broker crashes, losing the last few commands and everything that passes, or in the middle of
+what ticks had still to do.
 """
 
 import hashlib
 from collections.abc import Callable
-from copy import deepcopy
 from random import Random
 
 from posthouse.core import Outcome, State, decide, evolve, next_deadline_ms
@@ -17,18 +17,40 @@ from posthouse.core.errors import Refused
 from posthouse.core.message import (
     Envelope,
     NewMessage,
+    Note,
     Properties,
     decode_envelope,
     encode_envelope,
 )
-from posthouse.core.model import Order, QueueProperties, dead_letter_queue
+from posthouse.core.model import (
+    DEAD,
+    SUBSCRIPTION,
+    TRANSFER,
+    Order,
+    Overflow,
+    QueueProperties,
+    dead_letter_queue,
+    subscription_queue,
+)
 from posthouse.core.plan import Delivered
 from posthouse.core.records import Kept, decode, encode, is_kept, span
+from posthouse.core.rules import Rule
 from tests.invariants import check, check_positions
-from tests.simulate.reference import Given, Msg, Q, Reference
+from tests.simulate.meanings import ACTIONS, FILTERS, PATTERNS
+from tests.simulate.reference import Given, Msg, Q, Reference, View
 
-QUEUES = ("orders", "sessions", "groups", "urgent", "brief")
+QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf")
+FORWARDING = ("desk", "shelf")  # most often
+TOPICS = ("news", "alerts")
+SUBSCRIPTIONS = (
+    subscription_queue("news", "all"),
+    subscription_queue("news", "some"),
+    subscription_queue("news", "sessions"),
+    subscription_queue("alerts", "some"),
+)
+WITH_SESSIONS = ("sessions", subscription_queue("news", "sessions"))
 SESSIONS = ("s1", "s2", "s3")
+OVERFLOWS: tuple[Overflow, ...] = ("reject", "drop-oldest", "drop-newest", "to-dead-letter")
 
 
 class Mismatch(AssertionError):
@@ -52,6 +74,9 @@ class Simulator:
         self._body = 0
         self._old_tokens: list[int] = [1, 2, 3]
         self._start()
+        for name in (*TOPICS, *QUEUES, *SUBSCRIPTIONS):
+            if self.random.random() < 0.9:
+                self._do(self._create(name))
 
     def run(self, steps: int) -> None:
         for number in range(steps):
@@ -76,7 +101,7 @@ class Simulator:
     def _pass_time(self) -> None:
         """Ticks happen when due; now and then the engine is late."""
         random = self.random
-        end_ms = self.now_ms + random.choice([1, 10, 100, 1_000, 5_000, 20_000])
+        end_ms = self.now_ms + random.choice([1, 10, 100, 100, 500, 1_000, 5_000, 20_000])
         if random.random() < 0.1:
             self.now_ms = end_ms
             return
@@ -99,16 +124,26 @@ class Simulator:
             raise Mismatch(f"decide changed the state: {command}")
         self._apply(outcome)
         deliveries = list(outcome.deliveries)
-        while self.state.hungry:  # what the reference hands out at once, the core does in ticks
+        ticks = 0
+        forwards = [self.state.queues[name].relays for name in self.state.hungry]
+        crash = len(forwards) > 0 and all(forwards) and self.random.random() < 0.1
+        while (
+            self.state.hungry and not crash
+        ):  # what the reference hands out at once, the core does in ticks
             more = decide(self.state, c.Tick(), self.now_ms)
             self._apply(more)
             deliveries += more.deliveries
             self._tick_reference()
+            ticks += 1
+            if ticks > 100:
+                raise Mismatch(f"ticks go on for ever after {command}")
         self._note(command, refused, outcome)
         if refused is not expected:
             raise Mismatch(f"{command} at {self.now_ms}: {refused}, the reference says {expected}")
         self._compare(command, outcome.answer, deliveries)
         check(self.state, self.now_ms)
+        if crash:
+            self._recover()
 
     def _tick_reference(self) -> None:
         """A tick that belongs to the command before: what came of that is kept."""
@@ -174,31 +209,30 @@ class Simulator:
             self._same(command, "sessions", set(answer), reference.answer)
         if isinstance(command, c.GetSessionState):
             self._same(command, "session state", answer, reference.answer)
-        self._same(command, "messages", self._view(), reference.view())
+        if isinstance(command, c.ListRules) and isinstance(answer, list):
+            rules = [Rule(r.name, r.filter, r.action) for r in answer if isinstance(r, Rule)]
+            self._same(command, "rules", rules, reference.answer)
+        if isinstance(command, c.ListSubscriptions) and isinstance(answer, list):
+            names = [each.name for each in answer if isinstance(each, c.QueueInfo)]
+            self._same(command, "subscriptions", names, reference.answer)
+        if isinstance(answer, c.QueueInfo):
+            counts = (answer.subscriptions, answer.rules, answer.transfer)
+            self._same(command, "information", counts, reference.answer)
+        seen, wanted = self._view(), reference.view()
+        if seen != wanted:
+            seen, wanted = _differing(seen, wanted), _differing(wanted, seen)
+            raise _mismatch(f"messages after {command} at {self.now_ms}", seen, wanted)
 
     def _same(self, command: c.Command, what: str, core: object, reference: object) -> None:
         if core != reference:
-            raise Mismatch(
-                f"{what} after {command} at {self.now_ms}:\n"
-                f" core      {core}\n reference {reference}"
-            )
+            raise _mismatch(f"{what} after {command} at {self.now_ms}", core, reference)
 
-    def _view(self) -> dict[str, list[tuple[object, ...]]]:
-        view: dict[str, list[tuple[object, ...]]] = {}
+    def _view(self) -> View:
+        view: View = {}
         for name in self.state.queues:
             answer = decide(self.state, c.Peek(name, limit=c.PAGE_MAX), self.now_ms).answer
             assert isinstance(answer, c.Peeked)
-            view[name] = [
-                (
-                    seen.message.sequence,
-                    seen.message.body,
-                    seen.state,
-                    seen.message.count,
-                    seen.note.reason if seen.note else None,
-                    seen.note.properties if seen.note else {},
-                )
-                for seen in answer.messages
-            ]
+            view[name] = [_seen(each) for each in answer.messages]
         return view
 
     # Crashing.
@@ -216,15 +250,19 @@ class Simulator:
 
     def _crash(self) -> None:
         """Goes on for a few commands that are then lost, and recovers from what came before."""
-        kept, position, reference = len(self.journal), self.position, deepcopy(self.reference)
+        kept, position, reference = len(self.journal), self.position, self.reference.copy()
         for _ in range(self.random.randrange(6)):
             self._step()
         cut = self.random.randrange(kept, len(self.journal) + 1)
-        check(self._replay(self.journal[:cut]), self.now_ms)  # any prefix is a sound state
+        # Any prefix is a sound state.
+        check(self._replay(self.journal[:cut]), self.now_ms, handed_on=False)
         del self.journal[kept:]
         self.position = position
-        self.state = self._replay(self.journal)
         self.reference = reference
+        self._recover()
+
+    def _recover(self) -> None:
+        self.state = self._replay(self.journal)
         self.reference.restart()
         self._start()
 
@@ -236,48 +274,102 @@ class Simulator:
 
     def _actions(self) -> list[tuple[Callable[[], c.Command | None], int]]:
         return [
-            (self._create, 6 if len(self.state.names) < len(QUEUES) else 1),
-            (self._send, 30),
+            (self._create, 5),
+            (self._send, 40),
             (self._receive, 20),
             (self._attach, 8),
             (self._credit, 8),
             (self._detach, 3),
-            (self._settle, 40),
+            (self._settle, 50),
             (self._accept, 8),
             (self._in_session, 10),
             (self._by_number, 6),
-            (self._manage, 4),
+            (self._manage, 8),
+            (self._redirect, 4),
+            (self._rule, 3),
         ]
 
     def _queue(self) -> str:
-        name = self.random.choice(QUEUES)
-        return dead_letter_queue(name) if self.random.random() < 0.15 else name
+        """Most often one with something to receive."""
+        random, models = self.random, self.reference.queues.values()
+        if random.random() < 0.6:
+            full = [q.name for q in models if any(m.state == "active" for m in q.messages)]
+            if full:
+                return random.choice(full)
+        name = random.choice([*QUEUES, *SUBSCRIPTIONS])
+        return name + random.choice(["", "", "", "", "", DEAD, TRANSFER])
+
+    def _there(self, *names: str) -> list[str]:
+        """Those of them that there are, most often."""
+        there = [name for name in names if name in self.reference.queues]
+        return there if there and self.random.random() < 0.9 else list(names)
 
     def _number(self) -> int:
         self._receiver += 1
         return self._receiver
 
-    def _create(self) -> c.Command:
+    def _create(self, name: str = "") -> c.Command:
         random = self.random
-        name = random.choice(QUEUES)
+        missing = [n for n in (*QUEUES, *TOPICS, *SUBSCRIPTIONS) if n not in self.reference.queues]
+        if not missing or random.random() < 0.1:
+            missing = [*QUEUES, *TOPICS, *SUBSCRIPTIONS]
+        name = name or random.choice(missing)
+        if name in TOPICS:
+            return c.CreateQueue(name, self._topic_properties(name))
         order: Order = "priority" if name == "urgent" or random.random() < 0.2 else "arrival"
+        subscribes = SUBSCRIPTION in name
+        sessions = name in WITH_SESSIONS
+        forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
         properties = QueueProperties(
             lock_ms=random.choice([500, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
-            ttl_ms=random.choice([None, 3_000]) if name == "brief" else None,
-            max_messages=random.choice([None, None, 30]),
-            max_bytes=random.choice([None, None, 3_000]),
-            max_message_bytes=random.choice([None, None, 80]),
-            requires_session=name == "sessions",
-            grouping={"sessions": "session", "groups": "group"}.get(name, "none"),  # type: ignore[arg-type]
-            duplicate_detection=random.random() < 0.3,
+            ttl_ms=random.choice([None, 3_000]) if name == "brief" or subscribes else None,
+            max_messages=random.choice([None, None, None, 4, 30]),
+            max_bytes=random.choice([None, None, None, 400, 3_000]),
+            max_message_bytes=None if subscribes else random.choice([None, None, 150]),
+            requires_session=sessions,
+            grouping="session" if sessions else "group" if name == "groups" else "none",
+            duplicate_detection=not subscribes and random.random() < 0.3,
             duplicate_window_ms=random.choice([100, 5_000]),
             dead_letter_expired=random.random() < 0.5,
-            idle_delete_ms=random.choice([None, None, None, 60_000]),
+            idle_delete_ms=60_000 if "alerts" not in name and random.random() < 0.1 else None,
             order=order,
             counting=random.choice(["all", "abandon"]),
+            dead_letter_filter_errors=random.random() < 0.5,
+            forward_to=self._target(forwards),
+            forward_dead_to=self._target(0.15),
+            backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
+            overflow=random.choice(OVERFLOWS),
         )
-        return c.CreateQueue(name, properties)
+        if not subscribes:
+            return c.CreateQueue(name, properties)
+        rules = [self._a_rule(name, f"r{n}") for n in range(random.choice([1, 1, 2, 3]))]
+        return c.CreateSubscription(name, properties, rules)
+
+    def _topic_properties(self, name: str) -> QueueProperties:
+        random = self.random
+        return QueueProperties(
+            delivery="topic",
+            ttl_ms=random.choice([None, None, 4_000]),
+            max_messages=random.choice([None, None, None, 40]),
+            duplicate_detection=random.random() < 0.3,
+            duplicate_window_ms=random.choice([100, 5_000]),
+            idle_delete_ms=random.choice([None, 60_000]) if name == "alerts" else None,
+        )
+
+    def _target(self, chance: float) -> str | None:
+        random = self.random
+        if random.random() >= chance:
+            return None
+        return random.choice(self._there(*QUEUES, *TOPICS))
+
+    def _a_rule(self, subscription: str, name: str) -> Rule:
+        """Only one subscription of a topic asks for patterns, so that the order is known."""
+        random = self.random
+        wanted = random.choice(FILTERS)
+        if subscription == SUBSCRIPTIONS[1] and random.random() < 0.4:
+            wanted = random.choice(PATTERNS)
+        return Rule(name, wanted, random.choice(list(ACTIONS)) if random.random() < 0.3 else "")
 
     def _send(self) -> c.Command:
         random = self.random
@@ -286,8 +378,11 @@ class Simulator:
             self._body += 1
             ttl_ms = random.choice([None, None, None, 0, 50, 5_000])
             name = random.choice(["", f"id{random.randrange(20)}", f"unique{self._body}"])
-            properties: Properties = {"n": self._body} if random.random() < 0.3 else {}
-            envelope = Envelope(id=name, properties=properties)
+            properties: Properties = {"n": random.randrange(10)} if random.random() < 0.5 else {}
+            if random.random() < 0.5:
+                properties["colour"] = random.choice(["red", "blue"])
+            subject = random.choice(["", "events", "events.red", "events.a.red"])
+            envelope = Envelope(id=name, subject=subject, properties=properties)
             due_ms = self.now_ms + random.choice([-5, 20, 3_000]) if random.random() < 0.15 else 0
             messages.append(
                 NewMessage(
@@ -303,12 +398,15 @@ class Simulator:
         keys = None
         if random.random() < 0.2:
             keys = [random.choice([None, f"key{random.randrange(10)}"]) for _ in messages]
-        return c.Send(self._queue(), messages, keys, random.random() < 0.3)
+        queue = random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
+        if random.random() < 0.03:
+            queue = self._queue()
+        return c.Send(queue, messages, keys, random.random() < 0.3)
 
     def _session_token(self, queue: str) -> int:
         """Most often a held one where one is needed."""
         random = self.random
-        if queue != "sessions":
+        if queue not in WITH_SESSIONS:
             return random.choice(self._old_tokens) if random.random() < 0.03 else 0
         held = [s.token for s in self._model(queue).sessions.values() if s.token]
         if held and random.random() < 0.9:
@@ -410,7 +508,7 @@ class Simulator:
     def _accept(self) -> c.Command:
         random = self.random
         return c.AcceptSession(
-            "sessions" if random.random() < 0.97 else self._queue(),
+            random.choice(self._there(*WITH_SESSIONS)) if random.random() < 0.97 else self._queue(),
             self._number(),
             random.choice([None, *SESSIONS, "empty"]),
             self._deadline(),
@@ -420,7 +518,9 @@ class Simulator:
 
     def _in_session(self) -> c.Command:
         random = self.random
-        queue = "sessions" if random.random() < 0.97 else self._queue()
+        queue = random.choice(self._there(*WITH_SESSIONS))
+        if random.random() < 0.03:
+            queue = self._queue()
         token = self._session_token(queue)
         commands: list[c.Command] = [
             c.RenewSession(queue, token, random.choice([0, 3_000])),
@@ -456,37 +556,101 @@ class Simulator:
             session,
         )
 
+    def _rule(self) -> c.Command:
+        random = self.random
+        queue = random.choice(self._there(*SUBSCRIPTIONS))
+        if random.random() < 0.05:
+            queue = self._queue()
+        name = random.choice(["r0", "r1", "R1", "r5"])
+        commands: list[c.Command] = [
+            c.SetRule(queue, self._a_rule(queue, name), new=random.random() < 0.5),
+            c.RemoveRule(queue, name),
+            c.ListRules(queue),
+            c.ListSubscriptions(random.choice([*TOPICS, "orders"])),
+        ]
+        return random.choices(commands, [5, 2, 1, 1])[0]
+
+    def _changed(self, name: str, **changes: object) -> QueueProperties:
+        model = self._model(name)
+        values = {f: getattr(model.props, f) for f in model.props.__struct_fields__}
+        return QueueProperties(**values | changes)
+
+    def _redirect(self) -> c.Command:
+        """Forwarding begins, ends or goes elsewhere; what is there already has to follow."""
+        random = self.random
+        name = random.choice(self._there(*QUEUES, *FORWARDING, *SUBSCRIPTIONS))
+        changes: dict[str, str | None] = random.choice(
+            [
+                {"forward_to": None},
+                {"forward_to": None, "forward_dead_to": None},
+                {"forward_to": self._target(1)},
+                {"forward_dead_to": self._target(0.8)},
+                {"forward_to": self._target(1), "forward_dead_to": self._target(1)},
+            ]
+        )
+        return c.UpdateQueue(name, self._changed(name, **changes))
+
     def _manage(self) -> c.Command | None:
         random = self.random
-        name = self._queue()
+        name = random.choice(self._there(*QUEUES, *SUBSCRIPTIONS, *TOPICS))
+        if random.random() < 0.3:
+            name = self._queue()
         model = self._model(name)
         sending, receiving = random.random() < 0.5, random.random() < 0.5
-        properties = QueueProperties()
-        if name in self.reference.queues:
-            values = {f: getattr(model.props, f) for f in model.props.__struct_fields__}
-            values |= {
-                "max_delivery": random.choice([1, 5]),
-                "status": random.choice(["active", "active", "disabled", "receive-disabled"]),
-                "idle_delete_ms": random.choice([None, 60_000]),
-            }
-            properties = QueueProperties(**values)
+        changes: dict[str, object] = {
+            "max_delivery": random.choice([1, 5]),
+            "lock_ms": random.choice([500, 2_000]),
+            "status": random.choice(["active", "active", "disabled", "receive-disabled"]),
+        }
+        if "alerts" not in name:
+            changes["idle_delete_ms"] = random.choice([None, None, None, 60_000])
+        if name not in TOPICS:
+            changes["backoff_ms"] = random.choice([[], [300]])
+            changes["overflow"] = random.choice(OVERFLOWS)
+        if name in TOPICS:
+            changes["idle_delete_ms"] = model.props.idle_delete_ms
         dead = [m.sequence for m in model.messages if m.state == "active"]
         number = random.choice([*dead, 77])
-        grave = dead_letter_queue(random.choice(QUEUES))
+        parts = [q.name for q in self.reference.queues.values() if q.is_part and q.messages]
+        grave = random.choice([*parts, dead_letter_queue("orders")])
+        target = random.choice(self._there(*QUEUES, *TOPICS, *SUBSCRIPTIONS))
         keep_reason = random.random() < 0.5
+        delete = random.random() < 0.2 and not name.startswith("alerts/")
         commands: list[c.Command] = [
             c.Pause(name, sending, receiving),
             c.Resume(name, sending=True, receiving=True),
             c.Resume(name, sending=True, receiving=True),
-            c.UpdateQueue(name, properties),
+            c.UpdateQueue(name, self._changed(name, **changes)),
             c.Purge(name, frozenset({random.randrange(5)})),
             c.Purge(name, frozenset(range(5)), before_ms=self.now_ms - 3_000),
             c.Resubmit(grave),
             c.Resubmit(name, [number, number + 1][: random.choice([1, 1, 2])]),
-            c.Resubmit(grave, target=random.choice(QUEUES), keep_reason=keep_reason),
-            c.DeleteQueue(name) if random.random() < 0.2 else c.GetQueue(name),
+            c.Resubmit(grave, target=target, keep_reason=keep_reason),
+            c.DeleteQueue(name) if delete else c.GetQueue(name),
         ]
         return random.choice(commands)
+
+
+def _seen(seen: c.Seen) -> tuple[object, ...]:
+    message, note = seen.message, seen.note or Note()
+    envelope = note.apply_to(decode_envelope(message.envelope))
+    return (
+        message.sequence, message.body, seen.state, message.count, note.reason,
+        envelope.properties, envelope.subject, message.group, message.expires_ms or None,
+    )  # fmt: skip
+
+
+def _mismatch(what: str, core: object, reference: object) -> Mismatch:
+    return Mismatch(f"{what}:\n core      {core}\n reference {reference}")
+
+
+def _differing(some: View, others: View) -> View:
+    """What is in the first only."""
+    return {
+        name: [each for each in messages if each not in others.get(name, [])]
+        for name, messages in some.items()
+        if others.get(name) != messages
+    }
 
 
 def _short(given: Given) -> tuple[int, int, int]:

@@ -9,9 +9,9 @@ import pytest
 from tests.simulate.simulator import Simulator
 
 
-@pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.parametrize("first", range(0, 120, 10))
 def test_the_core_agrees_with_the_reference(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         Simulator(seed).run(300)
 
 

@@ -122,6 +122,7 @@ from posthouse.core.model import (
     Status,
     dead_letter_queue,
     page,
+    sent_life_ms,
     subscription_queue,
 )
 from posthouse.core.plan import (
@@ -454,7 +455,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     side = plan.side(target)
     first = side.numbers(len(chosen))
-    lives = [queue.notes[m.sequence].ttl_ms for m in chosen]
+    lives = [sent_life_ms(queue, m.sequence) for m in chosen]
     expires_ms = [expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(

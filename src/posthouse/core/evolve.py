@@ -39,6 +39,7 @@ from posthouse.core.model import (
     dead_letter_queue,
     era,
     message_key,
+    sent_life_ms,
     topic_of,
 )
 from posthouse.core.records import (
@@ -173,7 +174,7 @@ def relays(queue: Queue) -> bool:
 def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
     """Where a queue begins to forward: what it cannot is kept beside it from then on."""
     if queue.properties.forward_to is not None and queue.transfer is None:
-        properties = QueueProperties(lock_ms=queue.properties.lock_ms)
+        properties = _of_the_rest(queue.properties)
         number = _TRANSFER_NUMBERS | position
         name, times = queue.name + TRANSFER, (time_ms, time_ms, time_ms)
         queue.transfer = Queue(name, number, queue.name, properties, *times, [Lane()])
@@ -189,6 +190,11 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
         lock_ms=properties.lock_ms, counting=properties.counting,
         forward_to=properties.forward_dead_to,
     )  # fmt: skip
+
+
+def _of_the_rest(properties: QueueProperties) -> QueueProperties:
+    """So does what keeps what could not be forwarded."""
+    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
 
 
 def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
@@ -236,6 +242,8 @@ def _queue_updated(state: State, record: QueueUpdated, position: int) -> None:
     queue.dead.properties = _of_the_dead(record.properties)
     queue.relays, queue.dead.relays = relays(queue), relays(queue.dead)
     watch_idleness(state, queue)
+    if queue.transfer is not None:
+        queue.transfer.properties = _of_the_rest(record.properties)
     _add_transfer(state, queue, position, record.time_ms)
 
 
@@ -782,12 +790,12 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
     queue, target = state.queues[record.queue], state.queues[record.target]
     moves = zip(record.sequences, record.expires_ms, strict=True)
     for sequence, (old, expires_ms) in enumerate(moves, record.first_sequence):
-        note = queue.notes[old]
+        note, life_ms = queue.notes[old], sent_life_ms(queue, old)
         moved = _move(state, queue, queue.messages[old], target, sequence)
         moved.count, moved.enqueued_ms, moved.expires_ms = 0, record.time_ms, expires_ms
         _watch_expiry(state, target, moved)
-        if note.ttl_ms is not None:
-            target.lives[sequence] = note.ttl_ms
+        if life_ms is not None:
+            target.lives[sequence] = life_ms
         kept = note.resubmitted(keep_reason=record.noted)
         if kept != NO_NOTE:
             target.notes[sequence] = kept
@@ -818,8 +826,10 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
         if notes is not None and (note := notes[at]) is not None:
             target.notes[sequence] = note
             group = group_of(old, note)
-        if number in source.lives:
-            target.lives[sequence] = source.lives[number]
+        if number in source.lives or number in source.notes:
+            life_ms = sent_life_ms(source, number)
+            if life_ms is not None:
+                target.lives[sequence] = life_ms
         body = old.body
         message = Message(
             sequence, old.position, old.envelope, old.native, body, old.priority, group, time_ms,

@@ -332,6 +332,12 @@ def find(state: State, name: str) -> str | None:
     return None if exact is None else exact + name[len(base) :]
 
 
+def sent_life_ms(queue: Queue, sequence: int) -> int | None:
+    """The time to live that the sender gave a message, which a note has where it is dead."""
+    life_ms, note = queue.lives.get(sequence), queue.notes.get(sequence)
+    return life_ms if life_ms is not None or note is None else note.ttl_ms
+
+
 SEQUENCE_BITS = 64
 
 

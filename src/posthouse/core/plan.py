@@ -89,6 +89,7 @@ class Side:
     __slots__ = (
         "added",
         "added_bytes",
+        "arrived",
         "keys",
         "next_sequence",
         "notes",
@@ -111,7 +112,9 @@ class Side:
         self.released: set[str] = set()  # sessions whose lock ends
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
-        self.added = self.added_bytes = 0  # messages that come, less those that go, where it counts
+        # Where it counts: messages that come, less those that go; and the sizes of such copies.
+        self.added = self.added_bytes = 0
+        self.arrived: dict[int, int] = {}
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
     @property
@@ -119,6 +122,22 @@ class Side:
         """How much of the queue is, with what this command adds."""
         now = used(self.queue)
         return Used(now.messages + self.added, now.size_bytes + self.added_bytes)
+
+    def remove(self, messages: Sequence[Message]) -> None:
+        """These will be gone, and leave the room they take up."""
+        self.removed.update(sequences_of(messages))
+        if is_limited(self.queue):
+            self.added -= len(messages)
+            self.added_bytes -= sum(map(size_bytes, messages))
+            for message in messages:
+                self.arrived.pop(message.sequence, None)
+
+    def give_up(self, sequences: Sequence[int]) -> None:
+        """Copies that have come with this command are not to stay."""
+        for sequence in sequences:
+            self.added -= 1
+            self.added_bytes -= self.arrived.pop(sequence)
+        self.ready = [message for message in self.ready if message.sequence not in sequences]
 
     def numbers(self, count: int) -> int:
         """The first of `count` new sequence numbers."""
@@ -145,6 +164,8 @@ class Plan:
         "next_lock",
         "now_ms",
         "records",
+        "relayed",
+        "sated",
         "sides",
         "state",
     )
@@ -158,6 +179,8 @@ class Plan:
         self.leaving: set[int] = set()  # receivers that are not there any more
         self.ending: set[str] = set()  # temporary subscriptions that end
         self.sides: dict[str, Side] = {}
+        self.sated: set[str] = set()  # queues with which ticks will not go on
+        self.relayed = False  # what came into topics and queues that forward was handed on
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
 
     def side(self, queue: Queue) -> Side:
@@ -166,18 +189,24 @@ class Plan:
             side = self.sides[queue.name] = Side(queue)
         return side
 
+    def is_hungry(self, queue: Queue) -> bool:
+        """Whether a later tick goes on with what is ready in this queue."""
+        return queue.name in self.state.hungry and queue.name not in self.sated
+
     def outcome(self, answer: Answer = None) -> Outcome:
         """Hands out what has become available, and closes the plan."""
-        relay(self)
+        if not self.relayed:
+            relay(self)
         for side in list(self.sides.values()):
             queue = side.queue
-            if (queue.waiting or queue.accepting) and queue.name not in self.state.hungry:
+            if (queue.waiting or queue.accepting) and not self.is_hungry(queue):
                 _hand_out(self, side)
         return Outcome(self.records, answer, self.deliveries)
 
     def touch(self, queue: Queue) -> None:
         """Settling and renewing is use of a queue, where that matters."""
-        if queue.properties.idle_delete_ms is not None or queue.origin is not None:
+        matters = queue.origin is not None or queue.topic is not None
+        if matters or queue.properties.idle_delete_ms is not None:
             self.side(queue).used = True
             self.records.append(Touched(queue.name, self.now_ms))
 
@@ -414,6 +443,14 @@ def pick_ready(queue: Queue, limit: int, now_ms: int, *, delete: bool = False) -
     return pick(queue, (sequence for _, sequence in in_order), limit, now_ms)
 
 
+def pick_all(queue: Queue, limit: int, now_ms: int) -> list[Message]:
+    """The next `limit` messages to be handed on, for which no group waits."""
+    if not queue.groups:
+        return pick_ready(queue, limit, now_ms)
+    ready = (m for m in queue.messages.walk(0) if m.state == ACTIVE and not is_expired(m, now_ms))
+    return list(islice(ready, limit))
+
+
 def _whole_groups(queue: Queue, in_order: Iterator[tuple[int, int]], now_ms: int) -> Iterator[int]:
     """What can be taken out for good: behind the head of a group comes the rest of it."""
     runs: list[tuple[int, int, Iterator[int]]] = []  # a heap: what follows in groups begun
@@ -493,26 +530,31 @@ class _Relay:
         self.plan = plan
         self.source = source
         self._into: dict[str, _Into] = {}
-        self._late: dict[str, list[int]] = {}  # copies that there is no room for
+        self._late: dict[str, list[int]] = {}  # copies that there is no room for, or not any more
 
     def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
         """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
-        plan, side = self.plan, self.plan.side(target)
+        plan, side, late = self.plan, self.plan.side(target), False
         if is_limited(target):
             size = size_bytes(message)
-            fit = make_room(target, side.occupied, [size], side.removed)
+            fit = make_room(target, side.occupied, [size], side.removed, side.arrived)
             if fit.dropped:
                 drop(plan, target, fit.dropped)
-            elif not fit.taken and target.properties.overflow == "to-dead-letter":
-                self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
-                return
-            elif not fit.taken:
-                self._late.setdefault(target.name, []).append(side.numbers(0))
-            else:
+            if fit.arrived:
+                side.give_up(fit.arrived)
+                self._late.setdefault(target.name, []).extend(fit.arrived)
+            if fit.taken:
                 side.added += 1
                 side.added_bytes += size
-        late = self._late.get(target.name, ())
-        self._put(message, side, note, _expiry(message, target, ttl_ms, plan.now_ms), late)
+                side.arrived[side.next_sequence] = size
+            elif target.properties.overflow == "to-dead-letter":
+                self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
+                return
+            else:
+                late = True
+                self._late.setdefault(target.name, []).append(side.next_sequence)
+        expires_ms = _expiry(message, target, ttl_ms, plan.now_ms)
+        self._put(message, side, note, expires_ms, late=late)
 
     def bury(
         self, message: Message, target: Queue, note: Note | None, reason: str, text: str
@@ -543,17 +585,19 @@ class _Relay:
         side: Side,
         note: Note | None,
         expires_ms: int,
-        late: Sequence[int] = (),
+        *,
+        late: bool = False,
     ) -> None:
         queue = side.queue
         into = self._into.get(queue.name)
         if into is None:
             into = self._into[queue.name] = _Into(side)
+            side.used = True
         sequence = side.numbers(1)
         into.sequences.append(message.sequence)
         into.expires_ms.append(expires_ms)
         into.notes.append(note)
-        if (queue.waiting or queue.accepting or queue.relays) and sequence not in late:
+        if (queue.waiting or queue.accepting or queue.relays) and not late:
             if note is not None:
                 side.notes[sequence] = note
             group = group_of(message, note)
@@ -567,17 +611,14 @@ class _Relay:
     def close(self, leaving: list[Message]) -> None:
         side, copies = self.source, [into.record() for into in self._into.values()]
         if leaving or copies:
-            sequences = sequences_of(leaving)
-            side.removed.update(sequences)
-            side.used = True
-            self.plan.records.append(Routed(side.queue.name, self.plan.now_ms, sequences, copies))
+            side.remove(leaving)
+            routed = Routed(side.queue.name, self.plan.now_ms, sequences_of(leaving), copies)
+            self.plan.records.append(routed)
         self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
 
 
 def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) -> int:
     """When a copy expires: as the message does, or earlier where the queue has it so."""
-    if target.origin is not None:
-        return 0
     expires_ms = message.expires_ms if ttl_ms is None else now_ms + ttl_ms
     least = target.properties.ttl_ms
     if least is not None:
@@ -587,32 +628,41 @@ def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) ->
 
 def relay(plan: Plan) -> None:
     """Hands on what has come into topics and into queues that forward, as far as it goes."""
-    for _ in range(_ROUNDS_MAX):
-        sides = [
-            side
-            for side in plan.sides.values()
-            if side.ready and side.queue.relays and side.queue.name not in plan.state.hungry
-        ]
-        if not sides:
-            return
-        for side in sides:
-            hand_on(plan, side)
-    raise AssertionError("it is forwarded for ever")
+    plan.relayed = True
+    staying: list[tuple[Side, list[Message]]] = []
+    rounds = 0
+    while sides := _with_more(plan):
+        rounds += 1
+        assert rounds <= _ROUNDS_MAX, "it is forwarded for ever"
+        staying += [(side, hand_on(plan, side)) for side in sides]
+    for side, messages in staying:
+        side.ready += messages
 
 
-def hand_on(plan: Plan, side: Side) -> None:
-    """All that is ready in one of them."""
+def _with_more(plan: Plan) -> list[Side]:
+    """Topics and queues that forward in which something is ready."""
+    return [
+        side
+        for side in plan.sides.values()
+        if side.ready and side.queue.relays and not plan.is_hungry(side.queue)
+    ]
+
+
+def hand_on(plan: Plan, side: Side) -> list[Message]:
+    """All that is ready in one of them. Returns what has to stay."""
     messages, side.ready = side.ready, []
     queue = side.queue
     if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
-        return  # it keeps what comes while nobody is there
+        return messages  # it keeps what comes while nobody is there
     handed = _Relay(plan, side)
     if queue.properties.delivery != "competing":
         for message in messages:
             _publish(handed, message)
         handed.close(messages)
-    else:
-        handed.close([message for message in messages if _forward(handed, message)])
+        return []
+    leaving = {message.sequence: message for message in messages if _forward(handed, message)}
+    handed.close(list(leaving.values()))
+    return [message for message in messages if message.sequence not in leaving]
 
 
 def has_takers(plan: Plan, queue: Queue) -> bool:
@@ -700,16 +750,12 @@ def _forward(handed: _Relay, message: Message) -> bool:
     return True
 
 
-def drop(plan: Plan, queue: Queue, messages: Sequence[Message], *, counted: bool = True) -> None:
-    """Out of a full queue. `counted`: they were in it, not just coming."""
+def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
+    """Out of a full queue."""
     side = plan.side(queue)
     leave_groups(side, messages)
-    sequences = [message.sequence for message in messages]
-    side.removed.update(sequences)
-    if counted:
-        side.added -= len(sequences)
-        side.added_bytes -= sum(map(size_bytes, messages))
-    plan.records.append(Dropped(queue.name, sequences))
+    side.remove(messages)
+    plan.records.append(Dropped(queue.name, sequences_of(messages)))
 
 
 # How a delivery ends.
@@ -817,7 +863,7 @@ def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
         text = "The message expired and was dead lettered."
         bury(plan, queue, messages, "TTLExpiredException", text, NO_PROPERTIES)
     else:
-        plan.side(queue).removed.update(sequences_of(messages))
+        plan.side(queue).remove(messages)
         plan.records.append(Expired(queue.name, sequences_of(messages)))
 
 
@@ -833,10 +879,9 @@ def bury(
     assert queue.dead is not None
     side, dead = plan.side(queue), plan.side(queue.dead)
     first = dead.numbers(len(messages))
-    sequences = sequences_of(messages)
-    side.removed.update(sequences)
+    side.remove(messages)
     record = DeadLettered(
-        queue.name, plan.now_ms, sequences, first, reason, description, properties
+        queue.name, plan.now_ms, sequences_of(messages), first, reason, description, properties
     )
     plan.records.append(record)
     if queue.dead.waiting or queue.dead.relays:

@@ -148,8 +148,11 @@ def epitaph(
     queue: str, sequence: int, note: Note | None, ttl_ms: int | None, record: DeadLettered
 ) -> Note:
     """What is noted of a message that is dead-lettered."""
-    changes = (note or NO_NOTE).amended(record.properties).properties
-    return Note(changes, record.reason, record.description, queue, sequence, record.time_ms, ttl_ms)
+    changed = (note or NO_NOTE).amended(record.properties)
+    return Note(
+        changed.properties, record.reason, record.description, queue, sequence, record.time_ms,
+        ttl_ms, changed.removed, changed.fields,
+    )  # fmt: skip
 
 
 class Expired(_Kept, frozen=True, tag=15):

@@ -1,6 +1,6 @@
 """Room: how much of a queue is used, and what gives way where there is none left."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -8,6 +8,8 @@ from posthouse.core.commands import LOOK_MAX
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import ACTIVE, Message, size_bytes
 from posthouse.core.model import Queue
+
+NOTHING: Mapping[int, int] = {}
 
 
 class Used(NamedTuple):
@@ -22,6 +24,7 @@ class Fit(NamedTuple):
 
     taken: int
     dropped: Sequence[Message] = ()  # old ones
+    arrived: Sequence[int] = ()  # of those that this command has brought
 
 
 def used(queue: Queue) -> Used:
@@ -37,62 +40,81 @@ def is_limited(queue: Queue) -> bool:
     return properties.max_messages is not None or properties.max_bytes is not None
 
 
-def check_room(queue: Queue, now: Used, messages: int, size: int) -> None:
-    """Raises QuotaExceeded."""
+def _excess(queue: Queue, now: Used, messages: int, size: int) -> QuotaExceeded | None:
+    """Which limit so many more messages would break."""
     properties = queue.properties
     most, most_bytes = properties.max_messages, properties.max_bytes
     if most is not None and now.messages + messages > most:
-        raise QuotaExceeded(queue.name, "max_messages", most, now.messages)
+        return QuotaExceeded(queue.name, "max_messages", most, now.messages)
     if most_bytes is not None and now.size_bytes + size > most_bytes:
-        raise QuotaExceeded(queue.name, "max_bytes", most_bytes, now.size_bytes)
+        return QuotaExceeded(queue.name, "max_bytes", most_bytes, now.size_bytes)
+    return None
+
+
+def check_room(queue: Queue, now: Used, messages: int, size: int) -> None:
+    """Raises QuotaExceeded."""
+    excess = _excess(queue, now, messages, size)
+    if excess is not None:
+        raise excess
 
 
 def has_room(queue: Queue, now: Used, messages: int, size: int) -> bool:
-    try:
-        check_room(queue, now, messages, size)
-    except QuotaExceeded:
-        return False
-    return True
+    return _excess(queue, now, messages, size) is None
 
 
-def make_room(queue: Queue, now: Used, sizes: Sequence[int], going: set[int]) -> Fit:
-    """For new messages of these sizes, as the queue wants it. `going`: what leaves it anyway.
+def make_room(
+    queue: Queue,
+    now: Used,
+    sizes: Sequence[int],
+    going: Container[int] = (),
+    arrived: Mapping[int, int] = NOTHING,
+) -> Fit:
+    """For new messages of these sizes, as the queue wants it.
 
-    Raises QuotaExceeded.
+    `going`: what leaves it anyway; `arrived`: the sizes of what has come before in this command,
+    by sequence number. Raises QuotaExceeded.
     """
-    overflow = queue.properties.overflow
-    try:
-        check_room(queue, now, len(sizes), sum(sizes))
-    except QuotaExceeded:
-        if overflow in ("reject", "block"):
-            raise
-    else:
+    excess = _excess(queue, now, len(sizes), sum(sizes))
+    if excess is None:
         return Fit(len(sizes))
+    overflow = queue.properties.overflow
+    if overflow in ("reject", "block"):
+        raise excess
     if overflow == "drop-oldest":
-        return Fit(len(sizes), _oldest(queue, now, sizes, going))
-    taken = size = 0
-    for each in sizes:
-        try:
-            check_room(queue, now, taken + 1, size + each)
-        except QuotaExceeded:
-            break
-        taken, size = taken + 1, size + each
+        fit = _without_oldest(queue, now, sizes, going, arrived)
+        if fit is None:
+            raise excess
+        return fit
+    taken = size = 0  # not all of them fit, so this ends
+    while _excess(queue, now, taken + 1, size + sizes[taken]) is None:
+        taken, size = taken + 1, size + sizes[taken]
     return Fit(taken)
 
 
-def _oldest(queue: Queue, now: Used, sizes: Sequence[int], going: set[int]) -> list[Message]:
-    """As few of the oldest as make room. Raises QuotaExceeded where that is not enough."""
+def _without_oldest(
+    queue: Queue,
+    now: Used,
+    sizes: Sequence[int],
+    going: Container[int],
+    arrived: Mapping[int, int],
+) -> Fit | None:
+    """With as few of the oldest dropped as make room. None: all of them are too few."""
     count, size = len(sizes), sum(sizes)
     dropped: list[Message] = []
+    late: list[int] = []
+
+    def is_enough(gone_bytes: int) -> bool:
+        nonlocal now
+        now = Used(now.messages - 1, now.size_bytes - gone_bytes)
+        return _excess(queue, now, count, size) is None
+
     for message in islice(queue.messages.walk(0), LOOK_MAX):
-        if message.state != ACTIVE or message.sequence in going:
-            continue
-        dropped.append(message)
-        now = Used(now.messages - 1, now.size_bytes - size_bytes(message))
-        try:
-            check_room(queue, now, count, size)
-        except QuotaExceeded:
-            continue
-        return dropped
-    check_room(queue, now, count, size)
-    raise AssertionError("there was room after all")
+        if message.state == ACTIVE and message.sequence not in going:
+            dropped.append(message)
+            if is_enough(size_bytes(message)):
+                return Fit(count, dropped)
+    for sequence, gone_bytes in arrived.items():
+        late.append(sequence)
+        if is_enough(gone_bytes):
+            return Fit(count, dropped, late)
+    return None

@@ -114,8 +114,6 @@ def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
     problem = ""
     plain = False
     for rule in rules:
-        if rule.action is None and plain:
-            continue
         try:
             if not rule.fits(view):
                 continue
@@ -153,19 +151,17 @@ def _ready(rule: Rule) -> _Ready:
 
 def _predicate(wanted: Filter) -> Predicate:
     """Raises SyntaxProblem."""
-    match wanted:
-        case TrueFilter():
-            return _always
-        case FalseFilter():
-            return _never
-        case SqlFilter():
-            return compile_filter(wanted.expression, wanted.parameters)
-        case CorrelationFilter():
-            return compile_correlation(wanted.fields, wanted.properties)
-        case PatternFilter():
-            trie: Trie[bool] = Trie()
-            trie.add(wanted.pattern, wanted.style, True)
-            return _fits_pattern(trie)
+    if isinstance(wanted, TrueFilter):
+        return _always
+    if isinstance(wanted, FalseFilter):
+        return _never
+    if isinstance(wanted, SqlFilter):
+        return compile_filter(wanted.expression, wanted.parameters)
+    if isinstance(wanted, CorrelationFilter):
+        return compile_correlation(wanted.fields, wanted.properties)
+    trie: Trie[bool] = Trie()
+    trie.add(wanted.pattern, wanted.style, True)
+    return _fits_pattern(trie)
 
 
 def _fits_pattern(trie: Trie[bool]) -> Callable[[View], bool]:

@@ -38,8 +38,8 @@ from posthouse.core.plan import (
     drop,
     is_expired,
 )
-from posthouse.core.records import SendBlocked, Sent
-from posthouse.core.room import Used, has_room, is_limited, make_room, used
+from posthouse.core.records import Dropped, SendBlocked, Sent
+from posthouse.core.room import Fit, Used, has_room, is_limited, make_room, used
 
 
 def send(state: State, command: Send, now_ms: int) -> Outcome:
@@ -87,9 +87,8 @@ def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[
     """Where to, the messages as they will be there, and their size. Raises Refused."""
     queue = state.queues.get(command.queue)
     if queue is None or queue.origin is not None or queue.topic is not None:
-        queue = own_queue(state, command.queue)
-        if queue.topic is not None:
-            raise NotAllowed(queue.name, f"it is fed by rules; send to the topic {queue.topic!r}")
+        topic = own_queue(state, command.queue).topic
+        raise NotAllowed(command.queue, f"it is fed by rules; send to the topic {topic!r}")
     properties = queue.properties
     if properties.status != "active" and not can_send(queue.properties):
         raise Disabled(queue.name, properties.status)
@@ -141,10 +140,15 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     if not messages:
         return answer
     sizes = list(map(size_bytes, messages))
-    fit = make_room(queue, side.occupied, sizes, side.removed) if is_limited(queue) else None
-    taken = len(messages) if fit is None else fit.taken
-    if fit is not None and fit.dropped:
+    fit = Fit(len(messages))
+    if is_limited(queue):
+        fit = make_room(queue, side.occupied, sizes, side.removed, side.arrived)
+    taken = fit.taken
+    if fit.dropped:
         drop(plan, queue, fit.dropped)
+    if fit.arrived:  # what the same command has sent there before
+        side.give_up(fit.arrived)
+        plan.records.append(Dropped(queue.name, list(fit.arrived)))
     late_are_dropped = taken < len(messages) and queue.properties.overflow == "drop-newest"
     if late_are_dropped:
         sequences = [each if each < first + taken else 0 for each in answer.sequences]
@@ -155,15 +159,21 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     record = Sent(queue.name, plan.now_ms, first, sum(sizes), messages, keys, until_ms)
     plan.records.append(record)
     new = _as_messages(record)
-    side.added += taken
-    side.added_bytes += sum(sizes[:taken])
+    if is_limited(queue):
+        side.added += len(messages)
+        side.added_bytes += sum(sizes)
+        side.arrived |= {
+            message.sequence: size
+            for message, size in zip(new[:taken], sizes, strict=False)
+            if message.state == ACTIVE
+        }
     for sequence, key in enumerate(keys or (), first):
         if key is not None:
             side.keys[key] = sequence
     side.ready += [message for message in new[:taken] if message.state == ACTIVE]
     late = new[taken:]
     if late_are_dropped:
-        drop(plan, queue, late, counted=False)
+        drop(plan, queue, late)
     elif late:
         bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
     return answer

@@ -97,6 +97,7 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
         and not command.session
         and queue.properties.idle_delete_ms is None
         and queue.origin is None
+        and (queue.topic is None or state.queues[queue.topic].properties.idle_delete_ms is None)
         and len(command.locks) <= BATCH_MAX
         and not state.enlisted
     ):

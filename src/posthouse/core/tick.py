@@ -7,6 +7,7 @@ from posthouse.core.checks import check_duration, check_start
 from posthouse.core.commands import (
     STEPS_MAX,
     Admitted,
+    Delivery,
     Notice,
     SetClock,
     Start,
@@ -15,7 +16,7 @@ from posthouse.core.commands import (
     Ticked,
 )
 from posthouse.core.errors import InvalidArgument, Refused
-from posthouse.core.message import LOCKED, SCHEDULED, Message
+from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Blocked, Queue, State
 from posthouse.core.plan import (
     Outcome,
@@ -30,10 +31,11 @@ from posthouse.core.plan import (
     free_sessions,
     grant,
     hand_on,
-    has_takers,
     leave_groups,
+    pick_all,
     pick_in_session,
     pick_ready,
+    relay,
     release,
     sequences_of,
 )
@@ -70,6 +72,9 @@ def start(state: State, command: Start, now_ms: int) -> Outcome:
         if queue.temporary:
             plan.ending.add(queue.name)
             plan.records.append(QueueDeleted(queue.name, now_ms))
+        elif queue.relays and queue.counts[ACTIVE] and queue.origin not in plan.ending:
+            # The ticks that handed it on are forgotten.
+            plan.records.append(Hungry(queue.name, more=True))
     for queue, group in list(state.sessions.values()):
         if group.bound and state.queues.get(queue.name) is queue:
             release(plan, queue, group)
@@ -267,12 +272,15 @@ def _forget(plan: Plan, left: int) -> int:
 
 def _delete_idle(plan: Plan, left: int) -> int:
     numbers = plan.state.idle_timers.due(plan.now_ms, left)
+    gone: set[str] = set()
     for number in numbers:
         queue = plan.state.numbered[number]
+        if queue.topic in gone:
+            continue
         idle_ms = queue.properties.idle_delete_ms
         assert idle_ms is not None
         every = [queue, *queue.subscriptions.values()]
-        every += [each.dead for each in every if each.dead is not None]
+        every += [part for each in every for part in (each.dead, each.transfer) if part is not None]
         uses = [max(each.accessed_ms, each.touched_ms) for each in every]
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
         for each in every:
@@ -282,39 +290,73 @@ def _delete_idle(plan: Plan, left: int) -> int:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
         else:
             plan.records.append(QueueDeleted(queue.name, plan.now_ms, idle=True))
+            gone.add(queue.name)
     return len(numbers)
 
 
 def _feed_hungry(plan: Plan, left: int) -> int:
-    """Goes on with a queue whose receivers wait though messages are ready, as after a pause."""
+    """Goes on with queues in which messages are ready though they could be with somebody."""
     done = 0
     for name in plan.state.hungry:
-        queue = plan.state.queues[name]
-        before = len(plan.deliveries)
-        if queue.relays:
-            side = plan.side(queue)
-            keeps = queue.properties.delivery not in ("competing", "topic")
-            if not keeps or has_takers(plan, queue):
-                side.ready = pick_ready(queue, left - done, plan.now_ms)
-            done += len(side.ready)
-            if not side.ready:
-                plan.records.append(Hungry(name, more=False))
-            else:
-                hand_on(plan, side)
-            continue
-        if can_receive(queue.properties):
-            if queue.properties.grouping == "session":
-                _feed_sessions(plan, queue, left - done)
-            else:
-                ready = pick_ready(queue, left - done, plan.now_ms)
-                deal(plan, queue, [iter((message,)) for message in ready])
-        fed = len(plan.deliveries) - before
-        done += fed
-        if not fed and name not in plan.sides:
-            plan.records.append(Hungry(name, more=False))
         if done >= left:
             break
+        queue = plan.state.queues[name]
+        feed = _hand_on_more if queue.relays else _feed
+        done += feed(plan, queue, left - done)
     return done
+
+
+def _sate(plan: Plan, queue: Queue) -> None:
+    plan.records.append(Hungry(queue.name, more=False))
+    plan.sated.add(queue.name)
+
+
+def _feed(plan: Plan, queue: Queue, left: int) -> int:
+    """Those who wait though there is something for them, as after a pause."""
+    before = len(plan.deliveries)
+    changed = queue.name in plan.sides
+    if can_receive(queue.properties):
+        if queue.properties.grouping == "session":
+            _feed_sessions(plan, queue, left)
+        else:
+            ready = _still_there(plan, queue, pick_ready(queue, left, plan.now_ms))
+            deal(plan, queue, [iter((message,)) for message in ready])
+    fed = plan.deliveries[before:]
+    # Who holds a message keeps it, whatever is forwarded to the queue in this tick.
+    given = [each.message.sequence for each in fed if isinstance(each, Delivery)]
+    if given:
+        plan.side(queue).removed.update(given)
+    if not fed and not changed:
+        _sate(plan, queue)
+    return len(fed)
+
+
+def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Message]:
+    side = plan.sides.get(queue.name)
+    return messages if side is None else [m for m in messages if m.sequence not in side.removed]
+
+
+def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
+    """What was there before the queue began to forward; and then what has come in this tick."""
+    side = plan.side(queue)
+    picked = pick_all(queue, left, plan.now_ms)
+    later, side.ready = side.ready, _still_there(plan, queue, picked)
+    if len(picked) < left:
+        side.ready += later
+        later = []
+    count, before = len(side.ready), len(plan.deliveries)
+    staying = hand_on(plan, side)
+    if staying:  # they are dead letters, and can be received
+        deal(plan, queue, [iter((message,)) for message in staying])
+    if len(staying) == count and len(plan.deliveries) == before and not later:
+        _sate(plan, queue)
+    return count
+
+
+def _hand_on(plan: Plan, _: int) -> int:
+    """Before it is asked who is idle."""
+    relay(plan)
+    return 0
 
 
 def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
@@ -325,6 +367,7 @@ def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
         left = most - len(plan.deliveries)
         if left and group.until_ms > plan.now_ms:
             ready = pick_in_session(queue, group, left, plan.now_ms)
+            ready = _still_there(plan, queue, ready)
             deal_in_session(plan, queue, group, iter(ready))
     accepting = [r for r in queue.accepting.values() if r.receiver not in plan.leaving]
     for receiver, key in zip(
@@ -346,6 +389,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     fire,
     _forget,
     _feed_hungry,
+    _hand_on,
     _admit,
     _delete_idle,
 )

@@ -1,0 +1,394 @@
+"""Faults that reading and the comparison with the reference have found, each in a short history."""
+
+from typing import Any
+
+import pytest
+
+from posthouse.core.commands import (
+    STEPS_MAX,
+    Complete,
+    DeadLetter,
+    DeleteQueue,
+    Pause,
+    Peek,
+    Peeked,
+    Resubmit,
+    Resume,
+    UpdateQueue,
+)
+from posthouse.core.dump import dump
+from posthouse.core.errors import QuotaExceeded
+from posthouse.core.message import Note, decode_envelope
+from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
+from posthouse.core.rules import Rule, SqlFilter, TrueFilter
+from tests.core.world import World, a_message, bodies
+from tests.invariants import check, check_positions
+
+
+def held(world: World, queue: str) -> list[str]:
+    answer = world.do(Peek(queue, limit=100)).answer
+    assert isinstance(answer, Peeked)
+    return [bytes(seen.message.body).decode() for seen in answer.messages]
+
+
+def sound(world: World) -> None:
+    check(world.state, world.now_ms)
+    check_positions(world.state, world.journal)
+    assert dump(world.replayed()) == dump(world.state)
+
+
+def update(world: World, queue: str, **properties: Any) -> None:
+    world.do(UpdateQueue(queue, QueueProperties(**properties)))
+
+
+def settle_down(world: World) -> None:
+    """Ticks, as long as there is something to do at this moment, but not for ever."""
+    for _ in range(20):
+        if not world.state.hungry:
+            return
+        world.tick()
+    raise AssertionError("there is always more to do")
+
+
+def a_dead_letter(world: World, queue: str) -> None:
+    world.send(queue, "bad")
+    [delivery] = world.receive(queue)
+    world.do(DeadLetter(queue, [delivery.token]))
+
+
+# Handing on what is there already.
+
+
+def test_ticks_end_though_dead_letters_have_nowhere_to_go() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    a_dead_letter(world, queue)
+    update(world, queue, forward_dead_to=target)
+    world.do(DeleteQueue(target))
+    settle_down(world)
+    assert held(world, dead_letter_queue(queue)) == ["bad"]
+    sound(world)
+
+
+def test_who_waits_for_dead_letters_gets_those_that_cannot_be_forwarded() -> None:
+    world = World()
+    target = world.queue("target")
+    queue = world.queue("orders", forward_dead_to=target)
+    world.do(DeleteQueue(target))
+    world.attach(dead_letter_queue(queue), credit=1)
+    a_dead_letter(world, queue)
+    assert bodies(world.deliveries) == ["bad"]
+    sound(world)
+
+
+def test_who_waits_for_dead_letters_gets_those_that_ticks_cannot_forward() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    world.attach(dead_letter_queue(queue), credit=1)
+    update(world, queue, forward_dead_to=target)
+    world.do(DeleteQueue(target))
+    a_dead_letter(world, queue)
+    world.tick()
+    assert bodies(world.deliveries) == ["bad"]
+    settle_down(world)
+    sound(world)
+
+
+def test_what_is_to_be_forwarded_follows_after_a_crash() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    world.send(queue, "a")
+    update(world, queue, forward_to=target)
+    world = world.restarted()
+    settle_down(world)
+    assert (held(world, queue), held(world, target)) == ([], ["a"])
+    sound(world)
+
+
+@pytest.mark.parametrize("grouping", ["group", "session"])
+def test_what_waits_behind_others_of_its_group_is_forwarded(grouping: str) -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue(grouping=grouping)
+    world.send(queue, a_message("1", group="g"), a_message("2", group="g"))
+    session = world.hold(queue, "g").token if grouping == "session" else 0
+    [delivery] = world.receive(queue, session=session)
+    update(world, queue, grouping=grouping, requires_session=session > 0, forward_to=target)
+    settle_down(world)
+    assert held(world, target) == ["2"]
+    world.do(Complete(queue, [delivery.token]))
+    assert held(world, queue) == []
+    sound(world)
+
+
+def test_a_second_queue_that_forwards_has_its_turn_after_a_long_first() -> None:
+    world = World()
+    target, first, second = (world.queue(name) for name in ("target", "first", "second"))
+    world.send(first, *map(str, range(STEPS_MAX)))
+    world.send(second, "x")
+    for queue in (first, second):
+        update(world, queue, forward_to=target)
+    settle_down(world)
+    assert held(world, second) == []
+    assert world.counts(target).active == STEPS_MAX + 1
+
+
+def test_what_falls_due_while_ticks_forward_is_forwarded_too() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    world.send(queue, a_message("a", due_ms=world.now_ms + 10))
+    world.now_ms += 10
+    update(world, queue, forward_to=target)
+    settle_down(world)
+    assert (held(world, queue), held(world, target)) == ([], ["a"])
+    sound(world)
+
+
+def test_what_falls_due_does_not_overtake_what_is_to_be_forwarded() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    world.send(queue, *map(str, range(STEPS_MAX)), a_message("late", due_ms=world.now_ms + 10))
+    world.now_ms += 10
+    update(world, queue, forward_to=target)
+    settle_down(world)
+    assert bodies(world.receive(target, STEPS_MAX + 1))[-1] == "late"
+    sound(world)
+
+
+def test_what_is_dropped_to_make_room_is_not_forwarded() -> None:
+    world = World()
+    end, first = world.queue("end"), world.queue("first")
+    full: dict[str, Any] = {"max_messages": 1, "overflow": "drop-oldest"}
+    middle = world.queue("middle", **full)
+    world.send(middle, "old")
+    world.send(first, "new")
+    update(world, first, forward_to=middle)
+    update(world, middle, forward_to=end, **full)
+    settle_down(world)
+    assert held(world, end) == ["new"]
+    sound(world)
+
+
+def test_what_a_tick_has_handed_out_is_not_dropped_to_make_room() -> None:
+    world = World()
+    full: dict[str, Any] = {"max_messages": 1, "overflow": "drop-oldest"}
+    queue, source = world.queue("orders", **full), world.queue("source")
+    world.attach(queue, credit=1)
+    world.do(Pause(queue, receiving=True))
+    world.send(queue, "held")
+    world.send(source, "new")
+    world.do(Resume(queue, receiving=True))
+    update(world, source, forward_to=queue)
+    settle_down(world)
+    assert (held(world, queue), held(world, source + TRANSFER)) == (["held"], ["new"])
+    sound(world)
+
+
+def test_who_waits_gets_what_comes_in_the_tick_that_ends_the_feeding() -> None:
+    world = World()
+    target = world.queue("target")
+    source = world.queue("source", forward_to=target)
+    world.attach(target, credit=1)
+    world.do(Pause(target, receiving=True))
+    world.send(source, a_message("a", due_ms=world.now_ms + 10))
+    world.now_ms += 10
+    world.do(Resume(target, receiving=True))
+    world.tick()
+    assert bodies(world.deliveries) == ["a"]
+    settle_down(world)
+    sound(world)
+
+
+def test_what_a_tick_could_not_forward_is_not_tried_again_by_it() -> None:
+    world = World()
+    end = world.queue("end")
+    middle = world.queue("middle", forward_to=end, max_messages=1)
+    queue = world.queue("orders", forward_dead_to=middle, max_delivery=1)
+    world.send(queue, "a", "b")
+    world.receive(queue, 2)
+    world.advance(60_000)
+    assert (held(world, end), held(world, dead_letter_queue(queue))) == (["a"], ["b"])
+    sound(world)
+
+
+# Room.
+
+
+def test_what_leaves_in_a_tick_leaves_room_for_what_comes_in_it() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a", max_messages=1)
+    world.send(topic, a_message("old", ttl_ms=5_000))
+    world.send(topic, a_message("new", due_ms=world.now_ms + 5_000))
+    world.advance(5_000)
+    assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["new"], [])
+    sound(world)
+
+
+def test_each_copy_that_comes_takes_the_place_of_an_old_one() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a", max_messages=2, overflow="drop-oldest")
+    world.send(topic, "1", "2")
+    world.send(topic, "3", "4")
+    assert held(world, queue) == ["3", "4"]
+    sound(world)
+
+
+@pytest.mark.parametrize("relays", [False, True])
+def test_of_many_that_are_forwarded_the_newest_stay_where_the_oldest_give_way(relays: bool) -> None:
+    world = World()
+    end = world.queue("end")
+    full: dict[str, Any] = {"max_messages": 2, "overflow": "drop-oldest"}
+    target = world.queue("target", **full)
+    source = world.queue("source")
+    world.send(source, *map(str, range(5)))
+    update(world, source, forward_to=target)
+    if relays:
+        update(world, target, forward_to=end, **full)
+    settle_down(world)
+    assert held(world, end if relays else target) == ["3", "4"]
+    assert held(world, source + TRANSFER) == []
+    sound(world)
+
+
+def test_what_can_have_no_room_at_all_drops_nothing() -> None:
+    world = World()
+    target = world.queue("target", max_bytes=30, overflow="drop-oldest")
+    source = world.queue("source", forward_to=target)
+    world.send(target, "old")
+    world.send(source, "a", "b" * 100)
+    assert (held(world, target), held(world, source + TRANSFER)) == (["old", "a"], ["b" * 100])
+    sound(world)
+
+
+def test_a_full_subscription_refuses_whatever_the_queue_on_the_way_would_drop() -> None:
+    world = World()
+    topic = world.topic()
+    world.subscribe(topic, "a", max_messages=1)
+    world.send(topic, "1")
+    queue = world.queue("q", forward_to=topic, max_messages=1, overflow="drop-newest")
+    for messages in (["2"], ["2", "3"]):
+        with pytest.raises(QuotaExceeded):
+            world.send(queue, *messages)
+
+
+# Idleness.
+
+
+def test_a_queue_to_which_something_is_forwarded_is_not_idle() -> None:
+    world = World()
+    target = world.queue("target", idle_delete_ms=5_000)
+    source = world.queue("source", forward_to=target)
+    world.send(source, a_message("a", due_ms=world.now_ms + 5_000))
+    world.advance(5_000)
+    assert held(world, target) == ["a"]
+    sound(world)
+
+
+def test_a_queue_is_idle_though_its_dead_letters_are_forwarded() -> None:
+    world = World()
+    graves = world.queue("graves")
+    queue = world.queue(
+        "orders", forward_dead_to=graves, dead_letter_expired=True, idle_delete_ms=1_000
+    )
+    world.send(queue, a_message("a", ttl_ms=1_000))
+    world.advance(1_000)
+    assert queue not in world.state.queues
+    assert held(world, graves) == ["a"]
+    sound(world)
+
+
+def test_a_topic_and_its_subscription_may_be_idle_at_the_same_time() -> None:
+    world = World()
+    world.subscribe(world.topic(idle_delete_ms=1_000), "a", idle_delete_ms=1_000)
+    world.advance(1_000)
+    assert not world.state.queues
+    sound(world)
+
+
+def test_a_queue_is_in_use_while_somebody_reads_what_it_could_not_forward() -> None:
+    world = World()
+    target = world.queue("target", status="disabled")
+    queue = world.queue("orders", forward_to=target, idle_delete_ms=1_000)
+    world.attach(queue + TRANSFER, credit=1)
+    world.advance(5_000)
+    assert queue in world.state.queues
+
+
+def test_settling_in_a_subscription_is_use_of_its_topic() -> None:
+    world = World()
+    topic = world.topic(idle_delete_ms=10_000)
+    queue = world.subscribe(topic, "a")
+    world.send(topic, "a")
+    [delivery] = world.receive(queue)
+    world.advance(9_000)
+    world.do(Complete(queue, [delivery.token]))
+    world.advance(9_999)
+    assert topic in world.state.queues
+    world.advance(1)
+    assert topic not in world.state.queues
+
+
+# What is kept of a message.
+
+
+def lives(world: World, queue: str) -> list[int]:
+    return [m.expires_ms - world.now_ms for m in world.state.queues[queue].messages.walk(0)]
+
+
+def test_what_could_not_be_forwarded_has_its_life_when_it_is_sent_again() -> None:
+    world = World()
+    target = world.queue("target", status="disabled")
+    queue = world.queue("orders", forward_to=target)
+    world.send(queue, a_message("a", ttl_ms=500))
+    world.do(Resume(target, sending=True, receiving=True))
+    world.do(Resubmit(queue + TRANSFER))
+    assert lives(world, target) == [500]
+    sound(world)
+
+
+def test_a_dead_letter_that_was_forwarded_has_its_life_when_it_is_sent_again() -> None:
+    world = World()
+    graves = world.queue("graves")
+    queue = world.queue("orders", forward_dead_to=graves)
+    world.send(queue, a_message("a", ttl_ms=500))
+    for name in (queue, graves):
+        [delivery] = world.receive(name)
+        world.do(DeadLetter(name, [delivery.token]))
+    world.do(Resubmit(dead_letter_queue(graves)))
+    assert lives(world, graves) == [500]
+    sound(world)
+
+
+def test_a_dead_letter_is_as_a_rule_has_made_it() -> None:
+    world = World()
+    topic = world.topic()
+    rule = Rule("r", TrueFilter(), "REMOVE gone; SET sys.Label = 'new'")
+    queue = world.subscribe(topic, "a", rule)
+    world.send(topic, a_message("a", gone=True))
+    [delivery] = world.receive(queue)
+    world.do(DeadLetter(queue, [delivery.token], properties={"more": 1}))
+    [delivery] = world.receive(dead_letter_queue(queue))
+    found = (delivery.note or Note()).apply_to(decode_envelope(delivery.message.envelope))
+    assert (found.subject, found.properties) == ("new", {"RuleName": "r", "more": 1})
+    sound(world)
+
+
+def test_what_could_not_be_forwarded_is_locked_as_the_queue_says() -> None:
+    world = World()
+    target = world.queue("target")
+    queue = world.queue("orders", forward_to=target, counting="abandon")
+    update(world, queue, forward_to=target, counting="abandon", lock_ms=7)
+    properties = world.state.queues[queue + TRANSFER].properties
+    assert (properties.lock_ms, properties.counting) == (7, "abandon")
+    sound(world)
+
+
+def test_a_rule_that_fails_is_told_of_wherever_it_stands() -> None:
+    rules = [Rule("all"), Rule("bad", SqlFilter("n / 0 = 1"))]
+    for given in (rules, rules[::-1]):
+        world = World()
+        topic = world.topic()
+        queue = world.subscribe(topic, "a", *given)
+        world.send(topic, a_message("a", n=1))
+        assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["a"], ["a"])
