@@ -181,7 +181,8 @@ def patterns() -> Result:
     assert few.match(subject) == many.match(subject) == [7]
     return Result(
         f"matching a subject with {PATTERNS:,} patterns, beside 100",
-        timed(lambda: many.match(subject), 5_000), timed(lambda: few.match(subject), 5_000), "us", 2,
+        timed(lambda: many.match(subject), 5_000), timed(lambda: few.match(subject), 5_000),
+        "us", 2,
     )  # fmt: skip
 
 

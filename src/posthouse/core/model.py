@@ -156,6 +156,7 @@ class Queue(msgspec.Struct):
     temporary: bool = False  # a subscription that ends with the receiver attached to it
     subscriptions: "dict[str, Queue]" = {}  # of a topic, by their names
     rules: dict[str, Rule] = {}  # of a subscription
+    is_plain: bool = False  # it takes every message as it comes, without a limit
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
     router: object = None  # of a topic: its rules, ready to be used; made when it is first needed
     aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache

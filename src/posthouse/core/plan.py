@@ -41,6 +41,7 @@ from posthouse.core.message import (
     NO_NOTE,
     NO_PROPERTIES,
     Message,
+    NewMessage,
     Note,
     Properties,
     group_of,
@@ -57,6 +58,7 @@ from posthouse.core.records import (
     Record,
     Returned,
     Routed,
+    Sent,
     SessionAccepted,
     SessionReleased,
     SessionRenewed,
@@ -65,7 +67,7 @@ from posthouse.core.records import (
     epitaph,
 )
 from posthouse.core.room import Used, is_limited, make_room, used
-from posthouse.core.routing import Hit, match
+from posthouse.core.routing import Hit, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
@@ -673,9 +675,51 @@ def has_takers(plan: Plan, queue: Queue) -> bool:
 def _publish(handed: _Relay, message: Message) -> None:
     topic, plan = handed.source.queue, handed.plan
     note = handed.source.note(message.sequence)
-    for hit in match(topic, _view(plan, topic, message, note)):
+    router = router_of(topic)
+    hits = router.match(_view(plan, topic, message, note)) if router.asks else router.all
+    for hit in hits:
         if can_send(hit.queue.properties) and hit.queue.name not in plan.ending:
             _give_copy(handed, message, hit, note)
+
+
+def publish_plainly(state: State, topic: Queue, record: Sent) -> Routed | None:
+    """What is sent to a topic whose subscriptions take it as it is, and where nobody waits.
+
+    The way of most. None: it has to be planned.
+    """
+    router = router_of(topic)
+    copies: dict[str, Copies] = {}
+    for sequence, new in enumerate(record.messages, record.first_sequence):
+        if new.due_ms or new.expires_ms:
+            return None
+        hits = router.all
+        if router.asks:
+            hits = router.match(_view_of(state, topic, new, sequence, record.time_ms))
+        for queue, amendment, problem in hits:
+            if (
+                amendment is not None
+                or problem
+                or not queue.is_plain
+                or queue.waiting
+                or queue.accepting
+            ):
+                return None
+            found = copies.get(queue.name)
+            if found is None:
+                copies[queue.name] = Copies(queue.name, queue.next_sequence, [sequence])
+            else:
+                found.sequences.append(sequence)
+    end = record.first_sequence + len(record.messages)
+    leaving = list(range(record.first_sequence, end))
+    return Routed(topic.name, record.time_ms, leaving, list(copies.values()))
+
+
+def _view_of(state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int) -> View:
+    """Of a message that does not expire."""
+    return View(
+        new.envelope, new_id=_NewIds(state.era, topic.number, sequence), sequence=sequence,
+        enqueued_sequence=sequence, enqueued_ms=now_ms, size=size_bytes(new),
+    )  # fmt: skip
 
 
 def _give_copy(handed: _Relay, message: Message, hit: Hit, note: Note | None) -> None:

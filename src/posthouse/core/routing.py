@@ -59,24 +59,27 @@ def compile_rule(rule: Rule) -> None:
         compile_action(rule.action, rule.parameters)
 
 
-def match(topic: Queue, view: View) -> list[Hit]:
-    """What the subscriptions of a topic get of a message."""
+def router_of(topic: Queue) -> "Router":
+    """Made when it is first asked for after a rule has changed."""
     router = topic.router
     if router is None:
-        router = topic.router = _Router(topic)
-    assert isinstance(router, _Router)
-    return router.match(view)
+        router = topic.router = Router(topic)
+    assert isinstance(router, Router)
+    return router
 
 
-class _Router:
+class Router:
+    """The rules of a topic's subscriptions, ready to be used."""
+
     def __init__(self, topic: Queue) -> None:
-        self._all: list[Hit] = []  # to those who want everything
+        self.all: list[Hit] = []  # to those who want everything
         self._single: list[tuple[Predicate, Hit]] = []  # one rule, no action
         self._several: list[tuple[Queue, list[_Ready]]] = []
         self._patterns: Trie[str] = Trie()  # names of subscriptions
         self._by_name: dict[str, Hit] = {}
         for subscription in topic.subscriptions.values():
             self._add(subscription)
+        self.asks = bool(self._by_name or self._single or self._several)  # before they take it
 
     def _add(self, subscription: Queue) -> None:
         rules = list(subscription.rules.values())
@@ -86,7 +89,7 @@ class _Router:
             return
         wanted = rules[0].filter
         if isinstance(wanted, TrueFilter):
-            self._all.append(hit)
+            self.all.append(hit)
         elif isinstance(wanted, PatternFilter):
             self._patterns.add(wanted.pattern, wanted.style, subscription.name)
             self._by_name[subscription.name] = hit
@@ -94,7 +97,8 @@ class _Router:
             self._single.append((_ready_rules(subscription)[0].fits, hit))
 
     def match(self, view: View) -> list[Hit]:
-        hits = self._all.copy()
+        """What the subscriptions get of a message."""
+        hits = self.all.copy()
         if self._by_name:
             hits += map(self._by_name.__getitem__, self._patterns.match(view.envelope.subject))
         for fits, hit in self._single:

@@ -37,6 +37,7 @@ from posthouse.core.plan import (
     deliver,
     drop,
     is_expired,
+    publish_plainly,
 )
 from posthouse.core.records import Dropped, SendBlocked, Sent
 from posthouse.core.room import Fit, Used, has_room, is_limited, make_room, used
@@ -251,6 +252,10 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     waited = queue.waiting or queue.accepting or queue.relays
     if not waited or queue.name in state.hungry:
         return Outcome([record], answer)
+    if queue.properties.delivery == "topic":
+        routed = publish_plainly(state, queue, record)
+        if routed is not None:
+            return Outcome([record, routed], answer)
     time_ms = record.time_ms
     messages = [message for message in _as_messages(record) if message.state == ACTIVE]
     receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)

@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import rebuild_heads, relays, watch_idleness
+from posthouse.core.evolve import is_plain, rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
@@ -272,7 +272,7 @@ def _queue(state: State, part: Contents) -> Queue:
         size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
         topic=part.topic, rules={rule.name: rule for rule in part.rules}, temporary=part.temporary,
     )  # fmt: skip
-    queue.relays = relays(queue)
+    queue.relays, queue.is_plain = relays(queue), is_plain(queue)
     state.queues[queue.name] = state.numbered[queue.number] = queue
     if queue.origin is None:
         state.folded[queue.name.casefold()] = queue.name
