@@ -42,7 +42,7 @@ from posthouse.core.errors import (
 )
 from posthouse.core.message import LOCKED, NewMessage
 from posthouse.core.model import dead_letter_queue
-from posthouse.core.records import Renewed, SessionRenewed, is_kept
+from posthouse.core.records import Renewed, SessionRenewed
 from tests.core.world import World, a_message, bodies
 from tests.invariants import check
 
@@ -175,9 +175,12 @@ def test_a_lock_does_not_expire_before_the_transaction_ends() -> None:
     world.send(queue, "a")
     [delivery] = world.receive(queue)
     number = begin(world, timeout_ms=60_000)
-    records = world.do(Work(number, Complete(queue, [delivery.token]))).records
-    assert [type(each) for each in records if is_kept(each)] == [Renewed]
-    world.advance(59_000)
+    world.do(Work(number, Complete(queue, [delivery.token])))
+    world.now_ms += 1_500  # nobody has looked yet
+    with pytest.raises(LockLost):
+        world.do(Complete(queue, [delivery.token]))
+    world.advance(57_000)
+    assert [type(each) for _, each in world.journal][-1] is Renewed
     assert world.do(Commit(number)).answer == Committed([], 1)
     sound(world)
 
@@ -189,21 +192,25 @@ def test_a_session_lasts_as_long_too() -> None:
     held = world.hold(queue, "s")
     tokens = [each.token for each in world.receive(queue, 2, session=held.token)]
     number = begin(world, timeout_ms=60_000)
-    records = world.do(Work(number, Complete(queue, tokens, session=held.token))).records
-    assert [type(each) for each in records if is_kept(each)] == [SessionRenewed]
+    world.do(Work(number, Complete(queue, tokens, session=held.token)))
     world.advance(59_000)
+    assert [type(each) for _, each in world.journal][-1] is SessionRenewed
     assert world.do(Commit(number)).answer == Committed([], 2)
     sound(world)
 
 
-def test_a_lock_that_lasts_longer_is_not_renewed() -> None:
+def test_a_lock_ends_behind_the_transaction_that_would_have_settled_it() -> None:
     world = World()
-    queue = world.queue(lock_ms=60_000)
+    queue = world.queue(lock_ms=1_000)
     world.send(queue, "a")
     [delivery] = world.receive(queue)
-    number = begin(world, timeout_ms=1_000)
-    records = world.do(Work(number, Complete(queue, [delivery.token]))).records
-    assert not any(map(is_kept, records))
+    number = begin(world, timeout_ms=10_000)
+    world.do(Work(number, Complete(queue, [delivery.token])))
+    world.advance(9_999)
+    assert world.counts(queue).locked == 1
+    world.advance(2)
+    assert (world.counts(queue).active, world.counts(queue).locked) == (1, 0)
+    sound(world)
 
 
 def test_what_a_transaction_settles_is_lost_to_others() -> None:

@@ -27,6 +27,8 @@ which the broker gives its own. The rules:
   came in an answer, or something that was asked after it had come was acknowledged before the
   crash. A pushed one for which neither holds may have been forgotten: the message may be delivered
   again at once, and the old token may be refused.
+- **Together.** Where a message is completed and others are sent in its place as one, both have
+  happened or neither.
 - **Tokens.** None is given twice. What was settled with one is not settled with it again, and none
   settles a message that was delivered under a newer one before, but for newer ones that a crash may
   have made forgotten. That a token settles its own message and no other follows from Lost and Back.
@@ -96,6 +98,7 @@ class History:
         self._holds: dict[str, _Hold] = {}  # by token
         self._sessions: defaultdict[str, list[_Hold]] = defaultdict(list)
         self._recent: list[_Hold] = []  # since the last crash
+        self._moves: dict[str, list[str]] = {}  # without an answer: what is to be there instead
 
     def hear(self, line: str) -> None:
         """A word about one message, without a lock: `sending NAME`. Other words are passed over."""
@@ -184,6 +187,22 @@ class History:
         self._settled("completed", token, name)
         self._messages[name].gone = True
 
+    def moving(self, name: str, token: str, others: Sequence[str]) -> None:
+        """It is completed, and others are sent in its place, all of it or nothing."""
+        self.completing(name, token)
+        self.sending(others)
+        self._moves[name] = list(others)
+
+    def moved(self, name: str, token: str, others: Sequence[str]) -> None:
+        self.counts["moved"] += 1
+        del self._moves[name]
+        self.completed(name, token)
+        self.sent(others)
+
+    def not_moved(self, name: str, token: str, now_ms: int) -> None:
+        del self._moves[name]
+        self.refused(token, now_ms, name)
+
     def burying(self, name: str, token: str = "") -> None:
         self._ask("burying", token, name)
 
@@ -256,6 +275,11 @@ class History:
             "acknowledged, and lost",
             (name for name, m in missing if m.there and not m.gone and not m.doubts),
         )
+        for name, others in self._moves.items():
+            there = {name in found, *(other not in found for other in others)}
+            if len(there) > 1:
+                raise Broken(f"moved in part: {name}, {others}")
+        self._moves.clear()
         strayed = (name for name, m in self._messages.items() if m.dead and name not in dead)
         _none("dead-lettered, and not there", strayed)
         for name, message in self._messages.items():

@@ -399,3 +399,30 @@ def test_a_token_that_settled_another_message_is_found_by_the_loss_of_that() -> 
         history.check(live=["a"], dead=[])
     with pytest.raises(Broken, match=r"lost: \['b'\]"):
         history.check(live=[], dead=[])
+
+
+# Together.
+
+
+@pytest.mark.parametrize("found", [["a"], ["b", "c"]])
+def test_a_move_without_an_answer_has_happened_or_not(found: list[str]) -> None:
+    history = a_history("a")
+    history.moving("a", "1", ["b", "c"])
+    history.check(found, [])
+
+
+@pytest.mark.parametrize("found", [["a", "b", "c"], ["a", "b"], ["b"], []])
+def test_a_move_that_has_happened_in_part_is_found(found: list[str]) -> None:
+    history = a_history("a")
+    history.moving("a", "1", ["b", "c"])
+    with pytest.raises(Broken, match="moved in part"):
+        history.check(found, [])
+
+
+def test_a_move_that_was_answered_is_kept() -> None:
+    history = a_history("a")
+    history.moving("a", "1", ["b"])
+    history.moved("a", "1", ["b"])
+    history.check(["b"], [])
+    with pytest.raises(Broken, match="lost"):
+        history.check([], [])

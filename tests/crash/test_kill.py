@@ -25,6 +25,7 @@ from tests.crash.history import History
 from tests.crash.worker import (
     PLAIN,
     SESSIONS,
+    TOPIC,
     Answer,
     Given,
     MonotonicClock,
@@ -41,7 +42,7 @@ KEPT_MAX = 200
 LONG_LOCK_MS = 1_500  # outlives a restart
 LOAD = (
     "sent", "delivered", "redelivered", "in order", "completed", "buried", "abandoned", "renewed",
-    "refused", "held", "left", "attached", "outlived",
+    "refused", "held", "left", "attached", "outlived", "moved",
 )  # fmt: skip
 LOST = ("LockLost", "SessionLockLost")
 
@@ -51,6 +52,13 @@ now_ms = MonotonicClock().now_ms
 
 def body_of(name: str) -> bytes:
     return name.encode() * (crc32(name.encode()) % 3 * 100)
+
+
+def _messages(names: list[str], session: str | None = None, due_ms: int = 0) -> list[NewMessage]:
+    return [
+        NewMessage(encode_envelope(Envelope(id=name)), body_of(name), group=session, due_ms=due_ms)
+        for name in names
+    ]
 
 
 class Killed(Exception):
@@ -136,12 +144,7 @@ class Client:
     # Messages.
 
     async def send(self, queue: str, names: list[str], session: str | None, due_ms: int) -> None:
-        messages = [
-            NewMessage(
-                encode_envelope(Envelope(id=name)), body_of(name), group=session, due_ms=due_ms
-            )
-            for name in names
-        ]
+        messages = _messages(names, session, due_ms)
         self._history.sending(names, session, due_ms)
         request = Request("send", queue, messages=messages)
         await self._ask(request, lambda _: self._history.sent(names), may_refuse=())
@@ -187,6 +190,19 @@ class Client:
         self._history.abandoning(given.name, given.token)
         request = Request("abandon", queue, ms=delay_ms)
         return await self._settle(request, given, self._history.abandoned)
+
+    async def move(self, given: Given, names: list[str]) -> bool:
+        """Into a topic, by which it comes back as others."""
+
+        def heard(answer: Answer) -> None:
+            if answer.refused:
+                self._history.not_moved(given.name, given.token, now_ms())
+            else:
+                self._history.moved(given.name, given.token, names)
+
+        self._history.moving(given.name, given.token, names)
+        request = Request("move", PLAIN, given.token, messages=_messages(names))
+        return not (await self._ask(request, heard)).refused
 
     async def bury(self, queue: str, given: Given) -> bool:
         self._history.burying(given.name, given.token)
@@ -277,6 +293,9 @@ class Load:
             self._sent += count
             self._backlog += count
             session = f"s{random.randrange(12)}" if queue == SESSIONS else None
+            if queue == PLAIN and random.random() < 0.3:
+                await client.send(TOPIC, names, None, 0)
+                continue
             later_ms = random.choice([20, 100, LONG_LOCK_MS])
             due_ms = now_ms() + later_ms if random.random() < 0.1 else 0
             await client.send(queue, names, session, due_ms)
@@ -336,7 +355,11 @@ class Load:
         try:
             if queue == PLAIN and random.random() < 0.2:  # in a session, the lock is the session's
                 await client.renew(queue, given.token, LONG_LOCK_MS)
-            if what == "complete":
+            if what == "complete" and queue == PLAIN and random.random() < 0.2:
+                names = [f"moved-{self._sent + number:07}" for number in range(2)]
+                self._sent += 2
+                self._backlog += await client.move(given, names)
+            elif what == "complete":
                 self._backlog -= await client.complete(queue, given)
             elif what == "abandon":
                 await client.abandon(queue, given, random.choice([0, 0, 30]))

@@ -24,9 +24,10 @@ from posthouse.broker.tidy import Retention, keep_tidy
 from posthouse.core import commands as c
 from posthouse.core.errors import AlreadyExists, Refused
 from posthouse.core.message import NewMessage, message_id
-from posthouse.core.model import QueueProperties, dead_letter_queue
+from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.core.plan import Delivered
+from posthouse.core.rules import FalseFilter, Rule
 from posthouse.store.errors import StoreError
 from posthouse.store.file import Durability, FileStore
 from tests.invariants import check
@@ -38,6 +39,7 @@ SEGMENT_BYTES = 256 << 10
 LIMITS = Limits(bodies_bytes=16 << 10)
 RETENTION = Retention(keep_ms=0, keep_bytes=0, fold_bytes=SEGMENT_BYTES)
 PLAIN, SESSIONS = "plain", "sessions"
+TOPIC = "news"  # what is sent to it comes out in the plain queue, by a subscription that forwards
 QUEUES = {
     PLAIN: QueueProperties(lock_ms=200, max_delivery=8),
     SESSIONS: QueueProperties(lock_ms=600, max_delivery=8, grouping="session"),
@@ -53,7 +55,7 @@ class MonotonicClock(SystemClock):
 
 Op = Literal[
     "look", "send", "receive", "attach", "credit", "detach", "complete", "abandon", "bury", "renew",
-    "accept", "renew-session", "release",
+    "accept", "renew-session", "release", "move",
 ]  # fmt: skip
 
 
@@ -111,8 +113,41 @@ class Server:
     def serve(self, request: Request) -> None:
         if request.op == "look":
             self._say(self._look(request.id))
+        elif request.op == "move":
+            self._move(request)
         else:
             self._engine.submit(BROKER, NS, self._command(request), self._reply(request.id))
+
+    def _move(self, request: Request) -> None:
+        """Completes a message and sends others in its place, in one transaction."""
+        engine, reply = self._engine, self._reply(request.id)
+        work = (
+            c.Complete(request.queue, [_number(request.token)]),
+            c.Send(TOPIC, request.messages),
+        )
+
+        def begun(answer: c.Answer | Refused | StoreError) -> None:
+            if not isinstance(answer, c.Begun):
+                reply(answer)
+                return
+            number, refusals = answer.transaction, []
+
+            def worked(answer: c.Answer | Refused | StoreError) -> None:
+                if isinstance(answer, Refused | StoreError):
+                    refusals.append(answer)
+
+            def committed(answer: c.Answer | Refused | StoreError) -> None:
+                reply(refusals[0] if refusals else answer)
+
+            for each in work:
+                engine.submit(BROKER, NS, c.Work(number, each), worked)
+            # Each is decided as it is submitted, so it is known whether one was refused.
+            enlisted = engine.namespaces.states[NS].transactions[number].messages
+            whole = enlisted == 1 + len(request.messages)
+            end: c.Command = c.Commit(number) if whole else c.RollBack(number)
+            engine.submit(BROKER, NS, end, committed)
+
+        engine.submit(BROKER, NS, c.Begin(), begun)
 
     def _command(self, request: Request) -> c.Command:
         queue, locks = request.queue, [_number(request.token)]
@@ -166,6 +201,8 @@ class Server:
                     self._say(Answer(id, given=list(map(_given, deliveries))))
                 case c.Granted(_, session, token, until_ms):
                     self._say(Answer(id, session=session, token=_token(token), until_ms=until_ms))
+                case c.RolledBack():
+                    self._say(Answer(id, refused="RolledBack"))
                 case c.Settled(_, [until_ms]) | int(until_ms):
                     self._say(Answer(id, until_ms=until_ms))
                 case _:
@@ -218,6 +255,11 @@ async def create(engine: Engine, salt: int) -> None:
         ("", CreateNamespace(NS, engine.epoch, salt))
     ]
     wanted += [(NS, c.CreateQueue(name, properties)) for name, properties in QUEUES.items()]
+    wanted.append((NS, c.CreateQueue(TOPIC, QueueProperties(delivery="topic"))))
+    for name, rule in (("on", Rule("all")), ("off", Rule("none", FalseFilter()))):
+        properties = QueueProperties(forward_to=PLAIN)
+        queue = subscription_queue(TOPIC, name)
+        wanted.append((NS, c.CreateSubscription(queue, properties, [rule])))
     for namespace, command in wanted:
         with contextlib.suppress(AlreadyExists):
             await engine.ask(BROKER, namespace, command)

@@ -49,9 +49,10 @@ def held_locks(
             tokens = by_id.setdefault(name, iter(state.ids.get(name, ())))
         for token in tokens:
             lock = state.locks.get(token)
-            if lock is None or token in found or not _holds(state, lock, queue, now_ms):
+            by = state.enlisted.get(token, 0) if state.enlisted else 0
+            if lock is None or token in found or (by and by != transaction):
                 continue
-            if state.enlisted and state.enlisted.get(token, transaction) != transaction:
+            if not _holds(state, lock, queue, 0 if by else now_ms):  # one that is enlisted does
                 continue
             if session is None or lock.session is session:
                 found[token] = lock

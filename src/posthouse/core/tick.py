@@ -1,6 +1,6 @@
 """Time: the start of the broker, its clock, and the tick that does what is due."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from posthouse.core.checks import check_duration, check_start
@@ -48,6 +48,8 @@ from posthouse.core.records import (
     IdleChecked,
     QueueDeleted,
     ReceiverDetached,
+    Renewed,
+    SessionRenewed,
     Started,
     Swept,
     Touched,
@@ -184,6 +186,11 @@ def _end_sessions(plan: Plan, left: int) -> int:
         if plan.state.queues.get(queue.name) is not queue:
             done += 1
             continue
+        until_ms = _enlisted_until_ms(plan.state, group.locks)
+        if until_ms > plan.now_ms:
+            plan.records.append(SessionRenewed(queue.name, group.key, until_ms))
+            done += 1
+            continue
         done += 1 + len(group.locks)
         if done > left:  # part of its messages now, the session itself in the next tick
             tokens = islice(group.locks, left - done + 1 + len(group.locks))
@@ -205,8 +212,26 @@ def _end_orphans(plan: Plan, left: int) -> int:
     return len(tokens)
 
 
+def _enlisted_until_ms(state: State, tokens: Iterable[int]) -> int:
+    """How long the transactions last that settle some of these locks."""
+    numbers = {state.enlisted[token] for token in tokens if token in state.enlisted}
+    return max((state.transactions[number].until_ms for number in numbers), default=0)
+
+
+def _renew_enlisted(plan: Plan, tokens: list[int]) -> None:
+    """What a transaction settles does not expire before it ends."""
+    for token in tokens:
+        lock, until_ms = plan.state.locks[token], _enlisted_until_ms(plan.state, (token,))
+        if until_ms and plan.state.queues.get(lock.queue.name) is lock.queue:
+            later_ms = max(until_ms, plan.now_ms + 1)
+            plan.records.append(Renewed(lock.queue.name, [lock.message.sequence], later_ms))
+
+
 def _end_locks(plan: Plan, left: int) -> int:
     tokens = plan.state.lock_timers.due(plan.now_ms, left)
+    if plan.state.enlisted:
+        _renew_enlisted(plan, tokens)
+        tokens = [token for token in tokens if token not in plan.state.enlisted]
     locks = [plan.state.locks[token] for token in tokens]
     locks = [lock for lock in locks if lock.bound not in plan.state.orphans]  # ended already
     for queue, messages in by_queue(plan.state, locks):

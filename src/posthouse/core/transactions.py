@@ -2,8 +2,10 @@
 
 An open transaction is passing: a crash rolls it back. What is asked for in it is checked at once
 and kept until the commit, which plans it all as one command. Meanwhile the locks it settles are
-renewed up to its end, so that they do not expire under it, and are lost to everybody else.
+lost to everybody else, and do not expire under it: ticks renew them up to its end.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -18,23 +20,19 @@ from posthouse.core.commands import (
     Begun,
     Commit,
     Committed,
+    Complete,
     Enqueued,
+    Release,
     RollBack,
     RolledBack,
     Send,
     Work,
 )
 from posthouse.core.errors import Busy, InvalidArgument, QuotaExceeded, Refused, TransactionLost
-from posthouse.core.model import Lock, State, Transaction
-from posthouse.core.plan import Outcome, Plan, by_queue, sequences_of
-from posthouse.core.records import (
-    Enlisted,
-    Record,
-    Renewed,
-    SessionRenewed,
-    TransactionBegun,
-    TransactionEnded,
-)
+from posthouse.core.model import State, Transaction
+from posthouse.core.plan import Outcome, Plan
+from posthouse.core.records import Enlisted, TransactionBegun, TransactionEnded
+from posthouse.core.room import is_limited
 from posthouse.core.sending import checked_send, send_on
 from posthouse.core.settling import Ending, check_ending, end_as, held_locks, settled_answer
 
@@ -68,12 +66,12 @@ def work(state: State, command: Work, now_ms: int) -> Outcome:
     if not held:
         return Outcome([], settled_answer(lost))
     _check_few(state, transaction, len(held), 0)
-    end_as(Plan(state, now_ms), asked, held)  # it raises what it would raise then
+    if not isinstance(asked, Complete | Release):
+        end_as(Plan(state, now_ms), asked, held)  # it raises what it would raise then
     tokens = [lock.message.lock for lock in held]
     kept = msgspec.structs.replace(asked, locks=tokens)
-    records = _renewed(state, held, transaction.until_ms)
-    records.append(Enlisted(transaction.number, kept, len(held), 0, tokens))
-    return Outcome(records, settled_answer(lost))
+    record = Enlisted(transaction.number, kept, len(held), 0, tokens)
+    return Outcome([record], settled_answer(lost))
 
 
 def _check_few(state: State, transaction: Transaction, messages: int, size: int) -> None:
@@ -85,20 +83,6 @@ def _check_few(state: State, transaction: Transaction, messages: int, size: int)
         raise QuotaExceeded("the transaction", "bytes", SEND_BYTES_MAX, transaction.size_bytes)
     if state.transaction_bytes + size > TRANSACTIONS_BYTES_MAX:
         raise Busy("too much waits to be committed")
-
-
-def _renewed(state: State, held: list[Lock], until_ms: int) -> list[Record]:
-    """So that they do not expire before the transaction ends."""
-    records: list[Record] = []
-    sessions: dict[tuple[str, str], None] = {}
-    for lock in held:
-        if lock.session is not None and lock.session.until_ms < until_ms:
-            sessions[lock.queue.name, lock.session.key] = None
-    records += [SessionRenewed(queue, key, until_ms) for queue, key in sessions]
-    brief = [lock for lock in held if lock.session is None and lock.until_ms < until_ms]
-    for queue, messages in by_queue(state, brief):
-        records.append(Renewed(queue.name, sequences_of(messages), until_ms))
-    return records
 
 
 def roll_back(state: State, command: RollBack, now_ms: int) -> Outcome:
@@ -122,15 +106,47 @@ def commit(state: State, command: Commit, now_ms: int) -> Outcome:
 def _do_all(plan: Plan, transaction: Transaction) -> tuple[list[Enqueued], int]:
     """First what ends, then what is sent. Raises Refused."""
     settled = 0
-    for asked in transaction.work:
-        if not isinstance(asked, Send):
-            settled += _end(plan, asked, transaction.number)
-    sent = []
-    for asked in transaction.work:
-        if isinstance(asked, Send):
+    for asked in _completed_together(transaction.work):
+        settled += _end(plan, asked, transaction.number)
+    sends = [asked for asked in transaction.work if isinstance(asked, Send)]
+    return _send_all(plan, sends), settled
+
+
+def _completed_together(work: list[Any]) -> list[Ending]:
+    """What is to end; of each queue and session all that is completed in one."""
+    found: list[Ending] = []
+    completed: dict[tuple[str | None, int], list[int | str]] = {}
+    for asked in work:
+        if isinstance(asked, Complete):
+            completed.setdefault((asked.queue, asked.session), []).extend(asked.locks)
+        elif not isinstance(asked, Send):
+            found.append(asked)
+    for (queue, session), locks in completed.items():
+        found.append(Complete(queue, locks, False, session))
+    return found
+
+
+def _send_all(plan: Plan, sends: list[Send]) -> list[Enqueued]:
+    """In their order; those that need no looking at go into a queue as one."""
+    answers: list[Enqueued | None] = [None] * len(sends)
+    plain: dict[str, list[int]] = {}  # which sends
+    for at, asked in enumerate(sends):
+        queue = plan.state.queues.get(asked.queue)
+        if queue is not None and not queue.properties.duplicate_detection and not is_limited(queue):
+            plain.setdefault(asked.queue, []).append(at)
+        else:
             queue, messages, _ = checked_send(plan.state, asked, plan.now_ms)
-            sent.append(send_on(plan, queue, messages, asked))
-    return sent, settled
+            answers[at] = send_on(plan, queue, messages, asked)
+    for name, which in plain.items():
+        whole = Send(name, [message for at in which for message in sends[at].messages])
+        queue, messages, _ = checked_send(plan.state, whole, plan.now_ms)
+        number = plan.side(queue).next_sequence
+        send_on(plan, queue, messages, whole)
+        for at in which:
+            count = len(sends[at].messages)
+            answers[at] = Enqueued(range(number, number + count))
+            number += count
+    return [answer for answer in answers if answer is not None]
 
 
 def _end(plan: Plan, asked: Ending, number: int) -> int:
