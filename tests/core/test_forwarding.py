@@ -8,15 +8,18 @@ from posthouse.core.commands import (
     Complete,
     CreateQueue,
     DeadLetter,
+    Defer,
     DeleteQueue,
     Notice,
     Peek,
     Peeked,
     Receive,
+    Received,
+    ReceiveDeferred,
     UpdateQueue,
 )
 from posthouse.core.dump import dump
-from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
+from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, NotFound
 from posthouse.core.message import Note
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
 from tests.core.world import World, a_message, bodies
@@ -241,3 +244,28 @@ def test_what_was_kept_apart_goes_with_its_queue() -> None:
     world.advance(1)
     assert list(world.state.queues) == ["target", "target/$dead"]
     sound(world)
+
+
+def test_deferred_messages_can_still_be_received_from_who_forwards() -> None:
+    world = World()
+    source, target = world.queue("source"), world.queue("target")
+    world.send(source, "a")
+    [delivery] = world.receive(source)
+    world.do(Defer(source, [delivery.token]))
+    world.do(UpdateQueue(source, QueueProperties(forward_to=target)))
+    answer = world.do(ReceiveDeferred(source, [1])).answer
+    assert isinstance(answer, Received)
+    assert bodies(answer.deliveries) == ["a"]
+    world.do(UpdateQueue(source, QueueProperties(forward_to=target, status="disabled")))
+    with pytest.raises(Disabled):
+        world.do(ReceiveDeferred(source, [1]))
+
+
+def test_other_properties_can_be_changed_when_the_target_is_gone() -> None:
+    world = World()
+    target = world.queue("target")
+    source = world.queue("source", forward_to=target)
+    world.do(DeleteQueue(target))
+    world.do(UpdateQueue(source, QueueProperties(forward_to=target, lock_ms=5)))
+    with pytest.raises(NotFound):
+        world.do(UpdateQueue(source, QueueProperties(forward_to="nothing")))

@@ -7,11 +7,16 @@ import pytest
 from posthouse.core import State, evolve
 from posthouse.core.commands import (
     Abandon,
+    CancelSchedule,
     Complete,
     DeadLetter,
+    PauseSchedule,
     RemoveRule,
+    Renew,
     Resubmit,
+    ResumeSchedule,
     SetRule,
+    SetSchedule,
     SetSessionState,
     Start,
 )
@@ -20,6 +25,7 @@ from posthouse.core.mend import mend
 from posthouse.core.message import Note
 from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.records import (
+    Activated,
     Completed,
     Copies,
     Dropped,
@@ -29,9 +35,11 @@ from posthouse.core.records import (
     Purged,
     QueueCreated,
     QueueUpdated,
+    Renewed,
     Routed,
     RuleRemoved,
     RuleSet,
+    ScheduleSet,
     Sent,
     SessionAccepted,
     SessionReleased,
@@ -39,6 +47,7 @@ from posthouse.core.records import (
     SessionStateSet,
     Started,
     SubscriptionCreated,
+    Woken,
     span,
 )
 from posthouse.core.rules import FalseFilter, Rule
@@ -187,6 +196,56 @@ def test_what_cannot_be_changed_of_a_queue_is_not_changed_by_an_update() -> None
     assert mend(state, QueueCreated("Q", 3, QueueProperties())) == [Missing(1)]
 
 
+def test_of_a_group_only_one_is_held_whatever_is_missing() -> None:
+    world = World()
+    queue = world.queue(grouping="group")
+    world.send(queue, a_message("1", group="g"), a_message("2", group="g"), "3")
+    [first, _] = world.receive(queue, 2)
+    world.do(Complete(queue, [first.token]))
+    world.receive(queue)
+    state = after(world, -2)  # the first is held still
+    assert sorted(lock.message.sequence for lock in state.locks.values()) == [1, 3]
+    check(state, world.now_ms)
+
+
+def test_what_was_not_held_back_is_not_woken() -> None:
+    world = World()
+    queue = world.queue(backoff_ms=[500])
+    world.send(queue, "a")
+    [delivery] = world.receive(queue)
+    world.do(Abandon(queue, [delivery.token]))
+    world.advance(500)
+    _, woken = world.journal[-1]
+    assert isinstance(woken, Woken)
+    assert mend(after(world, -1), woken) == [woken]
+    assert mend(after(world, -2, -1), woken) == [Missing(1)]
+
+
+def test_a_message_falls_due_once_and_a_lock_is_renewed_while_it_is_held() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, a_message("a", due_ms=world.now_ms + 10))
+    world.advance(10)
+    _, activated = world.journal[-1]
+    assert isinstance(activated, Activated)
+    assert mend(after(world, -1), activated) == [activated]
+    [delivery] = world.receive(queue)
+    world.do(Renew(queue, [delivery.token]))
+    _, renewed = world.journal[-1]
+    assert isinstance(renewed, Renewed)
+    assert mend(world.state, renewed) == [renewed]
+    assert mend(after(world, -2, -1), renewed) == [Missing(1)]
+
+
+def test_a_lock_that_was_given_is_not_given_again() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a")
+    world.receive(queue)
+    _, locked = world.journal[-1]
+    assert mend(world.state, locked) == [Missing(1)]
+
+
 def without(world: World, *kinds: type[Kept]) -> World:
     """The world that a repair leaves when these records are lost, started again."""
     journal = [(at, record) for at, record in world.journal if not isinstance(record, kinds)]
@@ -312,3 +371,18 @@ def test_a_queue_that_was_a_topic_does_not_become_one_by_an_update() -> None:
     state = mended([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
     (record,) = mend(state, QueueUpdated("q", 2, QueueProperties(delivery="topic", lock_ms=7)))
     assert record == QueueUpdated("q", 2, QueueProperties(lock_ms=7))
+
+
+def test_schedules_are_mended() -> None:
+    world = World()
+    queue = world.queue()
+    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
+    world.advance(10_000)
+    world.do(PauseSchedule("beat"))
+    world.do(ResumeSchedule("beat"))
+    world.do(CancelSchedule("beat"))
+    assert dump(mended(world.journal)) == dump(world.state)
+    without = [each for each in world.journal if not isinstance(each[1], ScheduleSet)]
+    state = mended(without)
+    assert not state.schedules
+    assert state.queues[queue].counts[0] == 1

@@ -437,7 +437,7 @@ class Histories(RuleBasedStateMachine):
         parts, at = self.snapshot
         if parts:
             state = restore(parts).states["test"]
-            check(state, self.world.now_ms)
+            check(state, self.world.now_ms, handed_on=False)
             for position, record in self.world.journal[at:]:
                 evolve(state, record, position)
             assert dump(state, bodies=False) == dump(self.world.state, bodies=False)

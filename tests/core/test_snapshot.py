@@ -16,9 +16,10 @@ from posthouse.core.commands import (
     SetClock,
     SetSchedule,
     SetSessionState,
+    UpdateQueue,
 )
 from posthouse.core.dump import dump
-from posthouse.core.model import Account, Grant, Reader, State, dead_letter_queue
+from posthouse.core.model import Account, Grant, QueueProperties, Reader, State, dead_letter_queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.core.snapshot import restore, take
@@ -114,6 +115,30 @@ def test_messages_whose_bodies_were_put_aside_are_settled_like_others() -> None:
     check(world.state, world.now_ms)
     assert world.state.queues["orders"].aside_bytes == 0
     assert world.state.queues[dead_letter_queue("orders")].aside_bytes == 4
+
+
+def test_messages_whose_bodies_were_put_aside_are_forwarded_like_others() -> None:
+    world = World()
+    target, queue = world.queue("target"), world.queue()
+    world.send(queue, "abc", "defg")
+    (world.state,) = restore(take(of(world.state))).states.values()
+    world.do(UpdateQueue(queue, QueueProperties(forward_to=target)))
+    world.advance(1)
+    check(world.state, world.now_ms)
+    assert world.state.queues[target].aside_bytes == 7
+
+
+def test_a_message_that_is_held_back_is_so_in_a_snapshot() -> None:
+    world = World()
+    queue = world.queue(backoff_ms=[500])
+    world.send(queue, a_message("a", ttl_ms=5_000))
+    [delivery] = world.receive(queue)
+    world.do(Abandon(queue, [delivery.token]))
+    (world.state,) = restore(take(of(world.state))).states.values()
+    check(world.state, world.now_ms)
+    assert world.peek(queue) == [(1, "delayed")]
+    world.advance(500)
+    assert world.peek(queue) == [(1, "active")]
 
 
 def test_a_snapshot_leaves_out_deleted_queues_and_connections() -> None:

@@ -10,6 +10,7 @@ from posthouse.core.commands import (
     Complete,
     CreateQueue,
     CreateSubscription,
+    DeadLetter,
     DeleteQueue,
     Enqueued,
     ListQueues,
@@ -377,6 +378,32 @@ def test_a_rule_that_fails_dead_letters_or_skips(as_dead: bool) -> None:
     sound(world)
 
 
+def test_rules_see_what_other_rules_have_made_of_a_message() -> None:
+    world = World()
+    topic = world.topic()
+    changed = world.subscribe(topic, "changed", sql("n = 1", "SET n = 2"))
+    two = world.subscribe(topic, "two", sql("n = 2"))
+    world.send(topic, a_message("m", n=1))
+    [delivery] = world.receive(changed)
+    world.do(DeadLetter(changed, [delivery.token]))
+    assert held(world, two) == []
+    world.do(Resubmit(dead_letter_queue(changed), target=topic))
+    assert held(world, two) == ["m"]
+    sound(world)
+
+
+def test_a_change_of_rules_leaves_those_of_other_subscriptions() -> None:
+    world = World()
+    topic = world.topic()
+    one = world.subscribe(topic, "one", Rule("r", CorrelationFilter({"subject": "events"})))
+    both = world.subscribe(topic, "both", Rule("never", FalseFilter()), sql("n = 1"))
+    world.send(topic, a_message("1", subject="events", n=1))
+    world.do(RemoveRule(both, "rule"))
+    world.send(topic, a_message("2", subject="events", n=1), a_message("3", subject="other"))
+    assert (held(world, one), held(world, both)) == (["1", "2"], ["1"])
+    sound(world)
+
+
 def test_rules_can_be_added_replaced_listed_and_removed() -> None:
     world = World()
     topic = world.topic()
@@ -569,3 +596,15 @@ def test_default_rule_is_there() -> None:
     world.do(CreateSubscription("news/$sub/a"))
     [rule] = world.state.queues["news/$sub/a"].rules.values()
     assert (rule.name, rule.filter, rule.created_ms) == (DEFAULT_RULE, TrueFilter(), 1_000)
+
+
+def test_a_subscription_may_take_small_messages_only() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a", max_message_bytes=50)
+    world.send(topic, "small", "x" * 100)
+    assert held(world, queue) == ["small"]
+    [note] = notes(world, dead_letter_queue(queue))
+    assert note is not None
+    assert note.reason == "MessageTooLarge"
+    sound(world)

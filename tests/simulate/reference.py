@@ -42,7 +42,6 @@ class Msg:
     properties: Properties = field(default_factory=dict)
     subject: str = ""
     group: str | None = None
-    stuck: bool = False  # it could not be handed on, and had to stay
 
     @property
     def size(self) -> int:
@@ -70,6 +69,7 @@ class Q:
     sessions: dict[str, Session] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
+    follows: bool = False  # what was there before it began to forward has to go too
 
     @property
     def is_part(self) -> bool:
@@ -521,8 +521,7 @@ class Reference:
         for queue, messages in self._by_queue(held):
             self._end(queue, messages, queue.props.counting == "all")
         for queue in self.queues.values():
-            for message in queue.messages:
-                message.stuck = False  # it is tried again
+            queue.follows = queue.hands_on
 
     def _everywhere(self, wanted: Callable[[Q, Msg], bool]) -> list[tuple[Q, Msg]]:
         return [(q, m) for q in self.queues.values() for m in q.messages if wanted(q, m)]
@@ -591,21 +590,20 @@ class Reference:
     # Handing on.
 
     def _follow(self) -> None:
-        """What was there before a queue began to forward."""
+        """What was there before a queue began to forward. If some can go, all are tried again."""
         for queue in list(self.queues.values()):
-            if queue.hands_on:
+            if queue.hands_on and queue.follows:
                 there = self._ready(queue)
                 if queue.props.grouping != "none":
                     there = sorted(queue.messages, key=lambda m: m.sequence)
                 new = self._ready_now.get(queue.name, [])
                 waiting = [
-                    m
-                    for m in there
-                    if m.state == "active" and self._fresh(m) and not m.stuck and m not in new
+                    m for m in there if m.state == "active" and self._fresh(m) and m not in new
                 ]
-                if waiting:
-                    self._ready_now[queue.name] = []
-                    self._hand_on(queue, waiting + new, refuse=False)
+                self._ready_now[queue.name] = []
+                count = len(queue.messages)
+                self._hand_on(queue, waiting + new, refuse=False)
+                queue.follows = len(queue.messages) < count
 
     def _relay(self, *, refuse: bool) -> None:
         """What has come into topics and queues that forward goes on, until it is at its end."""
@@ -623,17 +621,18 @@ class Reference:
 
     def _hand_on(self, queue: Q, messages: list[Msg], *, refuse: bool) -> None:
         made: dict[str, list[Msg]] = {}
+        copies: list[tuple[Q, Msg]] | None
         for message in messages:
-            message.stuck = False
             if queue.is_topic:
                 copies = self._publish(queue, message, refuse=refuse)
             else:
                 copies = self._forward(queue, message)
+            if copies is None:
+                continue
             for target, each in copies:
                 made.setdefault(target.name, []).append(each)
-            if not message.stuck:
-                queue.messages.remove(message)
-                self._drop_session(queue, message.group)
+            queue.messages.remove(message)
+            self._drop_session(queue, message.group)
         for copies_of_one in made.values():
             for each in copies_of_one:
                 each.expiry_stamp = self._tick_stamp()
@@ -677,7 +676,7 @@ class Reference:
                 plain = True
         return copies + [message] * plain, failed
 
-    def _forward(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]]:
+    def _forward(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]] | None:
         name = queue.props.forward_to
         target = self.queues.get(name) if name is not None else None
         most = target.props.max_message_bytes if target is not None else None
@@ -695,8 +694,7 @@ class Reference:
             except errors.QuotaExceeded:
                 why = "QuotaExceeded"
         if queue.is_part:
-            message.stuck = True  # dead letters stay where they can be read
-            return []
+            return None  # dead letters stay where they can be read
         return [self._add(self.queues[queue.name + TRANSFER], message, why)]
 
     def _put_dead(self, queue: Q, message: Msg, reason: str) -> tuple[Q, Msg]:
@@ -723,7 +721,7 @@ class Reference:
             lives.append(self.now + queue.props.ttl_ms)
         new = replace(
             message, sequence=queue.next, state="active", enqueued=self.now, count=0, token=0,
-            bound=0, deferred=False, reason=reason or message.reason, stuck=False,
+            bound=0, deferred=False, reason=reason or message.reason,
             expires=None if queue.is_part else min(lives, default=None),
         )  # fmt: skip
         queue.next, queue.used = queue.next + 1, self.now
@@ -874,9 +872,9 @@ class Reference:
         if (received and not queue.receives) or redirected:
             mine = [r for r in self.receivers if r.queue == queue.name]
             self.notices += [(r.number, "paused") for r in mine]
+        queue.follows = queue.follows or redirected
         if props.forward_dead_to not in (None, before.forward_dead_to):
-            for message in dead.messages:
-                message.stuck = False
+            dead.follows = True
 
     def _pause(self, command: c.Pause | c.Resume) -> None:
         queue = self._own(command.queue)
@@ -938,7 +936,6 @@ class Reference:
             message.sequence, message.count, message.enqueued = target.next, 0, self.now
             if not command.keep_reason:
                 message.reason = None
-            message.stuck = False
             target.next += 1
             target.messages.append(message)
             target.used = self.now
@@ -1128,7 +1125,9 @@ class Reference:
             self._end(each, held, each.props.counting == "all")
 
     def _receivedeferred(self, command: c.ReceiveDeferred) -> None:
-        queue = self._receivable(command.queue)
+        queue = self._queue(command.queue)
+        if not queue.receives:
+            raise errors.Disabled(queue.name, "")
         self._check_bound(command)
         self._check_session(queue, command.session)
         key = self._session_of(queue, command.session) if command.session else None

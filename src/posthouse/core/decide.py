@@ -325,7 +325,9 @@ def _update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
     queue = own_queue(state, command.queue)
     properties = check_queue_properties(command.properties)
     check_update(queue.properties, properties)
-    check_forwarding(state, queue.name, properties)
+    old = queue.properties
+    if (properties.forward_to, properties.forward_dead_to) != (old.forward_to, old.forward_dead_to):
+        check_forwarding(state, queue.name, properties)
     return _change(queue, properties, now_ms)
 
 
@@ -713,7 +715,9 @@ def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
 
 
 def _receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Outcome:
-    queue = _receivable(state, command.queue)
+    queue = queue_of(state, command.queue)
+    if not can_receive(queue.properties):
+        raise Disabled(queue.name, queue.properties.status)
     check_duration("lock_ms", command.lock_ms)
     _check_bound(state, command)
     check_count("sequences", len(command.sequences), 1, BATCH_MAX)

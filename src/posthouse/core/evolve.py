@@ -173,6 +173,7 @@ def is_plain(queue: Queue) -> bool:
         and properties.ttl_ms is None
         and properties.max_messages is None
         and properties.max_bytes is None
+        and properties.max_message_bytes is None
         and not properties.requires_session
         and properties.order == "arrival"
         and not relays(queue)

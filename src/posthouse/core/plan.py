@@ -733,6 +733,11 @@ def _give_copy(handed: _Relay, message: Message, hit: Hit, note: Note | None) ->
         fields = {name: cast("str | None", changed[name]) for name in changed if name != "ttl_ms"}
         ttl_ms = cast("int | None", changed.get("ttl_ms"))
         note = (note or NO_NOTE).amended(properties, removed, fields)
+    most = queue.properties.max_message_bytes
+    if most is not None and size_bytes(message) > most:
+        text = f"The subscription takes messages of at most {most} bytes."
+        handed.bury(message, queue, note, "MessageTooLarge", text)
+        return
     if queue.properties.requires_session and group_of(message, note) is None:
         handed.bury(message, queue, note, "Session id is null.", "The subscription has sessions.")
         return

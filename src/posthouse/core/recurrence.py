@@ -96,11 +96,8 @@ def following_ms(recurrence: Recurrence, after_ms: int, from_ms: int) -> int:
     if after_ms >= _FAR_MS:
         return 0
     after = datetime.fromtimestamp(after_ms / 1000, _zone(recurrence.zone))
-    for moment in _moments(recurrence, after):
-        moment_ms = round(moment.timestamp() * 1000)
-        if moment_ms > after_ms:
-            return moment_ms
-    return 0
+    moment = next(_moments(recurrence, after), None)
+    return 0 if moment is None else round(moment.timestamp() * 1000)
 
 
 def _moments(recurrence: Cron, after: datetime) -> "Iterator[datetime]":

@@ -155,13 +155,13 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
                 _check_amended(queue, messages, properties)
                 plan.records.append(Deferred(queue.name, sequences_of(messages), properties))
                 leave_groups(plan.side(queue), messages)
-            case DeadLetter(reason=reason, description=description, properties=properties):
+            case _:
                 if queue.origin is not None:
                     raise NotAllowed(queue.name, "its messages are dead letters already")
                 plan.touch(queue)
-                _check_amended(queue, messages, properties)
+                _check_amended(queue, messages, command.properties)
                 leave_groups(plan.side(queue), messages)
-                bury(plan, queue, messages, reason, description, properties)
+                bury(plan, queue, messages, command.reason, command.description, command.properties)
 
 
 def renew(state: State, command: Renew, now_ms: int) -> Outcome:

@@ -220,11 +220,13 @@ def _enlisted_until_ms(state: State, tokens: Iterable[int]) -> int:
 
 def _renew_enlisted(plan: Plan, tokens: list[int]) -> None:
     """What a transaction settles does not expire before it ends."""
-    for token in tokens:
-        lock, until_ms = plan.state.locks[token], _enlisted_until_ms(plan.state, (token,))
-        if until_ms and plan.state.queues.get(lock.queue.name) is lock.queue:
-            later_ms = max(until_ms, plan.now_ms + 1)
-            plan.records.append(Renewed(lock.queue.name, [lock.message.sequence], later_ms))
+    state = plan.state
+    for queue, messages in by_queue(
+        state, (state.locks[token] for token in tokens if token in state.enlisted)
+    ):
+        for message in messages:
+            until_ms = max(_enlisted_until_ms(state, (message.lock,)), plan.now_ms + 1)
+            plan.records.append(Renewed(queue.name, [message.sequence], until_ms))
 
 
 def _end_locks(plan: Plan, left: int) -> int:
