@@ -20,28 +20,40 @@ from posthouse.core.commands import (
     Abandon,
     AcceptSession,
     Answer,
+    Begin,
+    Begun,
     Cancel,
+    CancelSchedule,
     Command,
+    Commit,
     Complete,
     CreateQueue,
+    CreateSubscription,
     DeadLetter,
     Defer,
     Delivery,
     Granted,
+    PauseSchedule,
     Purge,
     Receive,
     Received,
+    RemoveRule,
     Renew,
     Resubmit,
+    ResumeSchedule,
     Send,
+    SetRule,
+    SetSchedule,
     SetSessionState,
     StepClock,
     UpdateQueue,
+    Work,
 )
 from posthouse.core.dump import dump
 from posthouse.core.message import DEFERRED, Envelope, NewMessage, encode_envelope, timestamp, uuid
-from posthouse.core.model import QueueProperties, dead_letter_queue
+from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.namespaces import CreateNamespace, Namespaces
+from posthouse.core.rules import CorrelationFilter, FalseFilter, PatternFilter, Rule, SqlFilter
 from posthouse.store.file import FileStore
 
 SEGMENT_BYTES = 16 << 10
@@ -113,8 +125,44 @@ class Story:
         await self.engine.advance(10_000)
         await self.do(StepClock(6_000))
 
+        await self.whole_model()
+
+    async def whole_model(self) -> None:
+        """Topics, forwarding, overflow, transactions and schedules."""
+        await self.do(CreateQueue("news", QueueProperties(delivery="topic")))
+        await self.do(CreateQueue("far", QueueProperties(max_messages=2, overflow="drop-oldest")))
+        await self.do(CreateQueue("off", QueueProperties(status="send-disabled")))
+        rule = Rule("n", SqlFilter("n = @n", {"n": 1}), "SET n = 2; REMOVE x")
+        for name, rules, target in (
+            ("all", [Rule("$Default")], None), ("changed", [rule], None),
+            ("on", [Rule("subject", PatternFilter("gold*.#"))], "far"),
+            ("stuck", [Rule("same", CorrelationFilter({"subject": "golden"}))], "off"),
+        ):  # fmt: skip
+            queue = subscription_queue("news", name)
+            await self.do(CreateSubscription(queue, QueueProperties(forward_to=target), rules))
+        await self.send("news", "first", "second", "third")
+        await self.send("news", "later", due_ms=100_000)
+        await self.do(SetRule("news/$sub/all", Rule("none", FalseFilter())))
+        await self.do(RemoveRule("news/$sub/all", "none"))
+        begun = await self.do(Begin())
+        assert isinstance(begun, Begun)
+        (held,) = await self.receive("news/$sub/all", 1)
+        envelope = encode_envelope(Envelope(id="together"))
+        for work in (
+            Complete("news/$sub/all", [held.token]), Send("plain", [NewMessage(envelope, b"t")]),
+        ):  # fmt: skip
+            await self.do(Work(begun.transaction, work))
+        await self.do(Commit(begun.transaction))
+        message = NewMessage(envelope, b"beat")
+        await self.do(SetSchedule("far", "often", "every 4 seconds", message))
+        await self.do(SetSchedule("plain", "daily", "at 14:30", message, "Europe/Berlin"))
+        await self.do(PauseSchedule("daily"))
+        await self.engine.advance(9_000)
+
     async def second(self) -> None:
         """Behind the snapshot."""
+        await self.do(ResumeSchedule("daily"))
+        await self.do(CancelSchedule("often"))
         await self.do(UpdateQueue("urgent", QueueProperties(order="priority", lock_ms=5_000)))
         await self.send("plain", "new")
         await self.do(Resubmit(dead_letter_queue("plain")))
