@@ -14,8 +14,12 @@ from posthouse.core.commands import (
     Abandon,
     AcceptSession,
     Attach,
+    Begin,
+    Begun,
     Cancel,
+    CancelSchedule,
     Command,
+    Commit,
     Complete,
     Content,
     CreateSubscription,
@@ -28,6 +32,7 @@ from posthouse.core.commands import (
     Granted,
     Move,
     Pause,
+    PauseSchedule,
     Purge,
     Receive,
     Received,
@@ -39,12 +44,16 @@ from posthouse.core.commands import (
     RenewSession,
     Resubmit,
     Resume,
+    ResumeSchedule,
+    RollBack,
     Send,
     SetRule,
+    SetSchedule,
     Start,
     StepClock,
     Tick,
     UpdateQueue,
+    Work,
 )
 from posthouse.core.dump import dump
 from posthouse.core.errors import Refused
@@ -66,10 +75,11 @@ from tests.invariants import check, check_positions
 
 QUEUES = ("plain", "urgent", "sessions", "groups", "desk")
 TOPIC = "news"
+FAN_OUT = "to-all"
 SUBSCRIPTIONS = (subscription_queue(TOPIC, "a"), subscription_queue(TOPIC, "sessions"))
 WITH_SESSIONS = ("sessions", SUBSCRIPTIONS[1])
 RECEIVED = (*QUEUES, *SUBSCRIPTIONS)
-sendable = st.sampled_from([*QUEUES, TOPIC, TOPIC])
+sendable = st.sampled_from([*QUEUES, TOPIC, TOPIC, FAN_OUT])
 queues = st.sampled_from(RECEIVED)
 everywhere = st.sampled_from([*RECEIVED, *map(dead_letter_queue, RECEIVED), "desk" + TRANSFER])
 groups = st.sampled_from(["a", "b", "c"])
@@ -117,7 +127,9 @@ class Histories(RuleBasedStateMachine):
         max_delivery=st.integers(1, 4),
         dead_letter_expired=st.booleans(),
         max_messages=st.sampled_from([None, None, 3]),
-        overflow=st.sampled_from(["reject", "drop-oldest", "drop-newest", "to-dead-letter"]),
+        overflow=st.sampled_from(
+            ["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
+        ),
         backoff_ms=st.sampled_from([[], [], [300, 900]]),
         detect=st.booleans(),
     )
@@ -133,6 +145,7 @@ class Histories(RuleBasedStateMachine):
         self.world.queue("sessions", grouping="session", **options)
         self.world.queue("groups", grouping="group", **options)
         self.world.queue("desk", forward_to="plain", forward_dead_to=TOPIC, **options)
+        self.world.queue(FAN_OUT, delivery="fan-out", lock_ms=1_000)
 
     # Every command goes through here.
 
@@ -148,6 +161,9 @@ class Histories(RuleBasedStateMachine):
         journal = len(world.journal)
         if isinstance(command, Attach | Receive | ReceiveDeferred):
             self.readers[command.receiver] = command.queue
+            if command.queue == FAN_OUT:
+                temporary = subscription_queue(FAN_OUT, f"~{command.receiver}")
+                self.readers[command.receiver] = temporary
         outcome = world.do(command)
         for _, record in world.journal[journal:]:
             assert decode(encode(record)) == record
@@ -207,7 +223,7 @@ class Histories(RuleBasedStateMachine):
                 self.end(lambda held: held.session != 0 and held.session not in gone)
             case ReleaseSession():
                 self.end(lambda held: held.session == command.session)
-            case Purge() | DeleteQueue():
+            case Purge() | DeleteQueue() | Commit():
                 live = self.world.state.locks
                 self.end(lambda held: held.token not in live)
             case Start():
@@ -252,7 +268,52 @@ class Histories(RuleBasedStateMachine):
                     due_ms=due_ms, subject="events", **properties,
                 )
             )  # fmt: skip
-        self.do(Send(queue, messages))
+        sender = self.world.new_receiver() if priority > 6 else 0
+        self.do(Send(queue, messages, deadline_ms=self.world.now_ms + 500, sender=sender))
+
+    @rule(credit=st.integers(0, 3))
+    def join(self, credit: int) -> None:
+        self.do(Attach(FAN_OUT, self.world.new_receiver(), credit))
+
+    @rule(
+        data=st.data(),
+        queues=st.lists(sendable, max_size=3),
+        timeout_ms=st.sampled_from([400, 5_000]),
+        end=st.sampled_from(["commit", "roll back", "leave it open"]),
+    )
+    def transact(self, data: st.DataObject, queues: list[str], timeout_ms: int, end: str) -> None:
+        begun = self.do(Begin(timeout_ms))
+        assert begun is not None
+        assert isinstance(begun.answer, Begun)
+        number = begun.answer.transaction
+        for queue in queues:
+            self.numbers += 1
+            message = a_message(str(self.numbers), id="same", group="a")
+            self.do(Work(number, Send(queue, [message])))
+        some = st.lists(st.sampled_from(list(self.held.values())), max_size=2)
+        for held in data.draw(some) if self.held else []:
+            kind = data.draw(st.sampled_from([Complete, Abandon, Release, Defer, DeadLetter]))
+            self.do(Work(number, kind(held.queue, [held.token], session=held.session)))
+        if end != "leave it open":
+            self.do(Commit(number) if end == "commit" else RollBack(number))
+
+    @precondition(lambda self: self.world.state.transactions)
+    @rule(data=st.data(), commit=st.booleans())
+    def end_transaction(self, data: st.DataObject, commit: bool) -> None:
+        number = data.draw(st.sampled_from(list(self.world.state.transactions)))
+        self.do(Commit(number) if commit else RollBack(number))
+
+    @rule(
+        queue=sendable, when=st.sampled_from(["every 1 second", "*/5 * * * *"]), new=st.booleans()
+    )
+    def schedule(self, queue: str, when: str, new: bool) -> None:
+        self.numbers += 1
+        message = a_message(str(self.numbers), group="a")
+        self.do(SetSchedule(queue, "beat", when, message, new=new))
+
+    @rule(kind=st.sampled_from([PauseSchedule, ResumeSchedule, CancelSchedule]))
+    def change_schedule(self, kind: type[Any]) -> None:
+        self.do(kind("beat"))
 
     @rule(queue=everywhere, limit=st.integers(1, 3), wait=st.booleans(), delete=st.booleans())
     def receive(self, queue: str, limit: int, wait: bool, delete: bool) -> None:
