@@ -115,7 +115,7 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
     assert works(broker)
     busy = cpu_seconds(broker)
     time.sleep(1)
-    assert cpu_seconds(broker) - busy < 0.1
+    assert cpu_seconds(broker) - busy < 0.5  # who goes round and round uses all of it
     for each in sockets:
         while True:  # it ends by itself
             try:
@@ -144,7 +144,7 @@ def test_500_that_drip_are_ended_and_cost_little(broker: Running) -> None:
     assert resident_bytes(broker) - before < 40 << 20
     busy = cpu_seconds(broker)
     time.sleep(0.7)
-    assert cpu_seconds(broker) - busy < 0.1
+    assert cpu_seconds(broker) - busy < 0.5  # who goes round and round uses all of it
     deadline = time.monotonic() + FOREVER_SECONDS
     while dripping and time.monotonic() < deadline:
         dripping = [each for each in dripping if drips_on(each)]
