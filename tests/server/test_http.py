@@ -433,3 +433,27 @@ def test_who_asks_too_much_is_told_how_long_to_wait(tmp_path: Path) -> None:
         statuses = [broker.call("GET", "/api/v1/namespaces").status for _ in range(20)]
         assert (statuses[0], 429 in statuses) == (200, True)
         assert broker.call("GET", "/health/live").status == 200
+
+
+def test_a_topic_comes_into_being_with_its_first_receiver(broker: Running) -> None:
+    where = "/api/v1/namespaces/default/topics/fresh"
+    assert broker.call("POST", f"{where}/subscriptions/s/receive", {}).json == {"messages": []}
+    broker.call("POST", f"{where}/messages", {"messages": [{"body": "x"}]})
+    [got] = broker.call("POST", f"{where}/subscriptions/s/receive", {}).json["messages"]
+    assert got["body"] == "x"
+    done = broker.call("POST", f"{where}/subscriptions/s/complete", {"locks": [got["token"]]})
+    assert done.status == 200
+    assert broker.call("GET", where).json["subscriptions"] == 1
+    assert broker.call("PATCH", f"{where}/subscriptions/s", {"lock_ms": 5_000}).status == 200
+    assert broker.call("DELETE", f"{where}/subscriptions/s").status == 204
+    assert broker.call("DELETE", where).status == 204
+    assert broker.call("GET", where).status == 404
+
+
+def test_what_a_full_queue_drops_is_told_and_counted(broker: Running) -> None:
+    broker.queue("PUT", "small", {"max_messages": 1, "overflow": "drop-newest"})
+    form = {"messages": [{"body": "a"}, {"body": "b"}]}
+    reply = broker.queue("POST", "small/messages", form)
+    assert reply.json == {"sequences": [1, 0], "duplicates": 0, "dropped": 1}
+    text = broker.call("GET", "/metrics").body.decode()
+    assert "posthouse_messages_dropped_total 1.0" in text

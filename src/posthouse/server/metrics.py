@@ -20,6 +20,7 @@ from posthouse.core.records import (
     Completed,
     DeadLettered,
     Deferred,
+    Dropped,
     Expired,
     Locked,
     Purged,
@@ -49,7 +50,8 @@ _TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
     "returned": ("Deliveries that ended unsettled", (Returned, Deferred)),
     "dead_lettered": ("Messages that were moved to dead-letter queues", (DeadLettered,)),
     "expired": ("Messages that were dropped because their time had passed", (Expired,)),
-    "dropped": ("Messages that were removed by hand", (Purged,)),
+    "purged": ("Messages that were removed by hand", (Purged,)),
+    "dropped": ("Messages that were dropped from full queues", (Dropped,)),
 }  # fmt: skip
 
 
