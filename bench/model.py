@@ -25,7 +25,9 @@ from posthouse.core.commands import (
     Send,
     Work,
 )
-from posthouse.core.filters import Trie, View, compile_filter
+from posthouse.core.filters.patterns import Trie
+from posthouse.core.filters.sql import compile_filter
+from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import QueueProperties, subscription_queue
 from posthouse.core.records import encode, is_kept

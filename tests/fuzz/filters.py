@@ -14,13 +14,9 @@ from contextlib import suppress
 import msgspec
 
 from posthouse.core.checks import check_properties
-from posthouse.core.filters import (
-    EvaluationProblem,
-    SyntaxProblem,
-    View,
-    compile_action,
-    compile_filter,
-)
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
+from posthouse.core.filters.sql import compile_action, compile_filter
+from posthouse.core.filters.view import View
 from posthouse.core.message import (
     Envelope,
     Properties,

@@ -14,7 +14,7 @@ from posthouse.core.commands import (
     TIME_MS_MAX,
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
-from posthouse.core.filters import SyntaxProblem
+from posthouse.core.filters.problems import SyntaxProblem
 from posthouse.core.message import TIMESTAMP, UUID, Properties
 from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
 from posthouse.core.routing import compile_rule

@@ -31,7 +31,7 @@ from posthouse.core.commands import (
     Notice,
 )
 from posthouse.core.errors import QuotaExceeded
-from posthouse.core.filters import Amendment, View
+from posthouse.core.filters.view import Amendment, View
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
 from posthouse.core.message import (

@@ -8,18 +8,9 @@ most are, costs one call a message; one that wants a pattern or everything costs
 from collections.abc import Callable
 from typing import NamedTuple
 
-from posthouse.core.filters import (
-    Action,
-    Amendment,
-    EvaluationProblem,
-    Predicate,
-    Trie,
-    View,
-    check_pattern,
-    compile_action,
-    compile_correlation,
-    compile_filter,
-)
+from posthouse.core.filters.patterns import Trie, check_pattern
+from posthouse.core.filters.problems import EvaluationProblem
+from posthouse.core.filters.view import Action, Amendment, Predicate, View
 from posthouse.core.model import Queue
 from posthouse.core.rules import (
     CorrelationFilter,
@@ -55,8 +46,7 @@ def compile_rule(rule: Rule) -> None:
     _predicate(rule.filter)
     if isinstance(rule.filter, PatternFilter):
         check_pattern(rule.filter.pattern, rule.filter.style)
-    if rule.action:
-        compile_action(rule.action, rule.parameters)
+    _action(rule)
 
 
 def router_of(topic: Queue) -> "Router":
@@ -149,8 +139,19 @@ def _ready_rules(subscription: Queue) -> list[_Ready]:
 
 
 def _ready(rule: Rule) -> _Ready:
-    action = compile_action(rule.action, rule.parameters) if rule.action else None
-    return _Ready(rule.name, _predicate(rule.filter), action)
+    return _Ready(rule.name, _predicate(rule.filter), _action(rule))
+
+
+# What compiles SQL is imported when there is some: not every start needs it.
+
+
+def _action(rule: Rule) -> Action | None:
+    """Raises SyntaxProblem."""
+    if not rule.action:
+        return None
+    from posthouse.core.filters.sql import compile_action
+
+    return compile_action(rule.action, rule.parameters)
 
 
 def _predicate(wanted: Filter) -> Predicate:
@@ -160,8 +161,12 @@ def _predicate(wanted: Filter) -> Predicate:
     if isinstance(wanted, FalseFilter):
         return _never
     if isinstance(wanted, SqlFilter):
+        from posthouse.core.filters.sql import compile_filter
+
         return compile_filter(wanted.expression, wanted.parameters)
     if isinstance(wanted, CorrelationFilter):
+        from posthouse.core.filters.correlation import compile_correlation
+
         return compile_correlation(wanted.fields, wanted.properties)
     trie: Trie[bool] = Trie()
     trie.add(wanted.pattern, wanted.style, True)

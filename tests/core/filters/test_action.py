@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from posthouse.core.filters import Amendment, EvaluationProblem, SyntaxProblem, View, compile_action
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
+from posthouse.core.filters.sql import compile_action
+from posthouse.core.filters.view import Amendment, View
 from posthouse.core.message import Envelope, Value, encode_envelope, timestamp, uuid
 from tests.core.filters.views import a_view, amended, numbered_ids, truth
 

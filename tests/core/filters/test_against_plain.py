@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from posthouse.core.filters import EvaluationProblem, compile_filter
+from posthouse.core.filters.problems import EvaluationProblem
+from posthouse.core.filters.sql import compile_filter
 from posthouse.core.filters.texts import as_text
 from posthouse.core.message import Properties, Value, timestamp, uuid
 from tests.core.filters.test_like import plainly_fits

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from posthouse.core.filters import SyntaxProblem, compile_correlation
+from posthouse.core.filters.correlation import compile_correlation
+from posthouse.core.filters.problems import SyntaxProblem
 from posthouse.core.message import Envelope, Value, timestamp, uuid
 from tests.core.filters.views import a_view
 

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from posthouse.core.filters import EvaluationProblem, SyntaxProblem, View, compile_filter
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
+from posthouse.core.filters.sql import compile_filter
+from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, Value, encode_envelope, timestamp, uuid
 from tests.core.filters.views import a_view, numbered_ids, truth, with_parameters
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posthouse.core.filters import EvaluationProblem
 from posthouse.core.filters.like import PATTERN_CHARS_MAX, Fits, compile_like
+from posthouse.core.filters.problems import EvaluationProblem
 
 
 def plainly_fits(text: str, pattern: str, escape: str | None) -> bool:

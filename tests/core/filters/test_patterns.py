@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posthouse.core.filters import Style, SyntaxProblem, Trie, check_pattern
+from posthouse.core.filters.patterns import Style, Trie, check_pattern
+from posthouse.core.filters.problems import SyntaxProblem
 
 
 def matches(pattern: str, style: Style, subject: str) -> bool:

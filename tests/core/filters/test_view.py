@@ -1,6 +1,6 @@
 """What filters see of a message that was amended."""
 
-from posthouse.core.filters import Amendment, View
+from posthouse.core.filters.view import Amendment, View
 from posthouse.core.message import Envelope, encode_envelope
 from tests.core.filters.views import numbered_ids, truth
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from itertools import count
 
-from posthouse.core.filters import Amendment, View, compile_action, compile_filter
+from posthouse.core.filters.sql import compile_action, compile_filter
+from posthouse.core.filters.view import Amendment, View
 from posthouse.core.message import Envelope, Properties, Value, encode_envelope
 
 
