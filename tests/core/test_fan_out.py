@@ -13,31 +13,12 @@ from posthouse.core.commands import (
     Detach,
     ListSubscriptions,
     Notice,
-    Peek,
-    Peeked,
     Resubmit,
 )
-from posthouse.core.dump import dump
 from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, NotFound, QuotaExceeded
 from posthouse.core.model import dead_letter_queue
-from posthouse.core.namespaces import Namespaces
-from posthouse.core.snapshot import restore, take
+from tests.core.sound import held, sound
 from tests.core.world import World, a_message, given
-from tests.invariants import check, check_positions
-
-
-def held(world: World, queue: str) -> list[str]:
-    answer = world.do(Peek(queue, limit=100)).answer
-    assert isinstance(answer, Peeked)
-    return [bytes(seen.message.body).decode() for seen in answer.messages]
-
-
-def sound(world: World) -> None:
-    check(world.state, world.now_ms)
-    check_positions(world.state, world.journal)
-    assert dump(world.replayed()) == dump(world.state)
-    [state] = restore(take(Namespaces({"test": world.state}, ["test"]))).states.values()
-    assert dump(state, bodies=False) == dump(world.state, bodies=False)
 
 
 def test_everybody_gets_everything_and_acknowledges_it() -> None:

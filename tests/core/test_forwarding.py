@@ -18,30 +18,17 @@ from posthouse.core.commands import (
     ReceiveDeferred,
     UpdateQueue,
 )
-from posthouse.core.dump import dump
 from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, NotFound
 from posthouse.core.message import Note
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
+from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
-from tests.invariants import check, check_positions
-
-
-def held(world: World, queue: str) -> list[str]:
-    answer = world.do(Peek(queue, limit=100)).answer
-    assert isinstance(answer, Peeked)
-    return [bytes(seen.message.body).decode() for seen in answer.messages]
 
 
 def why(world: World, queue: str) -> list[str | None]:
     answer = world.do(Peek(queue, limit=100)).answer
     assert isinstance(answer, Peeked)
     return [(seen.note or Note()).reason for seen in answer.messages]
-
-
-def sound(world: World) -> None:
-    check(world.state, world.now_ms)
-    check_positions(world.state, world.journal)
-    assert dump(world.replayed()) == dump(world.state)
 
 
 def test_what_is_sent_is_handed_on_at_once() -> None:

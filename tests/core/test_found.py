@@ -10,31 +10,16 @@ from posthouse.core.commands import (
     DeadLetter,
     DeleteQueue,
     Pause,
-    Peek,
-    Peeked,
     Resubmit,
     Resume,
     UpdateQueue,
 )
-from posthouse.core.dump import dump
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
+from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
-from tests.invariants import check, check_positions
-
-
-def held(world: World, queue: str) -> list[str]:
-    answer = world.do(Peek(queue, limit=100)).answer
-    assert isinstance(answer, Peeked)
-    return [bytes(seen.message.body).decode() for seen in answer.messages]
-
-
-def sound(world: World) -> None:
-    check(world.state, world.now_ms)
-    check_positions(world.state, world.journal)
-    assert dump(world.replayed()) == dump(world.state)
 
 
 def update(world: World, queue: str, **properties: Any) -> None:

@@ -12,8 +12,6 @@ from posthouse.core.commands import (
     Detach,
     Enqueued,
     Notice,
-    Peek,
-    Peeked,
     Send,
     StepClock,
     UpdateQueue,
@@ -22,26 +20,14 @@ from posthouse.core.commands import (
 from posthouse.core.dump import dump
 from posthouse.core.errors import Busy, InvalidArgument, QuotaExceeded
 from posthouse.core.model import QueueProperties, dead_letter_queue
+from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
-from tests.invariants import check, check_positions
-
-
-def held(world: World, queue: str) -> list[str]:
-    answer = world.do(Peek(queue, limit=100)).answer
-    assert isinstance(answer, Peeked)
-    return [bytes(seen.message.body).decode() for seen in answer.messages]
 
 
 def enqueued(world: World, queue: str, *messages: str) -> Enqueued:
     answer = world.do(Send(queue, [a_message(each) for each in messages])).answer
     assert isinstance(answer, Enqueued)
     return answer
-
-
-def sound(world: World) -> None:
-    check(world.state, world.now_ms)
-    check_positions(world.state, world.journal)
-    assert dump(world.replayed()) == dump(world.state)
 
 
 def test_a_full_queue_refuses_if_nothing_else_is_said() -> None:

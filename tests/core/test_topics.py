@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from posthouse.core.commands import (
-    PAGE_MAX,
     Complete,
     CreateQueue,
     CreateSubscription,
@@ -16,8 +15,6 @@ from posthouse.core.commands import (
     ListQueues,
     ListRules,
     ListSubscriptions,
-    Peek,
-    Peeked,
     QueueInfo,
     RemoveRule,
     Resubmit,
@@ -25,7 +22,6 @@ from posthouse.core.commands import (
     SetRule,
     UpdateQueue,
 )
-from posthouse.core.dump import dump
 from posthouse.core.errors import (
     AlreadyExists,
     Disabled,
@@ -47,30 +43,12 @@ from posthouse.core.rules import (
     SqlFilter,
     TrueFilter,
 )
+from tests.core.sound import held, notes, sound
 from tests.core.world import World, a_message, bodies
-from tests.invariants import check, check_positions
 
 
 def sql(expression: str, action: str = "", name: str = "rule") -> Rule:
     return Rule(name, SqlFilter(expression), action)
-
-
-def held(world: World, queue: str) -> list[str]:
-    answer = world.do(Peek(queue, limit=PAGE_MAX)).answer
-    assert isinstance(answer, Peeked)
-    return [bytes(seen.message.body).decode() for seen in answer.messages]
-
-
-def notes(world: World, queue: str) -> list[Note | None]:
-    answer = world.do(Peek(queue, limit=PAGE_MAX)).answer
-    assert isinstance(answer, Peeked)
-    return [seen.note for seen in answer.messages]
-
-
-def sound(world: World) -> None:
-    check(world.state, world.now_ms)
-    check_positions(world.state, world.journal)
-    assert dump(world.replayed()) == dump(world.state)
 
 
 # Publishing.
