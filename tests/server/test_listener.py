@@ -104,6 +104,16 @@ def test_random_bytes_harm_nobody(broker: Running) -> None:
     assert works(broker)
 
 
+def least_cpu_seconds(broker: Running, times: int) -> float:
+    """Of some spans of a third of a second: who goes round and round is busy in all of them."""
+    used = []
+    for _ in range(times):
+        before = cpu_seconds(broker)
+        time.sleep(0.33)
+        used.append(cpu_seconds(broker) - before)
+    return min(used)
+
+
 def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
     """Silent ones, and ones that have said half of something, on 500 sockets."""
     before_files = files(broker)
@@ -113,9 +123,7 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
         each.sendall(begun[at % len(begun)])
     time.sleep(0.5)
     assert works(broker)
-    busy = cpu_seconds(broker)
-    time.sleep(1)
-    assert cpu_seconds(broker) - busy < 0.5  # who goes round and round uses all of it
+    assert least_cpu_seconds(broker, 3) < 0.04
     for each in sockets:
         while True:  # it ends by itself
             try:
@@ -142,9 +150,7 @@ def test_500_that_drip_are_ended_and_cost_little(broker: Running) -> None:
     time.sleep(0.3)
     assert works(broker)
     assert resident_bytes(broker) - before < 40 << 20
-    busy = cpu_seconds(broker)
-    time.sleep(0.7)
-    assert cpu_seconds(broker) - busy < 0.5  # who goes round and round uses all of it
+    assert least_cpu_seconds(broker, 2) < 0.04
     deadline = time.monotonic() + FOREVER_SECONDS
     while dripping and time.monotonic() < deadline:
         dripping = [each for each in dripping if drips_on(each)]
