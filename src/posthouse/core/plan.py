@@ -563,23 +563,25 @@ class _Relay:
     ) -> None:
         """A copy among the dead letters of the queue it was meant for."""
         assert target.dead is not None
-        note = msgspec.structs.replace(
-            note or NO_NOTE, reason=reason, description=text, source=target.name,
-            source_sequence=message.sequence, dead_ms=self.plan.now_ms,
-        )  # fmt: skip
-        self._put(message, self.plan.side(target.dead), note, 0)
+        self._put_apart(message, target.dead, note, reason, text)
 
     def turn_back(self, message: Message, note: Note | None, reason: str, text: str) -> bool:
         """What could not be handed on; False where it has to stay where it is."""
         queue = self.source.queue
         if queue.transfer is None:
             return False
+        self._put_apart(message, queue.transfer, note, reason, text)
+        return True
+
+    def _put_apart(
+        self, message: Message, where: Queue, note: Note | None, reason: str, text: str
+    ) -> None:
+        """Among dead letters, or what could not be forwarded."""
         note = msgspec.structs.replace(
-            note or NO_NOTE, reason=reason, description=text, source=queue.name,
+            note or NO_NOTE, reason=reason, description=text, source=where.origin,
             source_sequence=message.sequence, dead_ms=self.plan.now_ms,
         )  # fmt: skip
-        self._put(message, self.plan.side(queue.transfer), note, 0)
-        return True
+        self._put(message, self.plan.side(where), note, 0)
 
     def _put(
         self,
