@@ -216,7 +216,8 @@ def check_rule(rule: Rule) -> None:
         compile_rule(rule)
     except SyntaxProblem as problem:
         what = "filter" if not rule.action else "filter or action"
-        raise InvalidArgument(what, f"is not well-formed: {problem}") from None
+        text = str(problem).removesuffix(".")
+        raise InvalidArgument(what, f"is not well-formed: {text}") from None
 
 
 CORRELATED = frozenset((
