@@ -93,8 +93,11 @@ class Request:
         if not length.isdigit() or len(length) > 15 or int(length) > self._app.request_bytes_max:
             raise _too_large(self._app.request_bytes_max)
         peer = self.connection.peer
-        if isinstance(peer, HttpPeer) and peer.has_whole_body:
-            return await self._rest()
+        whole = peer.take_whole_body() if isinstance(peer, HttpPeer) else None
+        if whole is not None:
+            if len(whole) > self._app.request_bytes_max:
+                raise _too_large(self._app.request_bytes_max)
+            return whole
         seconds = self.connection.limits.body_seconds
         try:
             async with asyncio.timeout(seconds):
