@@ -569,8 +569,7 @@ class Engine:
                 batch.entries.append((state.name, record))
                 batch.weight += weight(record)
                 if type(record) is Routed:
-                    copies = sum(len(each.sequences) for each in record.copies)
-                    batch.messages += copies - len(record.sequences)
+                    batch.messages += span(record) - 2 * len(record.sequences)
                     if self._memory.tight:
                         self._memory.remember(state, record, self._position)
                 self._position += span(record)

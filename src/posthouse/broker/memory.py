@@ -110,7 +110,7 @@ class Memory:
             new = _Run(state, record.queue, record.first_sequence, count, position + count)
             self._recent.append(new)
             return
-        for each in record.copies:
+        for each in record.every():
             count = len(each.sequences)
             self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 

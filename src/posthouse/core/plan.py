@@ -67,7 +67,7 @@ from posthouse.core.records import (
     epitaph,
 )
 from posthouse.core.room import Used, is_limited, make_room, used
-from posthouse.core.routing import Hit, router_of
+from posthouse.core.routing import Hit, Router, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
@@ -684,36 +684,52 @@ def _publish(handed: _Relay, message: Message) -> None:
             _give_copy(handed, message, hit, note)
 
 
+_NONE: dict[str, list[int]] = {}
+
+
 def publish_plainly(state: State, topic: Queue, record: Sent) -> Routed | None:
     """What is sent to a topic whose subscriptions take it as it is, and where nobody waits.
 
     The way of most. None: it has to be planned.
     """
-    router = router_of(topic)
-    copies: dict[str, Copies] = {}
-    for sequence, new in enumerate(record.messages, record.first_sequence):
+    messages, first = record.messages, record.first_sequence
+    for new in messages:
         if new.due_ms or new.expires_ms:
             return None
-        hits = router.all
-        if router.asks:
-            hits = router.match(_view_of(state, topic, new, sequence, record.time_ms))
-        for queue, amendment, problem in hits:
-            if (
-                amendment is not None
-                or problem
-                or not queue.is_plain
-                or queue.waiting
-                or queue.accepting
-            ):
-                return None
-            found = copies.get(queue.name)
-            if found is None:
-                copies[queue.name] = Copies(queue.name, queue.next_sequence, [sequence])
-            else:
-                found.sequences.append(sequence)
-    end = record.first_sequence + len(record.messages)
-    leaving = list(range(record.first_sequence, end))
-    return Routed(topic.name, record.time_ms, leaving, list(copies.values()))
+    router, some = router_of(topic), _NONE
+    hits = router.all
+    if router.asks:
+        hits, some = _matched(state, topic, router, record)
+    alike = {}
+    for queue, amendment, problem in hits:
+        if (
+            amendment is not None
+            or problem
+            or not queue.is_plain
+            or queue.waiting
+            or queue.accepting
+        ):
+            return None
+        alike[queue.name] = queue.next_sequence
+    copies = [Copies(name, alike.pop(name), each) for name, each in some.items()]
+    leaving = list(range(first, first + len(messages)))
+    return Routed(topic.name, record.time_ms, leaving, copies, alike)
+
+
+def _matched(
+    state: State, topic: Queue, router: Router, record: Sent
+) -> tuple[list[Hit], dict[str, list[int]]]:
+    """Who gets something; and what that is, by name, for who does not get everything."""
+    hits: list[Hit] = []
+    some: dict[str, list[int]] = {}
+    count = len(record.messages)
+    for sequence, new in enumerate(record.messages, record.first_sequence):
+        found = router.match(_view_of(state, topic, new, sequence, record.time_ms))
+        hits += found
+        if count > 1:
+            for hit in found:
+                some.setdefault(hit.queue.name, []).append(sequence)
+    return hits, {name: each for name, each in some.items() if len(each) < count}
 
 
 def _view_of(state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int) -> View:
