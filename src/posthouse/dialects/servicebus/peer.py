@@ -25,6 +25,7 @@ from posthouse.amqp.events import (
     Event,
     Flowed,
     Opened,
+    Run,
 )
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
@@ -490,6 +491,12 @@ class Peer:
         if context is not None:
             context.on_arrived(event)
 
+    def _on_run(self, event: Run) -> None:
+        context = self.contexts.get(event.link)
+        if context is not None:
+            assert isinstance(context, Inlet)  # who asked for them
+            context.on_run(event)
+
     def _on_disposed(self, event: Disposed) -> None:
         context = self.contexts.get(event.link)
         if context is not None:
@@ -519,6 +526,7 @@ _ON: dict[type[Event], Callable[[Peer, Any], None]] = {
     Attached: Peer._on_attached,
     Flowed: Peer._on_flowed,
     Arrived: Peer._on_arrived,
+    Run: Peer._on_run,
     Disposed: Peer._on_disposed,
     Detached: Peer._on_detached,
     Ended: Peer._on_nothing,
