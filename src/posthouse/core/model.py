@@ -81,6 +81,7 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     forward_dead_to: str | None = None  # and what is dead-lettered
     backoff_ms: list[int] = []  # how long after each attempt a message is held back; the last again
     overflow: Overflow = "reject"  # where there is no room
+    extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
 
 
 class Group(msgspec.Struct):

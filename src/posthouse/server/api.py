@@ -31,6 +31,7 @@ from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
 from posthouse.broker.figures import oldest_ms
 from posthouse.broker.past import Range, resend
+from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
     AcceptSession,
@@ -103,7 +104,7 @@ from posthouse.core.rules import Rule
 from posthouse.server import shapes
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
-from posthouse.server.hot import DESCRIBED, until_gone
+from posthouse.server.hot import DESCRIBED
 from posthouse.server.http import Request, decoded
 from posthouse.server.problems import HttpProblem
 from posthouse.store.file import FileStore
@@ -508,7 +509,7 @@ async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
         queue, call.engine.new_receiver(), form.session, deadline_ms, form.lock_ms
     )
     granted = await (
-        until_gone(call.engine, call.request, namespace, command, wait_ms)
+        until_gone(call.engine, call.principal, namespace, command, wait_ms, call.request.gone)
         if wait_ms
         else call.ask(namespace, command)
     )

@@ -124,7 +124,8 @@ class Server:
     def _servicebus(self) -> "Peers":
         """Made when it is first asked for: a start need not wait for it."""
         if self._peers is None:
-            from posthouse.dialects.servicebus.peer import Peers, Settings
+            from posthouse.dialects.servicebus.credentials import Settings
+            from posthouse.dialects.servicebus.peer import Peers
 
             config = self._config
             settings = Settings(

@@ -21,7 +21,8 @@ from posthouse.broker.engine import Engine
 from posthouse.core.commands import CreateQueue
 from posthouse.core.model import QueueProperties
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.dialects.servicebus.peer import Peer, Peers, Settings
+from posthouse.dialects.servicebus.credentials import Settings
+from posthouse.dialects.servicebus.peer import Peer, Peers
 from posthouse.store.memory import MemoryStore
 
 KEY = "SAS_KEY_VALUE"

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from posthouse.amqp.connection import Connection
 from posthouse.amqp.events import (
@@ -38,6 +38,7 @@ from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
+from posthouse.dialects.servicebus.credentials import Broker, Credentials, Settings
 from posthouse.dialects.servicebus.identity import Identity
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
@@ -79,22 +80,12 @@ class Line(Protocol):
         """It is over."""
 
 
-class Settings(NamedTuple):
-    namespace: str  # where a connection says nothing of it
-    message_bytes: int = 1 << 20
-    strict: bool = False  # answer as the cloud does where we would do otherwise
-    namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
-    auto_create: bool = False
-    dev: bool = False  # where namespaces go by key, any name may come with the root key
-
-
 class Peers:
     """All connections of Service Bus clients."""
 
-    def __init__(self, broker: "Broker", guard: Guard, settings: Settings) -> None:
+    def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
         self._broker = broker
-        self.guard = guard
-        self.settings = settings
+        self.credentials = Credentials(broker, guard, settings)
         self._peers: set[Peer] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -138,19 +129,14 @@ class Peers:
             self._arm()
 
 
-class Broker(Protocol):
-    """Until it is open there is no engine."""
-
-    engine: Engine | None
-
-
 class Peer:
     """One connection, as asyncio wants it."""
 
     def __init__(self, peers: Peers, line: Line) -> None:
         self._peers = peers
         self._line = line
-        self.settings = peers.settings
+        self.credentials = peers.credentials
+        self.settings = peers.credentials.settings
         self.identity = Identity(self)
         self._attaching = Attaching(self)
         self.requests = Requests(self)
@@ -375,7 +361,7 @@ class Peer:
 
     @property
     def guard(self) -> Guard:
-        return self._peers.guard
+        return self.credentials.guard
 
     def new_id(self) -> str:
         """For a message that has none."""
