@@ -1140,10 +1140,9 @@ def _idle_checked(state: State, record: IdleChecked, _: int) -> None:
 
 
 def _hungry(state: State, record: Hungry, _: int) -> None:
-    if record.more:
+    state.hungry.pop(record.queue, None)
+    if record.more:  # behind the others
         state.hungry[record.queue] = None
-    else:
-        state.hungry.pop(record.queue, None)
 
 
 _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {

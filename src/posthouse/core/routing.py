@@ -70,6 +70,8 @@ class Router:
         for subscription in topic.subscriptions.values():
             self._add(subscription)
         self.asks = bool(self._by_name or self._single or self._several)  # before they take it
+        several = sum(len(rules) for _, rules in self._several)
+        self.effort = 1 + len(self._single) + several  # what it takes to ask them
 
     def _add(self, subscription: Queue) -> None:
         rules = list(subscription.rules.values())

@@ -255,7 +255,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     if queue.properties.delivery == "topic":
         routed = publish_plainly(state, queue, record)
         if routed is not None:
-            return Outcome([record, routed], answer)
+            return Outcome([record, *routed], answer)
     time_ms = record.time_ms
     messages = [message for message in _as_messages(record) if message.state == ACTIVE]
     receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)

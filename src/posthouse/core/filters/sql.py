@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from posthouse.core.commands import PROPERTIES_BYTES_MAX
+from posthouse.core.commands import HAND_ON_BYTES_MAX, PROPERTIES_BYTES_MAX
 from posthouse.core.filters.actions import Step, remove_property, set_property, set_system
 from posthouse.core.filters.grammar import parse_action, parse_filter
 from posthouse.core.filters.like import checked_text, compile_like
@@ -79,6 +79,8 @@ def compile_action(text: str, parameters: Properties) -> Action:
     steps = [compiler.step(statement) for statement in parse_action(text)]
 
     def apply(view: View) -> Amendment:
+        if view.amended_bytes >= HAND_ON_BYTES_MAX:
+            raise EvaluationProblem("The actions for this message write too much of it.")
         draft = Draft(view)
         for step in steps:
             step(draft)
@@ -89,6 +91,7 @@ def compile_action(text: str, parameters: Properties) -> Action:
                 f"An action sets properties of at most {PROPERTIES_BYTES_MAX} bytes, not {size}."
             )
             raise EvaluationProblem(reason)
+        view.amended_bytes += size + len(msgspec.msgpack.encode(amendment.fields))
         return amendment
 
     return apply

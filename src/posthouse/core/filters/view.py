@@ -32,9 +32,9 @@ class View:
     """A message as filters see it. Unset system properties are null."""
 
     __slots__ = (
-        "_amendment", "_data", "_envelope", "_properties", "_spelling", "count", "due_ms",
-        "enqueued_ms", "enqueued_sequence", "expires_ms", "new_id", "sequence", "size", "source",
-        "state", "ttl_ms",
+        "_amendment", "_data", "_envelope", "_properties", "_spelling", "amended_bytes", "count",
+        "due_ms", "enqueued_ms", "enqueued_sequence", "expires_ms", "new_id", "sequence", "size",
+        "source", "state", "ttl_ms",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class View:
         self.count = count
         self.state = state
         self.source = source
+        self.amended_bytes = 0  # by all actions that had a look at it
         if amendment is not None:
             self.ttl_ms = cast("int | None", amendment.fields.get(_TTL, ttl_ms))
 
