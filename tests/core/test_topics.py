@@ -67,6 +67,19 @@ def test_every_subscription_gets_a_copy_of_its_own() -> None:
     sound(world)
 
 
+def test_a_rule_that_stays_is_not_compiled_again() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "s", sql("a = 1", name="first"), sql("a = 2", name="second"))
+    world.send(topic, a_message("one", a=1))
+    compiled: Any = world.state.queues[queue].router
+    world.do(SetRule(queue, sql("a = 3", name="second"), new=False))
+    world.send(topic, a_message("two", a=2), a_message("three", a=3))
+    again: Any = world.state.queues[queue].router
+    assert again[0] is compiled[0]
+    assert held(world, queue) == ["one", "three"]
+
+
 def test_a_body_is_written_once_whoever_gets_it() -> None:
     world = World()
     topic = world.topic()

@@ -71,6 +71,7 @@ ROUTES = [
     Route("POST", f"{S}/receive", "listen", {}),
     Route("POST", f"{S}/purge", "manage", {}),
     Route("GET", f"{S}/rules", "listen"),
+    Route("GET", f"{S}/rules/$Default", "listen"),
     Route("PUT", f"{S}/rules/r", "listen", {}),
     Route("PATCH", f"{S}/rules/r", "listen", {}),
     Route("DELETE", f"{S}/rules/r", "listen"),

@@ -450,6 +450,31 @@ def test_a_topic_comes_into_being_with_its_first_receiver(broker: Running) -> No
     assert broker.call("GET", where).status == 404
 
 
+def test_one_rule_is_shown(broker: Running) -> None:
+    where = "/api/v1/namespaces/default/topics/ruled/subscriptions/s"
+    broker.call("PUT", "/api/v1/namespaces/default/topics/ruled", {})
+    rule = {"name": "red", "filter": {"kind": "sql", "expression": "a = 1"}, "action": "SET b = 2"}
+    broker.call("PUT", where, {"rules": [rule]})
+    found = broker.call("GET", f"{where}/rules/Red")
+    assert found.status == 200
+    assert (found.json["name"], found.json["action"]) == ("red", "SET b = 2")
+    assert found.json["filter"] == {"kind": "sql", "expression": "a = 1", "parameters": {}}
+    assert broker.call("GET", f"{where}/rules/blue").status == 404
+
+
+def test_a_request_does_not_bring_too_much_to_compile(broker: Running) -> None:
+    where = "/api/v1/namespaces/default/topics/many/subscriptions/s"
+    broker.call("PUT", "/api/v1/namespaces/default/topics/many", {})
+    forms = [
+        {"name": f"r{n}", "filter": {"kind": "sql", "expression": "a+" * 500 + f"{n}=1"}}
+        for n in range(100)
+    ]
+    refused = broker.call("PUT", where, {"rules": forms})
+    assert (refused.status, refused.json["type"]) == (400, "urn:posthouse:problem:invalid-argument")
+    assert "one by one" in refused.json["detail"]
+    assert broker.call("PUT", where, {"rules": forms[:8]}).status == 201
+
+
 def test_what_a_full_queue_drops_is_told_and_counted(broker: Running) -> None:
     broker.queue("PUT", "small", {"max_messages": 1, "overflow": "drop-newest"})
     form = {"messages": [{"body": "a"}, {"body": "b"}]}

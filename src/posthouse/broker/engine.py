@@ -85,6 +85,7 @@ from posthouse.core.records import (
     is_kept,
     span,
 )
+from posthouse.core.routing import router_of
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -266,6 +267,9 @@ class Engine:
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt))
+            for queue in world.states[name].queues.values():
+                if queue.subscriptions:
+                    router_of(queue)  # to compile many rules takes long: not with the first send
         await engine._run()
         if engine._failure is not None:
             raise engine._failure

@@ -236,7 +236,7 @@ def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
 
 def _forget_routes(state: State, subscription: Queue) -> None:
     assert subscription.topic is not None
-    subscription.router = state.queues[subscription.topic].router = None
+    state.queues[subscription.topic].router = None  # of its own, those that stay are remembered
 
 
 def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:

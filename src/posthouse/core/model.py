@@ -159,7 +159,7 @@ class Queue(msgspec.Struct):
     rules: dict[str, Rule] = {}  # of a subscription
     is_plain: bool = False  # it takes every message as it comes, without a limit
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
-    router: object = None  # of a topic: its rules, ready to be used; made when it is first needed
+    router: object = None  # rules that are ready to be used; see routing
     aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing

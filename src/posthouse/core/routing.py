@@ -1,7 +1,7 @@
 """Routing: which subscriptions of a topic get a message, and what their rules change of it.
 
-Rules are compiled when they are first used, and what was made of them is remembered beside the
-state, where `evolve` drops it when a rule changes. A subscription with one rule and no action, as
+Rules are compiled when they are first used, and what was made of each is remembered beside the
+state for as long as the rule stays. A subscription with one rule and no action, as
 most are, costs one call a message; one that wants a pattern or everything costs none of its own.
 """
 
@@ -36,9 +36,13 @@ class Hit(NamedTuple):
 class _Ready(NamedTuple):
     """A rule that can be used."""
 
-    name: str
+    rule: Rule
     fits: Predicate
     action: Action | None
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
 
 
 def compile_rule(rule: Rule) -> None:
@@ -132,16 +136,17 @@ def _named(amendment: Amendment, rule: str) -> Amendment:
 
 
 def _ready_rules(subscription: Queue) -> list[_Ready]:
-    """Compiled once, and remembered with the subscription."""
-    ready = subscription.router
-    if ready is None:
-        ready = subscription.router = [_ready(rule) for rule in subscription.rules.values()]
-    assert isinstance(ready, list)
-    return ready
+    """Each compiled once, and remembered with the subscription."""
+    before = subscription.router
+    assert before is None or isinstance(before, list)
+    known = {id(ready.rule): ready for ready in before or ()}
+    found = [known.get(id(rule)) or _ready(rule) for rule in subscription.rules.values()]
+    subscription.router = found
+    return found
 
 
 def _ready(rule: Rule) -> _Ready:
-    return _Ready(rule.name, _predicate(rule.filter), _action(rule))
+    return _Ready(rule, _predicate(rule.filter), _action(rule))
 
 
 # What compiles SQL is imported when there is some: not every start needs it.

@@ -34,6 +34,7 @@ from posthouse.broker.past import Range, resend
 from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
+    RULES_MAX,
     AcceptSession,
     Answer,
     Begin,
@@ -334,8 +335,7 @@ async def create_subscription(
     properties = shapes.properties_over(form, QueueProperties())
     command = CreateSubscription(queue, properties)
     if form.rules is not msgspec.UNSET:
-        rules = [shapes.rule_in(each.name, each) for each in form.rules]
-        command = CreateSubscription(queue, properties, rules)
+        command = CreateSubscription(queue, properties, shapes.rules_in(form.rules))
     await call.ask(namespace, command)
     return _json(_info(call, namespace, await _queue(call, namespace, queue)), 201)
 
@@ -355,6 +355,20 @@ async def list_rules(
     assert isinstance(found, list)
     rules = [shapes.rule_out(each) for each in found if isinstance(each, Rule)]
     return _json(shapes.RulesForm(rules, rules[-1].name if len(rules) == limit else None))
+
+
+@_route("GET", SUB + "/rules/{rule}", gives=shapes.RuleInfoForm)
+async def get_rule(
+    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+) -> Response:
+    """Which messages it wants, and what it changes of them."""
+    command = ListRules(subscription_queue(topic, subscription), limit=RULES_MAX)
+    found = await call.ask(namespace, command)
+    assert isinstance(found, list)
+    for each in found:
+        if isinstance(each, Rule) and each.name.casefold() == rule.casefold():
+            return _json(shapes.rule_out(each))
+    raise NotFound("rule", rule)
 
 
 @_route("PUT", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
