@@ -23,6 +23,7 @@ from posthouse.core.message import Message, Properties
 from posthouse.core.model import Lock, Queue, State
 from posthouse.core.plan import Outcome, Plan, bury, by_queue, end, leave_groups, sequences_of
 from posthouse.core.records import Completed, Deferred, Renewed
+from posthouse.core.room import is_limited
 
 
 def held_locks(
@@ -145,6 +146,8 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
                 plan.records.append(Completed(queue.name, sequences_of(messages)))
                 if queue.groups:
                     leave_groups(plan.side(queue), messages)
+                if is_limited(queue):  # what is sent in the same transaction has room
+                    plan.side(queue).remove(messages)
             case Abandon(properties=properties, delay_ms=delay_ms):
                 _check_amended(queue, messages, properties)
                 end(plan, queue, messages, counted=True, properties=properties, delay_ms=delay_ms)
