@@ -69,7 +69,7 @@ from posthouse.core.records import (
     Touched,
     epitaph,
 )
-from posthouse.core.room import Used, is_limited, make_room, used
+from posthouse.core.room import Fit, Used, is_limited, make_room, used
 from posthouse.core.routing import Hit, Router, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
@@ -98,6 +98,7 @@ class Side:
         "keys",
         "next_sequence",
         "notes",
+        "oldest",
         "queue",
         "ready",
         "released",
@@ -120,6 +121,7 @@ class Side:
         # Where it counts: messages that come, less those that go; and the sizes of such copies.
         self.added = self.added_bytes = 0
         self.arrived: dict[int, int] = {}
+        self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
     @property
@@ -127,6 +129,15 @@ class Side:
         """How much of the queue is, with what this command adds."""
         now = used(self.queue)
         return Used(now.messages + self.added, now.size_bytes + self.added_bytes)
+
+    def make_room(self, sizes: Sequence[int]) -> Fit:
+        """Raises QuotaExceeded."""
+        fit = make_room(
+            self.queue, self.occupied, sizes, self.removed, self.arrived, self.oldest
+        )  # fmt: skip
+        if fit.dropped:
+            self.oldest = fit.dropped[-1].sequence + 1
+        return fit
 
     def remove(self, messages: Sequence[Message]) -> None:
         """These will be gone, and leave the room they take up."""
@@ -555,7 +566,7 @@ class _Relay:
         plan, side, late = self.plan, self.plan.side(target), False
         if is_limited(target):
             size = size_bytes(message)
-            fit = make_room(target, side.occupied, [size], side.removed, side.arrived)
+            fit = side.make_room([size])
             if fit.dropped:
                 drop(plan, target, fit.dropped)
             if fit.arrived:

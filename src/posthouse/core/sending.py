@@ -40,7 +40,7 @@ from posthouse.core.plan import (
     publish_plainly,
 )
 from posthouse.core.records import Dropped, SendBlocked, Sent
-from posthouse.core.room import Fit, Used, has_room, is_limited, make_room, used
+from posthouse.core.room import Fit, Used, has_room, is_limited, used
 
 
 def send(state: State, command: Send, now_ms: int) -> Outcome:
@@ -143,7 +143,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     sizes = list(map(size_bytes, messages))
     fit = Fit(len(messages))
     if is_limited(queue):
-        fit = make_room(queue, side.occupied, sizes, side.removed, side.arrived)
+        fit = side.make_room(sizes)
     taken = fit.taken
     if fit.dropped:
         drop(plan, queue, fit.dropped)
