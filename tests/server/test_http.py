@@ -433,6 +433,9 @@ def test_who_asks_too_much_is_told_how_long_to_wait(tmp_path: Path) -> None:
         statuses = [broker.call("GET", "/api/v1/namespaces").status for _ in range(20)]
         assert (statuses[0], 429 in statuses) == (200, True)
         assert broker.call("GET", "/health/live").status == 200
+    with development(tmp_path / "most", "--rate-address", "10") as broker:
+        broker.send("orders", *"abcdefghij")  # ten are ten, in one request too
+        assert broker.call("GET", "/api/v1/namespaces").status == 429
 
 
 def test_a_topic_comes_into_being_with_its_first_receiver(broker: Running) -> None:

@@ -105,6 +105,8 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
         )  # fmt: skip
         transaction = form.transaction
     asked = _in(transaction, command)
+    if engine.throttle.is_on:  # one was taken for the request
+        engine.throttle.charge_address(request.address, len(command.messages) - 1)
     if command.sender and asked is command:
         answer = await until_gone(
             engine, request.principal, target.namespace, command, wait_ms, request.gone
