@@ -20,7 +20,7 @@ from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
 from posthouse.core.records import Routed, encode
-from posthouse.core.rules import Rule, SqlFilter, TrueFilter
+from posthouse.core.rules import FalseFilter, PatternFilter, Rule, SqlFilter, TrueFilter
 from tests.core.sound import held, notes, sound
 from tests.core.world import World, a_message, bodies
 
@@ -484,4 +484,36 @@ def test_what_is_forwarded_to_many_is_handed_on_in_parts() -> None:
     settle_down(world)
     assert max(copies_written(world, since)) <= HAND_ON_MAX + 40
     assert {world.counts(each).active for each in ends} == {1_600}
+    sound(world)
+
+
+def test_slow_filters_do_not_look_at_a_message_for_ever() -> None:
+    world = World()
+    topic = world.topic()
+    pattern = "%" + "_a" * 400 + "%"
+    slow = SqlFilter(" OR ".join(["a LIKE @p"] * 78), {"p": pattern})
+    queues = [world.subscribe(topic, f"s{n}", Rule("r", slow)) for n in range(10)]
+    other = world.subscribe(topic, "other", Rule("r", SqlFilter("a LIKE 'b%'")))
+    world.send(topic, *(a_message(f"{n}", a="b" * 16_000) for n in range(4)))
+    assert world.state.hungry  # each is enough for one command
+    settle_down(world)
+    assert held(world, other) == ["0", "1", "2", "3"]
+    [note, *_] = notes(world, dead_letter_queue(queues[-1]))
+    assert note is not None
+    assert note.reason == "FilterException"
+    sound(world)
+
+
+def test_a_subject_of_very_many_levels_is_not_followed() -> None:
+    world = World()
+    topic = world.topic()
+    queues = [
+        world.subscribe(topic, "one", Rule("r", PatternFilter("#.a.#"))),
+        world.subscribe(topic, "two", Rule("r", PatternFilter("#.a.#")), Rule("s", FalseFilter())),
+    ]
+    world.send(topic, a_message("fits", subject=".".join("a" * 256)))
+    world.send(topic, a_message("long", subject=".".join("a" * 257)))
+    for queue in queues:
+        assert held(world, queue) == ["fits"]
+        assert held(world, dead_letter_queue(queue)) == ["long"]
     sound(world)

@@ -74,6 +74,7 @@ from posthouse.core.routing import Hit, Router, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
+_LOOKS_OF_EFFORT = 256
 _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 
 
@@ -719,7 +720,11 @@ def _publish(handed: _Relay, message: Message) -> None:
     note = handed.source.note(message.sequence)
     router = router_of(topic)
     plan.effort += router.effort
-    hits = router.match(_view(plan, topic, message, note)) if router.asks else router.all
+    hits = router.all
+    if router.asks:
+        view = _view(plan, topic, message, note)
+        hits = router.match(view)
+        plan.effort += view.looked_at // _LOOKS_OF_EFFORT
     for hit in hits:
         if can_send(hit.queue.properties) and hit.queue.name not in plan.ending:
             _give_copy(handed, message, hit, note)
@@ -776,8 +781,9 @@ def _matched(
     for sequence, new in enumerate(record.messages, record.first_sequence):
         if effort >= HAND_ON_MAX:
             break
-        found = router.match(_view_of(state, topic, new, sequence, record.time_ms))
-        effort += router.effort + len(found)
+        view = _view_of(state, topic, new, sequence, record.time_ms)
+        found = router.match(view)
+        effort += router.effort + len(found) + view.looked_at // _LOOKS_OF_EFFORT
         looked += 1
         hits += found
         if count > 1:

@@ -23,6 +23,7 @@ from posthouse.core.rules import (
 )
 
 RULE_NAME = "RuleName"  # the property that tells which rule made a copy
+_CHARS_OF_EFFORT = 64
 
 
 class Hit(NamedTuple):
@@ -71,17 +72,17 @@ class Router:
         self._several: list[tuple[Queue, list[_Ready]]] = []
         self._patterns: Trie[str] = Trie()  # names of subscriptions
         self._by_name: dict[str, Hit] = {}
+        self.effort = 1  # what it takes to ask them, in about microseconds
         for subscription in topic.subscriptions.values():
             self._add(subscription)
         self.asks = bool(self._by_name or self._single or self._several)  # before they take it
-        several = sum(len(rules) for _, rules in self._several)
-        self.effort = 1 + len(self._single) + several  # what it takes to ask them
 
     def _add(self, subscription: Queue) -> None:
         rules = list(subscription.rules.values())
         hit = Hit(subscription)
         if len(rules) != 1 or rules[0].action:
             self._several.append((subscription, _ready_rules(subscription)))
+            self.effort += sum(map(_effort, rules))
             return
         wanted = rules[0].filter
         if isinstance(wanted, TrueFilter):
@@ -91,12 +92,18 @@ class Router:
             self._by_name[subscription.name] = hit
         elif not isinstance(wanted, FalseFilter):
             self._single.append((_ready_rules(subscription)[0].fits, hit))
+            self.effort += _effort(rules[0])
 
     def match(self, view: View) -> list[Hit]:
         """What the subscriptions get of a message."""
         hits = self.all.copy()
         if self._by_name:
-            hits += map(self._by_name.__getitem__, self._patterns.match(view.envelope.subject))
+            try:
+                found = self._patterns.match(view.envelope.subject)
+                hits += map(self._by_name.__getitem__, found)
+            except EvaluationProblem as problem:
+                text = str(problem)
+                hits += [Hit(hit.queue, None, text) for hit in self._by_name.values()]
         for fits, hit in self._single:
             try:
                 if fits(view):
@@ -143,6 +150,13 @@ def _ready_rules(subscription: Queue) -> list[_Ready]:
     found = [known.get(id(rule)) or _ready(rule) for rule in subscription.rules.values()]
     subscription.router = found
     return found
+
+
+def _effort(rule: Rule) -> int:
+    """What it takes to ask a rule; it grows with what it says."""
+    wanted = rule.filter
+    said = len(wanted.expression) if isinstance(wanted, SqlFilter) else 0
+    return 1 + (said + len(rule.action)) // _CHARS_OF_EFFORT
 
 
 def _ready(rule: Rule) -> _Ready:
