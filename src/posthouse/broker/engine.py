@@ -614,7 +614,9 @@ class Engine:
         self.figures.slowed += 1
         return late
 
-    def _do_what_is_due(self) -> None:
+    def _do_what_is_due(self) -> bool:
+        """Whether there was something. There may be more: a tick does a part of much."""
+        did = False
         for name, state in self._world.states.items():
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= self._now_ms(name):
@@ -622,6 +624,8 @@ class Engine:
                 self._evolve(state, outcome)
                 self._batch.deliveries.append(self._push_early(outcome.deliveries))
                 self._note_fired(outcome)
+                did = True
+        return did
 
     async def _run(self, *, idle: bool = False) -> None:
         whole = False
@@ -633,7 +637,8 @@ class Engine:
             self._do_what_is_due()
             while self._batch and self._failure is None:
                 await self._commit()
-                self._do_what_is_due()
+                if self._do_what_is_due():
+                    await asyncio.sleep(0)  # a sync need not wait, and others have their turn
             whole = True
         except StoreError as error:
             self._fail(error)
