@@ -154,7 +154,15 @@ class Side:
         for sequence in sequences:
             self.added -= 1
             self.added_bytes -= self.arrived.pop(sequence)
-        self.ready = [message for message in self.ready if message.sequence not in sequences]
+        gone, first = set(sequences), 0
+        for message in self.ready:  # mostly they are the first, and few of many
+            if message.sequence not in gone:
+                break
+            gone.remove(message.sequence)
+            first += 1
+        del self.ready[:first]
+        if gone:
+            self.ready = [message for message in self.ready if message.sequence not in gone]
 
     def numbers(self, count: int) -> int:
         """The first of `count` new sequence numbers."""
