@@ -33,6 +33,7 @@ from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
     TIME_MS_MAX,
+    TRANSACTIONS_MAX,
     AcceptSession,
     Admitted,
     Answer,
@@ -222,6 +223,7 @@ class Engine:
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
         self.access_watchers: list[Callable[[], None]] = []  # called when an account has changed
         self._leaving: set[int] = set()  # receivers that are detached, and owed something
+        self._owners: dict[int, Principal] = {}  # of transactions, also of some that have ended
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
@@ -360,6 +362,19 @@ class Engine:
         if deliver is not None:
             self._receivers[number] = deliver
         return number
+
+    def note_owner(self, principal: Principal, transaction: int) -> None:
+        """Whose it is, where its number is all that is known of it: that is easily guessed."""
+        if len(self._owners) >= 2 * TRANSACTIONS_MAX * len(self._world.states):
+            states = self._world.states.values()
+            is_open = {number for state in states for number in state.transactions}
+            self._owners = {n: owner for n, owner in self._owners.items() if n in is_open}
+        self._owners[transaction] = principal
+
+    def owned(self, principal: Principal, transaction: int) -> int:
+        """Its number; or 0, which none has, where it was begun by another, or not noted."""
+        mine = self._owners.get(transaction) == principal or principal.everything
+        return transaction if mine else 0
 
     def dismiss(self) -> None:
         """Nobody waits any more: who does gets what he would at his deadline, now and later."""

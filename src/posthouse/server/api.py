@@ -603,6 +603,10 @@ async def replace_schedule(call: Asked, namespace: Name, schedule: Name) -> Resp
 
 async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> Response:
     form: shapes.ScheduleForm = await call.form(shapes.ScheduleForm)
+    state = call.engine.namespaces.states.get(namespace)
+    old = None if state is None else state.schedules.get(name)
+    if old is not None and not new:  # who takes one away from a queue may send there
+        call.broker.check(call.principal, "send", namespace, entity_of(old.queue))
     message = shapes.new_message(form.message, call.engine.clock_ms(namespace))
     command = SetSchedule(form.queue, name, form.when, message, form.zone, new)
     await call.ask(namespace, command)
@@ -639,13 +643,15 @@ async def begin(call: Asked, namespace: Name) -> Response:
     form: shapes.BeginForm = await call.form(shapes.BeginForm)
     begun = await call.ask(namespace, Begin(form.timeout_ms))
     assert isinstance(begun, Begun)
+    call.engine.note_owner(call.principal, begun.transaction)
     return _json(shapes.TransactionForm(f"{begun.transaction:032x}", begun.until_ms), 201)
 
 
 @_route("POST", NS + "/transactions/{transaction}/commit", gives=shapes.CommittedForm)
 async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
     """All that was asked in it, or nothing: then it is rolled back, and over."""
-    answer = await call.ask(namespace, Commit(int(transaction, 16)))
+    number = call.engine.owned(call.principal, int(transaction, 16))
+    answer = await call.ask(namespace, Commit(number))
     if isinstance(answer, RolledBack):
         raise HttpProblem(409, "rolled-back", f"The transaction was rolled back: {answer.reason}")
     assert isinstance(answer, Committed)
@@ -656,7 +662,8 @@ async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Res
 @_route("POST", NS + "/transactions/{transaction}/rollback", status=204)
 async def roll_back(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
     """Nothing of it happens. What was settled in it stays locked."""
-    await call.ask(namespace, RollBack(int(transaction, 16)))
+    number = call.engine.owned(call.principal, int(transaction, 16))
+    await call.ask(namespace, RollBack(number))
     return Response(status_code=204)
 
 

@@ -104,7 +104,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
             now_ms + wait_ms if wait_ms else 0, engine.new_receiver() if wait_ms else 0,
         )  # fmt: skip
         transaction = form.transaction
-    asked = _in(transaction, command)
+    asked = _in(engine, request, transaction, command)
     if engine.throttle.is_on:  # one was taken for the request
         engine.throttle.charge_address(request.address, len(command.messages) - 1)
     if command.sender and asked is command:
@@ -117,11 +117,14 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
     return Answer(_encode(told), 201)
 
 
-def _in(transaction: str | None, command: Send | Settle) -> Command:
+def _in(
+    engine: Engine, request: Request, transaction: str | None, command: Send | Settle
+) -> Command:
     """As part of a transaction, if one is named."""
     if transaction is None:
         return command
-    return Work(token_in(transaction), command)  # type: ignore[arg-type]  # the core looks at it
+    number = engine.owned(request.principal, token_in(transaction))
+    return Work(number, command)  # type: ignore[arg-type]  # the core looks at it
 
 
 async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
@@ -144,7 +147,7 @@ def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Set
     async def settle(engine: Engine, request: Request, target: Target) -> Answer:
         form = decoded(form_of, await request.body())
         command = make(target.queue, form, [int(token, 16) for token in form.locks])
-        asked = _in(form.transaction, command)
+        asked = _in(engine, request, form.transaction, command)
         answer = await engine.ask(request.principal, target.namespace, asked)
         assert isinstance(answer, Settled)
         lost = [f"{each:032x}" for each in answer.lost if isinstance(each, int)]
