@@ -548,7 +548,8 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     queue.counts[message.state] -= 1
     queue.messages.pop(message.sequence)
     _weigh(queue, message, -1)
-    queue.notes.pop(message.sequence, None)
+    if queue.notes:
+        queue.notes.drop(message.sequence)
     queue.lives.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:

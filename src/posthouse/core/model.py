@@ -12,7 +12,7 @@ import msgspec
 
 from posthouse.core.index import Index
 from posthouse.core.lane import Lane
-from posthouse.core.message import Message, NewMessage, Note
+from posthouse.core.message import Message, NewMessage, Notes
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.timers import Timers
@@ -145,7 +145,7 @@ class Queue(msgspec.Struct):
     size_bytes: int = 0
     body_bytes: int = 0  # the bodies' part of it
     state_bytes: int = 0  # of its sessions' states
-    notes: dict[int, Note] = {}
+    notes: Notes = msgspec.field(default_factory=Notes)
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
