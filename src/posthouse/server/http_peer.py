@@ -69,6 +69,7 @@ class HttpPeer(HttpToolsProtocol):
         self._in_message = self._in_head = False  # of a request that has begun
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
+        self._spelled: list[Header] = []  # headers with their names as they were written
         self._running: RequestResponseCycle | None = None
         self._due: float | None = connection.deadline  # when it ends, unless something comes
         self._awaits_head = True  # what that is for: a head, or the next request
@@ -154,6 +155,8 @@ class HttpPeer(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._spelled = []
+        self.scope["spelled"] = self._spelled  # type: ignore[typeddict-unknown-key]
         self._in_message = self._in_head = True
         self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
 
@@ -169,6 +172,7 @@ class HttpPeer(HttpToolsProtocol):
             raise ValueError("the head of the request is too large")
         if self._in_head:
             super().on_header(name, value)
+            self._spelled.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False

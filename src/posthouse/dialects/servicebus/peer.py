@@ -38,7 +38,7 @@ from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
-from posthouse.dialects.servicebus.credentials import Broker, Credentials, Settings
+from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.identity import Identity
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
@@ -83,15 +83,14 @@ class Line(Protocol):
 class Peers:
     """All connections of Service Bus clients."""
 
-    def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
-        self._broker = broker
-        self.credentials = Credentials(broker, guard, settings)
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
         self._peers: set[Peer] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def engine(self) -> Engine | None:
-        return self._broker.engine
+        return self.credentials.engine if self.credentials.is_open else None
 
     def make(self, line: Line) -> "Peer":
         return Peer(self, line)
