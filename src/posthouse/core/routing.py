@@ -184,7 +184,7 @@ def _predicate(wanted: Filter) -> Predicate:
     if isinstance(wanted, SqlFilter):
         from posthouse.core.filters.sql import compile_filter
 
-        return compile_filter(wanted.expression, wanted.parameters)
+        return compile_filter(wanted.expression, wanted.parameters, loose=wanted.loose)
     if isinstance(wanted, CorrelationFilter):
         from posthouse.core.filters.correlation import compile_correlation
 

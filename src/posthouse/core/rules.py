@@ -29,6 +29,7 @@ class FalseFilter(_Filter, frozen=True, tag=1):
 class SqlFilter(_Filter, frozen=True, tag=2):
     expression: str
     parameters: Properties = {}
+    loose: bool = False  # texts are compared with numbers and truths by what they say
 
 
 class CorrelationFilter(_Filter, frozen=True, tag=3):

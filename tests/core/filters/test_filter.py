@@ -1,6 +1,7 @@
 """SQL filters: what each part of the language means, and what is no part of it."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -469,3 +470,25 @@ def test_a_value_that_no_filter_knows_is_not_compared() -> None:
     assert truth("a IN (b, 1)", a=odd, b=odd) is False
     with pytest.raises(EvaluationProblem, match="list"):
         truth("a + 1 = 1", a=odd)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("size = 5", True), ("size = 5.0", True), ("size > 4", True), ("size < 4", False),
+        ("size = '5'", True), ("5 = size", True), ("size IN (1, 5)", True), ("rush = true", True),
+        ("size IN (1, 2)", False), ("rush <> false", True), ("colour > 5", None),
+        ("colour = true", None), ("missing = 5", None), ("missing IN (5)", None),
+        ("long = 5", None), ("huge = 5", None), ("@t = 5", True), ("size + 1 = 51", True),
+    ],
+)  # fmt: skip
+def test_texts_can_be_compared_by_what_they_say(text: str, expected: bool | None) -> None:
+    properties: dict[str, Any] = {
+        "size": "5", "rush": "TRUE", "colour": "red", "long": "5" * 41, "huge": "9" * 30,
+    }  # fmt: skip
+    view = View(encode_envelope(Envelope(properties=properties)), new_id=lambda: b"")
+    try:
+        found = compile_filter(text, {"t": "5"}, loose=True)(view)
+    except EvaluationProblem:
+        found = None
+    assert found is expected

@@ -48,6 +48,7 @@ from posthouse.core.filters.values import (
     TESTS,
     TEXT,
     compare,
+    compare_loosely,
     is_comparable,
     kind_of,
     plain,
@@ -67,9 +68,13 @@ from posthouse.core.filters.view import (
 from posthouse.core.message import Properties, Value, uuid
 
 
-def compile_filter(text: str, parameters: Properties) -> Predicate:
-    """Whether a message fits. Raises SyntaxProblem; evaluating raises EvaluationProblem."""
-    return _Compiler(text, parameters).condition(parse_filter(text))
+def compile_filter(text: str, parameters: Properties, *, loose: bool = False) -> Predicate:
+    """Whether a message fits. Raises SyntaxProblem; evaluating raises EvaluationProblem.
+
+    With `loose` texts are compared with numbers and truths by what they say.
+    """
+    kind = _LooseCompiler if loose else _Compiler
+    return kind(text, parameters).condition(parse_filter(text))
 
 
 def compile_action(text: str, parameters: Properties) -> Action:
@@ -213,6 +218,23 @@ class _Compiler:
             return _like(get, compile_like(texts[0], texts[1] if escape else None))
         except EvaluationProblem as problem:
             raise SyntaxProblem(str(problem).rstrip("."), self._text, pattern.at) from None
+
+
+class _LooseCompiler(_Compiler):
+    def _comparison(self, node: Comparison) -> Predicate:
+        symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
+        return lambda view: compare_loosely(symbol, left(view), right(view))
+
+    def _in(self, value: Node, items: tuple[Node, ...]) -> Predicate:
+        get, wanted = self.value(value), [self.value(item) for item in items]
+
+        def is_in(view: View) -> bool | None:
+            found = get(view)
+            if found is None:
+                return None
+            return any(compare_loosely("=", found, item(view)) for item in wanted)
+
+        return is_in
 
 
 def _always(truth: bool | None) -> Predicate:

@@ -13,6 +13,7 @@ _DAY_MS = 86_400_000
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 # Nothing that was read is read again (++): a text may be long, and is a sender's.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
+NUMBER_CHARS_MAX = 40  # of a text that is taken for one
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _SPAN = re.compile(  # days.hours:minutes:seconds.fraction
     r"(?:([0-9]{1,8})\.)?([01]?[0-9]|2[0-3]):([0-5]?[0-9]):([0-5]?[0-9])(?:\.([0-9]{1,7}))?",
@@ -75,6 +76,16 @@ def _read(old: Value, text: str) -> Value:
         unix_ms = moment_ms(text)
         return None if unix_ms is None else timestamp(unix_ms)
     return None
+
+
+def as_number(text: str) -> Value:
+    """The number that a text says; the text, where it says none, or is too long for one."""
+    if len(text) > NUMBER_CHARS_MAX or not _NUMBER.fullmatch(text):
+        return text
+    if text.lstrip("+-").isdigit():
+        whole = _whole(int(text))
+        return text if whole is None else whole
+    return float(text)
 
 
 def _whole(number: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.msgpack import Ext
 
 from posthouse.core.filters.problems import EvaluationProblem
-from posthouse.core.filters.texts import INTEGER_MAX, INTEGER_MIN, as_text
+from posthouse.core.filters.texts import INTEGER_MAX, INTEGER_MIN, as_number, as_text
 from posthouse.core.message import TIMESTAMP, UUID, Value
 
 BUILT_CHARS_MAX = 65_536  # of a text made by +
@@ -50,6 +50,22 @@ def compare(symbol: str, left: Value, right: Value) -> bool | None:
     if kind is None or kind_of(right) != kind or not is_comparable(kind, symbol):
         return None
     return TESTS[symbol](plain(left), plain(right))
+
+
+def compare_loosely(symbol: str, left: Value, right: Value) -> bool | None:
+    """A text is taken for the number or the truth that it says, where the other side is one."""
+    return compare(symbol, _as_other(left, right), _as_other(right, left))
+
+
+def _as_other(value: Value, other: Value) -> Value:
+    if type(value) is not str or type(other) is str:
+        return value
+    if type(other) is bool:
+        return _TRUTHS.get(value.lower(), value)
+    return as_number(value) if type(other) in (int, float) else value
+
+
+_TRUTHS = {"true": True, "false": False}
 
 
 def is_comparable(kind: str, symbol: str) -> bool:
