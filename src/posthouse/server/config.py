@@ -191,6 +191,12 @@ class Config:
         "default", _one_of("default", "host", "key"), "what names the namespace of a Service Bus"
         " client: nothing, the first label of the host, or the key's name", "WORD",
     )  # fmt: skip
+    localzure_message_size: int = _set(
+        256 << 10, _some, "of one message that is sent over LocalZure's API", "SIZE"
+    )
+    localzure_entities: int = _set(
+        1_000, _count(1, 1_000_000), "queues, and as many topics, that its API makes", "N"
+    )
     stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = _set(
         "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",

@@ -20,6 +20,9 @@ def health(broker: Broker) -> Route:
         if request.method not in ("GET", "HEAD"):
             raise HttpProblem(405, "method-not-allowed", "Health is asked for with GET.")
         match request.parts[1:]:
+            case []:  # as Microsoft's emulator is asked
+                ready = await _ready(broker)
+                return _say(200, status="healthy") if ready.status == 200 else ready
             case [b"live"]:
                 return _say(200, status="alive")
             case [b"ready"]:

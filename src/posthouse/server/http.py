@@ -14,7 +14,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -36,6 +36,7 @@ _audit = logging.getLogger("posthouse.audit")
 
 BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
+DRAIN_BYTES, DRAIN_SECONDS = 64 << 10, 1.0  # of a request that was refused before it was read
 FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
 CORRELATION_CHARS_MAX = 128
 
@@ -141,6 +142,16 @@ class Request:
         finally:
             app.bodies_bytes -= size
 
+    async def drain(self) -> None:
+        """Takes a small body that nobody has read: else the answer may be lost on its way."""
+        peer, length = self.connection.peer, self.headers.get(b"content-length", b"")
+        if not isinstance(peer, HttpPeer) or not peer.has_unread_body or not length.isdigit():
+            return
+        if len(length) < 9 and int(length) <= DRAIN_BYTES:
+            with suppress(TimeoutError, ConnectionResetError, HttpProblem):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await self._rest()
+
     async def gone(self) -> None:
         """Returns when the client has gone, or has been answered."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -204,6 +215,8 @@ class App:
                 extra={"event": "http.failed"},
             )  # fmt: skip
             answer = _problem(500, "failed", "Something went wrong; the log says what.", name)
+        if answer.status >= 400:
+            await request.drain()
         headers = list(answer.headers)
         headers.append(_NO_SNIFF)
         if name:

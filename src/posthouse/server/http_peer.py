@@ -135,6 +135,11 @@ class HttpPeer(HttpToolsProtocol):
         else:
             self._alarm = self.loop.call_at(self._due, self._look_at_the_time)
 
+    @property
+    def has_unread_body(self) -> bool:
+        """Of the request that is running, some is still to come."""
+        return self._running is not None and self._running.more_body
+
     def take_whole_body(self) -> bytes | None:
         """Of the request that is running, if all of it is there."""
         cycle = self._running

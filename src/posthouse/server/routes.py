@@ -18,6 +18,7 @@ from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
 
 if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.web import Web
 
 Header = tuple[bytes, bytes]
@@ -31,8 +32,13 @@ _POLICY = (
 )
 
 
-def http_dialects(service_bus: Callable[[], "Web"]) -> tuple[HttpDialect, ...]:
+def http_dialects(
+    service_bus: Callable[[], "Web"], localzure: Callable[[], "Service"]
+) -> tuple[HttpDialect, ...]:
     """Recognised in this order, before the paths that are ours."""
+
+    async def to_localzure(request: Request) -> Answer:
+        return Answer(*await localzure().answer(request))
 
     async def to_service_bus(request: Request) -> Answer:
         return Answer(*await service_bus().answer(request))
@@ -40,7 +46,7 @@ def http_dialects(service_bus: Callable[[], "Web"]) -> tuple[HttpDialect, ...]:
     return (
         HttpDialect("SQS", _is_sqs, None),
         HttpDialect("Azure Service Bus over HTTP", _is_service_bus, to_service_bus),
-        HttpDialect("LocalZure's own API", _is_localzure, None),
+        HttpDialect("LocalZure's own API", _is_localzure, to_localzure),
         HttpDialect("Azure Service Bus over HTTP", _is_nobody_elses, to_service_bus),
     )
 

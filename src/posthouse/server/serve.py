@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ from posthouse.store.errors import Lost, StoreError
 
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.credentials import Credentials
+    from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.peer import Peer, Peers
     from posthouse.dialects.servicebus.web import Web
 
@@ -87,7 +89,11 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
         self._contexts = Contexts(tls_folder, config.tls_name, own)
-        app = App(self._broker, http_dialects(self._web), limits.answers_bytes)
+        app = App(
+            self._broker,
+            http_dialects(lambda: self._web, lambda: self._localzure),
+            limits.answers_bytes,
+        )
         uvicorn, state = make_config(app), ServerState()
 
         self._peers: Peers | None = None
@@ -128,15 +134,26 @@ class Server:
         if self._peers is None:
             from posthouse.dialects.servicebus.peer import Peers
 
-            self._peers = Peers(self._credentials())
+            self._peers = Peers(self._credentials)
         return self._peers
 
+    @cached_property
     def _web(self) -> "Web":
         """Service Bus over HTTP."""
         from posthouse.dialects.servicebus.web import Web
 
-        return Web(self._credentials())
+        return Web(self._credentials)
 
+    @cached_property
+    def _localzure(self) -> "Service":
+        from posthouse.dialects.servicebus.localzure.call import Limits as LocalzureLimits
+        from posthouse.dialects.servicebus.localzure.service import Service
+
+        config = self._config
+        limits = LocalzureLimits(config.localzure_message_size, config.localzure_entities)
+        return Service(self._credentials, limits)
+
+    @cached_property
     def _credentials(self) -> "Credentials":
         from posthouse.dialects.servicebus.credentials import Credentials, Settings
 

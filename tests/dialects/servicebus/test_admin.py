@@ -66,7 +66,7 @@ REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
 SEND, LISTEN, MANAGE = AccessRights.SEND, AccessRights.LISTEN, AccessRights.MANAGE
 VALUES: dict[str, Any] = {
     "text": "ü <&>", "int": 5, "negative": -7, "long": 1 << 40, "double": 1.5, "true": True,
-    "false": False, "when": WHEN, "span": timedelta(days=1, seconds=2),
+    "false": False, "when": WHEN,
 }  # fmt: skip
 
 _numbers = count(1)
@@ -693,7 +693,7 @@ def test_typed_properties_of_a_correlation_filter_come_back_as_they_were(admin: 
 
 def test_rules_choose_by_typed_values(bus: Bus, admin: Admin) -> None:
     topic = topic_with(admin)
-    sent: dict[str, Any] = {name: each for name, each in VALUES.items() if name != "span"}
+    sent: dict[str, Any] = dict(VALUES)
     for name, value in sent.items():
         for kind, chosen in (
             ("sql", SqlRuleFilter("v = @v", {"@v": value})),

@@ -9,6 +9,7 @@
 A PUT creates, or with If-Match changes what is there.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -142,8 +143,7 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
     _check_keys(keys)
     properties = _read(call, node, old.properties, _kind(old))
     await call.ask(UpdateQueue(queue, properties))
-    if keys is not None:
-        await _set_keys(call, queue, keys)
+    await _set_keys(call, queue, keys)
     return _entry(call, await _info(call, queue))
 
 
@@ -186,14 +186,22 @@ def _document(body: bytes) -> Node:
 
 def check_entity(name: str) -> None:
     check_name("The name of an entity", name)
-    if "//" in name or name.startswith("$"):
-        raise InvalidArgument("The name of an entity", "must not begin with $, nor have // in it")
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            "The name of an entity", "must be of letters, digits, and . - _ ~ / between them"
+        )
+
+
+_NAME = re.compile(r"[^\W_]([\w.~/-]*[^\W_])?")
+_SHORT = re.compile(r"[^\W_]([\w.-]*[^\W_])?")
 
 
 def check_short(what: str, name: str) -> None:
-    check_name(what, name)
+    """The name of a subscription or a rule."""
     if len(name) > SUBSCRIPTION_CHARS_MAX:
         raise InvalidArgument(what, f"must be at most {SUBSCRIPTION_CHARS_MAX} characters")
+    if name != DEFAULT_RULE and not _SHORT.fullmatch(name):
+        raise InvalidArgument(what, "must be of letters, digits, and . - _ between them")
 
 
 # Authorization rules: principals whose names say which entity they are of.
@@ -360,6 +368,11 @@ async def _namespace(call: Call) -> Answer:
     return Answer(entry.encode(), 200, (_ENTRY,))
 
 
+def _spelled(name: str) -> str:
+    """In an address. Clients take names from there, and some do not decode them."""
+    return quote(name, safe="/$~")
+
+
 def _entry(call: Call, info: QueueInfo, status: int = 200) -> Answer:
     headers = (_ENTRY, (b"etag", _etag(info)))
     return Answer(_entry_of(call, info).encode(), status, headers)
@@ -384,9 +397,9 @@ def _entry_of(call: Call, info: QueueInfo) -> str:
     if kind == TOPIC and version >= "2024-05":
         sql, correlation = _filters(call, info.name)
         told = told._replace(sql_filters=sql, correlation_filters=correlation)
-    address = f"{call.url}/{quote(topic)}"
+    address = f"{call.url}/{_spelled(topic)}"
     if between:
-        address += f"/Subscriptions/{quote(name)}"
+        address += f"/Subscriptions/{_spelled(name)}"
     created, updated = moment(info.created_ms), moment(info.updated_ms)
     return _wrapped(address, name or topic, created, updated, _WRITERS[kind](told))
 
@@ -400,7 +413,9 @@ def _filters(call: Call, topic: str) -> tuple[int, int]:
 
 def _rule_entry(call: Call, queue: str, rule: Rule) -> str:
     topic, _, name = queue.partition(BETWEEN)
-    address = f"{call.url}/{quote(topic)}/Subscriptions/{quote(name)}/Rules/{quote(rule.name)}"
+    address = (
+        f"{call.url}/{_spelled(topic)}/Subscriptions/{_spelled(name)}/Rules/{_spelled(rule.name)}"
+    )
     created = moment(rule.created_ms)
     return _wrapped(address, rule.name, created, created, descriptions.write_rule(rule))
 
@@ -416,7 +431,7 @@ def _wrapped(address: str, title: str, created: str, updated: str, description: 
 
 def _feed(call: Call, title: str, skip: int, top: int, entries: list[str]) -> Answer:
     """One entry more than is shown says that there is a next page."""
-    address = f"{call.url}/{'/'.join(map(quote, call.path))}"
+    address = f"{call.url}/{'/'.join(map(_spelled, call.path))}"
     links = [element("link", rel="self", href=address)]
     if len(entries) > top:
         version = call.request.query.get("api-version")

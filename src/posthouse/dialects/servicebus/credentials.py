@@ -50,14 +50,14 @@ class Credentials:
             return Principal(name, everything=True)
         return self.guard.identify_by(accounts, name, fits)
 
-    def identify_by_token(self, token: sas.Token, host: str) -> Principal:
-        """By a key of the namespace, or of the entity that the token is for.
+    def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
+        """By a key of the namespace, or of an entity on the path that it is used for.
 
         It is always asked for both. Raises Unauthenticated.
         """
         namespace = self.namespace(host, Principal(token.key_name))
         found: list[Principal] = []
-        for name in (token.key_name, self._entity_key(namespace, token)):
+        for name in (token.key_name, self._entity_key(namespace, token.key_name, path)):
             try:
                 found.append(self.identify(name, token.fits))
             except Unauthenticated:
@@ -66,10 +66,10 @@ class Credentials:
             raise Unauthenticated
         return found[0]
 
-    def _entity_key(self, namespace: str, token: sas.Token) -> str:
+    def _entity_key(self, namespace: str, key_name: str, path: tuple[str, ...]) -> str:
         names = [
-            entity_key(namespace, "/".join(token.scope[:size]), token.key_name)
-            for size in range(1, len(token.scope) + 1)
+            entity_key(namespace, "/".join(path[:size]), key_name)
+            for size in range(1, len(path) + 1)
         ]
         accounts = self.engine.namespaces.accounts
         return next((name for name in names if name in accounts), "".join(names[:1]))

@@ -134,6 +134,8 @@ def read_properties(node: Node, old: QueueProperties | None, kind: str) -> Queue
         if len(metadata) > METADATA_CHARS_MAX:
             raise _refuse("UserMetadata", f"must be at most {METADATA_CHARS_MAX} characters")
         found["metadata"] = metadata
+    elif old is not None:
+        found["metadata"] = ""
     found["extras"] = _read_flags(node, was.extras, is_new=old is None)
     return msgspec.structs.replace(was, **found)
 

@@ -113,12 +113,12 @@ class Identity:
             token = sas.parse(text)
         except ValueError as problem:
             return 400, f"The token cannot be read: {problem}."
+        _, path = sas.resource_of(audience)
         try:
-            principal = self._credentials.identify_by_token(token, self._peer.host)
+            principal = self._credentials.identify_by_token(token, self._peer.host, path)
         except Unauthenticated:
             self._note_refusal(token.key_name)
             return 401, "The token's key name or signature is not valid."
-        _, path = sas.resource_of(audience)
         if token.expires <= time.time():
             return 401, "The token has expired."
         if len(audience) > ADDRESS_CHARS_MAX:

@@ -82,7 +82,7 @@ _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})
 
 def find(call: Call) -> Route | None:
     """What a path is for, if it is for messages. Raises Wrong."""
-    words, method = [part.casefold() for part in call.path], call.request.method
+    words, method = [part.casefold() for part in call.parts], call.request.method
     routes: dict[str, Route] = {}
     if len(words) > 1 and words[-1] == "messages":
         routes = {"POST": _send}
@@ -188,17 +188,18 @@ def _batch(body: bytes) -> list[NewMessage]:
 
 
 def _of_batch(given: dict[str, Any]) -> NewMessage:
-    said, own = given.get("BrokerProperties") or {}, given.get("UserProperties") or {}
+    said, own = given.get("BrokerProperties", {}), given.get("UserProperties", {})
     content = given.get("Body", "")
-    if not isinstance(said, dict) or not isinstance(own, dict):
-        raise Wrong(400, "SubCode=40000. BrokerProperties and UserProperties must be objects.")
-    if given.get("IsBodyBase64") is True and isinstance(content, str):
+    if not isinstance(said, dict) or not isinstance(own, dict) or not isinstance(content, str):
+        raise Wrong(400, "SubCode=40000. Body must be a text, BrokerProperties and UserProperties"
+                    " must be objects.")  # fmt: skip
+    if given.get("IsBodyBase64") is True:
         try:
             body = b64decode(content, validate=True)
         except (Base64Error, ValueError):
             raise Wrong(400, "SubCode=40000. A body is not base64.") from None
     else:
-        body = content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+        body = content.encode()
     if any(isinstance(each, dict | list) for each in own.values()):
         raise Wrong(400, "SubCode=40000. A property must be a single value.")
     check_properties(own)
@@ -448,7 +449,7 @@ def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
 
 
 async def _settle(call: Call, make: type[Settle]) -> Answer:
-    *entity, _, id, lock = call.path
+    *entity, _, id, lock = call.parts
     queue = _queue(call, entity)
     answer = await call.ask(make(queue, [lock_in(call, queue, id, lock)]))
     assert isinstance(answer, Settled)

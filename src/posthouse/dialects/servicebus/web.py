@@ -73,12 +73,13 @@ class Call:
     """One request, of which it is known who asks and in which namespace."""
 
     def __init__(
-        self, credentials: Credentials, request: Request, path: list[str], principal: Principal
+        self, credentials: Credentials, request: Request, parts: list[str], principal: Principal
     ) -> None:
         self.credentials = credentials
         self.engine = credentials.engine
         self.request = request
-        self.path = path
+        self.parts = parts  # of the path, as they were separated
+        self.path = path_in(parts)
         self.principal = principal
         self.namespace = credentials.namespace(host_of(request), principal)
 
@@ -106,15 +107,19 @@ class Call:
 Route = Callable[[Call], Awaitable[Answer]]
 
 
-def path_in(request: Request) -> list[str]:
-    """Decoded, so that a/b and a%2Fb are the same. Raises Wrong."""
+def parts_of(request: Request) -> list[str]:
+    """Of the path, decoded; a part may have slashes in it. Raises Wrong."""
+    if sum(map(len, request.parts)) > PATH_CHARS_MAX:
+        raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
     try:
-        whole = "/".join(unquote_to_bytes(part).decode() for part in request.parts)
+        return [unquote_to_bytes(part).decode() for part in request.parts if part]
     except UnicodeDecodeError:
         raise Wrong(400, "The path must be UTF-8.") from None
-    if len(whole) > PATH_CHARS_MAX:
-        raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
-    return [part for part in whole.split("/") if part]
+
+
+def path_in(parts: list[str]) -> list[str]:
+    """So that a/b and a%2Fb are the same."""
+    return [part for part in "/".join(parts).split("/") if part]
 
 
 def host_of(request: Request) -> str:
@@ -127,14 +132,14 @@ def principal_of(credentials: Credentials, request: Request, path: list[str]) ->
     Raises Unauthenticated.
     """
     given = request.headers.get(b"authorization", b"").decode("latin-1")
-    host = host_of(request)
+    host, where = host_of(request), folded("/".join(path))
     try:
-        token = sas.parse(given)
+        token = sas.parse(given.removeprefix("Bearer "))  # one of the clients says so
     except ValueError:
         token = _NOBODYS
     try:
-        principal = credentials.identify_by_token(token, host)
-        for_here = sas.covers(token.scope, folded("/".join(path)))
+        principal = credentials.identify_by_token(token, host, where)
+        for_here = sas.covers(token.scope, where)
         if token.expires <= time.time() or not for_here or not credentials.is_for(token, host):
             raise Unauthenticated  # noqa: TRY301 (told below like the others)
     except Unauthenticated:
@@ -192,12 +197,12 @@ class Web:
         from posthouse.dialects.servicebus import admin, rest  # not before it is first used
 
         try:
-            path = path_in(request)
-            principal = principal_of(self._credentials, request, path)
+            parts = parts_of(request)
+            principal = principal_of(self._credentials, request, path_in(parts))
             throttle: Throttle = self._credentials.engine.throttle
             if throttle.is_on:
                 throttle.check_address(request.address)
-            call = Call(self._credentials, request, path, principal)
+            call = Call(self._credentials, request, parts, principal)
             route = rest.find(call) or admin.find(call)
             return await route(call)
         except Wrong as wrong:

@@ -1,0 +1,145 @@
+"""One request to LocalZure's API: who asks, where, and what is counted of it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from posthouse.broker.access import Principal
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import Answer, Command
+from posthouse.core.errors import NotFound
+from posthouse.core.filters.view import View
+from posthouse.core.message import NewMessage
+from posthouse.core.model import DEAD, SUBSCRIPTION, State, find, subscription_queue
+from posthouse.core.routing import router_of
+from posthouse.dialects.servicebus.localzure.errors import Failed
+from posthouse.dialects.servicebus.localzure.figures import Figures
+from posthouse.dialects.servicebus.localzure.places import Place
+from posthouse.dialects.servicebus.web import Request
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.localzure.service import Service
+
+
+class Limits(NamedTuple):
+    """What may be kept by this API."""
+
+    message_bytes: int = 256 << 10
+    entities: int = 1_000  # queues, and topics, of a namespace
+    subscriptions: int = 2_000  # of a topic
+    rules: int = 100  # of a subscription
+
+
+class Call:
+    def __init__(
+        self, service: "Service", request: Request, principal: Principal, namespace: str,
+        place: Place,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self.engine: Engine = service.engine
+        self.request = request
+        self.principal = principal
+        self.namespace = namespace
+        self.place = place
+        self.queue = self._exact(place)
+
+    def _exact(self, place: Place) -> str:
+        state = self.engine.namespaces.states.get(self.namespace)
+        if state is None or not place.queue:
+            return place.queue
+        if place.kind == "subscription":
+            topic = find(state, place.topic) or place.topic
+            mine = subscription_queue(topic, place.name) + (DEAD if place.dead else "")
+            return find(state, mine) or mine
+        return find(state, place.queue) or place.queue
+
+    @property
+    def limits(self) -> Limits:
+        return self._service.limits
+
+    @property
+    def figures(self) -> Figures:
+        return self._service.figures
+
+    @property
+    def most_bytes(self) -> int:
+        return self.limits.message_bytes
+
+    @property
+    def state(self) -> State:
+        """Raises NotFound."""
+        state = self.engine.namespaces.states.get(self.namespace)
+        if state is None:
+            raise NotFound("namespace", self.namespace)
+        return state
+
+    @property
+    def is_topic(self) -> bool:
+        found = self.state.queues.get(self.queue)
+        return found is not None and found.properties.delivery == "topic"
+
+    @property
+    def now_ms(self) -> int:
+        return self.engine.clock_ms(self.namespace)
+
+    async def ask(self, command: Command) -> Answer:
+        """Raises Refused or StoreError."""
+        return await self.engine.ask(self.principal, self.namespace, command)
+
+    def check_there(self) -> None:
+        """Raises NotFound."""
+        if self.queue not in self.state.queues:
+            raise NotFound("queue", self.queue)
+
+    def missing(self) -> tuple[str, str]:
+        """What is not there of the place: its kind and its name."""
+        place, state = self.place, self.engine.namespaces.states.get(self.namespace)
+        if place.kind == "subscription" and (state is None or find(state, place.topic) is None):
+            return "topic", place.topic
+        return place.kind, place.name
+
+    # Sessions that were accepted over this API, which names them by their ids alone.
+
+    def hold(self, session: str, token: int) -> None:
+        self._service.hold((self.namespace, self.queue, session), token)
+
+    def let_go(self, session: str) -> None:
+        self._service.let_go((self.namespace, self.queue, session))
+
+    def session(self, session: str) -> int:
+        """The token under which it is held. Raises Failed or NotFound."""
+        self.check_there()
+        token = self._service.held((self.namespace, self.queue, session))
+        group = self.state.queues[self.queue].groups.get(session)
+        if not token or group is None or group.token != token:
+            raise Failed(
+                410, "SessionLockLost", "The session is not held; accept it first.",
+                session_id=session, entity_type=self.place.kind, entity_name=self.place.name,
+            )  # fmt: skip
+        return token
+
+    # Figures.
+
+    def count(self, what: str, number: int) -> None:
+        if what and number:
+            self.figures.count(what, *self._labels(), number)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        if what:
+            self.figures.took(what, *self._labels(), time.perf_counter() - begun)
+
+    def ask_filters(self, message: NewMessage) -> None:
+        """Once more than the core does, to see how long it takes."""
+        router = router_of(self.state.queues[self.queue])
+        begun = time.perf_counter()
+        router.match(View(message.envelope, new_id=lambda: b""))
+        self.figures.evaluated(self.place.name, time.perf_counter() - begun)
+
+    def _labels(self) -> tuple[str, str]:
+        kind = "topic" if self.place.kind == "queue" and self.is_topic else self.place.kind
+        name = self.place.name
+        return kind, f"{self.place.topic}/{name}" if SUBSCRIPTION in self.queue else name

@@ -1,0 +1,141 @@
+"""What is counted: under the names that LocalZure's documents give it.
+
+Totals and durations are of what passes through its API; how many messages, locks and entities there
+are is of the whole broker.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from posthouse.core.message import ACTIVE, SCHEDULED
+from posthouse.core.model import DEAD, SUBSCRIPTION, Queue, State, entity_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+ENTITIES_MAX = 1_000  # that are told apart
+BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+DONE = ("sent", "received", "completed", "abandoned", "deadlettered")
+TIMED = ("send", "receive", "complete")
+
+Labels = tuple[str, ...]
+
+
+class Histogram:
+    """How long something took."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+
+class Figures:
+    def __init__(self) -> None:
+        self._done: dict[str, Counter[Labels]] = {name: Counter() for name in DONE}
+        self._took: dict[str, dict[Labels, Histogram]] = {name: {} for name in TIMED}
+        self._filters: dict[Labels, Histogram] = {}
+        self._errors: Counter[Labels] = Counter()
+        self._known: dict[Labels, None] = {}
+
+    def _labels(self, *labels: str) -> Labels:
+        """Beyond a limit all of them are one."""
+        if labels not in self._known:
+            if len(self._known) >= ENTITIES_MAX:
+                return (labels[0], "others") if len(labels) > 1 else ("others",)
+            self._known[labels] = None
+        return labels
+
+    def count(self, what: str, kind: str, name: str, number: int) -> None:
+        self._done[what][self._labels(kind, name)] += number
+
+    def took(self, what: str, kind: str, name: str, seconds: float) -> None:
+        self._took[what].setdefault(self._labels(kind, name), Histogram()).add(seconds)
+
+    def evaluated(self, topic: str, seconds: float) -> None:
+        self._filters.setdefault(self._labels(topic), Histogram()).add(seconds)
+
+    def failed(self, operation: str, code: str) -> None:
+        self._errors[operation, code] += 1
+
+    def collect(self, states: list[State]) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        entity = ["entity_type", "entity_name"]
+        for name, counts in self._done.items():
+            text = f"Messages {name} over this API"
+            family = CounterMetricFamily(f"servicebus_messages_{name}", text, labels=entity)
+            for labels, number in counts.items():
+                family.add_metric(labels, number)
+            yield family
+        errors = CounterMetricFamily(
+            "servicebus_errors", "Requests that failed", labels=["operation", "error_type"]
+        )
+        for labels, number in self._errors.items():
+            errors.add_metric(labels, number)
+        yield errors
+        for name, took in self._took.items():
+            yield _histogram(f"servicebus_{name}_duration_seconds", entity, took)
+        yield _histogram(
+            "servicebus_filter_evaluation_duration_seconds", ["topic_name"], self._filters
+        )
+        queues = [queue for state in states for queue in state.queues.values()]
+        yield from _gauges(GaugeMetricFamily, queues, entity)
+        locks = sum(len(state.locks) for state in states)
+        yield GaugeMetricFamily("servicebus_active_locks", "Messages that are locked", locks)
+
+
+def _histogram(name: str, labels: list[str], found: dict[Labels, Histogram]) -> "Metric":
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, "How long it took", labels=labels)
+    for each, histogram in found.items():
+        total, buckets = 0, []
+        for bound, number in zip(BOUNDS, histogram.counts, strict=False):
+            total += number
+            buckets.append((repr(bound), total))
+        buckets.append(("+Inf", total + histogram.counts[-1]))
+        family.add_metric(each, buckets, histogram.seconds)
+    return family
+
+
+def _gauges(gauge: type, queues: list[Queue], entity: list[str]) -> "Iterator[Metric]":
+    kinds = Counter(_kind(queue) for queue in queues if queue.origin is None)
+    for kind in ("queue", "topic", "subscription"):
+        yield gauge(f"servicebus_{kind}s_count", f"How many {kind}s there are", kinds[kind])
+    families = {
+        "active_messages": gauge("servicebus_active_messages", "Active messages", labels=entity),
+        "deadletter_messages": gauge(
+            "servicebus_deadletter_messages", "Dead-lettered messages", labels=entity
+        ),
+        "scheduled_messages": gauge(
+            "servicebus_scheduled_messages", "Scheduled messages", labels=entity
+        ),
+    }
+    for queue in queues[: 3 * ENTITIES_MAX]:
+        if queue.name.endswith(DEAD):
+            owner = entity_of(queue.name)
+            kind = "subscription" if SUBSCRIPTION in owner else "queue"
+            families["deadletter_messages"].add_metric([kind, _name(owner)], sum(queue.counts))
+        elif queue.origin is None:
+            labels = [_kind(queue), _name(queue.name)]
+            families["active_messages"].add_metric(labels, queue.counts[ACTIVE])
+            families["scheduled_messages"].add_metric(labels, queue.counts[SCHEDULED])
+    yield from families.values()
+
+
+def _kind(queue: Queue) -> str:
+    if queue.topic is not None:
+        return "subscription"
+    return "topic" if queue.properties.delivery == "topic" else "queue"
+
+
+def _name(queue: str) -> str:
+    return queue.replace(SUBSCRIPTION, "/")

@@ -1,0 +1,212 @@
+"""What requests say in JSON, in either style of keys, and how a message is told."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+from uuid import UUID, uuid4
+
+import msgspec
+
+from posthouse.core.commands import Delivery, Seen
+from posthouse.core.message import Envelope, Message, NewMessage, Note, Value, encode_envelope
+from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
+from posthouse.dialects.servicebus.rest import body_of, envelope_of
+from posthouse.dialects.servicebus.times import moment, moment_ms
+
+PROPERTIES_MAX = 64  # of one message
+PROPERTY_CHARS_MAX, VALUE_BYTES_MAX = 128, 32 << 10
+BATCH_MAX = 1_000
+_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+Form = TypeVar("Form", bound=msgspec.Struct)
+
+
+class SendForm(msgspec.Struct, forbid_unknown_fields=True):
+    body: str
+    message_id: str | None = None
+    session_id: str | None = None
+    correlation_id: str | None = None
+    content_type: str | None = None
+    label: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    time_to_live: float | None = None
+    scheduled_enqueue_time_utc: str | None = None
+    user_properties: dict[str, str | int | float | bool] | None = None
+
+
+class BatchForm(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[dict[str, Any]]
+
+
+class ReceiveForm(msgspec.Struct, forbid_unknown_fields=True):
+    max_count: int = 1
+    receive_mode: Literal["PeekLock", "ReceiveAndDelete"] = "PeekLock"
+    session_id: str | None = None
+    timeout: float = 0
+
+
+class SettleForm(msgspec.Struct, forbid_unknown_fields=True):
+    lock_token: str
+    message_id: str | None = None
+    reason: str | None = None
+    description: str | None = None
+
+
+class DeferredForm(msgspec.Struct, forbid_unknown_fields=True):
+    sequence_numbers: list[int]
+    session_id: str | None = None
+
+
+class AcceptForm(msgspec.Struct, forbid_unknown_fields=True):
+    session_id: str | None = None
+    timeout: float = 0
+
+
+class BeginForm(msgspec.Struct, forbid_unknown_fields=True):
+    timeout_seconds: float = 120
+
+
+def read(kind: type[Form], body: bytes, *, optional: bool = False) -> Form:
+    """Raises Unprocessable."""
+    if optional and not body.strip():
+        body = b"{}"
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Unprocessable("", f"The body is not JSON: {error}") from None
+    return converted(kind, given)
+
+
+def converted(kind: type[Form], given: object) -> Form:
+    """Raises Unprocessable."""
+    if not isinstance(given, dict):
+        raise Unprocessable("", "The body must be an object.")
+    try:
+        return msgspec.convert({_HUMP.sub(r"_\1", name).lower(): v for name, v in given.items()},
+                               kind)  # fmt: skip
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise Unprocessable("", str(error)) from None
+
+
+def sent_size(form: SendForm) -> int:
+    """Of what is limited: the body and the properties."""
+    own = form.user_properties or {}
+    return len(form.body.encode()) + sum(
+        len(name.encode()) + len(str(value).encode()) for name, value in own.items()
+    )
+
+
+def new_message(form: SendForm, most_bytes: int, name: str) -> NewMessage:
+    """Raises Failed or Unprocessable."""
+    own = form.user_properties or {}
+    _check_own(own)
+    size = sent_size(form)
+    if size > most_bytes:
+        raise Failed(
+            413, "MessageSizeExceeded", f"The message has {size} bytes; {most_bytes} are allowed.",
+            actual_size=size, max_size=most_bytes, entity_name=name,
+        )  # fmt: skip
+    if form.time_to_live is not None and not 0 < form.time_to_live < 1e10:
+        raise Unprocessable("time_to_live", "time_to_live must be a number of seconds above 0")
+    due_ms = 0
+    if form.scheduled_enqueue_time_utc is not None:
+        try:
+            due_ms = max(0, moment_ms(form.scheduled_enqueue_time_utc))
+        except ValueError:
+            raise Unprocessable(
+                "scheduled_enqueue_time_utc", "scheduled_enqueue_time_utc must be an ISO 8601 time"
+            ) from None
+    envelope = Envelope(
+        form.message_id or str(uuid4()), form.content_type or "", form.label or "",
+        form.correlation_id or "", form.session_id, None, form.to or "", form.reply_to or "", "",
+        "", dict(own),
+    )  # fmt: skip
+    ttl_ms = None if form.time_to_live is None else max(1, round(form.time_to_live * 1000))
+    return NewMessage(
+        encode_envelope(envelope), form.body.encode(), None, form.session_id, ttl_ms=ttl_ms,
+        due_ms=due_ms,
+    )  # fmt: skip
+
+
+def _check_own(own: Mapping[str, Value]) -> None:
+    why = ""
+    if len(own) > PROPERTIES_MAX:
+        why = f"A message has at most {PROPERTIES_MAX} user properties."
+    for name, value in own.items():
+        if len(name) > PROPERTY_CHARS_MAX or not _NAME.fullmatch(name):
+            why = (f"The name of a user property is of letters, digits and _, begins with no digit,"
+                   f" and has at most {PROPERTY_CHARS_MAX} characters.")  # fmt: skip
+        elif isinstance(value, str) and len(value.encode()) > VALUE_BYTES_MAX:
+            why = f"A user property has at most {VALUE_BYTES_MAX} bytes."
+    if why:
+        raise Failed(400, "InvalidOperation", why, reason=why)
+
+
+# Out.
+
+
+def _told(message: Message, note: Note | None) -> dict[str, Any]:
+    envelope = envelope_of(message, note)
+    life_ms = message.expires_ms - message.enqueued_ms if message.expires_ms else None
+    if note is not None and note.ttl_ms is not None:
+        life_ms = note.ttl_ms
+    own = {name: _plain(value) for name, value in envelope.properties.items()}
+    is_dead = note is not None and note.reason is not None
+    return {
+        "MessageId": envelope.id, "SessionId": envelope.session_id,
+        "CorrelationId": envelope.correlation_id or None,
+        "ContentType": envelope.content_type or None, "Label": envelope.subject or None,
+        "To": envelope.to or None, "ReplyTo": envelope.reply_to or None,
+        "TimeToLive": None if life_ms is None else _seconds(life_ms),
+        "ScheduledEnqueueTimeUtc": None, "UserProperties": own,
+        "Body": body_of(envelope, message).decode(errors="replace"),
+        "EnqueuedTimeUtc": moment(message.enqueued_ms), "SequenceNumber": message.sequence,
+        "DeliveryCount": message.count, "LockToken": None, "LockedUntilUtc": None,
+        "DeadLetterReason": None if note is None else note.reason,
+        "DeadLetterDescription": None if note is None else note.description, "IsLocked": False,
+        "IsDeadLettered": is_dead,
+    }  # fmt: skip
+
+
+def _seconds(ms: int) -> float | int:
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def delivered(delivery: Delivery, *, dead: bool = False) -> dict[str, Any]:
+    found = _told(delivery.message, delivery.note)
+    found["DeliveryCount"] = delivery.count
+    found["IsDeadLettered"] = dead
+    if delivery.token:
+        found |= {"LockToken": str(UUID(int=delivery.token)), "IsLocked": True,
+                  "LockedUntilUtc": moment(delivery.until_ms)}  # fmt: skip
+    return found
+
+
+def seen(peeked: Seen, *, dead: bool = False) -> dict[str, Any]:
+    found = _told(peeked.message, peeked.note)
+    found["IsDeadLettered"] = dead
+    if peeked.state == "scheduled":
+        found["ScheduledEnqueueTimeUtc"] = moment(peeked.message.enqueued_ms)
+    return found
+
+
+def sent(
+    form: SendForm, new: NewMessage, now_ms: int, sequence: int | None, id: str
+) -> dict[str, Any]:
+    """A message as whoever sent it is told of it."""
+    due = moment(new.due_ms) if new.due_ms > now_ms else None
+    return {
+        "MessageId": id, "SessionId": form.session_id, "CorrelationId": form.correlation_id,
+        "ContentType": form.content_type, "Label": form.label, "To": form.to,
+        "ReplyTo": form.reply_to, "TimeToLive": form.time_to_live, "ScheduledEnqueueTimeUtc": due,
+        "UserProperties": form.user_properties or {}, "Body": form.body,
+        "EnqueuedTimeUtc": moment(now_ms), "SequenceNumber": sequence, "DeliveryCount": 0,
+        "LockToken": None, "LockedUntilUtc": None, "DeadLetterReason": None,
+        "DeadLetterDescription": None, "IsLocked": False, "IsDeadLettered": False,
+    }  # fmt: skip

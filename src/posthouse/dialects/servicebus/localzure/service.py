@@ -1,0 +1,279 @@
+"""Who answers what of LocalZure's API."""
+
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import msgspec
+
+from posthouse.broker.access import ANYBODY, Principal
+from posthouse.broker.engine import Engine
+from posthouse.core.errors import NotFound, Refused
+from posthouse.core.message import SCHEDULED
+from posthouse.dialects.servicebus.credentials import Credentials
+from posthouse.dialects.servicebus.localzure import documents, entities, messages
+from posthouse.dialects.servicebus.localzure.call import Call, Limits
+from posthouse.dialects.servicebus.localzure.errors import (
+    JSON,
+    Failed,
+    Unprocessable,
+    failed_by,
+    told,
+    told_unprocessable,
+)
+from posthouse.dialects.servicebus.localzure.figures import Figures
+from posthouse.dialects.servicebus.localzure.places import Place, place_of, space_of
+from posthouse.dialects.servicebus.web import Answer, Request, Wrong, parts_of, principal_of
+
+CORRELATION_CHARS_MAX = 128
+SESSIONS_MAX = 100_000  # that are remembered as held
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+Key = tuple[str, str, str]  # namespace, queue, session
+Route = Callable[[Call], Awaitable[Answer]]
+
+
+class Service:
+    """LocalZure's API."""
+
+    def __init__(self, credentials: Credentials, limits: Limits) -> None:
+        self._credentials = credentials
+        self.limits = limits
+        self.figures = Figures()
+        self._sessions: dict[Key, int] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self._credentials.engine
+
+    # Sessions: the API names them by their ids alone.
+
+    def hold(self, key: Key, token: int) -> None:
+        self._sessions.pop(key, None)
+        self._sessions[key] = token
+        if len(self._sessions) > SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+
+    def let_go(self, key: Key) -> None:
+        self._sessions.pop(key, None)
+
+    def held(self, key: Key) -> int:
+        return self._sessions.get(key, 0)
+
+    async def answer(self, request: Request) -> Answer:
+        correlation = _correlation(request)
+        operation = "request"
+        try:
+            parts = parts_of(request)[1:]
+            operation = _operation(request.method, parts)
+            answer = await self._answer(request, parts)
+        except Unprocessable as wrong:
+            answer = told_unprocessable(wrong)
+            self.figures.failed(operation, "ValidationError")
+        except Failed as failed:
+            failed.details.setdefault("operation", operation)
+            self.figures.failed(operation, failed.code)
+            answer = told(failed, correlation)
+        except Wrong as wrong:
+            self.figures.failed(operation, "InvalidOperation")
+            answer = told(Failed(wrong.status, "InvalidOperation", wrong.detail), correlation)
+        headers = [each for each in answer.headers if each[0] != b"x-correlation-id"]
+        return answer._replace(headers=(*headers, (b"x-correlation-id", correlation.encode())))
+
+    async def _answer(self, request: Request, parts: list[str]) -> Answer:
+        """Raises Failed, Unprocessable or Wrong."""
+        match [request.method, *parts]:
+            case ["GET", "health", "live"]:
+                return Answer(b"Alive", 200, (_TEXT,))
+            case ["GET", "health", "ready"]:
+                return await self._ready()
+            case ["GET", "health"]:
+                return await self._health()
+            case ["GET", "docs", *rest]:
+                return documents.answer(rest)
+            case ["GET", "metrics"]:
+                self._principal(request, parts)
+                return self._metrics()
+            case _:
+                pass
+        principal = self._principal(request, parts)
+        if self.engine.throttle.is_on:
+            try:
+                self.engine.throttle.check_address(request.address)
+            except Refused as refused:
+                raise failed_by(refused) from None
+        place, (named, rest) = place_of(parts), space_of(parts)
+        namespace = named if named in self.engine.namespaces.states else ""
+        namespace = namespace or self._credentials.settings.namespace
+        whole = place or Place(named, "namespace", namespace, "", ())
+        call = Call(self, request, principal, namespace, whole)
+        try:
+            return await (_of_namespace(call, rest) if place is None else _route(call)(call))
+        except NotFound as missing:
+            kind, name = call.missing()
+            raise failed_by(missing, entity_type=kind, entity_name=name) from None
+        except Refused as refused:
+            known = {"entity_type": whole.kind, "entity_name": whole.name}
+            raise failed_by(refused, **known) from None
+
+    def _principal(self, request: Request, parts: list[str]) -> Principal:
+        """LocalZure asks for no credentials; that is as good as --dev. Raises Failed."""
+        given = request.headers.get(b"authorization")
+        if self._credentials.settings.dev and request.scheme == "http" and given is None:
+            return ANYBODY
+        try:
+            return principal_of(self._credentials, request, ["servicebus", *parts])
+        except Refused as refused:
+            raise failed_by(refused) from None
+
+    # How it is.
+
+    async def _ready(self) -> Answer:
+        try:
+            await self.engine.prove()
+        except Refused as refused:
+            raise failed_by(refused) from None
+        return Answer(b"Ready", 200, (_TEXT,))
+
+    async def _health(self) -> Answer:
+        await self._ready()
+        states = list(self.engine.namespaces.states.values())
+        mine = [q for state in states for q in state.queues.values() if q.origin is None]
+        topics = sum(queue.properties.delivery == "topic" for queue in mine)
+        said = {
+            "status": "healthy", "service": "servicebus",
+            "queues": sum(q.properties.delivery != "topic" and q.topic is None for q in mine),
+            "topics": topics, "subscriptions": sum(queue.topic is not None for queue in mine),
+            "active_messages": sum(queue.counts[0] for queue in mine),
+            "scheduled_messages": sum(queue.counts[SCHEDULED] for queue in mine),
+            "active_locks": sum(len(state.locks) for state in states),
+        }  # fmt: skip
+        return Answer(msgspec.json.encode(said), 200, (JSON,))
+
+    def _metrics(self) -> Answer:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.registry import Collector
+
+        figures, states = self.figures, list(self.engine.namespaces.states.values())
+
+        class All(Collector):
+            def collect(self):  # type: ignore[no-untyped-def]
+                yield from figures.collect(states)
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(All())
+        kind = b"text/plain; version=0.0.4; charset=utf-8"
+        return Answer(generate_latest(registry), 200, ((b"content-type", kind),))
+
+
+def _correlation(request: Request) -> str:
+    for name in (b"x-correlation-id", b"correlation-id"):
+        given = request.headers.get(name, b"").decode("latin-1")
+        said = "".join(c for c in given if c.isprintable() and c.isascii())
+        if said:
+            return said[:CORRELATION_CHARS_MAX]
+    return str(uuid4())
+
+
+def _operation(method: str, parts: list[str]) -> str:
+    """What is done, in a few words that there is an end of."""
+    if "messages" in parts[:-1]:
+        last = parts[parts.index("messages") + 1].casefold()
+        verbs = ("head", "receive", "batch", "deferred", *messages.VERBS)
+        return last if last in verbs else "settle"
+    if parts[-1:] == ["messages"]:
+        return "send"
+    known = next(
+        (word for word in ("rules", "sessions", "transactions") if word in parts), "entity"
+    )
+    return f"{method.lower()}_{known}" if method in ("GET", "PUT", "POST", "DELETE") else known
+
+
+async def _of_namespace(call: Call, rest: list[str]) -> Answer:
+    match [call.request.method, *rest]:
+        case ["GET", "queues"]:
+            return await entities.list_all(call, "queue")
+        case ["GET", "topics"]:
+            return await entities.list_all(call, "topic")
+        case ["GET", "$Resources" | "$resources", kind] if kind.casefold() == "queues":
+            return await entities.list_all(call, "queue")
+        case ["GET", "$Resources" | "$resources", kind] if kind.casefold() == "topics":
+            return await entities.list_all(call, "topic")
+        case ["POST", "transactions"]:
+            return await messages.begin(call)
+        case ["POST", "transactions", id, "commit"]:
+            return await messages.commit(call, id)
+        case ["POST", "transactions", id, "rollback"]:
+            return await messages.roll_back(call, id)
+        case _:
+            raise _nothing_here()
+
+
+def _nothing_here() -> Failed:
+    return Failed(404, "EntityNotFound", "There is nothing at this path; see /servicebus/docs.")
+
+
+async def _list_subscriptions(call: Call) -> Answer:
+    return await entities.list_all(call, "subscription")
+
+
+_ENTITY: dict[str, Route] = {
+    "GET": entities.get, "PUT": entities.put, "DELETE": entities.delete,
+}  # fmt: skip
+_RULE: dict[str, Route] = {
+    "GET": entities.get_rule, "PUT": entities.put_rule, "DELETE": entities.delete_rule,
+}  # fmt: skip
+_STATE: dict[str, Route] = {"GET": messages.get_state, "PUT": messages.set_state}
+
+
+def _routes(place: Place) -> dict[str, Route]:
+    """What can be done at a place, by the method."""
+    rest = [*map(str.casefold, place.rest[:2]), *place.rest[2:]]
+    match rest:
+        case [] if not place.dead:
+            return _ENTITY
+        case ["messages"] if not place.dead and place.kind != "subscription":
+            return {"POST": messages.send}
+        case ["messages", "batch"] if not place.dead and place.kind != "subscription":
+            return {"POST": messages.send_batch}
+    if place.kind == "topic":
+        return {"GET": _list_subscriptions} if rest == ["subscriptions"] else {}
+    match rest:
+        case ["messages", "head"]:
+            return {"POST": messages.head, "DELETE": messages.take_head}
+        case ["messages", "receive"]:
+            return {"POST": messages.receive}
+        case ["messages", "deferred"]:
+            return {"POST": messages.deferred}
+        case ["messages", verb] if verb in messages.VERBS:
+            return {"POST": messages.settle_by_token}
+        case ["messages", "scheduled", _]:
+            return {"DELETE": messages.cancel}
+        case ["messages", _, _]:
+            return dict.fromkeys(("DELETE", "PUT", "POST"), messages.settle_by_path)
+        case ["messages", _, _, verb] if verb.casefold() in messages.VERBS:
+            return dict.fromkeys(("PUT", "POST"), messages.settle_by_path)
+        case ["sessions", "accept"]:
+            return {"POST": messages.accept}
+        case ["sessions", _]:
+            return {"DELETE": messages.release_session}
+        case ["sessions", _, "renewlock"]:
+            return {"POST": messages.renew_session}
+        case ["sessions", _, "state"]:
+            return _STATE
+        case ["rules"] if place.kind == "subscription":
+            return {"GET": entities.list_rules}
+        case ["rules", _] if place.kind == "subscription":
+            return _RULE
+    return {}
+
+
+def _route(call: Call) -> Route:
+    """Raises Failed."""
+    routes = _routes(call.place)
+    if not routes:
+        raise _nothing_here()
+    route = routes.get(call.request.method)
+    if route is None:
+        allowed = ((b"allow", ", ".join(routes).encode()),)
+        raise Failed(405, "InvalidOperation", "This path is not for that.", allowed)
+    return route
