@@ -58,29 +58,34 @@ _WRITERS: dict[str, Callable[[Told], str]] = {
 
 def find(call: Call) -> Route:
     """What a path is for. Raises Wrong."""
-    path = call.path
-    words = [part.casefold() for part in path]
-    routes: dict[str, Route] = {}
-    if words == ["$namespaceinfo"]:
-        routes = {"GET": _namespace}
-    elif words[:1] == ["$resources"] and len(words) == 2 and words[1] in ("queues", "topics"):
-        routes = {"GET": _list_entities}
-    elif len(words) > 1 and words[-1] == "subscriptions":
-        routes = {"GET": _list_subscriptions}
-    elif len(words) > 3 and words[-1] == "rules" and words[-3] == "subscriptions":
-        routes = {"GET": _list_rules}
-    elif len(words) > 4 and words[-2] == "rules" and words[-4] == "subscriptions":
-        routes = {"GET": _get_rule, "PUT": _put_rule, "DELETE": _delete_rule}
-    elif words and not words[0].startswith("$"):
-        routes = {"GET": _get, "PUT": _put, "DELETE": _delete}
-    if not routes:
+    kind = _kind_of([part.casefold() for part in call.path])
+    if kind is None:
         raise Wrong(404, "SubCode=40400. There is nothing at this path.")
+    routes = ROUTES[kind]
     route = routes.get(call.request.method)
     if route is None:
         allowed = ", ".join(routes).encode()
         raise Wrong(405, f"SubCode=40500. {call.request.method} is not for this path.",
                     ((b"allow", allowed),))  # fmt: skip
     return route
+
+
+def _kind_of(words: list[str]) -> str | None:
+    match words:
+        case ["$namespaceinfo"]:
+            return "namespace"
+        case ["$resources", "queues" | "topics"]:
+            return "entities"
+        case [_, *_, "subscriptions"]:
+            return "subscriptions"
+        case [_, *_, "subscriptions", _, "rules"]:
+            return "rules"
+        case [_, *_, "subscriptions", _, "rules", _]:
+            return "rule"
+        case [first, *_] if not first.startswith("$"):
+            return "entity"
+        case _:
+            return None
 
 
 def entity_in(path: Sequence[str]) -> str:
@@ -270,6 +275,7 @@ async def _list_subscriptions(call: Call) -> Answer:
 
 async def _list_rules(call: Call) -> Answer:
     queue = call.exact(entity_in(call.path[:-1]))
+    await _info(call, queue)  # which takes the right to manage it, as everything here
 
     async def page(after: str, limit: int) -> list[Rule]:
         return await call.ask(ListRules(queue, after, limit))  # type: ignore[return-value]
@@ -309,6 +315,8 @@ def _window(call: Call) -> tuple[int, int]:
 
 
 async def _rules(call: Call, queue: str) -> list[Rule]:
+    await _info(call, queue)  # which takes the right to manage it
+
     async def page(after: str, limit: int) -> list[Rule]:
         return await call.ask(ListRules(queue, after, limit))  # type: ignore[return-value]
 
@@ -443,3 +451,13 @@ def _feed(call: Call, title: str, skip: int, top: int, entries: list[str]) -> An
         *links, *entries[:top],
     ], xmlns=ATOM)  # fmt: skip
     return Answer(feed.encode(), 200, (_FEED,))
+
+
+ROUTES: dict[str, dict[str, Route]] = {
+    "namespace": {"GET": _namespace},
+    "entities": {"GET": _list_entities},
+    "entity": {"GET": _get, "PUT": _put, "DELETE": _delete},
+    "subscriptions": {"GET": _list_subscriptions},
+    "rules": {"GET": _list_rules},
+    "rule": {"GET": _get_rule, "PUT": _put_rule, "DELETE": _delete_rule},
+}

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from posthouse.broker.access import ROOT, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
+from posthouse.core.model import Right
 from posthouse.dialects.servicebus import sas
 
 
@@ -73,6 +74,11 @@ class Credentials:
         ]
         accounts = self.engine.namespaces.accounts
         return next((name for name in names if name in accounts), "".join(names[:1]))
+
+    def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
+        """Raises Unauthorized."""
+        accounts = self.engine.namespaces.accounts
+        self.guard.check_right(accounts, principal, right, namespace, entity)
 
     def namespace(self, host: str, principal: Principal) -> str:
         """The namespace that is spoken of; it may have to be made yet."""

@@ -82,22 +82,28 @@ _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})
 
 def find(call: Call) -> Route | None:
     """What a path is for, if it is for messages. Raises Wrong."""
-    words, method = [part.casefold() for part in call.parts], call.request.method
-    routes: dict[str, Route] = {}
-    if len(words) > 1 and words[-1] == "messages":
-        routes = {"POST": _send}
-    elif len(words) > 2 and words[-2:] == ["messages", "head"]:
-        routes = {"POST": _peek_lock, "DELETE": _take}
-    elif len(words) > 3 and words[-3] == "messages":
-        routes = {"DELETE": _complete, "PUT": _unlock, "POST": _renew}
-    if not routes:
+    kind = _kind_of([part.casefold() for part in call.parts])
+    if kind is None or call.request.method == "GET":  # it may be an entity that is called so
         return None
-    if method not in routes:
-        if method == "GET":
-            return None  # it may be an entity that is called so
-        raise Wrong(405, f"SubCode=40500. {method} is not for this path.",
-                    ((b"allow", ", ".join(routes).encode()),))  # fmt: skip
-    return routes[method]
+    routes = ROUTES[kind]
+    route = routes.get(call.request.method)
+    if route is None:
+        allowed = ", ".join(routes).encode()
+        raise Wrong(405, f"SubCode=40500. {call.request.method} is not for this path.",
+                    ((b"allow", allowed),))  # fmt: skip
+    return route
+
+
+def _kind_of(words: list[str]) -> str | None:
+    match words:
+        case [_, *_, "messages"]:
+            return "messages"
+        case [_, *_, "messages", "head"]:
+            return "head"
+        case [_, *_, "messages", _, _]:
+            return "lock"
+        case _:
+            return None
 
 
 def _queue(call: Call, parts: list[str]) -> str:
@@ -435,6 +441,7 @@ def _value_out(value: Value) -> bytes:
 
 def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
     """The token of a lock on the message of that id or sequence number. Raises Wrong."""
+    call.check("listen", queue)
     try:
         token = UUID(lock).int
     except ValueError:
@@ -466,3 +473,10 @@ async def _unlock(call: Call) -> Answer:
 
 async def _renew(call: Call) -> Answer:
     return await _settle(call, Renew)
+
+
+ROUTES: dict[str, dict[str, Route]] = {
+    "messages": {"POST": _send},
+    "head": {"POST": _peek_lock, "DELETE": _take},
+    "lock": {"DELETE": _complete, "PUT": _unlock, "POST": _renew},
+}

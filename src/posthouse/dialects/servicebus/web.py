@@ -16,7 +16,7 @@ from posthouse.broker.throttle import Throttle
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
 from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
-from posthouse.core.model import find
+from posthouse.core.model import Right, entity_of, find
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.address import folded
@@ -91,6 +91,10 @@ class Call:
     async def ask(self, command: Command) -> CoreAnswer:
         """Raises Refused or StoreError."""
         return await self.engine.ask(self.principal, self.namespace, command)
+
+    def check(self, right: Right, queue: str) -> None:
+        """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
+        self.credentials.check(self.principal, right, self.namespace, entity_of(queue))
 
     def exact(self, queue: str) -> str:
         """The name as it is written where there is one; else as it is asked for."""

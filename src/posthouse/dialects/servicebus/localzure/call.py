@@ -11,7 +11,15 @@ from posthouse.core.commands import Answer, Command
 from posthouse.core.errors import NotFound
 from posthouse.core.filters.view import View
 from posthouse.core.message import NewMessage
-from posthouse.core.model import DEAD, SUBSCRIPTION, State, find, subscription_queue
+from posthouse.core.model import (
+    DEAD,
+    SUBSCRIPTION,
+    Right,
+    State,
+    entity_of,
+    find,
+    subscription_queue,
+)
 from posthouse.core.routing import router_of
 from posthouse.dialects.servicebus.localzure.errors import Failed
 from posthouse.dialects.servicebus.localzure.figures import Figures
@@ -87,8 +95,13 @@ class Call:
         """Raises Refused or StoreError."""
         return await self.engine.ask(self.principal, self.namespace, command)
 
+    def check(self, right: Right) -> None:
+        """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
+        self._service.check(self.principal, right, self.namespace, entity_of(self.queue))
+
     def check_there(self) -> None:
-        """Raises NotFound."""
+        """For who may receive from it. Raises Unauthorized or NotFound."""
+        self.check("listen")
         if self.queue not in self.state.queues:
             raise NotFound("queue", self.queue)
 

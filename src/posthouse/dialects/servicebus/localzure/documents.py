@@ -26,7 +26,7 @@ S = T + "/subscriptions/{subscription}"
 _XML = "xml"
 
 # Method, path, what it is for, what it takes.
-_PATHS: list[tuple[str, str, str, type[msgspec.Struct] | str | None]] = [
+PATHS: list[tuple[str, str, str, type[msgspec.Struct] | str | None]] = [
     ("get", "/servicebus/health", "How the broker is", None),
     ("get", "/servicebus/health/ready", "Whether it is ready", None),
     ("get", "/servicebus/health/live", "Whether it is alive", None),
@@ -94,13 +94,13 @@ def answer(rest: list[str]) -> Answer:
 
 @cache
 def document() -> dict[str, Any]:
-    kinds = [form for _, _, _, form in _PATHS if isinstance(form, type)]
+    kinds = [form for _, _, _, form in PATHS if isinstance(form, type)]
     schemas, components = msgspec.json.schema_components(
         dict.fromkeys(kinds), ref_template="#/components/schemas/{name}"
     )
     by_kind = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for method, path, text, form in _PATHS:
+    for method, path, text, form in PATHS:
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         said: dict[str, Any] = {
             "summary": text,

@@ -60,6 +60,7 @@ async def _info(call: Call) -> QueueInfo:
 
 async def put(call: Call) -> Answer:
     """Creates it, or changes what is there."""
+    call.check("manage")
     node = _described(call, await call.request.body())
     try:
         old = await _info(call)
@@ -200,6 +201,8 @@ async def list_rules(call: Call) -> Answer:
 
 
 async def _rules(call: Call) -> list[Rule]:
+    await _info(call)  # which takes the right to manage it
+
     return await call.ask(ListRules(call.queue, "", PAGE_MAX))  # type: ignore[return-value]
 
 
@@ -221,6 +224,7 @@ async def _rule(call: Call) -> Rule:
 
 
 async def put_rule(call: Call) -> Answer:
+    call.check("manage")
     name = call.place.rest[1]
     body = await call.request.body()
     try:

@@ -9,6 +9,7 @@ from posthouse.broker.access import ANYBODY, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import NotFound, Refused
 from posthouse.core.message import SCHEDULED
+from posthouse.core.model import Right
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
@@ -44,6 +45,10 @@ class Service:
     @property
     def engine(self) -> Engine:
         return self._credentials.engine
+
+    def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
+        """Raises Unauthorized."""
+        self._credentials.check(principal, right, namespace, entity)
 
     # Sessions: the API names them by their ids alone.
 
