@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.server.running import development
+from tests.server.running import Running, development
 
 EXAMPLES = os.environ.get("OPENAPI_EXAMPLES", "20")  # for each operation
 # Names that lead somewhere, most of the time: random ones would all be unknown.
@@ -20,6 +20,8 @@ NAMES = {
     "principal": ["web", "nobody"],
     "reader": ["spark", "r/2"],
     "id": ["m1", "m2"],
+    "topic": ["news", "news", "no-such", "a b"],
+    "subscription": ["mine", "mine", "other"],
 }
 
 
@@ -34,6 +36,32 @@ def with_names(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def run(folder: Path, document: dict[str, Any], *flags: str) -> None:
+    """Raises AssertionError with what it found."""
+    (folder / "openapi.json").write_text(json.dumps(document))
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")), "run", "openapi.json",
+        "--seed", "7", "--workers", "1", "--no-color",
+        "--request-timeout", "70", "--suppress-health-check", "all",
+        "--phases", "examples,coverage,fuzzing", *flags,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
+
+
+def check_that_much_was_done(broker: Running) -> None:
+    """And that nothing failed."""
+    assert not broker.events("http.failed")
+    assert broker.call("GET", "/health/ready").status == 200
+    text = broker.call("GET", "/metrics").body.decode()
+    counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    asked = float(counts["posthouse_http_requests_total"])
+    refused = sum(float(n) for name, n in counts.items() if "http_refusals" in name)
+    assert asked - refused > asked / 10  # much of it was understood, and done
+
+
 def test_no_request_that_can_be_made_from_it_is_a_server_error(tmp_path: Path) -> None:
     with development(tmp_path / "data") as broker:
         broker.call("PUT", "/api/v1/namespaces/shop")
@@ -42,23 +70,24 @@ def test_no_request_that_can_be_made_from_it_is_a_server_error(tmp_path: Path) -
         [dead] = broker.receive("orders")
         broker.queue("POST", "orders/dead-letter", {"locks": [dead["token"]]})
         document = with_names(broker.call("GET", "/docs/openapi.json").json)
-        (tmp_path / "openapi.json").write_text(json.dumps(document))
-        command = [
-            str(Path(sys.executable).with_name("schemathesis")), "run", "openapi.json",
-            "--url", broker.url, "--auth", "RootManageSharedAccessKey:SAS_KEY_VALUE",
+        run(
+            tmp_path, document, "--url", broker.url,
+            "--auth", "RootManageSharedAccessKey:SAS_KEY_VALUE",
             "--checks", "not_a_server_error,response_schema_conformance,status_code_conformance",
-            "--max-examples", EXAMPLES, "--seed", "7", "--workers", "1", "--no-color",
-            "--request-timeout", "70", "--suppress-health-check", "all",
-            "--exclude-path-regex", "snapshot$", "--phases", "examples,coverage,fuzzing",
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
-        assert not broker.events("http.failed")
-        assert broker.call("GET", "/health/ready").status == 200
-        text = broker.call("GET", "/metrics").body.decode()
-        counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        asked = float(counts["posthouse_http_requests_total"])
-        refused = sum(float(n) for name, n in counts.items() if "http_refusals" in name)
-        assert asked - refused > asked / 10  # much of it was understood, and done
+            "--exclude-path-regex", "snapshot$", "--max-examples", EXAMPLES,
+        )  # fmt: skip
+        check_that_much_was_done(broker)
+
+
+def test_nor_one_of_localzures(tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        for path in ("queues/orders", "topics/news", "topics/news/subscriptions/mine"):
+            assert broker.call("PUT", f"/servicebus/{path}").status == 201
+        assert broker.call("PUT", "/servicebus/queues/trips", raw=SESSIONS).status == 201
+        document = with_names(broker.call("GET", "/servicebus/docs/openapi.json").json)
+        flags = ("--checks", "not_a_server_error", "--max-examples", "3")
+        run(tmp_path, document, "--url", broker.url, *flags)
+        check_that_much_was_done(broker)
+
+
+SESSIONS = b"<QueueDescription><RequiresSession>true</RequiresSession></QueueDescription>"

@@ -44,10 +44,8 @@ def read(data: bytes) -> Node:
     """Raises ValueError, which says what is wrong."""
     if len(data) > BYTES_MAX:
         raise ValueError(f"a document has at most {BYTES_MAX} bytes")
-    if data[:4] in (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"):
-        raise ValueError("the document must be UTF-8")
     builder = _Builder()
-    parser = expat.ParserCreate(namespace_separator=" ")
+    parser = expat.ParserCreate("UTF-8", " ")  # whatever it says of itself
     parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
     parser.StartElementHandler = builder.start
     parser.EndElementHandler = builder.end
@@ -100,7 +98,9 @@ Content: TypeAlias = str | Iterator[str] | list[str] | None
 
 def element(name: str, content: Content = None, **attributes: str) -> str:
     """`type_` is written as `type`, `i_type` as `i:type`, `xmlns_i` as `xmlns:i`."""
-    said = "".join(f" {_called(key)}={quoteattr(value)}" for key, value in attributes.items())
+    said = "".join(
+        f" {_called(key)}={quoteattr(_sayable(value))}" for key, value in attributes.items()
+    )
     inner = content if isinstance(content, str) else "".join(content or ())
     return f"<{name}{said}>{inner}</{name}>" if inner else f"<{name}{said}/>"
 
@@ -117,4 +117,9 @@ def text(name: str, value: object, **attributes: str) -> str:
 
 def _sayable(said: str) -> str:
     """Without what XML has no way to say (2.2)."""
-    return "".join(c for c in said if c in "\t\n\r" or " " <= c <= "\ud7ff" or c >= "\ue000")
+    if said.isprintable():
+        return said
+    return "".join(
+        c for c in said
+        if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c >= "\U00010000"
+    )  # fmt: skip
