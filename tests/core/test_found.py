@@ -6,13 +6,19 @@ import pytest
 
 from posthouse.core.commands import (
     STEPS_MAX,
+    Begin,
+    Begun,
+    Commit,
+    Committed,
     Complete,
     DeadLetter,
     DeleteQueue,
     Pause,
     Resubmit,
     Resume,
+    Send,
     UpdateQueue,
+    Work,
 )
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
@@ -377,3 +383,41 @@ def test_a_rule_that_fails_is_told_of_wherever_it_stands() -> None:
         queue = world.subscribe(topic, "a", *given)
         world.send(topic, a_message("a", n=1))
         assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["a"], ["a"])
+
+
+# Transactions.
+
+
+def begin(world: World) -> int:
+    answer = world.do(Begin()).answer
+    assert isinstance(answer, Begun)
+    return answer.transaction
+
+
+@pytest.mark.parametrize("topic", [False, True])
+def test_what_a_transaction_completes_leaves_room_for_what_it_sends(topic: bool) -> None:
+    world = World()
+    entity = world.queue(max_messages=1, delivery="topic" if topic else "competing")
+    queue = world.subscribe(entity, "a") if topic else entity
+    world.send(entity, "old")
+    [delivery] = world.receive(queue)
+    number = begin(world)
+    world.do(Work(number, Complete(queue, [delivery.token])))
+    world.do(Work(number, Send(entity, [a_message("new")])))
+    assert isinstance(world.do(Commit(number)).answer, Committed)
+    assert held(world, queue) == ["new"]
+    sound(world)
+
+
+def test_a_session_lasts_as_long_as_a_transaction_though_no_tick_has_come() -> None:
+    world = World()
+    queue = world.queue(grouping="session", lock_ms=1_000)
+    world.send(queue, a_message("a", group="s"))
+    session = world.hold(queue, "s").token
+    [delivery] = world.receive(queue, session=session)
+    number = begin(world)
+    world.do(Work(number, Complete(queue, [delivery.token], session=session)))
+    world.now_ms += 1_500
+    assert isinstance(world.do(Commit(number)).answer, Committed)
+    assert held(world, queue) == []
+    sound(world)

@@ -143,7 +143,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     sizes = list(map(size_bytes, messages))
     fit = Fit(len(messages))
     if is_limited(queue):
-        fit = make_room(queue, side.occupied, sizes, side.removed, side.arrived)
+        fit = make_room(queue, plan.occupied(queue), sizes, side.removed, side.arrived)
     taken = fit.taken
     if fit.dropped:
         drop(plan, queue, fit.dropped)

@@ -161,7 +161,7 @@ def _admit(plan: Plan, left: int) -> int:
 
 def _admit_one(plan: Plan, blocked: Blocked) -> bool:
     queue, send = plan.state.queues[blocked.queue], blocked.command
-    if not has_room(queue, plan.side(queue).occupied, len(send.messages), blocked.size_bytes):
+    if not has_room(queue, plan.occupied(queue), len(send.messages), blocked.size_bytes):
         return False
     try:
         _, messages, _ = checked_send(plan.state, send, plan.now_ms)
