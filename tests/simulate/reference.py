@@ -9,6 +9,8 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from posthouse.core import commands as c
 from posthouse.core import errors
 from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope
@@ -37,6 +39,7 @@ class Msg:
     expiry_stamp: int = 0
     bound: int = 0
     by_id: bool = False
+    id: str = ""
     deferred: bool = False  # the lock is on a deferred message
     reason: str | None = None
     properties: Properties = field(default_factory=dict)
@@ -113,6 +116,14 @@ class Rcv:
     bound_session: bool = False
 
 
+@dataclass(eq=False)
+class Transaction:
+    until: int
+    number: int = 0
+    work: list[c.Command] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of the locks that it settles
+
+
 Given = tuple[int, str, int, int]  # receiver, queue, sequence, delivery count
 Grant = tuple[int, str]  # receiver, session
 View = dict[str, list[tuple[object, ...]]]  # by queue, what can be seen of its messages
@@ -124,6 +135,7 @@ class Reference:
     def __init__(self) -> None:
         self.queues: dict[str, Q] = {}
         self.receivers: list[Rcv] = []  # in turn: who was served last is last
+        self.transactions: list[Transaction] = []
         self.started = 0
         self.now = 0
         self.given: list[Given] = []
@@ -134,6 +146,7 @@ class Reference:
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
+        self._committed: list[int] = []  # tokens: they hold until their transaction ends
         self._back: list[Msg] = []  # those among them that were in the queue before, but not ready
 
     # Running.
@@ -142,7 +155,7 @@ class Reference:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.answer = None
-        self._ready_now, self._back = {}, []
+        self._ready_now, self._back, self._committed = {}, [], []
         for receiver in self.receivers:
             self.queues[receiver.queue].touched = now
         before = self._copies() if self._may_fail_late(command) else None
@@ -173,6 +186,7 @@ class Reference:
         other = copy(self)
         other.queues = self._copies()
         other.receivers = [replace(receiver) for receiver in self.receivers]
+        other.transactions = []
         return other
 
     def _may_fail_late(self, command: c.Command) -> bool:
@@ -198,7 +212,7 @@ class Reference:
 
     def restart(self) -> None:
         """The connections are gone; `Start` follows."""
-        self.receivers = []
+        self.receivers, self.transactions = [], []
         for queue in self.queues.values():
             queue.touched = 0
 
@@ -208,6 +222,7 @@ class Reference:
             name: [
                 (
                     m.sequence,
+                    m.id,
                     m.new.body,
                     m.state,
                     m.count,
@@ -521,7 +536,7 @@ class Reference:
         for queue, messages in self._by_queue(held):
             self._end(queue, messages, queue.props.counting == "all")
         for queue in self.queues.values():
-            queue.follows = queue.hands_on
+            queue.follows = queue.hands_on and any(m.state == "active" for m in queue.messages)
 
     def _everywhere(self, wanted: Callable[[Q, Msg], bool]) -> list[tuple[Q, Msg]]:
         return [(q, m) for q in self.queues.values() for m in q.messages if wanted(q, m)]
@@ -531,20 +546,10 @@ class Reference:
         for receiver in [r for r in self.receivers if r.deadline and r.deadline <= now]:
             self.notices.append((receiver.number, "timed-out"))
             self.receivers.remove(receiver)
-        ended = [
-            (session.until, session.stamp, queue, key)
-            for queue in self.queues.values()
-            for key, session in queue.sessions.items()
-            if session.token and session.until <= now
-        ]
-        for _, _, queue, key in sorted(ended, key=lambda e: e[:2]):
-            self._end_session(queue, key)
-        lost = self._everywhere(
-            lambda q, m: m.state == "locked" and m.until <= now and q.props.grouping != "session"
-        )
-        lost.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
-        for queue, messages in self._by_queue(lost):
-            self._end(queue, messages, queue.props.counting == "all")
+        over = [each for each in self.transactions if each.until <= now]
+        self.transactions = [each for each in self.transactions if each not in over]
+        self._end_sessions()
+        self._end_locks(over)
         stale = self._everywhere(
             lambda _, m: m.state in ("active", "delayed", "deferred") and not self._fresh(m)
         )
@@ -564,6 +569,47 @@ class Reference:
             if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
                 for each in self._family(queue):
                     del self.queues[each.name]
+
+    def _end_sessions(self) -> None:
+        ended = [
+            (session.until, session.stamp, queue, key)
+            for queue in self.queues.values()
+            for key, session in queue.sessions.items()
+            if session.token and session.until <= self.now
+        ]
+        for _, _, queue, key in sorted(ended, key=lambda e: e[:2]):
+            held = [m.token for m in queue.messages if m.group == key and m.state == "locked"]
+            ends = [each.until for token in held for each in self.settling(token)]
+            if ends:
+                session = queue.sessions[key]
+                session.until, session.stamp = max(ends), self._tick_stamp()
+            else:
+                self._end_session(queue, key)
+
+    def _end_locks(self, over: list[Transaction]) -> None:
+        """Not those that a transaction settles, and a moment later where it is just over."""
+        lost = self._everywhere(
+            lambda q, m: (
+                m.state == "locked" and m.until <= self.now and q.props.grouping != "session"
+            )
+        )
+        lost.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
+        for queue, messages in self._by_queue(lost):
+            ended = []
+            for message in messages:
+                ends = [each.until for each in self.settling(message.token)]
+                if any(message.token in each.tokens for each in over):
+                    ends = [self.now + 1]
+                if ends:
+                    message.until, message.stamp = ends[0], self._tick_stamp()
+                else:
+                    ended.append(message)
+            if ended:
+                self._end(queue, ended, queue.props.counting == "all")
+
+    def settling(self, token: int) -> list[Transaction]:
+        """The transaction that settles a lock, if there is one."""
+        return [each for each in self.transactions if token in each.tokens]
 
     def _wake(self, queue: Q, messages: list[Msg]) -> None:
         self._changes(queue)
@@ -856,9 +902,11 @@ class Reference:
             del self.queues[name]
 
     def _updatequeue(self, command: c.UpdateQueue) -> None:
-        queue = self._own(command.queue)
-        self._check_forwarding(queue.name, command.properties)
-        self._update(queue, command.properties)
+        queue, new = self._own(command.queue), command.properties
+        old = queue.props
+        if (new.forward_to, new.forward_dead_to) != (old.forward_to, old.forward_dead_to):
+            self._check_forwarding(queue.name, new)
+        self._update(queue, new)
 
     def _update(self, queue: Q, props: QueueProperties) -> None:
         before, received = queue.props, queue.receives
@@ -981,18 +1029,23 @@ class Reference:
         lives = [t for t in (ttl, queue.props.ttl_ms) if t is not None]
         return min(lives) if lives else None
 
-    def _send(self, command: c.Send) -> None:
+    def _sendable(self, command: c.Send) -> Q:
+        """Where to, if it could be taken by an empty queue."""
         queue = self._own(command.queue)
         if queue.is_subscription:
             raise errors.NotAllowed(queue.name, "")
         if not queue.sends:
             raise errors.Disabled(queue.name, "")
+        for new in command.messages:
+            self._check_fit(queue, Msg(0, new, "", 0, None, None).size, new.group)
+        return queue
+
+    def _send(self, command: c.Send) -> None:
+        queue = self._sendable(command)
         messages: list[Msg] = []
         keys: dict[str, int] = {}
         answer = []
         sequence = queue.next
-        for new in command.messages:
-            self._check_fit(queue, Msg(0, new, "", 0, None, None).size, new.group)
         for at, new in enumerate(command.messages):
             envelope = decode_envelope(new.envelope)
             key = command.keys[at] if command.keys else None
@@ -1012,7 +1065,8 @@ class Reference:
             state = "scheduled" if due else "active"
             message = Msg(
                 sequence, new, state, due or self.now, expires, ttl, until=due,
-                properties=envelope.properties, subject=envelope.subject, group=new.group,
+                id=envelope.id, properties=envelope.properties, subject=envelope.subject,
+                group=new.group,
             )  # fmt: skip
             messages.append(message)
             answer.append(sequence)
@@ -1149,6 +1203,12 @@ class Reference:
         self._queue(command.queue)
 
     def _held(self, command: c.Settle) -> list[tuple[Q, Msg]]:
+        held = self._locked(command)
+        for queue, _ in held:
+            self._use(queue)
+        return held
+
+    def _locked(self, command: c.Settle) -> list[tuple[Q, Msg]]:
         queue = None if command.queue is None else self._queue(command.queue)
         session = None
         if command.session and queue is not None:
@@ -1161,14 +1221,15 @@ class Reference:
                 for q in self.queues.values()
                 for m in q.messages
                 if m.state == "locked"
-                and (m.token == name or (m.by_id and name == decode_envelope(m.new.envelope).id))
+                and (m.token == name or (m.by_id and name == m.id))
                 and not any(m is other for _, other in held)
+                and not self.settling(m.token)
             ]
             holding = [
                 (q, m)
                 for q, m in sorted(found, key=lambda pair: pair[1].token)
                 if (queue is None or q is queue)
-                and self._until(q, m) > self.now
+                and (self._until(q, m) > self.now or m.token in self._committed)
                 and (session is None or m.group == session)
             ]
             if holding:
@@ -1178,8 +1239,6 @@ class Reference:
             else:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
-        for settled_in, _ in held:
-            self._use(settled_in)
         return held
 
     def _until(self, queue: Q, message: Msg) -> int:
@@ -1220,6 +1279,71 @@ class Reference:
         for queue, messages in self._by_queue(held):
             for message in messages:
                 self._bury(queue, message, command.reason, dict(command.properties))
+
+    # Transactions.
+
+    def _begin(self, command: c.Begin) -> None:
+        self.transactions.append(Transaction(self.now + command.timeout_ms))
+
+    def _transaction(self, number: int) -> Transaction:
+        for each in self.transactions:
+            if each.number == number and each.until > self.now:
+                return each
+        raise errors.TransactionLost(number)
+
+    def _work(self, command: c.Work) -> None:
+        transaction, asked = self._transaction(command.transaction), command.command
+        if isinstance(asked, c.Send):
+            self._sendable(asked)
+            transaction.work.append(asked)
+            return
+        held = self._locked(asked)
+        if isinstance(asked, c.DeadLetter) and any(queue.is_part for queue, _ in held):
+            raise errors.NotAllowed("", "")
+        tokens = [message.token for _, message in held]
+        if tokens:
+            # By whatever names, in whatever session: it is these that are to end.
+            named = structs.replace(asked, queue=None, locks=tokens, partial=False, session=0)
+            transaction.work.append(named)
+            transaction.tokens += tokens
+
+    def _commit(self, command: c.Commit) -> None:
+        transaction = self._transaction(command.transaction)
+        self.transactions.remove(transaction)
+        self._committed = transaction.tokens
+        before = self._copies()
+        try:
+            sent = self._do_together(transaction)
+            self._relay(refuse=True)
+        except errors.Refused:
+            self.queues, self._ready_now, self._back = before, {}, []
+            self.answer = "rolled back"
+        else:
+            self.answer = (sent, len(transaction.tokens))
+
+    def _do_together(self, transaction: Transaction) -> list[object]:
+        """First what ends, then what is sent; in a queue in the order in which it was asked for.
+
+        Between queues there is no order, but the core has one: first those that may say no.
+        """
+        for asked in transaction.work:
+            if not isinstance(asked, c.Send):
+                getattr(self, "_" + type(asked).__name__.lower())(asked)
+        sends = [asked for asked in transaction.work if isinstance(asked, c.Send)]
+        sent: dict[int, object] = {}
+        for at, asked in sorted(enumerate(sends), key=lambda pair: self._is_easy(pair[1])):
+            self._send(asked)
+            sent[at] = self.answer
+        return [sent[at] for at in sorted(sent)]
+
+    def _is_easy(self, command: c.Send) -> bool:
+        """It goes to a queue that looks for no duplicates and has no limit."""
+        props = self._own(command.queue).props
+        limits = (props.max_messages, props.max_bytes)
+        return not props.duplicate_detection and limits == (None, None)
+
+    def _rollback(self, command: c.RollBack) -> None:
+        self.transactions.remove(self._transaction(command.transaction))
 
     def _renew(self, command: c.Renew) -> None:
         held = self._held(command)

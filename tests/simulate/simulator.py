@@ -73,6 +73,7 @@ class Simulator:
         self._receiver = 0
         self._body = 0
         self._old_tokens: list[int] = [1, 2, 3]
+        self._old_transactions: list[int] = [1]
         self._start()
         for name in (*TOPICS, *QUEUES, *SUBSCRIPTIONS):
             if self.random.random() < 0.9:
@@ -205,6 +206,14 @@ class Simulator:
             self._same(command, "sequences", list(answer.sequences), reference.answer)
         if isinstance(answer, c.Settled):
             self._same(command, "lost", list(answer.lost), reference.answer)
+        if isinstance(answer, c.Begun):
+            reference.transactions[-1].number = answer.transaction
+            self._old_transactions = [*self._old_transactions[-5:], answer.transaction]
+        if isinstance(answer, c.Committed):
+            committed = ([list(each.sequences) for each in answer.sent], answer.settled)
+            self._same(command, "committed", committed, reference.answer)
+        if isinstance(answer, c.RolledBack):
+            self._same(command, "committed", "rolled back", reference.answer)
         if isinstance(command, c.ListSessions) and isinstance(answer, list):
             self._same(command, "sessions", set(answer), reference.answer)
         if isinstance(command, c.GetSessionState):
@@ -287,6 +296,7 @@ class Simulator:
             (self._manage, 8),
             (self._redirect, 4),
             (self._rule, 3),
+            (self._transact, 40),
         ]
 
     def _queue(self) -> str:
@@ -371,7 +381,7 @@ class Simulator:
             wanted = random.choice(PATTERNS)
         return Rule(name, wanted, random.choice(list(ACTIONS)) if random.random() < 0.3 else "")
 
-    def _send(self) -> c.Command:
+    def _send(self, queue: str = "") -> c.Send:
         random = self.random
         messages = []
         for _ in range(random.choice([1, 1, 1, 2, 5])):
@@ -398,7 +408,7 @@ class Simulator:
         keys = None
         if random.random() < 0.2:
             keys = [random.choice([None, f"key{random.randrange(10)}"]) for _ in messages]
-        queue = random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
+        queue = queue or random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
         if random.random() < 0.03:
             queue = self._queue()
         return c.Send(queue, messages, keys, random.random() < 0.3)
@@ -475,6 +485,9 @@ class Simulator:
     def _settle(self) -> c.Command | None:
         random = self.random
         held = [(q, m) for q in self.reference.queues.values() for m in q.messages if m.token]
+        free = [(q, m) for q, m in held if not self.reference.settling(m.token)]
+        if random.random() < 0.9:
+            held = free
         if not held:
             return None
         queue, message = random.choice(held)
@@ -501,8 +514,34 @@ class Simulator:
         ]
         return random.choices(commands, [4, 4, 2, 2, 2, 2])[0]
 
+    def _transact(self) -> c.Command | None:
+        random = self.random
+        transactions = self.reference.transactions
+        if not transactions or (len(transactions) < 4 and random.random() < 0.1):
+            return c.Begin(random.choice([300, 5_000, 60_000, 60_000]))
+        chosen = random.choice(transactions)
+        number, end = chosen.number, random.random()
+        if random.random() < 0.02:
+            number = random.choice(self._old_transactions)
+        if chosen.work and end < 0.35:
+            return c.Commit(number) if end < 0.28 else c.RollBack(number)
+        asked = self._settle()
+        if asked is None or random.random() < 0.4:
+            asked = self._send(self._settled_in(number))
+        if isinstance(asked, c.Send | c.Complete | c.Abandon | c.Release | c.Defer | c.DeadLetter):
+            return c.Work(number, asked)
+        return asked
+
+    def _settled_in(self, number: int) -> str:
+        """Half the time, where what a transaction sends may need the room that it leaves."""
+        of = [each for each in self.reference.transactions if each.number == number]
+        tokens = {token for each in of for token in each.tokens}
+        queues = self.reference.queues.values()
+        names = [q.name.partition("/")[0] for q in queues for m in q.messages if m.token in tokens]
+        return self.random.choice(names) if names and self.random.random() < 0.5 else ""
+
     def _lock_name(self, message: Msg) -> int | str:
-        name = decode_envelope(message.new.envelope).id
+        name = message.id
         return name if message.by_id and name and self.random.random() < 0.5 else message.token
 
     def _accept(self) -> c.Command:
@@ -635,7 +674,7 @@ def _seen(seen: c.Seen) -> tuple[object, ...]:
     message, note = seen.message, seen.note or Note()
     envelope = note.apply_to(decode_envelope(message.envelope))
     return (
-        message.sequence, message.body, seen.state, message.count, note.reason,
+        message.sequence, envelope.id, message.body, seen.state, message.count, note.reason,
         envelope.properties, envelope.subject, message.group, message.expires_ms or None,
     )  # fmt: skip
 
