@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     STEPS_MAX,
+    Admitted,
+    Attach,
     Begin,
     Begun,
     Commit,
@@ -13,14 +16,16 @@ from posthouse.core.commands import (
     Complete,
     DeadLetter,
     DeleteQueue,
+    Notice,
     Pause,
     Resubmit,
     Resume,
     Send,
     UpdateQueue,
+    Waiting,
     Work,
 )
-from posthouse.core.errors import QuotaExceeded
+from posthouse.core.errors import InvalidArgument, QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
@@ -421,3 +426,94 @@ def test_a_session_lasts_as_long_as_a_transaction_though_no_tick_has_come() -> N
     assert isinstance(world.do(Commit(number)).answer, Committed)
     assert held(world, queue) == []
     sound(world)
+
+
+# Sends that wait for room.
+
+
+def blocked(world: World, queue: str, body: str, ms: int = 5_000, **more: Any) -> int:
+    """A sender that waits."""
+    sender = world.new_receiver()
+    message = a_message(body, id=body)
+    command = Send(queue, [message], None, deadline_ms=world.now_ms + ms, sender=sender, **more)
+    assert world.do(command).answer == Waiting(sender)
+    return sender
+
+
+def test_what_has_waited_for_room_is_forwarded() -> None:
+    world = World()
+    end = world.queue("end")
+    queue = world.queue("orders", forward_to=end, max_messages=1, overflow="block")
+    world.send(queue, a_message("a", due_ms=world.now_ms + 10))
+    blocked(world, queue, "b")
+    world.advance(10)
+    assert held(world, end) == ["a", "b"]
+    sound(world)
+
+
+def test_nobody_looks_again_and_again_for_room_that_copies_take() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out", max_messages=1, overflow="block")
+    world.attach(queue, 1)
+    world.send(queue, "a")
+    blocked(world, queue, "b", ms=1_000)
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+
+
+def test_nobody_looks_again_and_again_at_a_send_that_would_be_refused() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", duplicate_detection=True)
+    world.send(queue, a_message("a", id="a"))
+    first = blocked(world, queue, "a", ms=1_000, refuse_duplicates=True)
+    second = blocked(world, queue, "b")
+    world.receive(queue, delete=True)
+    assert next_deadline_ms(world.state) == 0
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+    ended, admitted = world.advance(1_000)
+    assert ended == Notice(first, "timed-out")
+    assert (type(admitted), admitted.receiver) == (Admitted, second)
+    sound(world)
+
+
+def test_a_send_that_would_be_refused_is_looked_at_when_its_queue_has_changed() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    update(world, queue, max_messages=5, overflow="block", max_message_bytes=1)
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 5_000
+    update(world, queue, max_messages=5, overflow="block")
+    [admitted] = world.advance(0)
+    assert (type(admitted), admitted.receiver) == (Admitted, sender)
+
+
+def test_a_send_that_would_be_refused_is_looked_at_when_a_key_is_forgotten() -> None:
+    world = World()
+    queue = world.queue(
+        max_messages=1, overflow="block", duplicate_detection=True, duplicate_window_ms=700
+    )
+    world.send(queue, a_message("a", id="a"))
+    sender = blocked(world, queue, "a", refuse_duplicates=True)
+    world.receive(queue, delete=True)
+    assert world.advance(699) == []
+    [admitted] = world.advance(1)
+    assert (type(admitted), admitted.receiver) == (Admitted, sender)
+
+
+def test_a_queue_is_in_use_while_somebody_waits_to_send_to_it() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", idle_delete_ms=1_000)
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    assert world.advance(5_000) == [Notice(sender, "timed-out")]
+
+
+def test_a_receiver_cannot_have_the_id_of_a_sender_that_waits() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    with pytest.raises(InvalidArgument, match="receiver"):
+        world.do(Attach(queue, sender))

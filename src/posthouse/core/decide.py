@@ -213,7 +213,7 @@ def _receivable(state: State, name: str) -> Queue:
 
 
 def _check_receiver(state: State, number: int) -> None:
-    in_use = number in state.receivers or number in state.orphans
+    in_use = number in state.receivers or number in state.orphans or number in state.blocked
     if in_use or not 0 < number <= RECEIVER_MAX:
         raise InvalidArgument("receiver", "must be a positive number of 63 bits, not in use")
 
@@ -546,7 +546,8 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     limit, number = command.limit, command.receiver
     if not 1 <= limit <= BATCH_MAX:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
-    if not 0 < number <= RECEIVER_MAX or number in state.receivers or state.orphans:
+    perhaps_used = number in state.receivers or state.orphans or state.blocked
+    if perhaps_used or not 0 < number <= RECEIVER_MAX:
         _check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
         check_duration("lock_ms", command.lock_ms)
