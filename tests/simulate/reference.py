@@ -117,6 +117,16 @@ class Rcv:
 
 
 @dataclass(eq=False)
+class Blocked:
+    """A send that waits for room."""
+
+    sender: int
+    queue: str
+    command: c.Send
+    deadline: int
+
+
+@dataclass(eq=False)
 class Transaction:
     until: int
     number: int = 0
@@ -136,11 +146,13 @@ class Reference:
         self.queues: dict[str, Q] = {}
         self.receivers: list[Rcv] = []  # in turn: who was served last is last
         self.transactions: list[Transaction] = []
+        self.blocked: list[Blocked] = []  # in turn
         self.started = 0
         self.now = 0
         self.given: list[Given] = []
         self.granted: list[Grant] = []
         self.notices: list[tuple[int, str]] = []
+        self.admitted: list[tuple[int, object]] = []  # sender, sequences
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
         self._stamp = 0
@@ -154,7 +166,7 @@ class Reference:
     def run(self, command: c.Command, now: int) -> type[errors.Refused] | None:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
-        self.answer = None
+        self.admitted, self.answer = [], None
         self._ready_now, self._back, self._committed = {}, [], []
         for receiver in self.receivers:
             self.queues[receiver.queue].touched = now
@@ -186,13 +198,15 @@ class Reference:
         other = copy(self)
         other.queues = self._copies()
         other.receivers = [replace(receiver) for receiver in self.receivers]
-        other.transactions = []
+        other.transactions, other.blocked = [], []
         return other
 
     def _may_fail_late(self, command: c.Command) -> bool:
-        """A send may be refused by a subscription on the way."""
+        """A send may be refused by a subscription on the way, also of what does not fit."""
         return isinstance(command, c.Send) and any(
-            queue.hands_on for queue in self.queues.values() if queue.name == command.queue
+            queue.hands_on or queue.props.overflow == "to-dead-letter"
+            for queue in self.queues.values()
+            if queue.name == command.queue
         )
 
     def learn(self, tokens: list[int], sessions: list[int]) -> None:
@@ -212,7 +226,7 @@ class Reference:
 
     def restart(self) -> None:
         """The connections are gone; `Start` follows."""
-        self.receivers, self.transactions = [], []
+        self.receivers, self.transactions, self.blocked = [], [], []
         for queue in self.queues.values():
             queue.touched = 0
 
@@ -278,6 +292,11 @@ class Reference:
         names = [q.name for q in (queue, *self._subscriptions(queue))]
         parts = [name + part for name in names for part in ("", DEAD, TRANSFER)]
         return [self.queues[name] for name in parts if name in self.queues]
+
+    def _check_new(self, what: str, number: int) -> None:
+        """An id of a receiver or a sender."""
+        if number in [r.number for r in self.receivers] + [b.sender for b in self.blocked]:
+            raise errors.InvalidArgument(what, "")
 
     def _find(self, number: int) -> Rcv | None:
         return next((r for r in self.receivers if r.number == number), None)
@@ -546,6 +565,9 @@ class Reference:
         for receiver in [r for r in self.receivers if r.deadline and r.deadline <= now]:
             self.notices.append((receiver.number, "timed-out"))
             self.receivers.remove(receiver)
+        for blocked in [b for b in self.blocked if b.deadline <= now]:
+            self.notices.append((blocked.sender, "timed-out"))
+            self.blocked.remove(blocked)
         over = [each for each in self.transactions if each.until <= now]
         self.transactions = [each for each in self.transactions if each not in over]
         self._end_sessions()
@@ -564,6 +586,7 @@ class Reference:
         for queue in self.queues.values():
             queue.seen = {k: v for k, v in queue.seen.items() if v[0] > now}
         self._follow()
+        self._admit()
         self._relay(refuse=False)
         for queue in list(self.queues.values()):
             if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
@@ -623,10 +646,25 @@ class Reference:
             self._back.append(message)
             self._changes(queue, message)
 
+    def _admit(self) -> None:
+        """Who waits for room, in turn: nobody overtakes, even who would be refused now."""
+        for name in dict.fromkeys(blocked.queue for blocked in self.blocked):
+            for blocked in [b for b in self.blocked if b.queue == name]:
+                queue, command = self.queues[name], blocked.command
+                if not self._has_room(queue, _as_messages(command)):
+                    break
+                try:
+                    self._take(self._sendable(command), command)
+                except errors.Refused:
+                    break
+                self.admitted.append((blocked.sender, self.answer))
+                self.blocked.remove(blocked)
+
     def _is_idle(self, queue: Q) -> bool:
         family = self._family(queue)
         names = [each.name for each in family]
-        in_use = any(r.queue in names for r in self.receivers) or any(
+        users = [r.queue for r in self.receivers] + [b.queue for b in self.blocked]
+        in_use = any(name in names for name in users) or any(
             m.state == "locked" for each in family for m in each.messages
         )
         used = max(self.started, *(max(each.used, each.touched) for each in family))
@@ -898,6 +936,9 @@ class Reference:
         mine = [r for r in self.receivers if r.queue in names]
         self.notices += [(r.number, "deleted") for r in mine]
         self.receivers = [r for r in self.receivers if r not in mine]
+        waiting = [b for b in self.blocked if b.queue in names]
+        self.notices += [(b.sender, "deleted") for b in waiting]
+        self.blocked = [b for b in self.blocked if b not in waiting]
         for name in names:
             del self.queues[name]
 
@@ -1036,12 +1077,32 @@ class Reference:
             raise errors.NotAllowed(queue.name, "")
         if not queue.sends:
             raise errors.Disabled(queue.name, "")
-        for new in command.messages:
-            self._check_fit(queue, Msg(0, new, "", 0, None, None).size, new.group)
+        for message in _as_messages(command):
+            self._check_fit(queue, message.size, message.new.group)
         return queue
 
     def _send(self, command: c.Send) -> None:
         queue = self._sendable(command)
+        if command.sender and queue.props.overflow == "block":
+            self._check_new("sender", command.sender)
+            if self._has_to_wait(queue, command):
+                sender, deadline = command.sender, command.deadline_ms
+                self.blocked.append(Blocked(sender, queue.name, command, deadline))
+                self.answer = "waiting"
+                return
+        self._take(queue, command)
+
+    def _has_to_wait(self, queue: Q, command: c.Send) -> bool:
+        """For room, or behind others; not if there is no time for it, or never room enough."""
+        new, props = _as_messages(command), queue.props
+        some = any(blocked.queue == queue.name for blocked in self.blocked)
+        fits = (props.max_messages is None or len(new) <= props.max_messages) and (
+            props.max_bytes is None or sum(m.size for m in new) <= props.max_bytes
+        )
+        full = not self._has_room(queue, new)
+        return (some or full) and fits and command.deadline_ms > self.now
+
+    def _take(self, queue: Q, command: c.Send) -> None:
         messages: list[Msg] = []
         keys: dict[str, int] = {}
         answer = []
@@ -1099,7 +1160,7 @@ class Reference:
             return []
         if queue.props.overflow == "drop-oldest":
             self._drop_oldest(queue, messages)
-        elif queue.props.overflow != "reject":
+        elif queue.props.overflow not in ("reject", "block"):
             for count in range(len(messages), 0, -1):
                 if all(self._has_room(queue, messages[:n]) for n in range(1, count + 1)):
                     return messages[count:]
@@ -1120,6 +1181,7 @@ class Reference:
 
     def _receive(self, command: c.Receive) -> None:
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         self._check_bound(command)
         self._check_session(queue, command.session)
         to = Rcv(
@@ -1136,6 +1198,7 @@ class Reference:
 
     def _attach(self, command: c.Attach) -> None:
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         self._check_session(queue, command.session)
         number = command.receiver
         to = Rcv(
@@ -1162,6 +1225,10 @@ class Reference:
             self.notices.append((to.number, "drained"))
 
     def _detach(self, command: c.Detach) -> None:
+        for blocked in self.blocked:
+            if blocked.sender == command.receiver:
+                self.blocked.remove(blocked)
+                return
         to = self._find(command.receiver)
         if to is None:
             raise errors.NotFound("receiver", "")
@@ -1332,7 +1399,7 @@ class Reference:
         sends = [asked for asked in transaction.work if isinstance(asked, c.Send)]
         sent: dict[int, object] = {}
         for at, asked in sorted(enumerate(sends), key=lambda pair: self._is_easy(pair[1])):
-            self._send(asked)
+            self._take(self._sendable(asked), asked)
             sent[at] = self.answer
         return [sent[at] for at in sorted(sent)]
 
@@ -1355,6 +1422,7 @@ class Reference:
 
     def _acceptsession(self, command: c.AcceptSession) -> None:
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         if queue.props.grouping != "session":
             raise errors.NotAllowed(queue.name, "")
         key = command.session
@@ -1408,6 +1476,11 @@ class Reference:
                 if s.state is not None and s.state_at > command.since_ms
             }
         self.answer = keys
+
+
+def _as_messages(command: c.Send) -> list[Msg]:
+    """As far as their sizes go."""
+    return [Msg(0, new, "", 0, None, None) for new in command.messages]
 
 
 def _turn(subscription: Q) -> int:

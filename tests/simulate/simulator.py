@@ -50,7 +50,9 @@ SUBSCRIPTIONS = (
 )
 WITH_SESSIONS = ("sessions", subscription_queue("news", "sessions"))
 SESSIONS = ("s1", "s2", "s3")
-OVERFLOWS: tuple[Overflow, ...] = ("reject", "drop-oldest", "drop-newest", "to-dead-letter")
+OVERFLOWS: tuple[Overflow, ...] = (
+    "reject", "block", "block", "drop-oldest", "drop-newest", "to-dead-letter"
+)  # fmt: skip
 
 
 class Mismatch(AssertionError):
@@ -106,7 +108,11 @@ class Simulator:
         if random.random() < 0.1:
             self.now_ms = end_ms
             return
+        ticks = 0  # at the same moment
         while (due_ms := next_deadline_ms(self.state)) is not None and due_ms <= end_ms:
+            ticks = ticks + 1 if due_ms <= self.now_ms else 0
+            if ticks > 100:
+                raise Mismatch(f"ticks go on for ever at {self.now_ms}")
             self.now_ms = max(self.now_ms, due_ms)
             self._do(c.Tick())
         self.now_ms = end_ms
@@ -150,8 +156,9 @@ class Simulator:
         """A tick that belongs to the command before: what came of that is kept."""
         reference = self.reference
         given, granted, notices = reference.given, reference.granted, reference.notices
-        answered, answer = reference.answered, reference.answer
+        answered, answer, admitted = reference.answered, reference.answer, reference.admitted
         reference.run(c.Tick(), self.now_ms)
+        reference.admitted = admitted + reference.admitted
         reference.given = given + reference.given
         reference.granted = granted + reference.granted
         reference.notices = notices + reference.notices
@@ -199,11 +206,19 @@ class Simulator:
         self._same(command, "grants", sorted(grants), sorted(reference.granted))
         reference.granted = grants
         self._same(command, "notices", sorted(notices), sorted(reference.notices))
+        admitted = [
+            (d.receiver, list(d.enqueued.sequences))
+            for d in deliveries
+            if isinstance(d, c.Admitted)
+        ]
+        self._same(command, "admitted", sorted(admitted), sorted(reference.admitted, key=_first))
         reference.learn([d.token for d in answered + given], [d.token for d in granted])
         self._old_tokens += [d.token for d in answered + given] + [d.token for d in granted]
         del self._old_tokens[:-40]
         if isinstance(answer, c.Enqueued):
             self._same(command, "sequences", list(answer.sequences), reference.answer)
+        if isinstance(command, c.Send) and isinstance(answer, c.Waiting):
+            self._same(command, "wait", "waiting", reference.answer)
         if isinstance(answer, c.Settled):
             self._same(command, "lost", list(answer.lost), reference.answer)
         if isinstance(answer, c.Begun):
@@ -302,6 +317,9 @@ class Simulator:
     def _queue(self) -> str:
         """Most often one with something to receive."""
         random, models = self.random, self.reference.queues.values()
+        crowded = [blocked.queue for blocked in self.reference.blocked]
+        if crowded and random.random() < 0.4:
+            return random.choice(crowded)
         if random.random() < 0.6:
             full = [q.name for q in models if any(m.state == "active" for m in q.messages)]
             if full:
@@ -315,6 +333,10 @@ class Simulator:
         return there if there and self.random.random() < 0.9 else list(names)
 
     def _number(self) -> int:
+        """Of a receiver or a sender; now and then one in use."""
+        in_use = [*self.state.receivers, *self.state.blocked]
+        if in_use and self.random.random() < 0.01:
+            return self.random.choice(in_use)
         self._receiver += 1
         return self._receiver
 
@@ -329,12 +351,14 @@ class Simulator:
         order: Order = "priority" if name == "urgent" or random.random() < 0.2 else "arrival"
         subscribes = SUBSCRIPTION in name
         sessions = name in WITH_SESSIONS
+        overflow = random.choice(OVERFLOWS)
+        most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
         properties = QueueProperties(
             lock_ms=random.choice([500, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
             ttl_ms=random.choice([None, 3_000]) if name == "brief" or subscribes else None,
-            max_messages=random.choice([None, None, None, 4, 30]),
+            max_messages=random.choice(most),
             max_bytes=random.choice([None, None, None, 400, 3_000]),
             max_message_bytes=None if subscribes else random.choice([None, None, 150]),
             requires_session=sessions,
@@ -349,7 +373,7 @@ class Simulator:
             forward_to=self._target(forwards),
             forward_dead_to=self._target(0.15),
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
-            overflow=random.choice(OVERFLOWS),
+            overflow=overflow,
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -411,7 +435,9 @@ class Simulator:
         queue = queue or random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
         if random.random() < 0.03:
             queue = self._queue()
-        return c.Send(queue, messages, keys, random.random() < 0.3)
+        sender = self._number() if random.random() < 0.5 else 0
+        deadline_ms = self.now_ms + random.choice([-1, 500, 5_000, 30_000]) if sender else 0
+        return c.Send(queue, messages, keys, random.random() < 0.3, deadline_ms, sender)
 
     def _session_token(self, queue: str) -> int:
         """Most often a held one where one is needed."""
@@ -472,7 +498,7 @@ class Simulator:
         )
 
     def _some_receiver(self) -> int:
-        return self.random.choice([*self.state.receivers, 999_999])
+        return self.random.choice([*self.state.receivers, *self.state.blocked, 999_999])
 
     def _credit(self) -> c.Command:
         random = self.random
@@ -690,6 +716,10 @@ def _differing(some: View, others: View) -> View:
         for name, messages in some.items()
         if others.get(name) != messages
     }
+
+
+def _first(pair: tuple[int, object]) -> int:
+    return pair[0]
 
 
 def _short(given: Given) -> tuple[int, int, int]:
