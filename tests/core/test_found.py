@@ -7,6 +7,7 @@ import pytest
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     STEPS_MAX,
+    Abandon,
     Admitted,
     Attach,
     Begin,
@@ -16,6 +17,8 @@ from posthouse.core.commands import (
     Complete,
     DeadLetter,
     DeleteQueue,
+    Delivery,
+    Detach,
     Notice,
     Pause,
     Resubmit,
@@ -25,9 +28,9 @@ from posthouse.core.commands import (
     Waiting,
     Work,
 )
-from posthouse.core.errors import InvalidArgument, QuotaExceeded
+from posthouse.core.errors import InvalidArgument, NotAllowed, QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
-from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
+from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
 from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
@@ -517,3 +520,70 @@ def test_a_receiver_cannot_have_the_id_of_a_sender_that_waits() -> None:
     sender = blocked(world, queue, "b")
     with pytest.raises(InvalidArgument, match="receiver"):
         world.do(Attach(queue, sender))
+
+
+# Fan-out.
+
+
+def test_a_pause_of_a_fan_out_queue_holds_back_what_its_receivers_would_get() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    receiver = world.attach(queue, 5)
+    world.do(Pause(queue, receiving=True))
+    assert world.deliveries == [Notice(receiver, "paused")]
+    world.send(queue, "a")
+    assert world.advance(1_000) == []
+    world.do(Resume(queue, receiving=True))
+    assert bodies(world.advance(0)) == ["a"]
+    sound(world)
+
+
+def test_who_is_attached_to_a_fan_out_queue_sees_its_changes() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    world.attach(queue, 1)
+    update(world, queue, delivery="fan-out", max_delivery=1)
+    world.send(queue, "a")
+    [delivery] = world.deliveries
+    assert isinstance(delivery, Delivery)
+    world.do(Abandon(queue, [delivery.token]))
+    assert held(world, dead_letter_queue(queue)) == ["a"]
+    sound(world)
+
+
+def test_nobody_receives_what_is_for_another_who_is_attached() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    receiver = world.attach(queue)
+    world.send(queue, "a")
+    mine = subscription_queue(queue, f"~{receiver}")
+    for receive in (world.receive, world.attach):
+        with pytest.raises(NotAllowed):
+            receive(mine)
+
+
+def test_a_fan_out_queue_has_no_sessions_to_read() -> None:
+    world = World()
+    with pytest.raises(NotAllowed):
+        world.attach(world.queue(delivery="fan-out"), session=77)
+
+
+def test_who_is_attached_to_a_fan_out_queue_is_no_hop() -> None:
+    world = World()
+    world.attach(world.queue("e", delivery="fan-out"), 1)
+    for name, target in ("de", "cd", "bc", "ab"):
+        world.queue(name, forward_to=target)
+    world.send("a", "far")
+    assert bodies(world.deliveries) == ["far"]
+
+
+def test_a_fan_out_queue_is_in_use_until_the_last_has_left() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out", idle_delete_ms=1_000)
+    receiver = world.attach(queue)
+    world.advance(1_500)
+    world.do(Detach(receiver))
+    world.advance(999)
+    assert queue in world.state.queues
+    world.advance(1)
+    assert queue not in world.state.queues
