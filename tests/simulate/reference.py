@@ -15,7 +15,7 @@ from posthouse.core import commands as c
 from posthouse.core import errors
 from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope
 from posthouse.core.model import QueueProperties
-from posthouse.core.rules import PatternFilter, Rule, TrueFilter
+from posthouse.core.rules import DEFAULT_RULE, PatternFilter, Rule, TrueFilter
 from tests.simulate.meanings import ACTIONS, Unclear, fits
 
 DEAD = "/$dead"
@@ -72,6 +72,7 @@ class Q:
     sessions: dict[str, Session] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
+    temporary: bool = False  # the subscription of one who is attached to a fan-out queue
     follows: bool = False  # what was there before it began to forward has to go too
 
     @property
@@ -88,8 +89,12 @@ class Q:
         return self.props.delivery == "topic"
 
     @property
+    def is_fan_out(self) -> bool:
+        return self.props.delivery.startswith("fan-out")
+
+    @property
     def hands_on(self) -> bool:
-        return self.is_topic or self.props.forward_to is not None
+        return self.is_topic or self.is_fan_out or self.props.forward_to is not None
 
     @property
     def sends(self) -> bool:
@@ -266,7 +271,7 @@ class Reference:
 
     def _receivable(self, name: str) -> Q:
         queue = self._queue(name)
-        if queue.hands_on and not queue.is_part:
+        if queue.temporary or (queue.hands_on and not queue.is_part):
             raise errors.NotAllowed(name, "")
         if not queue.receives:
             raise errors.Disabled(name, "")
@@ -542,6 +547,8 @@ class Reference:
 
     def _start(self, command: c.Start) -> None:
         self.started = self.now
+        for queue in [q for q in self.queues.values() if q.temporary]:
+            self._remove(queue)
         bound = [
             (session.token, queue, key)
             for queue in self.queues.values()
@@ -590,8 +597,7 @@ class Reference:
         self._relay(refuse=False)
         for queue in list(self.queues.values()):
             if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
-                for each in self._family(queue):
-                    del self.queues[each.name]
+                self._remove(queue)
 
     def _end_sessions(self) -> None:
         ended = [
@@ -706,8 +712,10 @@ class Reference:
     def _hand_on(self, queue: Q, messages: list[Msg], *, refuse: bool) -> None:
         made: dict[str, list[Msg]] = {}
         copies: list[tuple[Q, Msg]] | None
+        if queue.is_fan_out and not self._subscriptions(queue):
+            return  # it keeps what comes while nobody is there
         for message in messages:
-            if queue.is_topic:
+            if queue.is_topic or queue.is_fan_out:
                 copies = self._publish(queue, message, refuse=refuse)
             else:
                 copies = self._forward(queue, message)
@@ -866,7 +874,7 @@ class Reference:
         arrows = {
             (queue.name.partition(SUBSCRIPTION)[0], target)
             for queue in self.queues.values()
-            if not queue.is_part and queue.name != name
+            if not queue.is_part and not queue.temporary and queue.name != name
             for target in (queue.props.forward_to, queue.props.forward_dead_to)
             if target is not None
         }
@@ -929,7 +937,10 @@ class Reference:
         self.answer = [rules[name] for name in sorted(rules) if name > command.after]
 
     def _listsubscriptions(self, command: c.ListSubscriptions) -> None:
-        self.answer = sorted(q.name for q in self._subscriptions(self._topic(command.queue)))
+        queue = self.queues.get(command.queue)
+        if queue is None or not queue.is_fan_out:
+            queue = self._topic(command.queue)
+        self.answer = sorted(each.name for each in self._subscriptions(queue))
 
     def _deletequeue(self, command: c.DeleteQueue) -> None:
         names = [each.name for each in self._family(self._own(command.queue))]
@@ -939,12 +950,17 @@ class Reference:
         waiting = [b for b in self.blocked if b.queue in names]
         self.notices += [(b.sender, "deleted") for b in waiting]
         self.blocked = [b for b in self.blocked if b not in waiting]
-        for name in names:
-            del self.queues[name]
+        self._remove(self.queues[command.queue])
+
+    def _remove(self, queue: Q) -> None:
+        for each in self._family(queue):
+            del self.queues[each.name]
 
     def _updatequeue(self, command: c.UpdateQueue) -> None:
         queue, new = self._own(command.queue), command.properties
         old = queue.props
+        if queue.temporary:  # where its dead letters go is nothing that can be asked for
+            raise errors.InvalidArgument("forward_dead_to", "")
         if (new.forward_to, new.forward_dead_to) != (old.forward_to, old.forward_dead_to):
             self._check_forwarding(queue.name, new)
         self._update(queue, new)
@@ -961,6 +977,9 @@ class Reference:
         if (received and not queue.receives) or redirected:
             mine = [r for r in self.receivers if r.queue == queue.name]
             self.notices += [(r.number, "paused") for r in mine]
+        for each in self._subscriptions(queue):
+            if each.temporary and each.props != self._of_one(queue):
+                self._update(each, self._of_one(queue))
         queue.follows = queue.follows or redirected
         if props.forward_dead_to not in (None, before.forward_dead_to):
             dead.follows = True
@@ -1196,7 +1215,37 @@ class Reference:
             if command.deadline_ms > self.now:
                 self.receivers.append(to)
 
+    def _join(self, queue: Q, command: c.Attach) -> None:
+        """To a fan-out queue: with a subscription of its own, that ends with the receiver."""
+        if not queue.receives:
+            raise errors.Disabled(queue.name, "")
+        self._check_new("receiver", command.receiver)
+        self._check_session(queue, command.session)
+        first, number = not self._subscriptions(queue), command.receiver
+        mine = self._create(f"{queue.name}{SUBSCRIPTION}~{number}", self._of_one(queue))
+        mine.temporary, mine.rules = True, {DEFAULT_RULE: Rule(DEFAULT_RULE)}
+        delete = command.delete or queue.props.delivery == "fan-out-unacknowledged"
+        self.receivers.append(
+            Rcv(number, mine.name, command.credit, delete, command.lock_ms, number, command.by_id)
+        )
+        if first and any(m.state == "active" for m in queue.messages):
+            queue.follows = True  # what was kept is for the first
+
+    def _of_one(self, queue: Q) -> QueueProperties:
+        """What the subscription of one who is attached has of its fan-out queue."""
+        of = queue.props
+        return QueueProperties(
+            lock_ms=of.lock_ms, max_delivery=of.max_delivery, counting=of.counting, order=of.order,
+            backoff_ms=of.backoff_ms, dead_letter_expired=of.dead_letter_expired,
+            status="active" if queue.receives else "receive-disabled",
+            forward_dead_to=queue.name + DEAD,
+        )  # fmt: skip
+
     def _attach(self, command: c.Attach) -> None:
+        found = self._queue(command.queue)
+        if found.is_fan_out:
+            self._join(found, command)
+            return
         queue = self._receivable(command.queue)
         self._check_new("receiver", command.receiver)
         self._check_session(queue, command.session)
@@ -1232,10 +1281,15 @@ class Reference:
         to = self._find(command.receiver)
         if to is None:
             raise errors.NotFound("receiver", "")
+        queue = self.queues[to.queue]
+        if queue.temporary:
+            self.receivers.remove(to)
+            self._remove(queue)
+            self.queues[queue.name.partition(SUBSCRIPTION)[0]].touched = self.now
+            return
         waits = [r for r in self.receivers if r is not to and r.bound == to.number]
         self.notices += [(r.number, "timed-out") for r in waits]
         self.receivers = [r for r in self.receivers if r is not to and r not in waits]
-        queue = self.queues[to.queue]
         if to.session and not to.once:
             key = next(k for k, s in queue.sessions.items() if s.token == to.session)
             if queue.sessions[key].bound:
@@ -1295,7 +1349,7 @@ class Reference:
             holding = [
                 (q, m)
                 for q, m in sorted(found, key=lambda pair: pair[1].token)
-                if (queue is None or q is queue)
+                if (queue is None or q is queue or self._is_one_of(q, queue))
                 and (self._until(q, m) > self.now or m.token in self._committed)
                 and (session is None or m.group == session)
             ]
@@ -1307,6 +1361,9 @@ class Reference:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
         return held
+
+    def _is_one_of(self, queue: Q, fan_out: Q) -> bool:
+        return queue.temporary and queue in self._subscriptions(fan_out)
 
     def _until(self, queue: Q, message: Msg) -> int:
         if queue.props.grouping == "session" and message.group is not None:

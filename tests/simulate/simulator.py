@@ -42,6 +42,7 @@ from tests.simulate.reference import Given, Msg, Q, Reference, View
 QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf")
 FORWARDING = ("desk", "shelf")  # most often
 TOPICS = ("news", "alerts")
+FAN_OUTS = ("bell", "flag")  # what comes from the flag is not acknowledged
 SUBSCRIPTIONS = (
     subscription_queue("news", "all"),
     subscription_queue("news", "some"),
@@ -77,7 +78,7 @@ class Simulator:
         self._old_tokens: list[int] = [1, 2, 3]
         self._old_transactions: list[int] = [1]
         self._start()
-        for name in (*TOPICS, *QUEUES, *SUBSCRIPTIONS):
+        for name in (*TOPICS, *FAN_OUTS, *QUEUES, *SUBSCRIPTIONS):
             if self.random.random() < 0.9:
                 self._do(self._create(name))
 
@@ -342,12 +343,15 @@ class Simulator:
 
     def _create(self, name: str = "") -> c.Command:
         random = self.random
-        missing = [n for n in (*QUEUES, *TOPICS, *SUBSCRIPTIONS) if n not in self.reference.queues]
+        every = [*QUEUES, *TOPICS, *FAN_OUTS, *SUBSCRIPTIONS]
+        missing = [each for each in every if each not in self.reference.queues]
         if not missing or random.random() < 0.1:
-            missing = [*QUEUES, *TOPICS, *SUBSCRIPTIONS]
+            missing = every
         name = name or random.choice(missing)
         if name in TOPICS:
             return c.CreateQueue(name, self._topic_properties(name))
+        if name in FAN_OUTS:
+            return c.CreateQueue(name, self._fan_out_properties(name))
         order: Order = "priority" if name == "urgent" or random.random() < 0.2 else "arrival"
         subscribes = SUBSCRIPTION in name
         sessions = name in WITH_SESSIONS
@@ -391,11 +395,28 @@ class Simulator:
             idle_delete_ms=random.choice([None, 60_000]) if name == "alerts" else None,
         )
 
+    def _fan_out_properties(self, name: str) -> QueueProperties:
+        random = self.random
+        return QueueProperties(
+            delivery="fan-out" if name == "bell" else "fan-out-unacknowledged",
+            lock_ms=random.choice([500, 2_000, 10_000]),
+            max_delivery=random.choice([1, 2, 10]),
+            max_messages=random.choice([None, None, 3]),
+            duplicate_detection=random.random() < 0.3,
+            dead_letter_expired=random.random() < 0.5,
+            idle_delete_ms=random.choice([None, None, 20_000]),
+            order=random.choice(["arrival", "priority"]),
+            counting=random.choice(["all", "abandon"]),
+            forward_dead_to=self._target(0.2),
+            backoff_ms=random.choice([[], [], [200]]),
+            overflow=random.choice(OVERFLOWS),
+        )
+
     def _target(self, chance: float) -> str | None:
         random = self.random
         if random.random() >= chance:
             return None
-        return random.choice(self._there(*QUEUES, *TOPICS))
+        return random.choice(self._there(*QUEUES, *TOPICS, *FAN_OUTS))
 
     def _a_rule(self, subscription: str, name: str) -> Rule:
         """Only one subscription of a topic asks for patterns, so that the order is known."""
@@ -432,7 +453,7 @@ class Simulator:
         keys = None
         if random.random() < 0.2:
             keys = [random.choice([None, f"key{random.randrange(10)}"]) for _ in messages]
-        queue = queue or random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
+        queue = queue or random.choice(self._there(*QUEUES, *TOPICS, *TOPICS, *FAN_OUTS))
         if random.random() < 0.03:
             queue = self._queue()
         sender = self._number() if random.random() < 0.5 else 0
@@ -485,7 +506,7 @@ class Simulator:
 
     def _attach(self) -> c.Command:
         random = self.random
-        queue = self._queue()
+        queue = random.choice(FAN_OUTS) if random.random() < 0.3 else self._queue()
         return c.Attach(
             queue,
             self._number(),
@@ -527,6 +548,8 @@ class Simulator:
         partial = random.random() < 0.3
         session = self._session_token(queue.name) if random.random() < 0.3 else 0
         name = queue.name if session or random.random() < 0.9 else None
+        if queue.temporary and random.random() < 0.8:
+            name = queue.name.partition(SUBSCRIPTION)[0]
         if random.random() < 0.02:
             name = self._queue()
         properties: Properties = {"changed": self.steps} if random.random() < 0.3 else {}
@@ -631,7 +654,7 @@ class Simulator:
             c.SetRule(queue, self._a_rule(queue, name), new=random.random() < 0.5),
             c.RemoveRule(queue, name),
             c.ListRules(queue),
-            c.ListSubscriptions(random.choice([*TOPICS, "orders"])),
+            c.ListSubscriptions(random.choice([*TOPICS, *FAN_OUTS, "orders"])),
         ]
         return random.choices(commands, [5, 2, 1, 1])[0]
 
@@ -657,7 +680,7 @@ class Simulator:
 
     def _manage(self) -> c.Command | None:
         random = self.random
-        name = random.choice(self._there(*QUEUES, *SUBSCRIPTIONS, *TOPICS))
+        name = random.choice(self._there(*QUEUES, *SUBSCRIPTIONS, *TOPICS, *FAN_OUTS))
         if random.random() < 0.3:
             name = self._queue()
         model = self._model(name)
@@ -678,7 +701,7 @@ class Simulator:
         number = random.choice([*dead, 77])
         parts = [q.name for q in self.reference.queues.values() if q.is_part and q.messages]
         grave = random.choice([*parts, dead_letter_queue("orders")])
-        target = random.choice(self._there(*QUEUES, *TOPICS, *SUBSCRIPTIONS))
+        target = random.choice(self._there(*QUEUES, *TOPICS, *FAN_OUTS, *SUBSCRIPTIONS))
         keep_reason = random.random() < 0.5
         delete = random.random() < 0.2 and not name.startswith("alerts/")
         commands: list[c.Command] = [
