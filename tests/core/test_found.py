@@ -1,5 +1,6 @@
 """Faults that reading and the comparison with the reference have found, each in a short history."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,9 +22,12 @@ from posthouse.core.commands import (
     Detach,
     Notice,
     Pause,
+    PauseSchedule,
     Resubmit,
     Resume,
+    ResumeSchedule,
     Send,
+    SetSchedule,
     UpdateQueue,
     Waiting,
     Work,
@@ -31,6 +35,7 @@ from posthouse.core.commands import (
 from posthouse.core.errors import InvalidArgument, NotAllowed, QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
+from posthouse.core.recurrence import following_ms, parse
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
 from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
@@ -500,8 +505,9 @@ def test_a_send_that_would_be_refused_is_looked_at_when_a_key_is_forgotten() -> 
     world.send(queue, a_message("a", id="a"))
     sender = blocked(world, queue, "a", refuse_duplicates=True)
     world.receive(queue, delete=True)
-    assert world.advance(699) == []
-    [admitted] = world.advance(1)
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 700
+    [admitted] = world.advance(700)
     assert (type(admitted), admitted.receiver) == (Admitted, sender)
 
 
@@ -511,6 +517,10 @@ def test_a_queue_is_in_use_while_somebody_waits_to_send_to_it() -> None:
     world.send(queue, "a")
     sender = blocked(world, queue, "b")
     assert world.advance(5_000) == [Notice(sender, "timed-out")]
+    world.advance(999)
+    assert queue in world.state.queues
+    world.advance(1)
+    assert queue not in world.state.queues
 
 
 def test_a_receiver_cannot_have_the_id_of_a_sender_that_waits() -> None:
@@ -587,3 +597,46 @@ def test_a_fan_out_queue_is_in_use_until_the_last_has_left() -> None:
     assert queue in world.state.queues
     world.advance(1)
     assert queue not in world.state.queues
+
+
+# Schedules.
+
+
+def beat(world: World, queue: str, *, new: bool = True) -> None:
+    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick"), new=new))
+
+
+def test_a_schedule_that_was_replaced_keeps_its_beat_over_a_pause() -> None:
+    world = World()
+    queue = world.queue()
+    beat(world, queue)
+    world.advance(3_000)
+    beat(world, queue, new=False)
+    before = world.state.schedules["beat"].next_ms
+    world.do(PauseSchedule("beat"))
+    world.do(ResumeSchedule("beat"))
+    assert world.state.schedules["beat"].next_ms == before == 11_000
+    sound(world)
+
+
+def test_a_time_of_day_is_not_found_again_when_its_hour_comes_a_second_time() -> None:
+    second_hour = round(datetime.fromisoformat("2026-10-25T01:05Z").timestamp() * 1000)
+    found = following_ms(parse("at 02:30", "Europe/Berlin"), second_hour, 0)
+    assert datetime.fromtimestamp(found / 1000, UTC).isoformat() == "2026-10-26T01:30:00+00:00"
+
+
+def test_a_queue_to_which_a_schedule_sends_is_not_idle() -> None:
+    world = World()
+    queue = world.queue(idle_delete_ms=10_000)
+    beat(world, queue)
+    world.advance(10_000)
+    assert held(world, queue) == ["tick"]
+
+
+def test_a_queue_into_which_a_send_was_let_is_not_idle() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", idle_delete_ms=1_000)
+    world.send(queue, a_message("old", ttl_ms=1_000))
+    blocked(world, queue, "new")
+    world.advance(1_000)
+    assert held(world, queue) == ["new"]

@@ -703,8 +703,9 @@ def _receiver(state: State, number: int) -> Receiver:
 
 
 def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
-    if command.receiver in state.blocked:
-        return Outcome([Unblocked(command.receiver)])
+    blocked = state.blocked.get(command.receiver)
+    if blocked is not None:
+        return Outcome([Touched(blocked.queue, now_ms), Unblocked(blocked.sender)])
     receiver = _receiver(state, command.receiver)
     plan = Plan(state, now_ms)
     plan.leaving.add(receiver.receiver)

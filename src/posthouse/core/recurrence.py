@@ -96,8 +96,11 @@ def following_ms(recurrence: Recurrence, after_ms: int, from_ms: int) -> int:
     if after_ms >= _FAR_MS:
         return 0
     after = datetime.fromtimestamp(after_ms / 1000, _zone(recurrence.zone))
-    moment = next(_moments(recurrence, after), None)
-    return 0 if moment is None else round(moment.timestamp() * 1000)
+    for moment in _moments(recurrence, after):
+        moment_ms = round(moment.timestamp() * 1000)
+        if moment_ms > after_ms:  # where an hour comes twice, its first time is found in its second
+            return moment_ms
+    return 0
 
 
 def _moments(recurrence: Cron, after: datetime) -> "Iterator[datetime]":

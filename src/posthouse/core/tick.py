@@ -141,6 +141,7 @@ def _end_waits(plan: Plan, left: int) -> int:
 def _end_blocks(plan: Plan, left: int) -> int:
     senders = plan.state.block_timers.due(plan.now_ms, left)
     for sender in senders:
+        plan.records.append(Touched(plan.state.blocked[sender].queue, plan.now_ms))
         plan.records.append(Unblocked(sender))
         plan.deliveries.append(Notice(sender, "timed-out"))
         plan.leaving.add(sender)
