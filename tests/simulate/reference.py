@@ -13,10 +13,11 @@ from msgspec import structs
 
 from posthouse.core import commands as c
 from posthouse.core import errors
-from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope
+from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope, encode_envelope
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import DEFAULT_RULE, PatternFilter, Rule, TrueFilter
 from tests.simulate.meanings import ACTIONS, Unclear, fits
+from tests.simulate.moments import following
 
 DEAD = "/$dead"
 TRANSFER = "/$transfer"
@@ -132,6 +133,22 @@ class Blocked:
 
 
 @dataclass(eq=False)
+class Schedule:
+    name: str
+    queue: str
+    when: str
+    zone: str
+    message: NewMessage
+    start: int  # when one of that name was first set
+    next: int = 0
+    stamp: int = 0
+    paused: bool = False
+    fired: int = 0
+    last: int = 0
+    failed: bool = False
+
+
+@dataclass(eq=False)
 class Transaction:
     until: int
     number: int = 0
@@ -150,6 +167,7 @@ class Reference:
     def __init__(self) -> None:
         self.queues: dict[str, Q] = {}
         self.receivers: list[Rcv] = []  # in turn: who was served last is last
+        self.schedules: dict[str, Schedule] = {}
         self.transactions: list[Transaction] = []
         self.blocked: list[Blocked] = []  # in turn
         self.started = 0
@@ -173,8 +191,8 @@ class Reference:
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.admitted, self.answer = [], None
         self._ready_now, self._back, self._committed = {}, [], []
-        for receiver in self.receivers:
-            self.queues[receiver.queue].touched = now
+        for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
+            self.queues[name].touched = now
         before = self._copies() if self._may_fail_late(command) else None
         try:
             getattr(self, "_" + type(command).__name__.lower())(command)
@@ -203,6 +221,7 @@ class Reference:
         other = copy(self)
         other.queues = self._copies()
         other.receivers = [replace(receiver) for receiver in self.receivers]
+        other.schedules = {name: replace(each) for name, each in self.schedules.items()}
         other.transactions, other.blocked = [], []
         return other
 
@@ -590,6 +609,7 @@ class Reference:
         due.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
         for queue, messages in self._by_queue(due):
             self._wake(queue, messages)
+        self._fire()
         for queue in self.queues.values():
             queue.seen = {k: v for k, v in queue.seen.items() if v[0] > now}
         self._follow()
@@ -598,6 +618,22 @@ class Reference:
         for queue in list(self.queues.values()):
             if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
                 self._remove(queue)
+
+    def _stepclock(self, command: c.StepClock) -> None:
+        """Nobody loses by it what he holds or waits for."""
+        step = command.step_ms
+        for queue in self.queues.values():
+            for session in queue.sessions.values():
+                session.until += step
+            for message in queue.messages:
+                if message.state == "locked":
+                    message.until += step
+        for receiver in self.receivers:
+            receiver.deadline += step if receiver.deadline else 0
+        for transaction in self.transactions:
+            transaction.until += step
+        for blocked in self.blocked:
+            blocked.deadline += step
 
     def _end_sessions(self) -> None:
         ended = [
@@ -701,7 +737,10 @@ class Reference:
             names = [
                 name
                 for name, ready in self._ready_now.items()
-                if ready and name in self.queues and self.queues[name].hands_on
+                if ready
+                and name in self.queues
+                and self.queues[name].hands_on
+                and not self.queues[name].follows  # the next tick goes on with it
             ]
             if not names:
                 return
@@ -1403,6 +1442,65 @@ class Reference:
         for queue, messages in self._by_queue(held):
             for message in messages:
                 self._bury(queue, message, command.reason, dict(command.properties))
+
+    # Schedules.
+
+    def _setschedule(self, command: c.SetSchedule) -> None:
+        there = self.schedules.get(command.name)
+        if command.new and there is not None:
+            raise errors.AlreadyExists("schedule", command.name)
+        if not command.new and there is None:
+            raise errors.NotFound("schedule", command.name)
+        self._sendable(c.Send(command.queue, [command.message]))
+        start = self.now if there is None else there.start
+        schedule = self.schedules[command.name] = Schedule(
+            command.name, command.queue, command.when, command.zone, command.message, start
+        )
+        self._await_next(schedule)
+
+    def _schedule(self, name: str) -> Schedule:
+        if name not in self.schedules:
+            raise errors.NotFound("schedule", name)
+        return self.schedules[name]
+
+    def _pauseschedule(self, command: c.PauseSchedule) -> None:
+        self._schedule(command.name).paused = True
+
+    def _resumeschedule(self, command: c.ResumeSchedule) -> None:
+        schedule = self._schedule(command.name)
+        if schedule.paused:
+            schedule.paused = False
+            self._await_next(schedule)
+
+    def _cancelschedule(self, command: c.CancelSchedule) -> None:
+        del self.schedules[self._schedule(command.name).name]
+
+    def _listschedules(self, command: c.ListSchedules) -> None:
+        self.answer = [
+            (s.name, s.queue, 0 if s.paused else s.next, s.paused, s.fired, s.last, s.failed)
+            for s in sorted(self.schedules.values(), key=lambda s: s.name)
+        ]
+
+    def _await_next(self, schedule: Schedule) -> None:
+        schedule.next = following(schedule.when, schedule.zone, schedule.start, self.now)
+        schedule.stamp = self._tick_stamp()
+
+    def _fire(self) -> None:
+        """What is due is sent once, however many times it was missed."""
+        due = [s for s in self.schedules.values() if not s.paused and s.next <= self.now]
+        for schedule in sorted(due, key=lambda s: (s.next, s.stamp)):
+            envelope = decode_envelope(schedule.message.envelope)
+            id = f"{envelope.id or schedule.name}@{schedule.next}"
+            data = encode_envelope(structs.replace(envelope, id=id))
+            message = structs.replace(schedule.message, envelope=data, native=None)
+            send = c.Send(schedule.queue, [message])
+            schedule.fired, schedule.last = schedule.fired + 1, self.now
+            try:
+                self._take(self._sendable(send), send)
+                schedule.failed = False
+            except errors.Refused:
+                schedule.failed = True
+            self._await_next(schedule)
 
     # Transactions.
 

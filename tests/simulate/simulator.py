@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
+from msgspec import structs
+
 from posthouse.core import Outcome, State, decide, evolve, next_deadline_ms
 from posthouse.core import commands as c
 from posthouse.core.dump import dump
@@ -29,6 +31,7 @@ from posthouse.core.model import (
     Order,
     Overflow,
     QueueProperties,
+    Schedule,
     dead_letter_queue,
     subscription_queue,
 )
@@ -37,6 +40,7 @@ from posthouse.core.records import Kept, decode, encode, is_kept, span
 from posthouse.core.rules import Rule
 from tests.invariants import check, check_positions
 from tests.simulate.meanings import ACTIONS, FILTERS, PATTERNS
+from tests.simulate.moments import MORNINGS, WHENS, ZONES
 from tests.simulate.reference import Given, Msg, Q, Reference, View
 
 QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf")
@@ -69,7 +73,7 @@ class Simulator:
         self.reference = Reference()
         self.journal: list[tuple[int, Kept]] = []
         self.position = 1
-        self.now_ms = self.started_ms = 1_000_000
+        self.now_ms = self.started_ms = self.random.choice(MORNINGS)
         self.epoch = 0
         self.steps = 0
         self.history = hashlib.sha256()
@@ -234,6 +238,13 @@ class Simulator:
             self._same(command, "sessions", set(answer), reference.answer)
         if isinstance(command, c.GetSessionState):
             self._same(command, "session state", answer, reference.answer)
+        if isinstance(command, c.ListSchedules) and isinstance(answer, list):
+            schedules = [
+                (s.name, s.queue, s.next_ms, s.paused, s.fired, s.last_ms, s.problem != "")
+                for s in answer
+                if isinstance(s, Schedule)
+            ]
+            self._same(command, "schedules", schedules, reference.answer)
         if isinstance(command, c.ListRules) and isinstance(answer, list):
             rules = [Rule(r.name, r.filter, r.action) for r in answer if isinstance(r, Rule)]
             self._same(command, "rules", rules, reference.answer)
@@ -287,6 +298,8 @@ class Simulator:
         self._recover()
 
     def _recover(self) -> None:
+        """After a while; what falls due meanwhile is late."""
+        self.now_ms += self.random.choice([0, 0, 3_000, 150_000])
         self.state = self._replay(self.journal)
         self.reference.restart()
         self._start()
@@ -313,6 +326,8 @@ class Simulator:
             (self._redirect, 4),
             (self._rule, 3),
             (self._transact, 40),
+            (self._schedule, 8),
+            (self._step_clock, 2),
         ]
 
     def _queue(self) -> str:
@@ -580,6 +595,27 @@ class Simulator:
         if isinstance(asked, c.Send | c.Complete | c.Abandon | c.Release | c.Defer | c.DeadLetter):
             return c.Work(number, asked)
         return asked
+
+    def _schedule(self) -> c.Command:
+        random = self.random
+        name = random.choice(["beat", "hourly", "nightly"])
+        send = self._send()
+        message = structs.replace(send.messages[0], due_ms=0)
+        when, zone = random.choice(WHENS), random.choice(ZONES)
+        new = (name not in self.reference.schedules) == (random.random() < 0.9)
+        commands: list[c.Command] = [
+            c.SetSchedule(send.queue, name, when, message, zone, new),
+            c.PauseSchedule(name),
+            c.ResumeSchedule(name),
+            c.CancelSchedule(name),
+            c.ListSchedules(),
+        ]
+        return random.choices(commands, [4, 1, 2, 1, 3])[0]
+
+    def _step_clock(self) -> c.Command:
+        step_ms = self.random.choice([1, 700, 30_000])
+        self.now_ms += step_ms
+        return c.StepClock(step_ms)
 
     def _settled_in(self, number: int) -> str:
         """Half the time, where what a transaction sends may need the room that it leaves."""
