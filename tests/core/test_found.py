@@ -599,6 +599,23 @@ def test_a_fan_out_queue_is_in_use_until_the_last_has_left() -> None:
     assert queue not in world.state.queues
 
 
+def test_who_was_attached_before_a_start_leaves_the_room_that_was_his() -> None:
+    world = World()
+    target = world.queue("target", delivery="fan-out", max_messages=1)
+    queue = world.queue("orders")
+    a_dead_letter(world, queue)
+    receiver = world.attach(dead_letter_queue(queue), 1, bound=True)
+    assert [each.receiver for each in world.deliveries] == [receiver]
+    update(world, queue, forward_dead_to=target)
+    settle_down(world)
+    world.attach(target)
+    world.send(target, "a")
+    world = world.restarted()
+    settle_down(world)
+    assert (held(world, target), held(world, dead_letter_queue(queue))) == (["bad"], [])
+    sound(world)
+
+
 # Schedules.
 
 

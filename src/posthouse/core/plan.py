@@ -196,6 +196,9 @@ class Plan:
             side = self.sides.get(name)
             if side is not None:
                 messages, size = messages + side.added, size + side.added_bytes
+        for name in queue.subscriptions.keys() & self.ending:
+            ending = used(queue.subscriptions[name])
+            messages, size = messages - ending.messages, size - ending.size_bytes
         return Used(messages, size)
 
     def is_hungry(self, queue: Queue) -> bool:
