@@ -181,6 +181,7 @@ class Reference:
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
+        self._following: list[str] = []  # queues with which the next tick goes on
         self._committed: list[int] = []  # tokens: they hold until their transaction ends
         self._back: list[Msg] = []  # those among them that were in the queue before, but not ready
 
@@ -191,6 +192,7 @@ class Reference:
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.admitted, self.answer = [], None
         self._ready_now, self._back, self._committed = {}, [], []
+        self._following = [queue.name for queue in self.queues.values() if queue.follows]
         for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
             self.queues[name].touched = now
         before = self._copies() if self._may_fail_late(command) else None
@@ -252,7 +254,7 @@ class Reference:
         """The connections are gone; `Start` follows."""
         self.receivers, self.transactions, self.blocked = [], [], []
         for queue in self.queues.values():
-            queue.touched = 0
+            queue.touched, queue.follows = 0, False
 
     def view(self) -> View:
         """Every message of every queue, comparable with a peek of the core."""
@@ -720,7 +722,7 @@ class Reference:
         for queue in list(self.queues.values()):
             if queue.hands_on and queue.follows:
                 there = self._ready(queue)
-                if queue.props.grouping != "none":
+                if queue.props.grouping != "none" and any(m.group for m in queue.messages):
                     there = sorted(queue.messages, key=lambda m: m.sequence)
                 new = self._ready_now.get(queue.name, [])
                 waiting = [
@@ -740,7 +742,7 @@ class Reference:
                 if ready
                 and name in self.queues
                 and self.queues[name].hands_on
-                and not self.queues[name].follows  # the next tick goes on with it
+                and not (name in self._following and self.queues[name].follows)
             ]
             if not names:
                 return
