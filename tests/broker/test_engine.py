@@ -490,3 +490,20 @@ def test_every_command_is_asked_for_once_and_a_refusal_of_access_changes_nothing
         ]
 
     asyncio.run(main())
+
+
+def test_others_have_their_turn_while_much_falls_due() -> None:
+    async def main() -> None:
+        engine = await an_engine(ttl_ms=10)
+        for _ in range(5):
+            await send(engine, *["x"] * 1_000)
+        engine._clock.move_to(2_000)  # type: ignore[attr-defined]  # a virtual one
+        engine._wake()
+        left = set()
+        while engine._work is not None:
+            await asyncio.sleep(0)
+            left.add(engine.namespaces.states[NS].queues["q"].size_bytes)
+        assert len(left) >= 3  # a tick ends a thousand of them
+        await engine.close()
+
+    run(main)

@@ -17,6 +17,7 @@ from posthouse.core.commands import (
     Complete,
     Content,
     CreateQueue,
+    CreateSubscription,
     Credit,
     DeadLetter,
     Delivery,
@@ -37,8 +38,9 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.message import ACTIVE, NewMessage
-from posthouse.core.model import dead_letter_queue
+from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.plan import Delivered
+from posthouse.core.rules import Rule
 from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame
@@ -276,6 +278,29 @@ def test_session_states_and_queues_count_too() -> None:
         assert desk.engine.now().level == OVERFLOW
         granted = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "more"))
         assert isinstance(granted, Granted)
+
+    asyncio.run(main())
+
+
+def test_what_actions_write_counts_too() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=Limits(memory_bytes=8 << 20))
+        engine = desk.engine
+        await desk.do(CreateQueue("t", QueueProperties(delivery="topic")))
+        grows = Rule("r", action="SET a = 'xxxx'; " + "; ".join(["SET a = a + a"] * 13))
+        queue = subscription_queue("t", "s")
+        await desk.do(CreateSubscription(queue, rules=[grows]))
+        refused = 0
+        for _ in range(400):
+            try:
+                await desk.do(Send("t", [NewMessage(b"\x80", b"x")]))
+            except Busy:
+                refused += 1
+        assert refused
+        held = engine.namespaces.states[NS].queues[queue]
+        assert 200 < sum(held.counts) < 300
+        await desk.do(Purge(queue, frozenset((ACTIVE,))))
+        assert held.notes.size_bytes == 0
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ import pytest
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.throttle import BUCKETS_MAX, Buckets, Throttle, cost_of
 from posthouse.core.commands import (
+    Begin,
     Command,
     Complete,
     CreateQueue,
@@ -122,3 +123,25 @@ def test_buckets_that_are_full_are_forgotten() -> None:
     buckets.take("and another", 1)
     assert len(buckets._levels) <= 4
     refused(lambda: buckets.take("in debt", 1))
+
+
+def test_a_transaction_is_not_begun_for_nothing() -> None:
+    throttle = Throttle(principal=2, now=Hand())
+    throttle.check(ANN, "default", Begin())
+    throttle.check(ANN, "default", Begin())
+    assert refused(lambda: throttle.check(ANN, "default", Begin())) > 0
+
+
+def test_names_in_debt_are_not_looked_through_for_each_new_one() -> None:
+    looked = 0
+
+    class Counting(Buckets):
+        def _forget(self, now: float) -> None:
+            nonlocal looked
+            looked += 1
+            super()._forget(now)
+
+    buckets = Counting(1, Hand())
+    for n in range(BUCKETS_MAX + 1_000):
+        buckets.take(f"{n}", 1_000)
+    assert looked == 1

@@ -7,6 +7,8 @@ import pytest
 
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
+    HAND_ON_BYTES_MAX,
+    HAND_ON_MAX,
     STEPS_MAX,
     Abandon,
     Admitted,
@@ -35,9 +37,10 @@ from posthouse.core.commands import (
 from posthouse.core.errors import InvalidArgument, NotAllowed, QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
 from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
+from posthouse.core.records import Routed, encode
 from posthouse.core.recurrence import following_ms, parse
-from posthouse.core.rules import Rule, SqlFilter, TrueFilter
-from tests.core.sound import held, sound
+from posthouse.core.rules import FalseFilter, PatternFilter, Rule, SqlFilter, TrueFilter
+from tests.core.sound import held, notes, sound
 from tests.core.world import World, a_message, bodies
 
 
@@ -396,6 +399,143 @@ def test_a_rule_that_fails_is_told_of_wherever_it_stands() -> None:
         queue = world.subscribe(topic, "a", *given)
         world.send(topic, a_message("a", n=1))
         assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["a"], ["a"])
+
+
+# Much at once.
+
+
+def copies_written(world: World, since: int) -> list[int]:
+    """How many copies each record of handing on makes."""
+    routed = [record for _, record in world.journal[since:] if isinstance(record, Routed)]
+    return [sum(len(each.sequences) for each in record.copies) for record in routed]
+
+
+def test_what_is_sent_to_many_is_handed_on_in_parts() -> None:
+    world = World()
+    topic = world.topic()
+    queues = [world.subscribe(topic, f"s{n}") for n in range(30)]
+    since = len(world.journal)
+    world.send(topic, *(f"{n}" for n in range(1_500)))
+    assert world.counts(queues[0]).active < 1_500
+    sound(world)
+    world.send(topic, "later")  # does not overtake
+    settle_down(world)
+    assert max(copies_written(world, since)) <= HAND_ON_MAX + len(queues)
+    assert held(world, queues[0]) == [f"{n}" for n in range(1_000)]  # a page
+    assert {world.counts(each).active for each in queues} == {1_501}
+    assert world.counts(topic).active == 0
+    assert bodies(world.receive(queues[29], 2_000))[-1] == "later"
+    sound(world)
+
+
+def test_a_restart_goes_on_with_what_was_sent_to_many() -> None:
+    world = World()
+    topic = world.topic()
+    queues = [world.subscribe(topic, f"s{n}") for n in range(50)]
+    world.send(topic, *(f"{n}" for n in range(1_000)))
+    world = world.restarted()
+    settle_down(world)
+    assert {world.counts(each).active for each in queues} == {1_000}
+    sound(world)
+
+
+GROWS = "; ".join(["SET a = a + a"] * 14)
+
+
+def test_what_falls_due_is_handed_on_in_parts_where_actions_write_much() -> None:
+    world = World()
+    topic = world.topic()
+    queues = [world.subscribe(topic, f"s{n}", Rule("r", TrueFilter(), GROWS)) for n in range(10)]
+    due_ms = world.now_ms + 1
+    world.send(topic, *(a_message(f"{n}", due_ms=due_ms, a="xx") for n in range(150)))
+    world.now_ms = due_ms
+    since = len(world.journal)
+    world.tick()
+    settle_down(world)
+    sizes = [len(encode(record)) for _, record in world.journal[since:]]
+    assert max(sizes) < HAND_ON_BYTES_MAX
+    assert {world.counts(each).active for each in queues} == {150}
+    sound(world)
+
+
+def test_what_actions_write_of_one_message_is_bounded() -> None:
+    world = World()
+    topic = world.topic()
+    rules = [Rule(f"r{n}", TrueFilter(), GROWS) for n in range(1_000)]
+    queues = [world.subscribe(topic, f"s{n}", *rules) for n in range(2)]
+    world.send(topic, a_message("one", a="xx"))
+    [routed] = [record for _, record in world.journal if isinstance(record, Routed)]
+    assert len(encode(routed)) < HAND_ON_BYTES_MAX * 1.1
+    counts = [world.counts(each) for each in queues]
+    assert counts[0].active == 1_000
+    assert counts[1].active < 100
+    assert 0 < counts[1].dead < 100
+    [note, *_] = notes(world, dead_letter_queue(queues[1]))
+    assert note is not None
+    assert note.reason == "FilterException"
+    sound(world)
+
+
+def test_what_an_action_wrote_is_not_written_for_too_many() -> None:
+    world = World()
+    many, first = world.topic("many"), world.topic("first")
+    queues = [world.subscribe(many, f"s{n}") for n in range(1_500)]
+    world.subscribe(first, "s", Rule("r", TrueFilter(), GROWS), forward_to=many)
+    world.send(first, a_message("one", a="xx"))
+    settle_down(world)
+    assert max(len(encode(record)) for _, record in world.journal) < HAND_ON_BYTES_MAX * 1.1
+    [note] = notes(world, dead_letter_queue(queues[-1]))
+    assert note is not None
+    assert note.reason == "FilterException"
+    assert sum(world.counts(q).active + world.counts(q).dead for q in queues) == 1_500
+    sound(world)
+
+
+def test_what_is_forwarded_to_many_is_handed_on_in_parts() -> None:
+    world = World()
+    last, middle, first = world.topic("last"), world.topic("middle"), world.topic("first")
+    ends = [world.subscribe(last, f"s{n}") for n in range(40)]
+    for n in range(40):
+        world.subscribe(middle, f"s{n}", forward_to=last)
+        world.subscribe(first, f"s{n}", forward_to=middle)
+    since = len(world.journal)
+    world.send(first, "one")
+    settle_down(world)
+    assert max(copies_written(world, since)) <= HAND_ON_MAX + 40
+    assert {world.counts(each).active for each in ends} == {1_600}
+    sound(world)
+
+
+def test_slow_filters_do_not_look_at_a_message_for_ever() -> None:
+    world = World()
+    topic = world.topic()
+    pattern = "%" + "_a" * 400 + "%"
+    slow = SqlFilter(" OR ".join(["a LIKE @p"] * 78), {"p": pattern})
+    queues = [world.subscribe(topic, f"s{n}", Rule("r", slow)) for n in range(10)]
+    other = world.subscribe(topic, "other", Rule("r", SqlFilter("a LIKE 'b%'")))
+    world.send(topic, *(a_message(f"{n}", a="b" * 16_000) for n in range(4)))
+    assert world.state.hungry  # each is enough for one command
+    settle_down(world)
+    assert held(world, other) == ["0", "1", "2", "3"]
+    [note, *_] = notes(world, dead_letter_queue(queues[-1]))
+    assert note is not None
+    assert note.reason == "FilterException"
+    sound(world)
+
+
+def test_a_subject_of_very_many_levels_is_not_followed() -> None:
+    world = World()
+    topic = world.topic()
+    queues = [
+        world.subscribe(topic, "one", Rule("r", PatternFilter("#.a.#"))),
+        world.subscribe(topic, "two", Rule("r", PatternFilter("#.a.#")), Rule("s", FalseFilter())),
+    ]
+    world.send(topic, a_message("fits", subject=".".join("a" * 256)))
+    world.send(topic, a_message("long", subject=".".join("a" * 257)))
+    for queue in queues:
+        assert held(world, queue) == ["fits"]
+        assert held(world, dead_letter_queue(queue)) == ["long"]
+    sound(world)
 
 
 # Transactions.

@@ -226,3 +226,14 @@ def test_there_is_an_end_to_who_may_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     blocked(world, queue, "b")
     with pytest.raises(Busy):
         blocked(world, queue, "c")
+
+
+def test_what_gives_way_to_many_copies_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["posthouse.core.room"], "LOOK_MAX", 10)
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "s", max_messages=100, overflow="drop-oldest")
+    world.send(topic, *(f"{n}" for n in range(100)))
+    world.send(topic, *(f"{n}" for n in range(100, 200)))  # one by one, from the last on
+    assert held(world, queue) == [f"{n}" for n in range(100, 200)]
+    sound(world)

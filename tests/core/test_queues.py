@@ -485,3 +485,11 @@ def test_a_status_must_be_one_of_the_words_there_are() -> None:
     for word in ("asleep", "\ud800"):
         with pytest.raises(InvalidArgument):
             world.queue("q", status=word)
+
+
+def test_what_a_dialect_keeps_with_a_queue_is_told_again() -> None:
+    world = World()
+    world.queue(extras={"express": "true"})
+    assert world.state.queues["orders"].properties.extras == {"express": "true"}
+    with pytest.raises(InvalidArgument, match="4096 characters in all"):
+        world.queue("other", extras={"long": "x" * 4_096})

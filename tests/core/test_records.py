@@ -265,3 +265,15 @@ def test_the_document_lists_every_kind_with_its_fields(record: Kept | OfNamespac
     kind = type(record)
     fields = ", ".join(kind.__struct_fields__)
     assert f"| {kind.__struct_config__.tag} | {kind.__name__} | {fields} |" in DOCUMENT.read_text()
+
+
+def test_copies_that_are_alike_are_said_once() -> None:
+    """They come before the others, and can be told apart from them nowhere but here."""
+    other = Copies("news/$sub/b", 1, [5])
+    short = Routed("news", 1, [4, 5], [other], {"news/$sub/a": 7})
+    long = Routed("news", 1, [4, 5], [Copies("news/$sub/a", 7, [4, 5]), other])
+    assert short.every() == long.copies
+    assert decode(encode(short)) == short
+    assert [head(short, count) for count in range(span(short))] == [
+        head(long, count) for count in range(span(long))
+    ]

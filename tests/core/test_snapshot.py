@@ -27,7 +27,8 @@ from tests.core.world import World, a_message
 from tests.invariants import check
 
 GOLDEN = Path(__file__).with_name("golden_snapshot.txt")
-OLD = Path(__file__).with_name("golden_snapshot_1.txt")  # before there were topics
+BEFORE_TOPICS = Path(__file__).with_name("golden_snapshot_1.txt")
+BEFORE_EXTRAS = Path(__file__).with_name("golden_snapshot_2.txt")
 
 
 def of(state: State) -> Namespaces:
@@ -221,9 +222,12 @@ def test_the_bytes_of_a_snapshot_do_not_change() -> None:
     assert list(take(of(world.state))) == data
 
 
-def test_a_snapshot_of_an_older_version_can_be_read() -> None:
-    (state,) = restore(map(bytes.fromhex, OLD.read_text().splitlines())).states.values()
-    assert dump(state, bodies=False) == dump(a_full_world().state, bodies=False)
+@pytest.mark.parametrize(
+    ("old", "world"), [(BEFORE_TOPICS, a_full_world), (BEFORE_EXTRAS, a_world_with_topics)]
+)
+def test_a_snapshot_of_an_older_version_can_be_read(old: Path, world: Callable[[], World]) -> None:
+    (state,) = restore(map(bytes.fromhex, old.read_text().splitlines())).states.values()
+    assert dump(state, bodies=False) == dump(world().state, bodies=False)
 
 
 def test_an_empty_world_has_a_snapshot_too() -> None:

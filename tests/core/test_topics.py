@@ -67,6 +67,19 @@ def test_every_subscription_gets_a_copy_of_its_own() -> None:
     sound(world)
 
 
+def test_a_rule_that_stays_is_not_compiled_again() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "s", sql("a = 1", name="first"), sql("a = 2", name="second"))
+    world.send(topic, a_message("one", a=1))
+    compiled: Any = world.state.queues[queue].router
+    world.do(SetRule(queue, sql("a = 3", name="second"), new=False))
+    world.send(topic, a_message("two", a=2), a_message("three", a=3))
+    again: Any = world.state.queues[queue].router
+    assert again[0] is compiled[0]
+    assert held(world, queue) == ["one", "three"]
+
+
 def test_a_body_is_written_once_whoever_gets_it() -> None:
     world = World()
     topic = world.topic()
@@ -75,7 +88,7 @@ def test_a_body_is_written_once_whoever_gets_it() -> None:
     written = [record for _, record in world.journal if isinstance(record, Sent)]
     assert [len(record.messages) for record in written] == [1]
     [(position, routed)] = [(at, r) for at, r in world.journal if isinstance(r, Routed)]
-    assert [each.queue for each in routed.copies] == queues
+    assert [each.queue for each in routed.every()] == queues
     positions = {m.position for q in queues for m in world.state.queues[q].messages.walk(0)}
     assert len(positions) == 1
     assert positions.pop() == position - 1
@@ -585,4 +598,16 @@ def test_a_subscription_may_take_small_messages_only() -> None:
     [note] = notes(world, dead_letter_queue(queue))
     assert note is not None
     assert note.reason == "MessageTooLarge"
+    sound(world)
+
+
+def test_several_messages_with_filters() -> None:
+    """Who wants all of them, some of them, and none."""
+    world = World()
+    topic = world.topic()
+    every = world.subscribe(topic, "every")
+    some = world.subscribe(topic, "some", sql("sys.Label = 'b'"))
+    none = world.subscribe(topic, "none", sql("sys.Label = 'x'"))
+    world.send(topic, *(a_message(each, subject=each) for each in "abc"))
+    assert [held(world, queue) for queue in (every, some, none)] == [["a", "b", "c"], ["b"], []]
     sound(world)

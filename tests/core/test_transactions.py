@@ -302,6 +302,20 @@ def test_a_commit_that_cannot_be_rolls_back(what: str) -> None:
     sound(world)
 
 
+@pytest.mark.parametrize("how", [Complete, DeadLetter])
+def test_what_ends_makes_room_for_what_is_sent(how: type[Complete | DeadLetter]) -> None:
+    world = World()
+    queue = world.queue(max_messages=2)
+    world.send(queue, "a", "b")
+    tokens = [each.token for each in world.receive(queue, 2)]
+    number = begin(world)
+    world.do(Work(number, Send(queue, [a_message("c"), a_message("d")])))
+    world.do(Work(number, how(queue, tokens)))
+    assert isinstance(world.do(Commit(number)).answer, Committed)
+    assert world.peek(queue) == [(3, "active"), (4, "active")]
+    sound(world)
+
+
 def test_room_is_counted_over_all_of_it() -> None:
     world = World()
     queue = world.queue(max_messages=3, overflow="drop-newest")

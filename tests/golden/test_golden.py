@@ -55,7 +55,7 @@ NEW: dict[str, object] = {
     "topic": None, "temporary": False, "subscriptions": [], "rules": [], "transfer": None,
     "relays": False, "delivery": "competing", "dead_letter_filter_errors": True,
     "forward_to": None, "forward_dead_to": None, "backoff_ms": [], "overflow": "reject",
-    "removed": [], "fields": {}, "schedules": [],
+    "removed": [], "fields": {}, "schedules": [], "extras": {},
 }  # fmt: skip
 
 

@@ -71,6 +71,7 @@ ROUTES = [
     Route("POST", f"{S}/receive", "listen", {}),
     Route("POST", f"{S}/purge", "manage", {}),
     Route("GET", f"{S}/rules", "listen"),
+    Route("GET", f"{S}/rules/$Default", "listen"),
     Route("PUT", f"{S}/rules/r", "listen", {}),
     Route("PATCH", f"{S}/rules/r", "listen", {}),
     Route("DELETE", f"{S}/rules/r", "listen"),
@@ -245,6 +246,34 @@ def test_rights_end_at_the_entities_that_fit(broker: Running, callers: list[Call
     assert broker.call("GET", "/feed?namespace=shop&entity=orders", key=one).status == 200
     for query in ("namespace=shop", "entity=orders", "namespace=shop&entity=orders2", ""):
         assert broker.call("GET", f"/feed?{query}", key=one).status == 403, query
+
+
+def two_with_a_queue_each(broker: Running) -> list[str]:
+    keys = []
+    for name in ("ann", "ben"):
+        broker.call("PUT", f"{NS}/queues/of-{name}", {}, key=root(broker))
+        grants = [{"rights": ["send", "listen"], "namespace": "shop", "entity": f"of-{name}"}]
+        form = {"name": name, "grants": grants}
+        made = broker.call("POST", "/api/v1/principals", form, key=root(broker))
+        keys.append(f"{name}:{made.json['key']}")
+    return keys
+
+
+def test_what_is_anothers_is_left_alone(broker: Running, callers: list[Caller]) -> None:
+    assert callers
+    ann, ben = two_with_a_queue_each(broker)
+    number = broker.call("POST", f"{NS}/transactions", {}, key=ann).json["transaction"]
+    for who, where, status in [(ann, "of-ann", 201), (ben, "of-ben", 410)]:
+        form = {"messages": [{"body": "x"}], "transaction": number}
+        assert broker.call("POST", f"{NS}/queues/{where}/messages", form, key=who).status == status
+    for way in ("rollback", "commit"):
+        reply = broker.call("POST", f"{NS}/transactions/{number}/{way}", key=ben)
+        assert (reply.status, reply.json["type"]) == (410, "urn:posthouse:problem:transaction-lost")
+    assert broker.call("POST", f"{NS}/transactions/{number}/commit", key=ann).status == 200
+    beat = f"{NS}/schedules/anns"
+    assert broker.call("PUT", beat, SCHEDULE | {"queue": "of-ann"}, key=ann).status == 204
+    assert broker.call("PATCH", beat, SCHEDULE | {"queue": "of-ben"}, key=ben).status == 403
+    assert broker.call("PATCH", beat, SCHEDULE | {"queue": "of-ann"}, key=ann).status == 204
 
 
 def test_a_bearer_token_is_a_name_and_a_key(broker: Running) -> None:

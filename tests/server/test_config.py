@@ -11,8 +11,9 @@ import pytest
 
 from posthouse.core.model import Grant, QueueProperties
 from posthouse.core.rules import CorrelationFilter, Rule, SqlFilter
+from posthouse.dialects.servicebus.times import duration_ms
 from posthouse.server.config import PORTS, SETTINGS, BadConfig, load
-from posthouse.server.declared import PrincipalDeclared, QueueDeclared, duration_ms
+from posthouse.server.declared import PrincipalDeclared, QueueDeclared
 from tests.server.running import running
 
 EMULATOR: dict[str, Any] = {

@@ -197,7 +197,10 @@ def test_twins_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
         for number in range(60):
             broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
         assert await_twins(tmp_path / "data")
-        assert broker.call("GET", "/api/v1/store").json["snapshots"]
+        deadline = time.monotonic() + 60
+        while not broker.call("GET", "/api/v1/store").json["snapshots"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert table(broker).num_rows == len(rows(broker)) > 1_200
 
 

@@ -312,16 +312,13 @@ def test_refusals_say_what_to_do_and_echo_who_asked(broker: Running) -> None:
         reply = broker.queue(method, path, body)
         assert reply.status == 400, (method, path, body, reply)
         assert reply.json["detail"]
-    assert broker.call("GET", "/nowhere").status == 404
+    assert broker.call("GET", "/").status == 404
     assert broker.call("DELETE", QUEUES).status == 405
 
 
 def test_other_dialects_over_http_are_told_that_they_are_not_served(broker: Running) -> None:
     for headers, path in [
         ({"authorization": "AWS4-HMAC-SHA256 x"}, "/"),
-        ({"authorization": "SharedAccessSignature sr=x"}, "/orders/messages"),
-        ({}, "/orders?api-version=2021-05"),
-        ({}, "/servicebus/x"),
         ({}, "/?Action=SendMessage"),
     ]:
         reply = broker.call("GET", path, headers=headers)
@@ -433,6 +430,9 @@ def test_who_asks_too_much_is_told_how_long_to_wait(tmp_path: Path) -> None:
         statuses = [broker.call("GET", "/api/v1/namespaces").status for _ in range(20)]
         assert (statuses[0], 429 in statuses) == (200, True)
         assert broker.call("GET", "/health/live").status == 200
+    with development(tmp_path / "most", "--rate-address", "10") as broker:
+        broker.send("orders", *"abcdefghij")  # ten are ten, in one request too
+        assert broker.call("GET", "/api/v1/namespaces").status == 429
 
 
 def test_a_topic_comes_into_being_with_its_first_receiver(broker: Running) -> None:
@@ -448,6 +448,31 @@ def test_a_topic_comes_into_being_with_its_first_receiver(broker: Running) -> No
     assert broker.call("DELETE", f"{where}/subscriptions/s").status == 204
     assert broker.call("DELETE", where).status == 204
     assert broker.call("GET", where).status == 404
+
+
+def test_one_rule_is_shown(broker: Running) -> None:
+    where = "/api/v1/namespaces/default/topics/ruled/subscriptions/s"
+    broker.call("PUT", "/api/v1/namespaces/default/topics/ruled", {})
+    rule = {"name": "red", "filter": {"kind": "sql", "expression": "a = 1"}, "action": "SET b = 2"}
+    broker.call("PUT", where, {"rules": [rule]})
+    found = broker.call("GET", f"{where}/rules/Red")
+    assert found.status == 200
+    assert (found.json["name"], found.json["action"]) == ("red", "SET b = 2")
+    assert found.json["filter"] == {"kind": "sql", "expression": "a = 1", "parameters": {}}
+    assert broker.call("GET", f"{where}/rules/blue").status == 404
+
+
+def test_a_request_does_not_bring_too_much_to_compile(broker: Running) -> None:
+    where = "/api/v1/namespaces/default/topics/many/subscriptions/s"
+    broker.call("PUT", "/api/v1/namespaces/default/topics/many", {})
+    forms = [
+        {"name": f"r{n}", "filter": {"kind": "sql", "expression": "a+" * 500 + f"{n}=1"}}
+        for n in range(100)
+    ]
+    refused = broker.call("PUT", where, {"rules": forms})
+    assert (refused.status, refused.json["type"]) == (400, "urn:posthouse:problem:invalid-argument")
+    assert "one by one" in refused.json["detail"]
+    assert broker.call("PUT", where, {"rules": forms[:8]}).status == 201
 
 
 def test_what_a_full_queue_drops_is_told_and_counted(broker: Running) -> None:

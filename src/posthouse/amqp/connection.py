@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from posthouse.amqp.events import Begun, Closed, Ended, Event, Opened
+from posthouse.amqp.events import Begun, Closed, Ended, Event, Opened, Run
 from posthouse.amqp.performatives import (
     TRANSFER_HEAD,
     Attach,
@@ -40,6 +40,7 @@ from posthouse.amqp.performatives import (
     read_whole,
     write,
 )
+from posthouse.amqp.runs import Shape, shape_of
 from posthouse.amqp.session import WINDOW, Session
 from posthouse.amqp.types import Described, Malformed, Value
 
@@ -107,6 +108,7 @@ class Connection:
         self._out: list[bytes] = []
         self._kept: list[bytes] = []  # of a frame that is not complete
         self._kept_bytes = self._needed = 0
+        self._shape: Shape | None = None  # of the last whole delivery, where its link takes runs
         self._frame_max = SASL_BYTES_MAX
         self._performative_max = limits.first_performative_bytes
         if not self.is_server:
@@ -201,8 +203,8 @@ class Connection:
             content = write(_shortened(performative))
         self._out.append(_head(8 + len(content), 2, _AMQP_FRAME, channel) + content)
 
-    def put(self, frame: bytes) -> None:
-        self._out.append(frame)
+    def put(self, *parts: bytes) -> None:
+        self._out += parts
 
     def tell(self, event: Event) -> None:
         self._events.append(event)
@@ -245,6 +247,11 @@ class Connection:
                 self._header(data[pos : pos + 8])
                 pos += 8
                 continue
+            if self._shape is not None:
+                run, pos = self._read_run(self._shape, data, pos)
+                if run is not None:
+                    yield run
+                    continue
             if end - pos < 8:
                 self._needed = 8
                 break
@@ -265,6 +272,9 @@ class Connection:
                     handle, number, tag, rest, at = whole
                     event = session.on_whole(handle, number, tag, rest, data[at:pos])
                     if event is not None:
+                        if event.link.takes_runs and not rest.format:
+                            frame = data[pos - size : at]
+                            self._shape = shape_of(event.link, frame, settled=rest.settled)
                         yield event
                     continue
             if begin < pos:
@@ -274,6 +284,18 @@ class Connection:
                 _ON.get(type(performative), _unwanted)(self, channel, performative, data, at, pos)
         if pos < end and not self.closed:
             self._kept, self._kept_bytes = [data[pos:]], end - pos
+
+    def _read_run(self, shape: Shape, data: bytes, pos: int) -> tuple[Run | None, int]:
+        """What is written as the one before it was, if that is how it goes on."""
+        link = shape.link
+        if shape.is_over or link.is_within:
+            self._shape = None
+            return None, pos
+        ids, tags, payloads, stop = shape.read(data, pos, self._frame_max)
+        if not ids:
+            return None, pos
+        link.session.on_run(link, len(ids))
+        return Run(link, ids, tags, payloads, shape.settled), stop
 
     def _fail(self, problem: Malformed) -> None:
         """2.4.3: says why, and hears nothing any more."""

@@ -45,6 +45,16 @@ class Arrived(msgspec.Struct, gc=False):
     payload: bytes | None
 
 
+class Run(msgspec.Struct, gc=False):
+    """Several deliveries, complete and of the common format, where the link takes such."""
+
+    link: "Link"
+    delivery_ids: list[int]
+    tags: list[bytes]
+    payloads: list[bytes]
+    settled: bool
+
+
 class Disposed(msgspec.Struct, gc=False):
     """What the other side says of deliveries that we sent, or says again of those it sent."""
 
@@ -76,5 +86,5 @@ class Closed(msgspec.Struct):
 
 
 Event: TypeAlias = (
-    Opened | Begun | Attached | Flowed | Arrived | Disposed | Detached | Ended | Closed
+    Opened | Begun | Attached | Flowed | Arrived | Run | Disposed | Detached | Ended | Closed
 )

@@ -1,7 +1,7 @@
 """Sessions and links (2.5, 2.6): windows, credit, deliveries in pieces, settlement."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,7 @@ class Link:
         "remote_handle",
         "sends",
         "session",
+        "takes_runs",
         "unsent",
         "unsettled",
     )  # fmt: skip
@@ -87,6 +88,7 @@ class Link:
         self.delivery_count = 0
         self.drain = False
         self.max_message_size = 0  # that we take; 0: any
+        self.takes_runs = False  # what comes may be told several deliveries at a time
         self._attached = False  # we have said so
         self._detached = False  # we have said so
         self._gone = False  # both have
@@ -109,6 +111,11 @@ class Link:
     @property
     def is_gone(self) -> bool:
         return self._detached or self._gone
+
+    @property
+    def is_within(self) -> bool:
+        """A part of a delivery has come."""
+        return self._first is not None
 
     # Beginning and end.
 
@@ -191,6 +198,35 @@ class Link:
         else:
             self._send_in_parts(payload, tag, number, format, state, settled=settled)
         return number
+
+    def send_run(
+        self, payloads: Sequence[bytes], tags: Sequence[bytes], *, settled: bool = False
+    ) -> Sequence[int]:
+        """Several deliveries; returns their ids."""
+        session, count = self.session, len(payloads)
+        first = session.next_delivery_id
+        largest = _FIXED_BYTES + TAG_BYTES_MAX + max(map(len, payloads))
+        if first + count > MASK or largest > session.frame_max or not session.has_room(count):
+            each = zip(payloads, tags, strict=True)
+            return [self.send(payload, tag, settled=settled) for payload, tag in each]
+        numbers = range(first, first + count)
+        self.credit -= count
+        self.delivery_count = self.delivery_count + count & MASK
+        if not settled:
+            session.unsettled.update(dict.fromkeys(numbers, self))
+            self.unsettled.update(dict.fromkeys(numbers))
+        parts: list[bytes] = []
+        channel, handle = session.channel, self.handle
+        rest = _REST_SETTLED if settled else _REST_UNSETTLED
+        for number, payload, tag in zip(numbers, payloads, tags, strict=True):
+            length = len(tag)
+            head = _TRANSFER(
+                _FIXED_BYTES + length + len(payload), 2, 0, channel, TRANSFER_HEAD, 21 + length,
+                11, 0x70, handle, 0x70, number, 0xA0, length,
+            )  # fmt: skip
+            parts += (head, tag, rest, payload)
+        session.send_run(parts, count)
+        return numbers
 
     def _send_in_parts(
         self,
@@ -511,6 +547,17 @@ class Session:
         self.next_outgoing_id = self.next_outgoing_id + 1 & MASK
         self.connection.put(frame)
 
+    def has_room(self, count: int) -> bool:
+        """So many transfers can be sent at once."""
+        return not self.ended and not self.pending and self.remote_window >= count
+
+    def send_run(self, parts: list[bytes], count: int) -> None:
+        """The frames of so many deliveries, for which there is room."""
+        self.next_delivery_id = self.next_delivery_id + count & MASK
+        self.next_outgoing_id = self.next_outgoing_id + count & MASK
+        self.remote_window -= count
+        self.connection.put(*parts)
+
     # What the other side says.
 
     def on_begin(self, begin: Begin, channel: int) -> None:
@@ -577,22 +624,28 @@ class Session:
         self, handle: int, number: int, tag: bytes, rest: Whole, payload: bytes
     ) -> Arrived | None:
         """A transfer that is a delivery by itself. There is one for each message."""
-        self._count_transfer()
+        self._count_transfers(1)
         link = self._incoming.get(handle)
         if link is None or link.sends:
             raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")
         return None if link.is_gone else link.on_whole(number, tag, rest, payload)
 
-    def _count_transfer(self) -> None:
+    def on_run(self, link: Link, count: int) -> None:
+        """Transfers that were told all at once."""
+        self._count_transfers(count)
+        link.credit -= count
+        link.delivery_count = link.delivery_count + count & MASK
+
+    def _count_transfers(self, count: int) -> None:
         assert self.next_incoming_id is not None
-        self.next_incoming_id = self.next_incoming_id + 1 & MASK
-        self._window -= 1
+        self.next_incoming_id = self.next_incoming_id + count & MASK
+        self._window -= count
         if self._window < WINDOW // 2:
             self._window = WINDOW
             self.flow()
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        self._count_transfer()
+        self._count_transfers(1)
         link = self._incoming.get(transfer.handle)
         if link is None or link.sends:
             raise Malformed("a transfer is for no link", "amqp:session:unattached-handle")

@@ -33,6 +33,7 @@ from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
     TIME_MS_MAX,
+    TRANSACTIONS_MAX,
     AcceptSession,
     Admitted,
     Answer,
@@ -85,6 +86,7 @@ from posthouse.core.records import (
     is_kept,
     span,
 )
+from posthouse.core.routing import router_of
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -221,6 +223,7 @@ class Engine:
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
         self.access_watchers: list[Callable[[], None]] = []  # called when an account has changed
         self._leaving: set[int] = set()  # receivers that are detached, and owed something
+        self._owners: dict[int, Principal] = {}  # of transactions, also of some that have ended
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
@@ -266,6 +269,9 @@ class Engine:
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt))
+            for queue in world.states[name].queues.values():
+                if queue.subscriptions:
+                    router_of(queue)  # to compile many rules takes long: not with the first send
         await engine._run()
         if engine._failure is not None:
             raise engine._failure
@@ -356,6 +362,19 @@ class Engine:
         if deliver is not None:
             self._receivers[number] = deliver
         return number
+
+    def note_owner(self, principal: Principal, transaction: int) -> None:
+        """Whose it is, where its number is all that is known of it: that is easily guessed."""
+        if len(self._owners) >= 2 * TRANSACTIONS_MAX * len(self._world.states):
+            states = self._world.states.values()
+            is_open = {number for state in states for number in state.transactions}
+            self._owners = {n: owner for n, owner in self._owners.items() if n in is_open}
+        self._owners[transaction] = principal
+
+    def owned(self, principal: Principal, transaction: int) -> int:
+        """Its number; or 0, which none has, where it was begun by another, or not noted."""
+        mine = self._owners.get(transaction) == principal or principal.everything
+        return transaction if mine else 0
 
     def dismiss(self) -> None:
         """Nobody waits any more: who does gets what he would at his deadline, now and later."""
@@ -569,8 +588,7 @@ class Engine:
                 batch.entries.append((state.name, record))
                 batch.weight += weight(record)
                 if type(record) is Routed:
-                    copies = sum(len(each.sequences) for each in record.copies)
-                    batch.messages += copies - len(record.sequences)
+                    batch.messages += span(record) - 2 * len(record.sequences)
                     if self._memory.tight:
                         self._memory.remember(state, record, self._position)
                 self._position += span(record)
@@ -611,7 +629,9 @@ class Engine:
         self.figures.slowed += 1
         return late
 
-    def _do_what_is_due(self) -> None:
+    def _do_what_is_due(self) -> bool:
+        """Whether there was something. There may be more: a tick does a part of much."""
+        did = False
         for name, state in self._world.states.items():
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= self._now_ms(name):
@@ -619,6 +639,8 @@ class Engine:
                 self._evolve(state, outcome)
                 self._batch.deliveries.append(self._push_early(outcome.deliveries))
                 self._note_fired(outcome)
+                did = True
+        return did
 
     async def _run(self, *, idle: bool = False) -> None:
         whole = False
@@ -630,7 +652,8 @@ class Engine:
             self._do_what_is_due()
             while self._batch and self._failure is None:
                 await self._commit()
-                self._do_what_is_due()
+                if self._do_what_is_due():
+                    await asyncio.sleep(0)  # a sync need not wait, and others have their turn
             whole = True
         except StoreError as error:
             self._fail(error)

@@ -29,7 +29,7 @@ from posthouse.store.errors import NotThere
 MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
 GROUP_BYTES = 1_100
 QUEUE_BYTES = 4_000  # its dead-letter queue as much again
-NOTE_BYTES = 1_000  # guessed: what was noted may be anything up to 64 KiB
+NOTE_BYTES = 1_000  # guessed: beside the properties that were noted
 KEY_BYTES = 500
 RECEIVER_BYTES = 700
 MARKS = (0.80, 0.90, 0.95)
@@ -110,7 +110,7 @@ class Memory:
             new = _Run(state, record.queue, record.first_sequence, count, position + count)
             self._recent.append(new)
             return
-        for each in record.copies:
+        for each in record.every():
             count = len(each.sequences)
             self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 
@@ -142,7 +142,8 @@ class Memory:
             self._bodies += queue.body_bytes - queue.aside_bytes
             self._fixed += queue.size_bytes - queue.body_bytes + queue.state_bytes + QUEUE_BYTES
             self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
-            self._fixed += len(queue.notes) * NOTE_BYTES + len(queue.seen_order) * KEY_BYTES
+            self._fixed += len(queue.notes) * NOTE_BYTES + queue.notes.size_bytes
+            self._fixed += len(queue.seen_order) * KEY_BYTES
             self._fixed += len(queue.attached) * RECEIVER_BYTES
             self.aside = self.aside or queue.aside_bytes > 0
         least, most = _WINDOW_BYTES

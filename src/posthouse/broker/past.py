@@ -146,7 +146,7 @@ def _copies_of(record: Routed, place: Place) -> list[Place]:
     """Where a message went that was handed on."""
     return [
         Place(copies.queue, copies.first_sequence + at)
-        for copies in record.copies
+        for copies in record.every()
         for at, sequence in enumerate(copies.sequences)
         if sequence == place.sequence
     ]
@@ -202,7 +202,7 @@ def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]
             return index, Place(record.queue, record.sequences[index])
     if isinstance(record, Routed):
         before = 0
-        for copies in record.copies:
+        for copies in record.every():
             index = place.sequence - copies.first_sequence
             if copies.queue == place.queue and 0 <= index < len(copies.sequences):
                 return before + index, Place(record.queue, copies.sequences[index])

@@ -186,7 +186,7 @@ def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
 
 def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iterator[Row]:
     """First the copies, each in the queue that got it; then what has left."""
-    for copies in record.copies:
+    for copies in record.every():
         for at, sequence in enumerate(copies.sequences):
             row = Row(position, time_ms, namespace, record.queue, COPIED)
             row.sequence_number = sequence

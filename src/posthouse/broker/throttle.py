@@ -13,6 +13,7 @@ from posthouse.broker.access import BROKER, Principal
 from posthouse.core.commands import (
     AcceptSession,
     Attach,
+    Begin,
     Cancel,
     Command,
     Peek,
@@ -27,7 +28,9 @@ from posthouse.core.namespaces import SpaceCommand
 
 BUCKETS_MAX = 10_000  # then those that are full are forgotten
 _NEARLY = 1e-6  # seconds are not exact
-_COSTS = frozenset((Send, Cancel, Receive, ReceiveDeferred, Peek, AcceptSession, Attach))
+_COSTS = frozenset((
+    Send, Cancel, Receive, ReceiveDeferred, Peek, AcceptSession, Attach, Begin,
+))  # fmt: skip
 
 
 class Buckets:
@@ -37,6 +40,7 @@ class Buckets:
         self._rate = rate  # tokens a second; 0: no limit
         self._now = now
         self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when that was
+        self._forget_after = 0.0
 
     def check(self, name: str) -> None:
         """Raises Throttled where there is none left."""
@@ -48,8 +52,10 @@ class Buckets:
     def take(self, name: str, cost: int) -> None:
         if self._rate:
             level, now = self._level(name)
-            if len(self._levels) >= BUCKETS_MAX and name not in self._levels:
-                self._forget(now)
+            many = len(self._levels) >= BUCKETS_MAX and name not in self._levels
+            if many and now >= self._forget_after:
+                self._forget(now)  # not again for each new one: it takes the longer, the more
+                self._forget_after = now + len(self._levels) / BUCKETS_MAX
             self._levels[name] = (level - cost, now)
 
     def _level(self, name: str) -> tuple[float, float]:
@@ -101,6 +107,10 @@ class Throttle:
         if cost:
             self._addresses.check(address)
             self._addresses.take(address, cost)
+
+    def charge_address(self, address: str, cost: int) -> None:
+        """For what turns out to be in a request that was let through."""
+        self._addresses.take(address, cost)
 
 
 def cost_of(command: Command | SpaceCommand) -> int:

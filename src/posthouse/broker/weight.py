@@ -78,5 +78,6 @@ def weight(record: Kept) -> int:
     if isinstance(record, Locked) and record.ids is None:
         return 2_048 + 10 * len(record.sequences)
     if isinstance(record, Routed) and all(each.notes is None for each in record.copies):
-        return 2_048 + sum(2_048 + 20 * len(each.sequences) for each in record.copies)
+        size = 2_048 * (1 + len(record.alike)) + 10 * len(record.sequences)
+        return size + sum(2_048 + 20 * len(each.sequences) for each in record.copies)
     return len(encode(record))

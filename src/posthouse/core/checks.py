@@ -95,6 +95,11 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
         if value is not None:
             check_count(name, value, least, TIME_MS_MAX)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
+    if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
+        raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")
+    for name, text in properties.extras.items():
+        check_text("extras", name, TEXT_CHARS_MAX)
+        check_text("extras", text, TEXT_CHARS_MAX)
     for name in ("forward_to", "forward_dead_to"):
         if getattr(properties, name) is not None:
             check_name(name, getattr(properties, name))

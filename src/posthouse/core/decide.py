@@ -262,10 +262,10 @@ def _create_subscription(state: State, command: CreateSubscription, now_ms: int)
     if properties.delivery != "competing" or properties.duplicate_detection:
         raise InvalidArgument("properties", "of a subscription cannot be those of a topic")
     check_forwarding(state, command.queue, properties)
+    check_count("the number of rules", len(command.rules), 0, RULES_MAX)
     rules = [_checked_rule(rule, now_ms) for rule in command.rules]
     if len({rule.name.casefold() for rule in rules}) < len(rules):
         raise InvalidArgument("rules", "must have names that differ")
-    check_count("the number of rules", len(rules), 0, RULES_MAX)
     return Outcome([SubscriptionCreated(command.queue, now_ms, properties, rules)])
 
 

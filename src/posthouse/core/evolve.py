@@ -237,7 +237,7 @@ def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
 
 def _forget_routes(state: State, subscription: Queue) -> None:
     assert subscription.topic is not None
-    subscription.router = state.queues[subscription.topic].router = None
+    state.queues[subscription.topic].router = None  # of its own, those that stay are remembered
 
 
 def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
@@ -551,7 +551,8 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     queue.counts[message.state] -= 1
     queue.messages.pop(message.sequence)
     _weigh(queue, message, -1)
-    queue.notes.pop(message.sequence, None)
+    if queue.notes:
+        queue.notes.drop(message.sequence)
     queue.lives.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:
@@ -824,10 +825,10 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
 
 
 def _routed(state: State, record: Routed, _: int) -> None:
-    source, copied = state.queues[record.queue], record.copies
-    if len(record.sequences) == 1 and copied:
-        copied = _copy_one(state, source, record)
-    for copies in copied:
+    source = state.queues[record.queue]
+    if record.alike:
+        _copy_alike(state, source, record)
+    for copies in record.copies:
         _copy(state, source, record.time_ms, copies)
     if record.sequences:
         _leave(state, source, record.sequences)
@@ -884,39 +885,32 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
     target.accessed_ms = time_ms
 
 
-def _copy_one(state: State, source: Queue, record: Routed) -> list[Copies]:
-    """One message to queues that take it as it is: the way of most, so in one loop.
-
-    `_copy` does the same. Returns what is left for it.
-    """
-    number = record.sequences[0]
-    old, time_ms = source.messages[number], record.time_ms
-    position, envelope, native, body = old.position, old.envelope, old.native, old.body
-    priority, group = old.priority, old.group
-    if not isinstance(body, bytes) or source.lives or source.notes or group is not None:
-        return record.copies
-    bodies, size = len(body), size_bytes(old)
-    queues, rest = state.queues, []
-    for copies in record.copies:
-        target = queues[copies.queue]
-        if not target.is_plain or copies.notes is not None or copies.expires_ms is not None:
-            rest.append(copies)
-            continue
-        sequence = copies.first_sequence
-        chunks = target.messages.chunks
-        chunk = chunks.get(sequence // CHUNK)
-        if chunk is None:
-            chunk = chunks[sequence // CHUNK] = {}
-        chunk[sequence] = Message(
-            sequence, position, envelope, native, body, priority, None, time_ms, 0, 0, ACTIVE, 0
-        )
-        target.lanes[0].append(sequence)
-        target.body_bytes += bodies
-        target.size_bytes += size
-        target.counts[ACTIVE] += 1
-        target.next_sequence = sequence + 1
-        target.accessed_ms = time_ms
-    return rest
+def _copy_alike(state: State, source: Queue, record: Routed) -> None:
+    """To queues that take everything as it comes: the way of most, so in one loop."""
+    queues, time_ms = state.queues, record.time_ms
+    for at, number in enumerate(record.sequences):
+        old = source.messages[number]
+        position, envelope, native, body = old.position, old.envelope, old.native, old.body
+        priority, group, size = old.priority, old.group, size_bytes(old)
+        bodies, aside = (len(body), 0) if isinstance(body, bytes) else (body, body)
+        for name, first in record.alike.items():
+            target, sequence = queues[name], first + at
+            chunks = target.messages.chunks
+            chunk = chunks.get(sequence // CHUNK)
+            if chunk is None:
+                chunk = chunks[sequence // CHUNK] = {}
+            chunk[sequence] = Message(
+                sequence, position, envelope, native, body, priority, group, time_ms, 0, 0,
+                ACTIVE, 0,
+            )  # fmt: skip
+            target.lanes[0].append(sequence)
+            target.body_bytes += bodies
+            target.size_bytes += size
+            if aside:
+                target.aside_bytes += aside
+            target.counts[ACTIVE] += 1
+            target.next_sequence = sequence + 1
+            target.accessed_ms = time_ms
 
 
 def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
@@ -1162,10 +1156,9 @@ def _idle_checked(state: State, record: IdleChecked, _: int) -> None:
 
 
 def _hungry(state: State, record: Hungry, _: int) -> None:
-    if record.more:
+    state.hungry.pop(record.queue, None)
+    if record.more:  # behind the others
         state.hungry[record.queue] = None
-    else:
-        state.hungry.pop(record.queue, None)
 
 
 _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {

@@ -144,7 +144,7 @@ def _mend_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Miss
     """A record for each copy, and for each message that leaves."""
     made: list[Kept | Missing] = []
     taken: dict[str, int] = {}  # numbers given by the records made here
-    for copies in record.copies:
+    for copies in record.every():
         target = state.queues.get(copies.queue)
         for at, sequence in enumerate(copies.sequences):
             number = copies.first_sequence + at

@@ -176,6 +176,41 @@ class Note(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_NOTE = Note()
+
+
+def noted_bytes(note: Note) -> int:
+    """What a note takes in memory, about."""
+    size = 0
+    for texts in (note.properties, note.fields):
+        for name, value in texts.items():
+            size += 100 + len(name)
+            if isinstance(value, str):
+                size += len(value) if value.isascii() else 4 * len(value)
+            elif isinstance(value, bytes):
+                size += len(value)
+    return size + len(note.description or "")
+
+
+class Notes(dict[int, Note]):
+    """By the numbers of messages, with what they take in memory. They are put and popped only."""
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __setitem__(self, sequence: int, note: Note) -> None:
+        self.drop(sequence)
+        super().__setitem__(sequence, note)
+        self.size_bytes += noted_bytes(note)
+
+    def drop(self, sequence: int) -> None:
+        note = self.pop(sequence, None)
+        if note is not None:
+            self.size_bytes -= noted_bytes(note)
+
+
 NO_PROPERTIES: Properties = {}
 
 

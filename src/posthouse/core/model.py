@@ -12,7 +12,7 @@ import msgspec
 
 from posthouse.core.index import Index
 from posthouse.core.lane import Lane
-from posthouse.core.message import Message, NewMessage, Note
+from posthouse.core.message import Message, NewMessage, Notes
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.timers import Timers
@@ -81,6 +81,7 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     forward_dead_to: str | None = None  # and what is dead-lettered
     backoff_ms: list[int] = []  # how long after each attempt a message is held back; the last again
     overflow: Overflow = "reject"  # where there is no room
+    extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
 
 
 class Group(msgspec.Struct):
@@ -144,7 +145,7 @@ class Queue(msgspec.Struct):
     size_bytes: int = 0
     body_bytes: int = 0  # the bodies' part of it
     state_bytes: int = 0  # of its sessions' states
-    notes: dict[int, Note] = {}
+    notes: Notes = msgspec.field(default_factory=Notes)
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
@@ -158,7 +159,7 @@ class Queue(msgspec.Struct):
     rules: dict[str, Rule] = {}  # of a subscription
     is_plain: bool = False  # it takes every message as it comes, without a limit
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
-    router: object = None  # of a topic: its rules, ready to be used; made when it is first needed
+    router: object = None  # rules that are ready to be used; see routing
     aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing

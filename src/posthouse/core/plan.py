@@ -20,6 +20,8 @@ from typing import Any, Protocol, TypeAlias, cast
 import msgspec
 
 from posthouse.core.commands import (
+    HAND_ON_BYTES_MAX,
+    HAND_ON_MAX,
     HOPS_MAX,
     KEY_CHARS_MAX,
     LOOK_MAX,
@@ -54,6 +56,7 @@ from posthouse.core.records import (
     DeadLettered,
     Dropped,
     Expired,
+    Hungry,
     Locked,
     Record,
     Returned,
@@ -66,11 +69,12 @@ from posthouse.core.records import (
     Touched,
     epitaph,
 )
-from posthouse.core.room import Used, is_limited, make_room, used
-from posthouse.core.routing import Hit, router_of
+from posthouse.core.room import Fit, Used, is_limited, make_room, used
+from posthouse.core.routing import Hit, Router, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
+_LOOKS_OF_EFFORT = 256
 _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 
 
@@ -96,6 +100,7 @@ class Side:
         "keys",
         "next_sequence",
         "notes",
+        "oldest",
         "queue",
         "ready",
         "released",
@@ -119,6 +124,7 @@ class Side:
         # Where it counts: messages that come, less those that go; and the sizes of such copies.
         self.added = self.added_bytes = 0
         self.arrived: dict[int, int] = {}
+        self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
     def remove(self, messages: Sequence[Message]) -> None:
@@ -135,7 +141,15 @@ class Side:
         for sequence in sequences:
             self.added -= 1
             self.added_bytes -= self.arrived.pop(sequence)
-        self.ready = [message for message in self.ready if message.sequence not in sequences]
+        gone, first = set(sequences), 0
+        for message in self.ready:  # mostly they are the first, and few of many
+            if message.sequence not in gone:
+                break
+            gone.remove(message.sequence)
+            first += 1
+        del self.ready[:first]
+        if gone:
+            self.ready = [message for message in self.ready if message.sequence not in gone]
 
     def numbers(self, count: int) -> int:
         """The first of `count` new sequence numbers."""
@@ -156,10 +170,12 @@ class Plan:
 
     __slots__ = (
         "deliveries",
+        "effort",
         "ending",
         "leaving",
         "may_refuse",
         "next_lock",
+        "noted_bytes",
         "now_ms",
         "records",
         "relayed",
@@ -180,6 +196,7 @@ class Plan:
         self.sated: set[str] = set()  # queues with which ticks will not go on
         self.relayed = False  # what came into topics and queues that forward was handed on
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
+        self.effort = self.noted_bytes = 0  # of handing on so far
 
     def side(self, queue: Queue) -> Side:
         side = self.sides.get(queue.name)
@@ -201,9 +218,27 @@ class Plan:
             messages, size = messages - ending.messages, size - ending.size_bytes
         return Used(messages, size)
 
+    def make_room(self, queue: Queue, sizes: Sequence[int]) -> Fit:
+        """Raises QuotaExceeded."""
+        side, now = self.side(queue), self.occupied(queue)
+        fit = make_room(queue, now, sizes, side.removed, side.arrived, side.oldest)
+        if fit.dropped:
+            side.oldest = fit.dropped[-1].sequence + 1
+        return fit
+
     def is_hungry(self, queue: Queue) -> bool:
         """Whether a later tick goes on with what is ready in this queue."""
         return queue.name in self.state.hungry and queue.name not in self.sated
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether this command has handed on as much as one may."""
+        return self.effort >= HAND_ON_MAX or self.noted_bytes >= HAND_ON_BYTES_MAX // 8
+
+    def put_off(self, queue: Queue) -> None:
+        """A later tick goes on with what is ready in this queue."""
+        self.records.append(Hungry(queue.name, more=True))
+        self.sated.discard(queue.name)
 
     def outcome(self, answer: Answer = None) -> Outcome:
         """Hands out what has become available, and closes the plan."""
@@ -549,7 +584,7 @@ class _Relay:
         plan, side, late = self.plan, self.plan.side(target), False
         size = size_bytes(message) if side.counted else 0
         if is_limited(target):
-            fit = make_room(target, plan.occupied(target), [size], side.removed, side.arrived)
+            fit = plan.make_room(target, [size])
             if fit.dropped:
                 drop(plan, target, fit.dropped)
             if fit.arrived:
@@ -608,6 +643,9 @@ class _Relay:
         if into is None:
             into = self._into[queue.name] = _Into(side)
             side.used = True
+        self.plan.effort += 1
+        if note is not None:
+            self.plan.noted_bytes += _noted_bytes(note)
         sequence = side.numbers(1)
         into.sequences.append(message.sequence)
         into.expires_ms.append(expires_ms)
@@ -630,6 +668,11 @@ class _Relay:
             routed = Routed(side.queue.name, self.plan.now_ms, sequences_of(leaving), copies)
             self.plan.records.append(routed)
         self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
+
+
+def _noted_bytes(note: Note) -> int:
+    """What a note takes where it is written down, with what goes around it."""
+    return 64 + len(msgspec.msgpack.encode(note))
 
 
 def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) -> int:
@@ -664,20 +707,25 @@ def _with_more(plan: Plan) -> list[Side]:
 
 
 def hand_on(plan: Plan, side: Side) -> list[Message]:
-    """All that is ready in one of them. Returns what has to stay."""
+    """What is ready in one of them, as much as one command may. Returns what has to stay."""
     messages, side.ready = side.ready, []
     queue = side.queue
     if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
         return messages  # it keeps what comes while nobody is there
     handed = _Relay(plan, side)
-    if queue.properties.delivery != "competing":
-        for message in messages:
+    leaving: list[Message] = []
+    staying: list[Message] = []
+    for message in messages:
+        if plan.is_spent:
+            plan.put_off(queue)
+            break
+        if queue.properties.delivery != "competing":
             _publish(handed, message)
-        handed.close(messages)
-        return []
-    leaving = {message.sequence: message for message in messages if _forward(handed, message)}
-    handed.close(list(leaving.values()))
-    return [message for message in messages if message.sequence not in leaving]
+            leaving.append(message)
+        else:
+            (leaving if _forward(handed, message) else staying).append(message)
+    handed.close(leaving)
+    return staying
 
 
 def has_takers(plan: Plan, queue: Queue) -> bool:
@@ -689,42 +737,77 @@ def _publish(handed: _Relay, message: Message) -> None:
     topic, plan = handed.source.queue, handed.plan
     note = handed.source.note(message.sequence)
     router = router_of(topic)
-    hits = router.match(_view(plan, topic, message, note)) if router.asks else router.all
+    plan.effort += router.effort
+    hits = router.all
+    if router.asks:
+        view = _view(plan, topic, message, note)
+        hits = router.match(view)
+        plan.effort += view.looked_at // _LOOKS_OF_EFFORT
     for hit in hits:
         if can_send(hit.queue.properties) and hit.queue.name not in plan.ending:
             _give_copy(handed, message, hit, note)
 
 
-def publish_plainly(state: State, topic: Queue, record: Sent) -> Routed | None:
+_NONE: dict[str, list[int]] = {}
+
+
+def publish_plainly(state: State, topic: Queue, record: Sent) -> list[Record] | None:
     """What is sent to a topic whose subscriptions take it as it is, and where nobody waits.
 
     The way of most. None: it has to be planned.
     """
-    router = router_of(topic)
-    copies: dict[str, Copies] = {}
-    for sequence, new in enumerate(record.messages, record.first_sequence):
+    messages, first, count = record.messages, record.first_sequence, len(record.messages)
+    for new in messages:
         if new.due_ms or new.expires_ms:
             return None
-        hits = router.all
-        if router.asks:
-            hits = router.match(_view_of(state, topic, new, sequence, record.time_ms))
-        for queue, amendment, problem in hits:
-            if (
-                amendment is not None
-                or problem
-                or not queue.is_plain
-                or queue.waiting
-                or queue.accepting
-            ):
-                return None
-            found = copies.get(queue.name)
-            if found is None:
-                copies[queue.name] = Copies(queue.name, queue.next_sequence, [sequence])
-            else:
-                found.sequences.append(sequence)
-    end = record.first_sequence + len(record.messages)
-    leaving = list(range(record.first_sequence, end))
-    return Routed(topic.name, record.time_ms, leaving, list(copies.values()))
+    router, some = router_of(topic), _NONE
+    hits = router.all
+    if router.asks:
+        hits, some, count = _matched(state, topic, router, record)
+    elif count * len(hits) > HAND_ON_MAX:
+        count = -(-HAND_ON_MAX // len(hits))
+    alike = {}
+    for queue, amendment, problem in hits:
+        if (
+            amendment is not None
+            or problem
+            or not queue.is_plain
+            or queue.waiting
+            or queue.accepting
+        ):
+            return None
+        alike[queue.name] = queue.next_sequence
+    copies = [Copies(name, alike.pop(name), each) for name, each in some.items()]
+    leaving = list(range(first, first + count))
+    routed = Routed(topic.name, record.time_ms, leaving, copies, alike)
+    if count < len(messages):
+        return [routed, Hungry(topic.name, more=True)]
+    return [routed]
+
+
+def _matched(
+    state: State, topic: Queue, router: Router, record: Sent
+) -> tuple[list[Hit], dict[str, list[int]], int]:
+    """Who gets something; what that is, by name, for who does not get all that was looked at.
+
+    And how many of the messages that is.
+    """
+    hits: list[Hit] = []
+    some: dict[str, list[int]] = {}
+    count = len(record.messages)
+    effort = looked = 0
+    for sequence, new in enumerate(record.messages, record.first_sequence):
+        if effort >= HAND_ON_MAX:
+            break
+        view = _view_of(state, topic, new, sequence, record.time_ms)
+        found = router.match(view)
+        effort += router.effort + len(found) + view.looked_at // _LOOKS_OF_EFFORT
+        looked += 1
+        hits += found
+        if count > 1:
+            for hit in found:
+                some.setdefault(hit.queue.name, []).append(sequence)
+    return hits, {name: each for name, each in some.items() if len(each) < looked}, looked
 
 
 def _view_of(state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int) -> View:
@@ -746,6 +829,10 @@ def _give_copy(handed: _Relay, message: Message, hit: Hit, note: Note | None) ->
         fields = {name: cast("str | None", changed[name]) for name in changed if name != "ttl_ms"}
         ttl_ms = cast("int | None", changed.get("ttl_ms"))
         note = (note or NO_NOTE).amended(properties, removed, fields)
+    if note is not None and handed.plan.noted_bytes >= HAND_ON_BYTES_MAX:
+        text = "The actions of its topic's rules write too much of one message."
+        handed.bury(message, queue, None, "FilterException", text)
+        return
     most = queue.properties.max_message_bytes
     if most is not None and size_bytes(message) > most:
         text = f"The subscription takes messages of at most {most} bytes."

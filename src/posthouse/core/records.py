@@ -303,13 +303,21 @@ class Copies(msgspec.Struct, array_like=True, frozen=True):
 class Routed(_Kept, frozen=True, tag=34):
     """Messages were handed on: copies of them, by reference, to others, and out of `queue`.
 
-    A position for each copy, and then one for each message that leaves.
+    A position for each copy, first those of `alike`, and then one for each message that leaves.
     """
 
     queue: str
     time_ms: int
     sequences: list[int]
     copies: list[Copies] = []
+    alike: dict[str, int] = {}  # who gets all that leave, as they are, and from which number on
+
+    def every(self) -> list[Copies]:
+        """All copies, in the order of their positions."""
+        if not self.alike:
+            return self.copies
+        alike = [Copies(queue, first, self.sequences) for queue, first in self.alike.items()]
+        return alike + self.copies
 
 
 class SubscriptionCreated(_Kept, frozen=True, tag=35):
@@ -556,7 +564,8 @@ def span(record: Kept | OfNamespaces) -> int:
     """How many positions a record covers."""
     kind = type(record)
     if isinstance(record, Routed):
-        return len(record.sequences) + sum(len(each.sequences) for each in record.copies)
+        copies = sum(len(each.sequences) for each in record.copies) if record.copies else 0
+        return len(record.sequences) * (1 + len(record.alike)) + copies
     if kind in _SEVERAL:
         return len(record.sequences)  # type: ignore[union-attr]
     if isinstance(record, Sent):
@@ -589,7 +598,7 @@ def head(record: Kept | OfNamespaces, count: int) -> Kept | OfNamespaces:
 
 def _head_of_routed(record: Routed, count: int) -> Routed:
     copies = []
-    for each in record.copies:
+    for each in record.every():
         some = min(count, len(each.sequences))
         count -= some
         if some:

@@ -68,11 +68,12 @@ def make_room(
     sizes: Sequence[int],
     going: Container[int] = (),
     arrived: Mapping[int, int] = NOTHING,
+    oldest: int = 0,
 ) -> Fit:
     """For new messages of these sizes, as the queue wants it.
 
     `going`: what leaves it anyway; `arrived`: the sizes of what has come before in this command,
-    by sequence number. Raises QuotaExceeded.
+    by sequence number; `oldest`: before that all that may give way does so. Raises QuotaExceeded.
     """
     excess = _excess(queue, now, len(sizes), sum(sizes))
     if excess is None:
@@ -81,7 +82,7 @@ def make_room(
     if overflow in ("reject", "block"):
         raise excess
     if overflow == "drop-oldest":
-        fit = _without_oldest(queue, now, sizes, going, arrived)
+        fit = _without_oldest(queue, now, sizes, going, arrived, oldest)
         if fit is None:
             raise excess
         return fit
@@ -97,6 +98,7 @@ def _without_oldest(
     sizes: Sequence[int],
     going: Container[int],
     arrived: Mapping[int, int],
+    oldest: int,
 ) -> Fit | None:
     """With as few of the oldest dropped as make room. None: all of them are too few."""
     count, size = len(sizes), sum(sizes)
@@ -108,7 +110,7 @@ def _without_oldest(
         now = Used(now.messages - 1, now.size_bytes - gone_bytes)
         return _excess(queue, now, count, size) is None
 
-    for message in islice(queue.messages.walk(0), LOOK_MAX):
+    for message in islice(queue.messages.walk(oldest), LOOK_MAX):
         if message.state == ACTIVE and message.sequence not in going:
             dropped.append(message)
             if is_enough(size_bytes(message)):

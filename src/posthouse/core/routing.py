@@ -1,7 +1,7 @@
 """Routing: which subscriptions of a topic get a message, and what their rules change of it.
 
-Rules are compiled when they are first used, and what was made of them is remembered beside the
-state, where `evolve` drops it when a rule changes. A subscription with one rule and no action, as
+Rules are compiled when they are first used, and what was made of each is remembered beside the
+state for as long as the rule stays. A subscription with one rule and no action, as
 most are, costs one call a message; one that wants a pattern or everything costs none of its own.
 """
 
@@ -23,6 +23,7 @@ from posthouse.core.rules import (
 )
 
 RULE_NAME = "RuleName"  # the property that tells which rule made a copy
+_CHARS_OF_EFFORT = 64
 
 
 class Hit(NamedTuple):
@@ -36,9 +37,13 @@ class Hit(NamedTuple):
 class _Ready(NamedTuple):
     """A rule that can be used."""
 
-    name: str
+    rule: Rule
     fits: Predicate
     action: Action | None
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
 
 
 def compile_rule(rule: Rule) -> None:
@@ -67,6 +72,7 @@ class Router:
         self._several: list[tuple[Queue, list[_Ready]]] = []
         self._patterns: Trie[str] = Trie()  # names of subscriptions
         self._by_name: dict[str, Hit] = {}
+        self.effort = 1  # what it takes to ask them, in about microseconds
         for subscription in topic.subscriptions.values():
             self._add(subscription)
         self.asks = bool(self._by_name or self._single or self._several)  # before they take it
@@ -76,6 +82,7 @@ class Router:
         hit = Hit(subscription)
         if len(rules) != 1 or rules[0].action:
             self._several.append((subscription, _ready_rules(subscription)))
+            self.effort += sum(map(_effort, rules))
             return
         wanted = rules[0].filter
         if isinstance(wanted, TrueFilter):
@@ -85,12 +92,18 @@ class Router:
             self._by_name[subscription.name] = hit
         elif not isinstance(wanted, FalseFilter):
             self._single.append((_ready_rules(subscription)[0].fits, hit))
+            self.effort += _effort(rules[0])
 
     def match(self, view: View) -> list[Hit]:
         """What the subscriptions get of a message."""
         hits = self.all.copy()
         if self._by_name:
-            hits += map(self._by_name.__getitem__, self._patterns.match(view.envelope.subject))
+            try:
+                found = self._patterns.match(view.envelope.subject)
+                hits += map(self._by_name.__getitem__, found)
+            except EvaluationProblem as problem:
+                text = str(problem)
+                hits += [Hit(hit.queue, None, text) for hit in self._by_name.values()]
         for fits, hit in self._single:
             try:
                 if fits(view):
@@ -130,16 +143,24 @@ def _named(amendment: Amendment, rule: str) -> Amendment:
 
 
 def _ready_rules(subscription: Queue) -> list[_Ready]:
-    """Compiled once, and remembered with the subscription."""
-    ready = subscription.router
-    if ready is None:
-        ready = subscription.router = [_ready(rule) for rule in subscription.rules.values()]
-    assert isinstance(ready, list)
-    return ready
+    """Each compiled once, and remembered with the subscription."""
+    before = subscription.router
+    assert before is None or isinstance(before, list)
+    known = {id(ready.rule): ready for ready in before or ()}
+    found = [known.get(id(rule)) or _ready(rule) for rule in subscription.rules.values()]
+    subscription.router = found
+    return found
+
+
+def _effort(rule: Rule) -> int:
+    """What it takes to ask a rule; it grows with what it says."""
+    wanted = rule.filter
+    said = len(wanted.expression) if isinstance(wanted, SqlFilter) else 0
+    return 1 + (said + len(rule.action)) // _CHARS_OF_EFFORT
 
 
 def _ready(rule: Rule) -> _Ready:
-    return _Ready(rule.name, _predicate(rule.filter), _action(rule))
+    return _Ready(rule, _predicate(rule.filter), _action(rule))
 
 
 # What compiles SQL is imported when there is some: not every start needs it.

@@ -40,7 +40,7 @@ from posthouse.core.plan import (
     publish_plainly,
 )
 from posthouse.core.records import Dropped, SendBlocked, Sent
-from posthouse.core.room import Fit, Used, has_room, is_limited, make_room, used
+from posthouse.core.room import Fit, Used, has_room, is_limited, used
 
 
 def send(state: State, command: Send, now_ms: int) -> Outcome:
@@ -143,7 +143,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     sizes = list(map(size_bytes, messages))
     fit = Fit(len(messages))
     if is_limited(queue):
-        fit = make_room(queue, plan.occupied(queue), sizes, side.removed, side.arrived)
+        fit = plan.make_room(queue, sizes)
     taken = fit.taken
     if fit.dropped:
         drop(plan, queue, fit.dropped)
@@ -256,7 +256,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     if queue.properties.delivery == "topic":
         routed = publish_plainly(state, queue, record)
         if routed is not None:
-            return Outcome([record, routed], answer)
+            return Outcome([record, *routed], answer)
     time_ms = record.time_ms
     messages = [message for message in _as_messages(record) if message.state == ACTIVE]
     receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)

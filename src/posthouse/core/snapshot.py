@@ -303,7 +303,8 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
                 state.sessions[token] = (queue, group)
                 state.session_timers.add(group.until_ms, token)
     else:
-        queue.notes.update(part.notes)
+        for sequence, note in part.notes:
+            queue.notes[sequence] = note
         queue.lives.update(part.lives)
         for key, until_ms, sequence in part.seen:
             if not queue.seen_order:

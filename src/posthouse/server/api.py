@@ -31,8 +31,10 @@ from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
 from posthouse.broker.figures import oldest_ms
 from posthouse.broker.past import Range, resend
+from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
+    RULES_MAX,
     AcceptSession,
     Answer,
     Begin,
@@ -103,7 +105,7 @@ from posthouse.core.rules import Rule
 from posthouse.server import shapes
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
-from posthouse.server.hot import DESCRIBED, until_gone
+from posthouse.server.hot import DESCRIBED
 from posthouse.server.http import Request, decoded
 from posthouse.server.problems import HttpProblem
 from posthouse.store.file import FileStore
@@ -333,8 +335,7 @@ async def create_subscription(
     properties = shapes.properties_over(form, QueueProperties())
     command = CreateSubscription(queue, properties)
     if form.rules is not msgspec.UNSET:
-        rules = [shapes.rule_in(each.name, each) for each in form.rules]
-        command = CreateSubscription(queue, properties, rules)
+        command = CreateSubscription(queue, properties, shapes.rules_in(form.rules))
     await call.ask(namespace, command)
     return _json(_info(call, namespace, await _queue(call, namespace, queue)), 201)
 
@@ -354,6 +355,20 @@ async def list_rules(
     assert isinstance(found, list)
     rules = [shapes.rule_out(each) for each in found if isinstance(each, Rule)]
     return _json(shapes.RulesForm(rules, rules[-1].name if len(rules) == limit else None))
+
+
+@_route("GET", SUB + "/rules/{rule}", gives=shapes.RuleInfoForm)
+async def get_rule(
+    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+) -> Response:
+    """Which messages it wants, and what it changes of them."""
+    command = ListRules(subscription_queue(topic, subscription), limit=RULES_MAX)
+    found = await call.ask(namespace, command)
+    assert isinstance(found, list)
+    for each in found:
+        if isinstance(each, Rule) and each.name.casefold() == rule.casefold():
+            return _json(shapes.rule_out(each))
+    raise NotFound("rule", rule)
 
 
 @_route("PUT", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
@@ -508,7 +523,7 @@ async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
         queue, call.engine.new_receiver(), form.session, deadline_ms, form.lock_ms
     )
     granted = await (
-        until_gone(call.engine, call.request, namespace, command, wait_ms)
+        until_gone(call.engine, call.principal, namespace, command, wait_ms, call.request.gone)
         if wait_ms
         else call.ask(namespace, command)
     )
@@ -588,6 +603,10 @@ async def replace_schedule(call: Asked, namespace: Name, schedule: Name) -> Resp
 
 async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> Response:
     form: shapes.ScheduleForm = await call.form(shapes.ScheduleForm)
+    state = call.engine.namespaces.states.get(namespace)
+    old = None if state is None else state.schedules.get(name)
+    if old is not None and not new:  # who takes one away from a queue may send there
+        call.broker.check(call.principal, "send", namespace, entity_of(old.queue))
     message = shapes.new_message(form.message, call.engine.clock_ms(namespace))
     command = SetSchedule(form.queue, name, form.when, message, form.zone, new)
     await call.ask(namespace, command)
@@ -624,13 +643,15 @@ async def begin(call: Asked, namespace: Name) -> Response:
     form: shapes.BeginForm = await call.form(shapes.BeginForm)
     begun = await call.ask(namespace, Begin(form.timeout_ms))
     assert isinstance(begun, Begun)
+    call.engine.note_owner(call.principal, begun.transaction)
     return _json(shapes.TransactionForm(f"{begun.transaction:032x}", begun.until_ms), 201)
 
 
 @_route("POST", NS + "/transactions/{transaction}/commit", gives=shapes.CommittedForm)
 async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
     """All that was asked in it, or nothing: then it is rolled back, and over."""
-    answer = await call.ask(namespace, Commit(int(transaction, 16)))
+    number = call.engine.owned(call.principal, int(transaction, 16))
+    answer = await call.ask(namespace, Commit(number))
     if isinstance(answer, RolledBack):
         raise HttpProblem(409, "rolled-back", f"The transaction was rolled back: {answer.reason}")
     assert isinstance(answer, Committed)
@@ -641,7 +662,8 @@ async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Res
 @_route("POST", NS + "/transactions/{transaction}/rollback", status=204)
 async def roll_back(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
     """Nothing of it happens. What was settled in it stays locked."""
-    await call.ask(namespace, RollBack(int(transaction, 16)))
+    number = call.engine.owned(call.principal, int(transaction, 16))
+    await call.ask(namespace, RollBack(number))
     return Response(status_code=204)
 
 

@@ -22,7 +22,6 @@ Ours:
         grants: [{namespace: shop, entity: orders*, rights: [send, listen]}]
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from posthouse.core.errors import InvalidArgument
 from posthouse.core.model import Grant, QueueProperties, Right
 from posthouse.core.recurrence import parse
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
+from posthouse.dialects.servicebus.times import duration_ms
 from posthouse.server.shapes import NamedRuleForm, ScheduleForm, new_message, rule_in
 
 KEY_CHARS_MIN = 16
@@ -341,22 +341,3 @@ def _emulated(queue: _EmulatedQueue) -> QueueProperties:
         forward_to=given.forward_to or None,
         forward_dead_to=given.forward_dead_lettered_messages_to or None,
     )
-
-
-_DURATION = re.compile(
-    r"P(?:(\d{1,8})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,8})M)?(?:(\d{1,8}(?:\.\d{1,7})?)S)?)?", re.ASCII
-)
-
-
-def duration_ms(text: str) -> int | None:
-    """An ISO 8601 duration of days and less; None for one that means for ever.
-
-    Raises ValueError.
-    """
-    found = _DURATION.fullmatch(text)
-    if found is None or text.endswith(("P", "T")):
-        raise ValueError(f"must be a duration like PT1M30S, not {text!r}")
-    days, hours, minutes, seconds = (float(each or 0) for each in found.groups())
-    if days >= 3_650_000:  # .NET's largest, by which Azure says: never
-        return None
-    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)

@@ -7,27 +7,23 @@ POST /api/v1/namespaces/N/queues/Q/complete, abandon, release, defer, dead-lette
 and the same for /topics/T and for /topics/T/subscriptions/S in the place of /queues/Q.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
+from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
     Abandon,
-    AcceptSession,
     Command,
     Complete,
     DeadLetter,
     Defer,
     Enqueued,
-    Granted,
     Receive,
     Received,
     Release,
-    ReleaseSession,
     Renew,
     Send,
     Settle,
@@ -108,20 +104,27 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
             now_ms + wait_ms if wait_ms else 0, engine.new_receiver() if wait_ms else 0,
         )  # fmt: skip
         transaction = form.transaction
-    asked = _in(transaction, command)
+    asked = _in(engine, request, transaction, command)
+    if engine.throttle.is_on:  # one was taken for the request
+        engine.throttle.charge_address(request.address, len(command.messages) - 1)
     if command.sender and asked is command:
-        answer = await until_gone(engine, request, target.namespace, command, wait_ms)
+        answer = await until_gone(
+            engine, request.principal, target.namespace, command, wait_ms, request.gone
+        )
     else:
         answer = await engine.ask(request.principal, target.namespace, asked)
     told = enqueued(answer) if isinstance(answer, Enqueued) else EnqueuedForm([], 0)
     return Answer(_encode(told), 201)
 
 
-def _in(transaction: str | None, command: Send | Settle) -> Command:
+def _in(
+    engine: Engine, request: Request, transaction: str | None, command: Send | Settle
+) -> Command:
     """As part of a transaction, if one is named."""
     if transaction is None:
         return command
-    return Work(token_in(transaction), command)  # type: ignore[arg-type]  # the core looks at it
+    number = engine.owned(request.principal, token_in(transaction))
+    return Work(number, command)  # type: ignore[arg-type]  # the core looks at it
 
 
 async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
@@ -132,7 +135,7 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
         session=token_in(form.session),
     )  # fmt: skip
     answer = await (
-        until_gone(engine, request, target.namespace, command, form.wait_ms)
+        until_gone(engine, request.principal, target.namespace, command, form.wait_ms, request.gone)
         if form.wait_ms
         else engine.ask(request.principal, target.namespace, command)
     )
@@ -140,52 +143,11 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
     return Answer(_encode(MessagesForm([delivered(each) for each in answer.deliveries])))
 
 
-async def until_gone(
-    engine: Engine,
-    request: Request,
-    namespace: str,
-    command: Receive | AcceptSession | Send,
-    wait_ms: int,
-) -> object:
-    """What was asked for, or nothing, in real time: a namespace's clock may stand still.
-
-    Where the client has gone away, what was for it goes back. Raises ConnectionResetError then.
-    """
-    asked = asyncio.ensure_future(engine.ask(request.principal, namespace, command))
-    gone = asyncio.ensure_future(request.gone())
-    try:
-        await asyncio.wait(
-            (asked, gone), timeout=wait_ms / 1000 + 1, return_when=asyncio.FIRST_COMPLETED
-        )
-        engine.give_up(command.sender if isinstance(command, Send) else command.receiver)
-        answer = await asked
-    finally:
-        gone.cancel()
-    if gone.done() and not gone.cancelled():
-        _give_back(engine, namespace, command, answer)
-        raise ConnectionResetError
-    return answer
-
-
-def _give_back(
-    engine: Engine, namespace: str, command: Receive | AcceptSession | Send, answer: object
-) -> None:
-    back: Release | ReleaseSession | None = None
-    if isinstance(answer, Granted):
-        back = ReleaseSession(command.queue, answer.token)
-    elif isinstance(answer, Received) and answer.deliveries and answer.deliveries[0].token:
-        session = command.session if isinstance(command, Receive) else 0
-        tokens = [each.token for each in answer.deliveries]
-        back = Release(command.queue, tokens, partial=True, session=session)
-    if back is not None:
-        engine.submit(BROKER, namespace, back, lambda _: None)  # giving back needs no right
-
-
 def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Settle]) -> Hot:
     async def settle(engine: Engine, request: Request, target: Target) -> Answer:
         form = decoded(form_of, await request.body())
         command = make(target.queue, form, [int(token, 16) for token in form.locks])
-        asked = _in(form.transaction, command)
+        asked = _in(engine, request, form.transaction, command)
         answer = await engine.ask(request.principal, target.namespace, asked)
         assert isinstance(answer, Settled)
         lost = [f"{each:032x}" for each in answer.lost if isinstance(each, int)]

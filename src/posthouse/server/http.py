@@ -25,7 +25,7 @@ from uvicorn.config import Config as UvicornConfig
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
 from posthouse.server.broker import Broker
-from posthouse.server.http_peer import CLOSE, FileRange, HttpPeer
+from posthouse.server.http_peer import CLOSE, FileRange, Header, HttpPeer
 from posthouse.server.listener import Connection
 from posthouse.server.log import correlation
 from posthouse.server.problems import CODES, HttpProblem, problem
@@ -83,6 +83,16 @@ class Request:
         return str(client[0]) if client else "?"
 
     @property
+    def scheme(self) -> str:
+        return str(self.scope["scheme"])
+
+    @property
+    def spelled(self) -> list[Header]:
+        """The headers with their names as they were written."""
+        found: list[Header] = self.scope["spelled"]
+        return found
+
+    @property
     def connection(self) -> Connection:
         found: Connection = self.scope["state"]["connection"]
         return found
@@ -93,8 +103,11 @@ class Request:
         if not length.isdigit() or len(length) > 15 or int(length) > self._app.request_bytes_max:
             raise _too_large(self._app.request_bytes_max)
         peer = self.connection.peer
-        if isinstance(peer, HttpPeer) and peer.has_whole_body:
-            return await self._rest()
+        whole = peer.take_whole_body() if isinstance(peer, HttpPeer) else None
+        if whole is not None:
+            if len(whole) > self._app.request_bytes_max:
+                raise _too_large(self._app.request_bytes_max)
+            return whole
         seconds = self.connection.limits.body_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -141,7 +154,7 @@ class HttpDialect(NamedTuple):
     """A protocol on HTTP that is not ours, recognised by its marks."""
 
     name: str
-    recognise: Callable[[Request], bool]
+    recognise: Callable[[Request, bool], bool]  # also told whether the path is one of ours
     answer: Route | None  # None: known, but not served
 
 
@@ -242,19 +255,32 @@ class App:
         route = self._routes.get(first)
         if route is None or first not in self._open:
             for dialect in self._dialects:
-                if dialect.recognise(request):
-                    return await _of(dialect)(request)
+                if dialect.recognise(request, route is not None):
+                    return await self._of(dialect, request)
             if route is None:
                 raise HttpProblem(
                     404, "not-found", "There is nothing here; /docs tells what there is.",
                 )  # fmt: skip
-            if self.broker.engine is None:
-                raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells"
-                                  " how far it is.")  # fmt: skip
+            self._check_open()
             request.principal = self._identify(request)
-            if self.answers_bytes > self._answers_bytes_max:
-                raise Busy("too much is being read at a time")
         return await route(request)
+
+    async def _of(self, dialect: HttpDialect, request: Request) -> Answer:
+        """It looks at credentials in its own way, and says in its own words what is wrong."""
+        if dialect.answer is None:
+            raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")
+        self._check_open()
+        if self.broker.config.dev:
+            _check_from_here(request, self.broker.config.tls_name)
+        return await dialect.answer(request)
+
+    def _check_open(self) -> None:
+        """Raises HttpProblem or Busy."""
+        if self.broker.engine is None:
+            raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells how"
+                              " far it is.")  # fmt: skip
+        if self.answers_bytes > self._answers_bytes_max:
+            raise Busy("too much is being read at a time")
 
     def _refused(self, refused: Refused, name: str) -> Answer:
         status, slug = CODES[type(refused)]
@@ -341,12 +367,6 @@ def _check_protocol(request: Request) -> None:
 
 def _printable(given: bytes) -> str:
     return "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
-
-
-def _of(dialect: HttpDialect) -> Route:
-    if dialect.answer is None:
-        raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")
-    return dialect.answer
 
 
 def _too_large(most: int) -> HttpProblem:

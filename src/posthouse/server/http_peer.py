@@ -69,15 +69,17 @@ class HttpPeer(HttpToolsProtocol):
         self._in_message = self._in_head = False  # of a request that has begun
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
+        self._spelled: list[Header] = []  # headers with their names as they were written
         self._running: RequestResponseCycle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._awaits_head = True  # what the deadline is for: a head, or the next request
+        self._due: float | None = connection.deadline  # when it ends, unless something comes
+        self._awaits_head = True  # what that is for: a head, or the next request
+        self._alarm: asyncio.TimerHandle | None = None  # then, or before
         self._stall: asyncio.TimerHandle | None = None
         self._untaken_bytes = self._held_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_at(self._connection.deadline, self._end)
+        self._alarm = self.loop.call_at(self._connection.deadline, self._look_at_the_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
@@ -87,7 +89,7 @@ class HttpPeer(HttpToolsProtocol):
         self.pipeline.clear()
         super().connection_lost(exc)
         self._hold(0)
-        for timer in (self._deadline, self._stall):
+        for timer in (self._alarm, self._stall):
             if timer is not None:
                 timer.cancel()
         self._connection.gone()
@@ -99,7 +101,6 @@ class HttpPeer(HttpToolsProtocol):
         super().data_received(data)
         if self._connection.peer is not self:  # it has become a WebSocket
             return
-        self._unset_keepalive_if_required()  # we have a deadline of our own
         if self.transport.is_closing():
             return
         if goes_on and self._in_message:
@@ -112,22 +113,35 @@ class HttpPeer(HttpToolsProtocol):
     # Time.
 
     def _set_deadline(self) -> None:
+        """A later one costs nothing: the alarm looks again when it goes off."""
         if self._is_busy():
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-        elif self._deadline is None or self._awaits_head != self._in_head:
-            if self._deadline is not None:
-                self._deadline.cancel()
+            self._due = None
+        elif self._due is None or self._awaits_head != self._in_head:
             self._awaits_head = self._in_head
             limits = self._limits
             limit = limits.handshake_seconds if self._in_head else limits.keep_alive_seconds
-            self._deadline = self.loop.call_later(limit, self._end)
+            due = self._due = self.loop.time() + limit
+            if self._alarm is None or due < self._alarm.when():
+                if self._alarm is not None:
+                    self._alarm.cancel()
+                self._alarm = self.loop.call_at(due, self._look_at_the_time)
 
-    @property
-    def has_whole_body(self) -> bool:
-        """Of the request that is running."""
-        return self._running is not None and not self._running.more_body
+    def _look_at_the_time(self) -> None:
+        self._alarm = None
+        if self._due is None:
+            return
+        if self._due <= self.loop.time():
+            self._end()
+        else:
+            self._alarm = self.loop.call_at(self._due, self._look_at_the_time)
+
+    def take_whole_body(self) -> bytes | None:
+        """Of the request that is running, if all of it is there."""
+        cycle = self._running
+        if cycle is None or cycle.more_body:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
 
     def _is_busy(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -141,6 +155,8 @@ class HttpPeer(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._spelled = []
+        self.scope["spelled"] = self._spelled  # type: ignore[typeddict-unknown-key]
         self._in_message = self._in_head = True
         self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
 
@@ -156,6 +172,7 @@ class HttpPeer(HttpToolsProtocol):
             raise ValueError("the head of the request is too large")
         if self._in_head:
             super().on_header(name, value)
+            self._spelled.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -199,7 +216,7 @@ class HttpPeer(HttpToolsProtocol):
         route = self._websocket()
         assert route is not None
         self.connections.discard(self)
-        for timer in (self._deadline, self._stall):
+        for timer in (self._alarm, self._stall):
             if timer is not None:
                 timer.cancel()
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
@@ -217,14 +234,16 @@ class HttpPeer(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        unread = self._running is not None and self._running.more_body
-        super().on_response_complete()
-        self._unset_keepalive_if_required()
+        """In the place of uvicorn's, whose limit on idle connections is here `_set_deadline`."""
+        self.server_state.total_requests += 1
         if self.transport.is_closing():  # when it has taken what is still to be sent
             self._watch()
-        elif unread:  # nobody is going to read the rest of it
-            self._end()
+        elif self._running is not None and self._running.more_body:
+            self._end()  # nobody is going to read the rest of it
         else:
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
             self._set_deadline()
 
     async def answer(self, status: int, headers: list[Header], body: bytes) -> None:

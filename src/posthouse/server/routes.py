@@ -3,7 +3,9 @@
 import asyncio
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +16,9 @@ from posthouse.server.health import health
 from posthouse.server.http import Answer, App, HttpDialect, Request
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
+
+if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.web import Web
 
 Header = tuple[bytes, bytes]
 _HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -26,16 +31,21 @@ _POLICY = (
 )
 
 
-def http_dialects() -> tuple[HttpDialect, ...]:
+def http_dialects(service_bus: Callable[[], "Web"]) -> tuple[HttpDialect, ...]:
     """Recognised in this order, before the paths that are ours."""
+
+    async def to_service_bus(request: Request) -> Answer:
+        return Answer(*await service_bus().answer(request))
+
     return (
         HttpDialect("SQS", _is_sqs, None),
-        HttpDialect("Azure Service Bus over HTTP", _is_service_bus, None),
-        HttpDialect("LocalZure's own API", lambda each: each.parts[0] == b"servicebus", None),
+        HttpDialect("Azure Service Bus over HTTP", _is_service_bus, to_service_bus),
+        HttpDialect("LocalZure's own API", _is_localzure, None),
+        HttpDialect("Azure Service Bus over HTTP", _is_nobody_elses, to_service_bus),
     )
 
 
-def _is_sqs(request: Request) -> bool:
+def _is_sqs(request: Request, _: bool) -> bool:
     headers = request.headers
     return (
         headers.get(b"authorization", b"").startswith(b"AWS4-HMAC-SHA256")
@@ -44,13 +54,22 @@ def _is_sqs(request: Request) -> bool:
     )
 
 
-def _is_service_bus(request: Request) -> bool:
+def _is_service_bus(request: Request, _: bool) -> bool:
     headers = request.headers
-    return (
+    return request.parts[0] != b"servicebus" and (
         headers.get(b"authorization", b"").startswith(b"SharedAccessSignature")
         or b"brokerproperties" in headers
         or "api-version" in request.query
     )
+
+
+def _is_localzure(request: Request, _: bool) -> bool:
+    return bool(request.parts[0] == b"servicebus")
+
+
+def _is_nobody_elses(request: Request, is_ours: bool) -> bool:
+    """What is left, but for the page that people come to first."""
+    return not is_ours and request.parts[0] not in (b"", b"favicon.ico", b"robots.txt")
 
 
 def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:

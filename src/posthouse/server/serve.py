@@ -40,7 +40,9 @@ from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
 
 if TYPE_CHECKING:
+    from posthouse.dialects.servicebus.credentials import Credentials
     from posthouse.dialects.servicebus.peer import Peer, Peers
+    from posthouse.dialects.servicebus.web import Web
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
         self._contexts = Contexts(tls_folder, config.tls_name, own)
-        app = App(self._broker, http_dialects(), limits.answers_bytes)
+        app = App(self._broker, http_dialects(self._web), limits.answers_bytes)
         uvicorn, state = make_config(app), ServerState()
 
         self._peers: Peers | None = None
@@ -124,15 +126,26 @@ class Server:
     def _servicebus(self) -> "Peers":
         """Made when it is first asked for: a start need not wait for it."""
         if self._peers is None:
-            from posthouse.dialects.servicebus.peer import Peers, Settings
+            from posthouse.dialects.servicebus.peer import Peers
 
-            config = self._config
-            settings = Settings(
-                DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
-                config.servicebus_namespace, config.auto_create, config.dev,
-            )  # fmt: skip
-            self._peers = Peers(self._broker, self._broker.guard, settings)
+            self._peers = Peers(self._credentials())
         return self._peers
+
+    def _web(self) -> "Web":
+        """Service Bus over HTTP."""
+        from posthouse.dialects.servicebus.web import Web
+
+        return Web(self._credentials())
+
+    def _credentials(self) -> "Credentials":
+        from posthouse.dialects.servicebus.credentials import Credentials, Settings
+
+        config = self._config
+        settings = Settings(
+            DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
+            config.servicebus_namespace, config.auto_create, config.dev,
+        )  # fmt: skip
+        return Credentials(self._broker, self._broker.guard, settings)
 
     def _admits(self, headers: dict[bytes, bytes]) -> bool:
         """With --dev the key is known to everybody, so no web page elsewhere may come in."""

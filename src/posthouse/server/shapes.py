@@ -52,6 +52,7 @@ from posthouse.core.rules import (
 )
 
 WAIT_MS_MAX = 60_000
+EXPRESSIONS_CHARS_MAX = 8_192  # that differ, of all rules of one request
 
 Ms = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -294,6 +295,19 @@ def rule_in(name: str, form: RuleForm) -> Rule:
             }
             given = CorrelationFilter(fields, properties_in(form.filter.properties))
     return Rule(name, given, form.action, properties_in(form.parameters))
+
+
+def rules_in(forms: list[NamedRuleForm]) -> list[Rule]:
+    """Raises InvalidArgument; also where to compile them would hold everybody else up."""
+    rules = [rule_in(each.name, each) for each in forms]
+    filters = {rule.filter.expression for rule in rules if isinstance(rule.filter, SqlFilter)}
+    chars = sum(map(len, filters | {rule.action for rule in rules}))
+    if chars > EXPRESSIONS_CHARS_MAX:
+        raise InvalidArgument(
+            "rules", f"must have expressions of at most {EXPRESSIONS_CHARS_MAX} characters in one"
+            " request; add the others one by one",
+        )  # fmt: skip
+    return rules
 
 
 def rule_out(rule: Rule) -> RuleInfoForm:

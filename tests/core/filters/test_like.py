@@ -29,9 +29,9 @@ def plainly_fits(text: str, pattern: str, escape: str | None) -> bool:
 )
 def test_it_fits_what_it_should(text: str, parts: list[str]) -> None:
     pattern = "".join(parts)
-    assert compile_like(pattern, "!")(text) is plainly_fits(text, pattern, "!")
+    assert compile_like(pattern, "!").fits(text) is plainly_fits(text, pattern, "!")
     if "!" not in pattern:
-        assert compile_like(pattern, None)(text) is plainly_fits(text, pattern, None)
+        assert compile_like(pattern, None).fits(text) is plainly_fits(text, pattern, None)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_it_fits_what_it_should(text: str, parts: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_runs_are_found_one_after_the_other(pattern: str, text: str, expected: bool) -> None:
-    assert compile_like(pattern, None)(text) is expected
+    assert compile_like(pattern, None).fits(text) is expected
 
 
 def test_an_escape_can_be_a_wildcard_itself() -> None:
-    assert compile_like("%%a%_", "%")("%a_")
-    assert compile_like("__%", "_")("_x")
+    assert compile_like("%%a%_", "%").fits("%a_")
+    assert compile_like("__%", "_").fits("_x")
 
 
 def steps(fits: Fits, text: str) -> int:
@@ -77,7 +77,7 @@ def steps(fits: Fits, text: str) -> int:
      "%" + "a_" * 300 + "%b%", "_" * 1_000 + "%"],
 )  # fmt: skip
 def test_its_work_grows_with_the_text_and_no_faster(pattern: str) -> None:
-    fits = compile_like(pattern, None)
+    fits = compile_like(pattern, None).fits
     short, long = steps(fits, "a" * 2_000), steps(fits, "a" * 8_000)
     assert long <= 4 * short
     assert long <= 4 * 8_000 + 4 * len(pattern)
@@ -87,4 +87,4 @@ def test_patterns_that_mean_nothing_are_a_problem() -> None:
     for pattern, escape in (("a!", "!"), ("a", ""), ("a", "ab"), ("a" * 1_025, None)):
         with pytest.raises(EvaluationProblem):
             compile_like(pattern, escape)
-    assert compile_like("a" * PATTERN_CHARS_MAX, None)("a" * PATTERN_CHARS_MAX)
+    assert compile_like("a" * PATTERN_CHARS_MAX, None).fits("a" * PATTERN_CHARS_MAX)

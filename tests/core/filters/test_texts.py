@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from posthouse.core.filters.texts import as_text, moment_ms, span_ms
+from posthouse.core.filters.texts import as_text, as_type_of, moment_ms, span_ms
 from posthouse.core.message import timestamp
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,3 +51,16 @@ def test_what_has_no_text_has_none() -> None:
     assert as_text(None) is None
     assert as_text(b"x") is None
     assert as_text(Ext(77, b"x")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1", 1.0), ("-1.5", -1.5), ("1.", 1.0), (".5", 0.5), ("+2e-3", 0.002), ("1e99", 1e99)],
+)
+def test_a_number_is_read_where_one_was(text: str, number: float) -> None:
+    assert as_type_of(0.5, text) == number
+
+
+def test_a_long_text_that_is_no_number_is_read_once() -> None:
+    text = "1" * 100_000 + "x"  # minutes, if each digit were tried again
+    assert as_type_of(0.5, text) == text

@@ -21,7 +21,8 @@ from posthouse.broker.engine import Engine
 from posthouse.core.commands import CreateQueue
 from posthouse.core.model import QueueProperties
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.dialects.servicebus.peer import Peer, Peers, Settings
+from posthouse.dialects.servicebus.credentials import Credentials, Settings
+from posthouse.dialects.servicebus.peer import Peer, Peers
 from posthouse.store.memory import MemoryStore
 
 KEY = "SAS_KEY_VALUE"
@@ -81,7 +82,7 @@ class Failures(logging.Handler):
 class Rig:
     def __init__(self, engine: Engine, guard: Guard, settings: Settings) -> None:
         self.engine: Engine | None = engine
-        self.peers = Peers(self, guard, settings)
+        self.peers = Peers(Credentials(self, guard, settings))
         self.failures = Failures()
         logging.getLogger("posthouse").addHandler(self.failures)
 

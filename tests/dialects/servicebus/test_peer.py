@@ -153,7 +153,7 @@ def test_a_link_ends_with_its_token_unless_there_is_another(sends: bool) -> None
 
 async def with_account(rig: Rig, *rights: str, entity: str = "q") -> None:
     assert rig.engine is not None
-    keys = [rig.peers.guard.seal("ann", "ann's key")]
+    keys = [rig.peers.credentials.guard.seal("ann", "ann's key")]
     grant = Grant("default", entity, list(rights))  # type: ignore[arg-type]
     await rig.engine.ask(BROKER, "", SetAccount("ann", [grant], keys, new=True))
 
@@ -422,7 +422,7 @@ def test_a_key_that_was_rotated_out_is_out(plain: bool) -> None:
         assert rig.engine is not None
         grants = [Grant("default", "q", ["send"])]
         for keys, ends in ((["new", "ann's key"], False), (["newer", "new"], True)):
-            sealed = [rig.peers.guard.seal("ann", each) for each in keys]
+            sealed = [rig.peers.credentials.guard.seal("ann", each) for each in keys]
             await rig.engine.ask(BROKER, "", SetAccount("ann", grants, sealed, new=False))
             told = await client.pump()
             assert (Detached in [type(each) for each in told]) == ends

@@ -199,3 +199,23 @@ def test_who_is_nobody_has_no_transactions() -> None:
         assert why(events).condition == "amqp:unauthorized-access"
 
     run(work)
+
+
+def test_a_coordinator_ends_its_own_transactions_only() -> None:
+    async def work(rig: Rig) -> None:
+        client, control, sender = await ready(rig)
+        session = client.amqp.begin()
+        other = session.attach(
+            "other", sends=True, source=Described(ULong(0x28), [None]), target=COORDINATOR
+        )
+        await client.pump()
+        id = await declare(client, control)
+        lost = await declare(client, other)
+        sender.send(MESSAGE, b"m", state=within(id))
+        other.detach()
+        await client.pump()
+        assert code_of(await discharge(client, control, id)) == 0x24
+        assert await counts(rig) == (1, 0)
+        assert code_of(await discharge(client, control, lost)) == 0x25
+
+    run(work)

@@ -8,7 +8,7 @@ The parser keeps a stack of its own and makes a node of each rule as it complete
 linear time and does not recurse. What comes after it does; it goes by trees of a known depth.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from math import isinf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,6 +46,7 @@ EXPRESSION_CHARS_MAX = 1_024
 DEPTH_MAX = 32
 NODES_MAX = 900
 STATEMENTS_MAX = 32
+_REMEMBERED = 256  # texts: a rule is compiled when it is checked, and again when it is first used
 
 _VALUES = r"""
 ?condition: conjunction
@@ -151,6 +152,7 @@ _WORDS = {
 }
 
 
+@lru_cache(_REMEMBERED)
 def parse_filter(text: str) -> Node:
     """Raises SyntaxProblem."""
     tree = cast("Node", _parse(_filter_parser(), text))
@@ -158,6 +160,7 @@ def parse_filter(text: str) -> Node:
     return tree
 
 
+@lru_cache(_REMEMBERED)
 def parse_action(text: str) -> list[Statement]:
     """Raises SyntaxProblem."""
     statements = cast("list[Statement]", _parse(_action_parser(), text))

@@ -8,6 +8,7 @@ characters fit the text up to here.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from posthouse.core.filters.problems import EvaluationProblem
 
@@ -16,11 +17,24 @@ TEXT_CHARS_MAX = 16_384  # that is looked at; so many patterns on a longer one w
 
 Fits = Callable[[str], bool]
 _Run = list[str | None]  # None is any character
+_BITS = 256  # of a number: with more of them reckoning takes longer
 
 
-def compile_like(pattern: str, escape: str | None) -> Fits:
-    """A test of texts. Raises EvaluationProblem for a pattern that means nothing."""
+class Test(NamedTuple):
+    """Of texts. `effort`: what each character of one takes, where that is much; else 0."""
+
+    fits: Fits
+    effort: int
+
+
+def compile_like(pattern: str, escape: str | None) -> Test:
+    """Raises EvaluationProblem for a pattern that means nothing."""
     runs = _runs(pattern, escape)
+    slow = [len(run) for run in runs[1:-1] if None in run]
+    return Test(_fits(runs), 1 + max(slow) // _BITS if slow else 0)
+
+
+def _fits(runs: list[_Run]) -> Fits:
     if len(runs) == 1:
         return _whole(runs[0])
     first, *middle, last = runs

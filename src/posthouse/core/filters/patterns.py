@@ -9,10 +9,11 @@ A wildcard is a whole level; inside of one these characters mean themselves.
 from collections.abc import Hashable
 from typing import Generic, Literal, TypeVar
 
-from posthouse.core.filters.problems import SyntaxProblem
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 
 PATTERN_CHARS_MAX = 260
 LEVELS_MAX = 64
+SUBJECT_LEVELS_MAX = 256  # that are looked at
 
 Style = Literal["amqp", "nats"]
 T = TypeVar("T", bound=Hashable)
@@ -86,8 +87,10 @@ class Trie(Generic[T]):
         """The values of all patterns that match, each once.
 
         All patterns are followed level by level at the same time, and each place in the trie is
-        looked at once for a level, however many ways lead there.
+        looked at once for a level, however many ways lead there. Raises EvaluationProblem.
         """
+        if subject.count(".") >= SUBJECT_LEVELS_MAX:
+            raise EvaluationProblem(f"A subject has more than {SUBJECT_LEVELS_MAX} levels.")
         active = _with_below([self._root])
         for level in subject.split(".") if subject else ():
             following: list[_Node[T]] = []

@@ -9,16 +9,15 @@ AND, OR and IN go from left to right and stop when they know, so what comes late
 and raises nothing.
 """
 
-from collections.abc import Callable
 from math import isnan
 from typing import cast
 
 import msgspec
 
-from posthouse.core.commands import PROPERTIES_BYTES_MAX
+from posthouse.core.commands import HAND_ON_BYTES_MAX, PROPERTIES_BYTES_MAX
 from posthouse.core.filters.actions import Step, remove_property, set_property, set_system
 from posthouse.core.filters.grammar import parse_action, parse_filter
-from posthouse.core.filters.like import checked_text, compile_like
+from posthouse.core.filters.like import Test, checked_text, compile_like
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.texts import INTEGER_MAX
 from posthouse.core.filters.tree import (
@@ -79,9 +78,14 @@ def compile_action(text: str, parameters: Properties) -> Action:
     steps = [compiler.step(statement) for statement in parse_action(text)]
 
     def apply(view: View) -> Amendment:
+        if view.amended_bytes >= HAND_ON_BYTES_MAX:
+            raise EvaluationProblem("The actions for this message write too much of it.")
         draft = Draft(view)
-        for step in steps:
-            step(draft)
+        try:
+            for step in steps:
+                step(draft)
+        finally:
+            view.looked_at = draft.looked_at
         amendment = draft.amendment()
         size = len(msgspec.msgpack.encode(amendment.properties))
         if size > PROPERTIES_BYTES_MAX:
@@ -89,6 +93,7 @@ def compile_action(text: str, parameters: Properties) -> Action:
                 f"An action sets properties of at most {PROPERTIES_BYTES_MAX} bytes, not {size}."
             )
             raise EvaluationProblem(reason)
+        view.amended_bytes += size + len(msgspec.msgpack.encode(amendment.fields))
         return amendment
 
     return apply
@@ -325,12 +330,21 @@ def _in_list(get: Evaluate, items: list[Evaluate]) -> Predicate:
     return is_in
 
 
-def _like(get: Evaluate, fits: Callable[[str], bool]) -> Predicate:
+def _like(get: Evaluate, test: Test) -> Predicate:
+    fits, effort = test
+
     def is_like(view: View) -> bool | None:
         value = get(view)
         return fits(checked_text(value)) if type(value) is str else None
 
-    return is_like
+    def is_like_slowly(view: View) -> bool | None:
+        value = get(view)
+        if type(value) is not str:
+            return None
+        view.look_at(effort * len(checked_text(value)))
+        return fits(value)
+
+    return is_like_slowly if effort else is_like
 
 
 def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Predicate:
@@ -341,7 +355,9 @@ def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Pred
             return None
         if escape is not None and type(mark) is not str:
             return None
-        return compile_like(wanted, cast("str | None", mark))(checked_text(value))
+        fits, effort = compile_like(wanted, cast("str | None", mark))
+        view.look_at(2 * len(wanted) + effort * len(checked_text(value)))
+        return fits(value)
 
     return is_like
 

@@ -11,7 +11,8 @@ INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 
 _DAY_MS = 86_400_000
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
+# Nothing that was read is read again (++): a text may be long, and is a sender's.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _SPAN = re.compile(  # days.hours:minutes:seconds.fraction
     r"(?:([0-9]{1,8})\.)?([01]?[0-9]|2[0-3]):([0-5]?[0-9]):([0-5]?[0-9])(?:\.([0-9]{1,7}))?",

@@ -24,6 +24,7 @@ class Amendment(NamedTuple):
     fields: dict[str, Value]
 
 
+LOOKS_MAX = 1 << 22  # characters that all slow filters look at, of one message
 _EMPTY = Envelope()
 _TTL = "ttl_ms"  # a field that is beside the envelope
 
@@ -32,9 +33,9 @@ class View:
     """A message as filters see it. Unset system properties are null."""
 
     __slots__ = (
-        "_amendment", "_data", "_envelope", "_properties", "_spelling", "count", "due_ms",
-        "enqueued_ms", "enqueued_sequence", "expires_ms", "new_id", "sequence", "size", "source",
-        "state", "ttl_ms",
+        "_amendment", "_data", "_envelope", "_properties", "_spelling", "amended_bytes",
+        "count", "due_ms", "enqueued_ms", "enqueued_sequence", "expires_ms", "looked_at", "new_id",
+        "sequence", "size", "source", "state", "ttl_ms",
     )  # fmt: skip
 
     def __init__(
@@ -70,8 +71,16 @@ class View:
         self.count = count
         self.state = state
         self.source = source
+        self.amended_bytes = 0  # by all actions that had a look at it
+        self.looked_at = 0  # what its filters did that takes long, in characters
         if amendment is not None:
             self.ttl_ms = cast("int | None", amendment.fields.get(_TTL, ttl_ms))
+
+    def look_at(self, chars: int) -> None:
+        """Before something that takes long. Raises EvaluationProblem where it was too often."""
+        if self.looked_at > LOOKS_MAX:
+            raise EvaluationProblem("The filters for this message take too long with it.")
+        self.looked_at += chars
 
     @property
     def envelope(self) -> Envelope:

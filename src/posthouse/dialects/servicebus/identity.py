@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from posthouse.amqp.types import Int
-from posthouse.broker.access import ROOT, Principal, key_is
+from posthouse.broker.access import Principal, key_is
 from posthouse.core.errors import Unauthenticated, Unauthorized
 from posthouse.core.model import Right, find
 from posthouse.dialects.servicebus import conditions, sas
@@ -36,6 +36,7 @@ class Identity:
 
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
+        self._credentials = peer.credentials
         self._plain: Principal | None = None  # who it is by SASL
         self._plain_key: Callable[[str], bool] = _never
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
@@ -61,7 +62,7 @@ class Identity:
             return False
         try:
             self._plain_key = key_is(key.decode())
-            self._plain = self._identify(name.decode(), self._plain_key)
+            self._plain = self._credentials.identify(name.decode(), self._plain_key)
         except (Unauthenticated, UnicodeDecodeError):
             self._note_refusal(name.decode(errors="replace"))
             return False
@@ -79,31 +80,13 @@ class Identity:
 
     def _is_still(self, principal: Principal, fits: Callable[[str], bool]) -> bool:
         try:
-            return self._identify(principal.name, fits) == principal
+            return self._credentials.identify(principal.name, fits) == principal
         except Unauthenticated:
             return False
 
-    def _identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
-        """Raises Unauthenticated."""
-        accounts, guard = self._peer.engine.namespaces.accounts, self._peer.guard
-        settings = self._peer.settings
-        if settings.dev and settings.namespace_from == "key" and name not in accounts:
-            guard.identify_by(accounts, ROOT, fits)
-            return Principal(name, everything=True)
-        return guard.identify_by(accounts, name, fits)
-
     def namespace(self, principal: Principal) -> str:
         """The namespace that the connection speaks of; it may have to be made yet."""
-        settings, spaces = self._peer.settings, self._peer.engine.namespaces
-        name = settings.namespace
-        if settings.namespace_from == "host":
-            name = first_label(self._peer.host) or name
-        elif settings.namespace_from == "key" and principal.name != ROOT:
-            name = principal.name
-        if name in spaces.states:
-            return name
-        folded = name.casefold()
-        return next((each for each in spaces.states if each.casefold() == folded), name)
+        return self._credentials.namespace(self._peer.host, principal)
 
     def _note_refusal(self, name: str) -> None:
         if not self._peer.is_refused_once_more():
@@ -131,7 +114,7 @@ class Identity:
         except ValueError as problem:
             return 400, f"The token cannot be read: {problem}."
         try:
-            principal = self._identify(token.key_name, token.fits)
+            principal = self._credentials.identify_by_token(token, self._peer.host)
         except Unauthenticated:
             self._note_refusal(token.key_name)
             return 401, "The token's key name or signature is not valid."
@@ -140,7 +123,9 @@ class Identity:
             return 401, "The token has expired."
         if len(audience) > ADDRESS_CHARS_MAX:
             return 400, "The token's name is too long."
-        if not sas.covers(token.scope, path) or not self._is_for_here(token.host):
+        if not sas.covers(token.scope, path) or not self._credentials.is_for(
+            token, self._peer.host
+        ):
             return 401, f"The token is not for {audience!r}."
         if len(self._claims) >= CLAIMS_MAX and path not in self._claims:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
@@ -149,13 +134,6 @@ class Identity:
         self._claims[path] = Claim(principal, token.fits, token.scope, token.expires)
         self._peer.trust()
         return 202, "Accepted"
-
-    def _is_for_here(self, host: str) -> bool:
-        """Where the host names a namespace a token is for that one alone."""
-        if self._peer.settings.namespace_from != "host":
-            return True
-        mine = first_label(self._peer.host)
-        return first_label(host).casefold() == mine.casefold()
 
     def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
         state = self._peer.engine.namespaces.states.get(self.namespace(principal))
@@ -201,10 +179,3 @@ class Identity:
 
 def _never(_: str) -> bool:
     return False
-
-
-def first_label(host: str) -> str:
-    """Of a host name that has several; nothing of others, and of addresses."""
-    name = host.partition(":")[0]
-    label, dot, _ = name.partition(".")
-    return label if dot and not name.replace(".", "").isdigit() else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from posthouse.amqp.events import Arrived, Disposed
+from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.performatives import (
     ACCEPTED,
     MODIFIED,
@@ -110,15 +110,42 @@ class Inlet:
         self.is_idle, self.idle_since = False, 0.0
 
     def start(self) -> None:
+        self.link.takes_runs = True
         self.link.grant(INLET_CREDIT)
+
+    def on_run(self, event: Run) -> None:
+        """Messages that follow each other. What is wrong with one is no affair of the others."""
+        if self._is_beyond_its_credit():
+            return
+        messages: list[NewMessage] = []
+        ids: list[int | None] = []
+        size, read, settled = 0, self._reads.read, event.settled
+        for number, tag, payload in zip(
+            event.delivery_ids, event.tags, event.payloads, strict=True
+        ):
+            try:
+                messages.append(read(payload))
+            except (Unfit, Malformed):  # it is told there
+                self.on_arrived(Arrived(self.link, number, tag, 0, settled, None, payload))
+                continue
+            ids.append(None if settled else number)
+            size += len(payload)
+        if messages:
+            self._add(messages, ids, size, whole=False)
+
+    def _is_beyond_its_credit(self) -> bool:
+        """2.6.7. It is turned away then."""
+        self.is_idle = False
+        if self.link.credit >= -INLET_GRACE:
+            return False
+        self._peer.turn_away(
+            self, "amqp:link:transfer-limit-exceeded", "There is no credit for more."
+        )
+        return True
 
     def on_arrived(self, event: Arrived) -> None:
         payload, number = event.payload, None if event.settled else event.delivery_id
-        self.is_idle = False
-        if self.link.credit < -INLET_GRACE:  # 2.6.7
-            self._peer.turn_away(
-                self, "amqp:link:transfer-limit-exceeded", "There is no credit for more."
-            )
+        if self._is_beyond_its_credit():
             return
         if payload is None or len(payload) > self._most_bytes:
             self._reject(
@@ -142,7 +169,7 @@ class Inlet:
         if transaction is not None:
             self._enlist(transaction[0], messages, number, len(payload))
             return
-        self._add(messages, number, len(payload), whole=event.format == BATCH_FORMAT)
+        self._add(messages, [number], len(payload), whole=event.format == BATCH_FORMAT)
 
     def _enlist(self, id: bytes, messages: list[NewMessage], number: int | None, size: int) -> None:
         """They are sent when the transaction is committed."""
@@ -169,7 +196,7 @@ class Inlet:
         self._peer.submit(self.place, command, reply)
 
     def _add(
-        self, messages: list[NewMessage], number: int | None, size: int, *, whole: bool
+        self, messages: list[NewMessage], ids: list[int | None], size: int, *, whole: bool
     ) -> None:
         """To the last group, if it is not a batch, which is all or nothing, and has room."""
         group = self._group
@@ -178,9 +205,9 @@ class Inlet:
             self._groups.append(group)
             self._peer.gathered(self)
         group.messages += messages
-        group.ids.append(number)
+        group.ids += ids
         group.size_bytes += size
-        self._new += 1
+        self._new += len(ids)
         self._new_bytes += size
 
     def flush(self) -> None:
@@ -354,29 +381,35 @@ class Outlet:
         if self._gone or not self.link.is_open:
             self._release([e.token for e in what if isinstance(e, Delivery) and e.token])
             return
-        link, size = self.link, 0
         self.is_idle = False
-        for each in what:
-            if isinstance(each, Delivery):
-                payload = write_delivery(each)
-                size += len(payload)
-                self._given += 1
-                self._drained += 1
-                self._asked -= 1
-                if self._delete:
-                    link.send(payload, self._given.to_bytes(16, "big"), settled=True)
-                else:
-                    self._tokens[link.send(payload, tag_of(each.token))] = each.token
-            elif isinstance(each, Notice):
-                self._noticed(each)
-        if len(self._tokens) > UNSETTLED_MAX:
-            self._forget_oldest()
-        if size:
-            fit = self._peer.outlet_bytes * len(what) // size
-            self._window = max(1, min(OUTLET_MESSAGES, fit))
+        given = [each for each in what if isinstance(each, Delivery)]
+        if given:
+            self._send(given)
+        if len(given) < len(what):
+            for each in what:
+                if isinstance(each, Notice):
+                    self._noticed(each)
         if self._asked <= self._window // 2:
             self._ask()
         self._peer.flush_soon()
+
+    def _send(self, given: list[Delivery]) -> None:
+        link, before, count = self.link, self._given, len(given)
+        payloads = list(map(write_delivery, given))
+        self._given += count
+        self._drained += count
+        self._asked -= count
+        if self._delete:
+            tags = [number.to_bytes(16, "big") for number in range(before + 1, self._given + 1)]
+            link.send_run(payloads, tags, settled=True)
+        else:
+            tokens = [each.token for each in given]
+            numbers = link.send_run(payloads, list(map(tag_of, tokens)))
+            self._tokens.update(zip(numbers, tokens, strict=True))
+            if len(self._tokens) > UNSETTLED_MAX:
+                self._forget_oldest()
+        fit = self._peer.outlet_bytes * count // sum(map(len, payloads))
+        self._window = max(1, min(OUTLET_MESSAGES, fit))
 
     def _noticed(self, notice: Notice) -> None:
         if notice.kind == "drained":

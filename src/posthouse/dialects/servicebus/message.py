@@ -79,6 +79,7 @@ class Form(NamedTuple):
 
     before: bytes
     between: bytes  # with the body's constructor
+    id_begin: int
     id_end: int
     body: int  # where its size stands
     envelope: bytes  # before its id, and behind it
@@ -106,15 +107,14 @@ class Messages:
         """A message as it was sent. Raises Malformed or Unfit."""
         form = self._form
         if form is not None:
-            end, body = form.id_end, form.body
-            if payload.startswith(form.before) and payload[end:body] == form.between:
-                body = _body_at(payload, body)
-                id = payload[len(form.before) : end]
-                if body and id.isascii():
+            (before, between, begin, end, body, head, tail, native, rest, group, priority, ttl_ms,
+             due_ms) = form  # fmt: skip
+            if payload.startswith(before) and payload.startswith(between, end):
+                at, id = _body_at(payload, body), payload[begin:end]
+                if at and id.isascii():
                     return NewMessage(
-                        b"".join((form.envelope, id, form.envelope_rest)), payload[body:],
-                        b"".join((form.native, id, form.native_rest)), form.group, form.priority,
-                        form.ttl_ms, form.due_ms,
+                        head + id + tail, payload[at:], native + id + rest, group, priority,
+                        ttl_ms, due_ms,
                     )  # fmt: skip
         message = read_message(payload, self._new_id)
         self._form = _form_of(payload, message)
@@ -158,7 +158,7 @@ def _form_of(payload: bytes, message: NewMessage) -> Form | None:
     ):
         return None
     return Form(
-        payload[:begin], payload[end:body], end, body, head, envelope[len(head) + len(id) :],
+        payload[:begin], payload[end:body], begin, end, body, head, envelope[len(head) + len(id) :],
         native[:place], rest, message.group, message.priority, message.ttl_ms, message.due_ms,
     )  # fmt: skip
 
@@ -431,7 +431,10 @@ _TOKEN = described(DELIVERY_ANNOTATIONS, encode_map(2, _key("x-opt-lock-token", 
     :-16
 ]
 _TWO = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq").pack
+_THREE_BYTES = len(_ENQUEUED + _SEQUENCE + _UNTIL) + 3 * 8
 _THREE = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
+_OURS_HEAD = b"\x00\x53\x72\xd1" + Struct(">II").pack(_THREE_BYTES + 4, 6) + _ENQUEUED
+_OURS = Struct(f">{len(_OURS_HEAD)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
 _MAP32 = Struct(">4sII").pack
 _LONG_BYTES = Struct(">BI").pack
 _INT, _INT64 = Struct(">i").pack, Struct(">q").pack
@@ -439,6 +442,17 @@ _INT, _INT64 = Struct(">i").pack, Struct(">q").pack
 
 def write_delivery(delivery: Delivery) -> bytes:
     """A message as it is delivered: 3.2, with the annotations that clients look for."""
+    message, native = delivery.message, delivery.message.native
+    if native is not None and delivery.token and delivery.note is None and not message.expires_ms:
+        body = message.body
+        assert isinstance(body, bytes)
+        ends = _ends(native[: _NATIVE.size], delivery.count - 1, len(body))
+        if ends is not None:  # the way of most
+            ours = _OURS(
+                _OURS_HEAD, message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL,
+                delivery.until_ms,
+            )  # fmt: skip
+            return b"".join((ends[0], ours, native[_NATIVE.size :], ends[1], body))
     return _write(
         delivery.message, delivery.note, delivery.count - 1, delivery.until_ms,
         _LOCKED if delivery.token else _TAKEN,
@@ -498,6 +512,13 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
         _MAP32(b"\x00\x53\x72\xd1", len(kept) + len(ours) + 4, pairs),
         kept, ours, middle, _body_head(kind, len(body)), body,
     ))  # fmt: skip
+
+
+@lru_cache(1_024)
+def _ends(native_head: bytes, count: int, size: int) -> tuple[bytes, bytes] | None:
+    """Header and the body's beginning, of a message whose sender gave it no annotations."""
+    kind, durable, priority, _, kept = _NATIVE.unpack(native_head)
+    return None if kept else (_header(durable, priority, 0, max(0, count)), _body_head(kind, size))
 
 
 @lru_cache(1_024)

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from posthouse.amqp.connection import Connection
 from posthouse.amqp.events import (
@@ -25,6 +25,7 @@ from posthouse.amqp.events import (
     Event,
     Flowed,
     Opened,
+    Run,
 )
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
@@ -37,6 +38,7 @@ from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
+from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.identity import Identity
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
@@ -78,28 +80,17 @@ class Line(Protocol):
         """It is over."""
 
 
-class Settings(NamedTuple):
-    namespace: str  # where a connection says nothing of it
-    message_bytes: int = 1 << 20
-    strict: bool = False  # answer as the cloud does where we would do otherwise
-    namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
-    auto_create: bool = False
-    dev: bool = False  # where namespaces go by key, any name may come with the root key
-
-
 class Peers:
     """All connections of Service Bus clients."""
 
-    def __init__(self, broker: "Broker", guard: Guard, settings: Settings) -> None:
-        self._broker = broker
-        self.guard = guard
-        self.settings = settings
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
         self._peers: set[Peer] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def engine(self) -> Engine | None:
-        return self._broker.engine
+        return self.credentials.engine if self.credentials.is_open else None
 
     def make(self, line: Line) -> "Peer":
         return Peer(self, line)
@@ -137,19 +128,14 @@ class Peers:
             self._arm()
 
 
-class Broker(Protocol):
-    """Until it is open there is no engine."""
-
-    engine: Engine | None
-
-
 class Peer:
     """One connection, as asyncio wants it."""
 
     def __init__(self, peers: Peers, line: Line) -> None:
         self._peers = peers
         self._line = line
-        self.settings = peers.settings
+        self.credentials = peers.credentials
+        self.settings = peers.credentials.settings
         self.identity = Identity(self)
         self._attaching = Attaching(self)
         self.requests = Requests(self)
@@ -374,7 +360,7 @@ class Peer:
 
     @property
     def guard(self) -> Guard:
-        return self._peers.guard
+        return self.credentials.guard
 
     def new_id(self) -> str:
         """For a message that has none."""
@@ -490,6 +476,12 @@ class Peer:
         if context is not None:
             context.on_arrived(event)
 
+    def _on_run(self, event: Run) -> None:
+        context = self.contexts.get(event.link)
+        if context is not None:
+            assert isinstance(context, Inlet)  # who asked for them
+            context.on_run(event)
+
     def _on_disposed(self, event: Disposed) -> None:
         context = self.contexts.get(event.link)
         if context is not None:
@@ -519,6 +511,7 @@ _ON: dict[type[Event], Callable[[Peer, Any], None]] = {
     Attached: Peer._on_attached,
     Flowed: Peer._on_flowed,
     Arrived: Peer._on_arrived,
+    Run: Peer._on_run,
     Disposed: Peer._on_disposed,
     Detached: Peer._on_detached,
     Ended: Peer._on_nothing,

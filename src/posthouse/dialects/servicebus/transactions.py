@@ -54,6 +54,7 @@ class Coordinator:
         self.link = link
         self._principal = principal
         self._namespace = namespace
+        self._mine: set[bytes] = set()  # declared through this link, and not discharged
 
     def start(self) -> None:
         self.link.grant(COORDINATOR_CREDIT)
@@ -91,6 +92,7 @@ class Coordinator:
             else:
                 id = answer.transaction.to_bytes(16, "big")
                 self._peer.transactions[id] = answer.transaction
+                self._mine.add(id)
                 self._tell(delivery_id, described(_DECLARED, encode_list((encode(id),))))
 
         self._peer.engine.submit(self._principal, self._namespace, Begin(), reply)
@@ -101,12 +103,14 @@ class Coordinator:
             text = "There is no such transaction on this connection."
             self._tell(delivery_id, rejected(conditions.UNKNOWN_TRANSACTION, text))
             return
+        self._mine.discard(id)
 
         def reply(answer: Reply) -> None:
             if isinstance(answer, RolledBack):
                 self._tell(delivery_id, rejected(conditions.ROLLED_BACK, answer.reason))
             elif isinstance(answer, Refused | StoreError):
                 self._refuse(delivery_id, answer)
+                self._roll_back(number)  # nobody can name it any more
             else:
                 self._tell(delivery_id, ACCEPTED)
 
@@ -138,9 +142,11 @@ class Coordinator:
 
     def on_detached(self) -> None:
         """What was not discharged is rolled back (4.3)."""
-        for number in self._peer.transactions.values():
-            self._roll_back(number)
-        self._peer.transactions.clear()
+        for id in self._mine:
+            number = self._peer.transactions.pop(id, None)
+            if number is not None:  # else it was discharged
+                self._roll_back(number)
+        self._mine.clear()
 
 
 def _asked(payload: bytes) -> tuple[int, list[Value]]:

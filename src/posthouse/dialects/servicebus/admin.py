@@ -1,0 +1,430 @@
+"""Administration: Atom entries and feeds, as the official administration clients want them.
+
+    GET                   /$namespaceinfo
+    GET                   /$Resources/queues, /$Resources/topics        a page: $skip, $top
+    GET PUT DELETE        /ENTITY                                       a queue or a topic
+    GET                   /TOPIC/Subscriptions, .../Subscriptions/S/Rules
+    GET PUT DELETE        /TOPIC/Subscriptions/S, .../Subscriptions/S/Rules/R
+
+A PUT creates, or with If-Match changes what is there.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+from posthouse.broker.access import BROKER
+from posthouse.core.checks import check_name
+from posthouse.core.commands import (
+    PAGE_MAX,
+    RULES_MAX,
+    CreateQueue,
+    CreateSubscription,
+    DeleteQueue,
+    GetQueue,
+    ListQueues,
+    ListRules,
+    ListSubscriptions,
+    QueueInfo,
+    RemoveRule,
+    SetRule,
+    UpdateQueue,
+)
+from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound
+from posthouse.core.model import SUBSCRIPTION as BETWEEN
+from posthouse.core.model import Grant, QueueProperties, subscription_queue
+from posthouse.core.namespaces import RevokeAccount, SetAccount
+from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
+from posthouse.dialects.servicebus import descriptions
+from posthouse.dialects.servicebus.credentials import entity_key
+from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
+from posthouse.dialects.servicebus.times import moment
+from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong
+from posthouse.dialects.servicebus.xml import BYTES_MAX, Node, element, read, text
+
+T = TypeVar("T")
+
+PAGE = 100  # entries, at most
+SUBSCRIPTION_CHARS_MAX = 50  # likewise of a rule
+KEYS_MAX = 12  # authorization rules of one entity
+_ENTRY = (b"content-type", b"application/atom+xml;type=entry;charset=utf-8")
+_FEED = (b"content-type", b"application/atom+xml;type=feed;charset=utf-8")
+_WRITERS: dict[str, Callable[[Told], str]] = {
+    QUEUE: descriptions.write_queue, TOPIC: descriptions.write_topic,
+    SUBSCRIPTION: descriptions.write_subscription,
+}  # fmt: skip
+
+
+def find(call: Call) -> Route:
+    """What a path is for. Raises Wrong."""
+    path = call.path
+    words = [part.casefold() for part in path]
+    routes: dict[str, Route] = {}
+    if words == ["$namespaceinfo"]:
+        routes = {"GET": _namespace}
+    elif words[:1] == ["$resources"] and len(words) == 2 and words[1] in ("queues", "topics"):
+        routes = {"GET": _list_entities}
+    elif len(words) > 1 and words[-1] == "subscriptions":
+        routes = {"GET": _list_subscriptions}
+    elif len(words) > 3 and words[-1] == "rules" and words[-3] == "subscriptions":
+        routes = {"GET": _list_rules}
+    elif len(words) > 4 and words[-2] == "rules" and words[-4] == "subscriptions":
+        routes = {"GET": _get_rule, "PUT": _put_rule, "DELETE": _delete_rule}
+    elif words and not words[0].startswith("$"):
+        routes = {"GET": _get, "PUT": _put, "DELETE": _delete}
+    if not routes:
+        raise Wrong(404, "SubCode=40400. There is nothing at this path.")
+    route = routes.get(call.request.method)
+    if route is None:
+        allowed = ", ".join(routes).encode()
+        raise Wrong(405, f"SubCode=40500. {call.request.method} is not for this path.",
+                    ((b"allow", allowed),))  # fmt: skip
+    return route
+
+
+def entity_in(path: Sequence[str]) -> str:
+    """The core's name for a queue, a topic or a subscription."""
+    if len(path) > 2 and path[-2].casefold() == "subscriptions":
+        return subscription_queue("/".join(path[:-2]), path[-1])
+    return "/".join(path)
+
+
+# Entities.
+
+
+async def _get(call: Call) -> Answer:
+    info = await _info(call, entity_in(call.path))
+    return _entry(call, info)
+
+
+async def _info(call: Call, entity: str) -> QueueInfo:
+    info = await call.ask(GetQueue(call.exact(entity)))
+    assert isinstance(info, QueueInfo)
+    return info
+
+
+async def _put(call: Call) -> Answer:
+    wanted, entity = call.request.headers.get(b"if-match"), entity_in(call.path)
+    node = _document(await call.request.body())
+    await call.make_namespace()
+    if wanted is not None:
+        return await _update(call, call.exact(entity), node, wanted)
+    return await _create(call, entity, node)
+
+
+async def _create(call: Call, entity: str, node: Node) -> Answer:
+    topic, between, name = entity.partition(BETWEEN)
+    keys = descriptions.read_keys(node)
+    _check_keys(keys)
+    if between:
+        check_short("The name of a subscription", name)
+        properties = _read(call, node, None, SUBSCRIPTION)
+        first = descriptions.default_rule(node)
+        rules = [Rule(DEFAULT_RULE) if first is None else first]
+        queue = subscription_queue(call.exact(topic), name)
+        await call.ask(CreateSubscription(queue, properties, rules))
+    else:
+        check_entity(entity)
+        kind = TOPIC if node.name == TOPIC else QUEUE
+        queue = entity
+        await call.ask(CreateQueue(queue, _read(call, node, None, kind)))
+    await _set_keys(call, queue, keys)
+    return _entry(call, await _info(call, queue), 201)
+
+
+async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
+    old = await _info(call, queue)
+    if wanted.strip() not in (b"*", _etag(old)):
+        raise Wrong(412, "SubCode=41200. The entity has changed since; get it again.")
+    if node.name != _kind(old):
+        raise NotFound("queue", queue)
+    keys = descriptions.read_keys(node)
+    _check_keys(keys)
+    properties = _read(call, node, old.properties, _kind(old))
+    await call.ask(UpdateQueue(queue, properties))
+    if keys is not None:
+        await _set_keys(call, queue, keys)
+    return _entry(call, await _info(call, queue))
+
+
+async def _delete(call: Call) -> Answer:
+    queue = call.exact(entity_in(call.path))
+    await call.ask(DeleteQueue(queue))
+    await _set_keys(call, queue, [])
+    return Answer()
+
+
+def _read(call: Call, node: Node, old: QueueProperties | None, kind: str) -> QueueProperties:
+    """With the names of those it forwards to as they are written, which must be there."""
+    if node.name != kind:
+        raise InvalidArgument("The document", f"must hold a {kind}")
+    properties = descriptions.read_properties(node, old, kind)
+    for target in (properties.forward_to, properties.forward_dead_to):
+        state = call.engine.namespaces.states.get(call.namespace)
+        if target is not None and (state is None or call.exact(target) not in state.queues):
+            raise InvalidArgument("The target of forwarding", f"is not there: {target!r}")
+    return properties
+
+
+def _document(body: bytes) -> Node:
+    """The description in an entry. Raises Wrong."""
+    if not body.strip():
+        raise Wrong(400, "SubCode=40000. The request has no document.")
+    try:
+        root = read(body)
+    except ValueError as error:
+        status = 413 if len(body) > BYTES_MAX else 400
+        raise Wrong(status, f"SubCode=40000. The document cannot be read: {error}.") from None
+    content = root.find("content")
+    node = content.children[0] if content is not None and content.children else None
+    if root.name.endswith("Description"):
+        node = root
+    if node is None:
+        raise Wrong(400, "SubCode=40000. The document is not an entry with a description.")
+    return node
+
+
+def check_entity(name: str) -> None:
+    check_name("The name of an entity", name)
+    if "//" in name or name.startswith("$"):
+        raise InvalidArgument("The name of an entity", "must not begin with $, nor have // in it")
+
+
+def check_short(what: str, name: str) -> None:
+    check_name(what, name)
+    if len(name) > SUBSCRIPTION_CHARS_MAX:
+        raise InvalidArgument(what, f"must be at most {SUBSCRIPTION_CHARS_MAX} characters")
+
+
+# Authorization rules: principals whose names say which entity they are of.
+
+
+def _check_keys(keys: list[Key] | None) -> None:
+    if keys is not None and len(keys) > KEYS_MAX:
+        raise InvalidArgument("AuthorizationRules", f"must be at most {KEYS_MAX}")
+
+
+async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
+    """In the place of those it had. Whoever comes here may manage the entity."""
+    wanted = {entity_key(call.namespace, queue, key.name): key for key in keys or ()}
+    guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
+    for name, _ in _accounts(call, queue):
+        if name not in wanted:
+            await call.engine.ask(BROKER, "", RevokeAccount(name))
+    for name, key in wanted.items():
+        sealed = [guard.seal(name, each) for each in (key.primary, key.secondary)]
+        grants = [Grant(call.namespace, queue, list(key.rights))]
+        await call.engine.ask(BROKER, "", SetAccount(name, grants, sealed, name not in accounts))
+
+
+def _accounts(call: Call, queue: str) -> list[tuple[str, str]]:
+    """The principals of an entity, and what they are called there."""
+    end = entity_key(call.namespace, queue, "")
+    accounts = call.engine.namespaces.accounts
+    return [(name, name.removesuffix(end)) for name in accounts if name.endswith(end)]
+
+
+def _keys(call: Call, queue: str) -> list[Key]:
+    found, accounts = [], call.engine.namespaces.accounts
+    for name, short in _accounts(call, queue):
+        account = accounts[name]
+        primary, secondary = (*call.credentials.guard.keys(accounts, name), "", "")[:2]
+        rights = tuple(account.grants[0].rights)
+        found.append(Key(short, rights, primary, secondary, account.created_ms, account.updated_ms))
+    return found
+
+
+# Lists.
+
+
+async def _list_entities(call: Call) -> Answer:
+    kind = "topic" if call.path[1].casefold() == "topics" else "queue"
+
+    async def page(after: str, limit: int) -> list[QueueInfo]:
+        return await call.ask(ListQueues(after, limit, kind))  # type: ignore[arg-type,return-value]
+
+    skip, top = _window(call)
+    found = await _some(page, skip, top + 1, lambda info: info.name)
+    title = "Topics" if kind == "topic" else "Queues"
+    return _feed(call, title, skip, top, [_entry_of(call, info) for info in found])
+
+
+async def _list_subscriptions(call: Call) -> Answer:
+    topic = call.exact("/".join(call.path[:-1]))
+
+    async def page(after: str, limit: int) -> list[QueueInfo]:
+        return await call.ask(ListSubscriptions(topic, after, limit))  # type: ignore[return-value]
+
+    skip, top = _window(call)
+    found = await _some(page, skip, top + 1, lambda info: info.name)
+    return _feed(call, "Subscriptions", skip, top, [_entry_of(call, info) for info in found])
+
+
+async def _list_rules(call: Call) -> Answer:
+    queue = call.exact(entity_in(call.path[:-1]))
+
+    async def page(after: str, limit: int) -> list[Rule]:
+        return await call.ask(ListRules(queue, after, limit))  # type: ignore[return-value]
+
+    skip, top = _window(call)
+    found = await _some(page, skip, top + 1, lambda rule: rule.name)
+    return _feed(call, "Rules", skip, top, [_rule_entry(call, queue, rule) for rule in found])
+
+
+async def _some(
+    page: Callable[[str, int], Awaitable[list[T]]], skip: int, count: int, name: Callable[[T], str]
+) -> list[T]:
+    """From page to page, by name, to those that are asked for."""
+    found: list[T] = []
+    after = ""
+    while len(found) < skip + count:
+        some = await page(after, min(PAGE_MAX, skip + count - len(found)))
+        found += some
+        if not some:
+            break
+        after = name(some[-1])
+    return found[skip:]
+
+
+def _window(call: Call) -> tuple[int, int]:
+    """How many to leave out, and how many to show. Raises Wrong."""
+    found = []
+    for name, default in (("$skip", 0), ("$top", PAGE)):
+        said = call.request.query.get(name, str(default))
+        if not said.isascii() or not said.isdigit() or len(said) > 9:
+            raise Wrong(400, f"SubCode=40000. {name} must be a whole number.")
+        found.append(int(said))
+    return found[0], max(1, min(PAGE, found[1]))
+
+
+# Rules.
+
+
+async def _rules(call: Call, queue: str) -> list[Rule]:
+    async def page(after: str, limit: int) -> list[Rule]:
+        return await call.ask(ListRules(queue, after, limit))  # type: ignore[return-value]
+
+    return await _some(page, 0, RULES_MAX + 1, lambda rule: rule.name)
+
+
+async def _get_rule(call: Call) -> Answer:
+    queue, name = call.exact(entity_in(call.path[:-2])), call.path[-1]
+    rule = await _rule(call, queue, name)
+    return Answer(_rule_entry(call, queue, rule).encode(), 200, (_ENTRY,))
+
+
+async def _rule(call: Call, queue: str, name: str) -> Rule:
+    """Raises NotFound."""
+    for rule in await _rules(call, queue):
+        if rule.name.casefold() == name.casefold():
+            return rule
+    raise NotFound("rule", name)
+
+
+async def _put_rule(call: Call) -> Answer:
+    queue, name = call.exact(entity_in(call.path[:-2])), call.path[-1]
+    new = b"if-match" not in call.request.headers
+    node = _document(await call.request.body())
+    check_short("The name of a rule", name)
+    there = [each.name for each in await _rules(call, queue)]
+    same = next((each for each in there if each.casefold() == name.casefold()), None)
+    if new and same is not None:
+        raise AlreadyExists("rule", name)
+    exact = name if same is None else same
+    await call.ask(SetRule(queue, descriptions.read_rule(node, exact), new=new))
+    rule = await _rule(call, queue, exact)
+    entry = _rule_entry(call, queue, rule).encode()
+    return Answer(entry, 201 if new else 200, (_ENTRY,))
+
+
+async def _delete_rule(call: Call) -> Answer:
+    queue = call.exact(entity_in(call.path[:-2]))
+    rule = await _rule(call, queue, call.path[-1])
+    await call.ask(RemoveRule(queue, rule.name))
+    return Answer()
+
+
+# Out.
+
+
+async def _namespace(call: Call) -> Answer:
+    """What there is to say of a namespace. It needs the right to manage it."""
+    await call.ask(ListQueues(limit=1))
+    created = moment(1)
+    info = element("NamespaceInfo", [
+        text("CreatedTime", created), text("MessagingSKU", "Premium"), text("MessagingUnits", 1),
+        text("ModifiedTime", created), text("Name", call.namespace),
+        text("NamespaceType", "Messaging"),
+    ], xmlns=descriptions.CONNECT, xmlns_i=descriptions.INSTANCE)  # fmt: skip
+    entry = _wrapped(f"{call.url}/$namespaceinfo", call.namespace, created, created, info)
+    return Answer(entry.encode(), 200, (_ENTRY,))
+
+
+def _entry(call: Call, info: QueueInfo, status: int = 200) -> Answer:
+    headers = (_ENTRY, (b"etag", _etag(info)))
+    return Answer(_entry_of(call, info).encode(), status, headers)
+
+
+def _etag(info: QueueInfo) -> bytes:
+    return b'"%d"' % info.updated_ms
+
+
+def _kind(info: QueueInfo) -> str:
+    if BETWEEN in info.name:
+        return SUBSCRIPTION
+    return TOPIC if info.properties.delivery == "topic" else QUEUE
+
+
+def _entry_of(call: Call, info: QueueInfo) -> str:
+    kind, version = _kind(info), call.request.query.get("api-version", "")
+    topic, between, name = info.name.partition(BETWEEN)
+    told = Told(info, call.url, (), version)
+    if not between:
+        told = told._replace(keys=_keys(call, info.name))
+    if kind == TOPIC and version >= "2024-05":
+        sql, correlation = _filters(call, info.name)
+        told = told._replace(sql_filters=sql, correlation_filters=correlation)
+    address = f"{call.url}/{quote(topic)}"
+    if between:
+        address += f"/Subscriptions/{quote(name)}"
+    created, updated = moment(info.created_ms), moment(info.updated_ms)
+    return _wrapped(address, name or topic, created, updated, _WRITERS[kind](told))
+
+
+def _filters(call: Call, topic: str) -> tuple[int, int]:
+    """How many filters the subscriptions of a topic have, in SQL and by correlation."""
+    subscriptions = call.engine.namespaces.states[call.namespace].queues[topic].subscriptions
+    kinds = [type(rule.filter) for each in subscriptions.values() for rule in each.rules.values()]
+    return kinds.count(SqlFilter), kinds.count(CorrelationFilter)
+
+
+def _rule_entry(call: Call, queue: str, rule: Rule) -> str:
+    topic, _, name = queue.partition(BETWEEN)
+    address = f"{call.url}/{quote(topic)}/Subscriptions/{quote(name)}/Rules/{quote(rule.name)}"
+    created = moment(rule.created_ms)
+    return _wrapped(address, rule.name, created, created, descriptions.write_rule(rule))
+
+
+def _wrapped(address: str, title: str, created: str, updated: str, description: str) -> str:
+    return element("entry", [
+        text("id", address), text("title", title, type_="text"), text("published", created),
+        text("updated", updated), element("author", [text("name", "posthouse")]),
+        element("link", rel="self", href=address),
+        element("content", description, type_="application/xml"),
+    ], xmlns=ATOM)  # fmt: skip
+
+
+def _feed(call: Call, title: str, skip: int, top: int, entries: list[str]) -> Answer:
+    """One entry more than is shown says that there is a next page."""
+    address = f"{call.url}/{'/'.join(map(quote, call.path))}"
+    links = [element("link", rel="self", href=address)]
+    if len(entries) > top:
+        version = call.request.query.get("api-version")
+        query = {"$skip": str(skip + top), "$top": str(top)}
+        query |= {} if version is None else {"api-version": version}
+        links.append(element("link", rel="next", href=f"{address}?{urlencode(query, safe='$')}"))
+    feed = element("feed", [
+        text("title", title, type_="text"), text("id", address), text("updated", moment(1)),
+        *links, *entries[:top],
+    ], xmlns=ATOM)  # fmt: skip
+    return Answer(feed.encode(), 200, (_FEED,))

@@ -1,0 +1,106 @@
+"""Who somebody is, and which namespace he speaks of, however he comes: over AMQP or HTTP."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from posthouse.broker.access import ROOT, Guard, Principal
+from posthouse.broker.engine import Engine
+from posthouse.core.errors import Unauthenticated
+from posthouse.dialects.servicebus import sas
+
+
+class Settings(NamedTuple):
+    namespace: str  # where a connection says nothing of it
+    message_bytes: int = 1 << 20
+    strict: bool = False  # answer as the cloud does where we would do otherwise
+    namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
+    auto_create: bool = False
+    dev: bool = False  # where namespaces go by key, any name may come with the root key
+
+
+class Broker(Protocol):
+    """Until it is open there is no engine."""
+
+    engine: Engine | None
+
+
+class Credentials:
+    """Of everybody who comes."""
+
+    def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
+        self._broker = broker
+        self.guard = guard
+        self.settings = settings
+
+    @property
+    def engine(self) -> Engine:
+        engine = self._broker.engine
+        assert engine is not None  # nobody asks before it is open
+        return engine
+
+    @property
+    def is_open(self) -> bool:
+        return self._broker.engine is not None
+
+    def identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
+        """By what was made with one of his keys. Raises Unauthenticated."""
+        accounts, settings = self.engine.namespaces.accounts, self.settings
+        if settings.dev and settings.namespace_from == "key" and name not in accounts:
+            self.guard.identify_by(accounts, ROOT, fits)
+            return Principal(name, everything=True)
+        return self.guard.identify_by(accounts, name, fits)
+
+    def identify_by_token(self, token: sas.Token, host: str) -> Principal:
+        """By a key of the namespace, or of the entity that the token is for.
+
+        It is always asked for both. Raises Unauthenticated.
+        """
+        namespace = self.namespace(host, Principal(token.key_name))
+        found: list[Principal] = []
+        for name in (token.key_name, self._entity_key(namespace, token)):
+            try:
+                found.append(self.identify(name, token.fits))
+            except Unauthenticated:
+                continue
+        if not found:
+            raise Unauthenticated
+        return found[0]
+
+    def _entity_key(self, namespace: str, token: sas.Token) -> str:
+        names = [
+            entity_key(namespace, "/".join(token.scope[:size]), token.key_name)
+            for size in range(1, len(token.scope) + 1)
+        ]
+        accounts = self.engine.namespaces.accounts
+        return next((name for name in names if name in accounts), "".join(names[:1]))
+
+    def namespace(self, host: str, principal: Principal) -> str:
+        """The namespace that is spoken of; it may have to be made yet."""
+        settings, spaces = self.settings, self.engine.namespaces
+        name = settings.namespace
+        if settings.namespace_from == "host":
+            name = first_label(host) or name
+        elif settings.namespace_from == "key" and principal.name != ROOT:
+            name = principal.name
+        if name in spaces.states:
+            return name
+        folded = name.casefold()
+        return next((each for each in spaces.states if each.casefold() == folded), name)
+
+    def is_for(self, token: sas.Token, host: str) -> bool:
+        """Where the host names a namespace a token is for that one alone."""
+        if self.settings.namespace_from != "host":
+            return True
+        return first_label(token.host).casefold() == first_label(host).casefold()
+
+
+def entity_key(namespace: str, entity: str, name: str) -> str:
+    """What a key of one entity is called among all principals."""
+    return f"{name}@{namespace}/{entity.casefold()}"
+
+
+def first_label(host: str) -> str:
+    """Of a host name that has several; nothing of others, and of addresses."""
+    name = host.partition(":")[0]
+    label, dot, _ = name.partition(".")
+    return label if dot and not name.replace(".", "").isdigit() else ""

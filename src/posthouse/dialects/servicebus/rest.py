@@ -1,0 +1,467 @@
+"""REST messaging: send, receive, settle, one request each.
+
+    POST    /ENTITY/messages                  send one, or a JSON array of them
+    POST    /QUEUE/messages/head?timeout=S    receive with a lock; DELETE: without
+    DELETE  /QUEUE/messages/ID/LOCK           complete; PUT: unlock; POST: renew
+
+QUEUE may be a queue, a subscription, or the dead-letter queue of either; ID is a message's id or
+its sequence number. What is said of a message beside its body is in the header BrokerProperties,
+and its own properties are headers by themselves.
+"""
+
+import json
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from posthouse.amqp.decode import Reader, sections
+from posthouse.amqp.types import Described, Malformed
+from posthouse.broker.waiting import until_gone
+from posthouse.core.checks import check_properties
+from posthouse.core.commands import (
+    BATCH_MAX,
+    Abandon,
+    Complete,
+    Delivery,
+    Receive,
+    Received,
+    Renew,
+    Send,
+    Settle,
+    Settled,
+)
+from posthouse.core.errors import InvalidArgument, MessageTooLarge
+from posthouse.core.message import (
+    TIMESTAMP,
+    Envelope,
+    Message,
+    NewMessage,
+    Note,
+    Properties,
+    Value,
+    decode_envelope,
+    encode_envelope,
+    message_id,
+    timestamp,
+)
+from posthouse.dialects.servicebus.address import parse, queue_of, told_name
+from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
+from posthouse.dialects.servicebus.times import moment_ms
+from posthouse.dialects.servicebus.web import Answer, Call, Header, Request, Route, Wrong
+
+WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
+BATCH_TYPE = b"application/vnd.microsoft.servicebus.json"
+_FOREVER_SECONDS = 922337203685.47754  # .NET's longest
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Headers that are not a message's own properties.
+_STANDARD = frozenset((
+    b"accept", b"accept-charset", b"accept-encoding", b"accept-language", b"authorization",
+    b"brokerproperties", b"cache-control", b"client-request-id", b"connection", b"content-encoding",
+    b"content-length", b"content-type", b"cookie", b"date", b"expect", b"forwarded", b"from",
+    b"host", b"if-match", b"if-modified-since", b"if-none-match", b"keep-alive", b"max-forwards",
+    b"origin", b"pragma", b"proxy-authorization", b"referer", b"return-client-request-id", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade", b"user-agent", b"via",
+    b"servicebussupplementaryauthorization", b"servicebusdlqsupplementaryauthorization",
+    b"x-correlation-id", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto",
+    b"x-ms-client-request-id", b"x-ms-date", b"x-ms-retrypolicy", b"x-ms-version",
+))  # fmt: skip
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NUMBER = re.compile(r"[+-]?\d{1,20}", re.ASCII)
+_FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+def find(call: Call) -> Route | None:
+    """What a path is for, if it is for messages. Raises Wrong."""
+    words, method = [part.casefold() for part in call.path], call.request.method
+    routes: dict[str, Route] = {}
+    if len(words) > 1 and words[-1] == "messages":
+        routes = {"POST": _send}
+    elif len(words) > 2 and words[-2:] == ["messages", "head"]:
+        routes = {"POST": _peek_lock, "DELETE": _take}
+    elif len(words) > 3 and words[-3] == "messages":
+        routes = {"DELETE": _complete, "PUT": _unlock, "POST": _renew}
+    if not routes:
+        return None
+    if method not in routes:
+        if method == "GET":
+            return None  # it may be an entity that is called so
+        raise Wrong(405, f"SubCode=40500. {method} is not for this path.",
+                    ((b"allow", ", ".join(routes).encode()),))  # fmt: skip
+    return routes[method]
+
+
+def _queue(call: Call, parts: list[str]) -> str:
+    """The core's name for what is at a path. Raises Wrong."""
+    try:
+        address = parse("/".join(parts))
+    except ValueError as error:
+        raise Wrong(400, f"SubCode=40000. The path cannot be read: {error}.") from None
+    return queue_of(call.exact(address.entity), address)
+
+
+# Sending.
+
+
+async def _send(call: Call) -> Answer:
+    queue, request = _queue(call, call.path[:-1]), call.request
+    body = await request.body()
+    kind = request.headers.get(b"content-type", b"")
+    if kind.partition(b";")[0].strip().lower() == BATCH_TYPE:
+        messages = _batch(body)
+    else:
+        said = _broker_properties(request.headers.get(b"brokerproperties", b"{}"))
+        content_type = kind.decode("latin-1")[:256]
+        messages = [new_message(body, said, properties_in(_own(request)), content_type)]
+    most = call.credentials.settings.message_bytes
+    for each in messages:
+        if len(each.body) + len(each.envelope) > most:
+            raise MessageTooLarge(queue, len(each.body) + len(each.envelope), most)
+    await call.make_namespace()
+    await call.ask(Send(queue, messages))
+    return Answer(b"", 201)
+
+
+def _own(request: Request) -> Iterable[tuple[str, str]]:
+    """The headers that are properties, as they were spelled."""
+    for name, value in request.spelled:
+        if name.lower() not in _STANDARD and not name.lower().startswith((b"sec-", b":")):
+            yield name.decode("latin-1"), value.decode("utf-8", "replace")
+
+
+def properties_in(headers: Iterable[tuple[str, str]]) -> Properties:
+    """Raises InvalidArgument."""
+    found: Properties = {name: _value_in(text.strip()) for name, text in headers}
+    check_properties(found)
+    return found
+
+
+def _value_in(text: str) -> Value:
+    if text in ("true", "false"):
+        return text == "true"
+    if _NUMBER.fullmatch(text) and -(1 << 63) <= int(text) < 1 << 64:
+        return int(text)
+    if _FRACTION.fullmatch(text):
+        return float(text)
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = text[1:-1]
+        date_ms = _date_ms(said)
+        return said if date_ms is None else timestamp(date_ms)
+    return text
+
+
+_DATE = re.compile(r"[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT", re.ASCII)
+
+
+def _date_ms(text: str) -> int | None:
+    """Of a date as HTTP writes it; None of anything else."""
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        return round((parsedate_to_datetime(text) - _EPOCH).total_seconds() * 1000)
+    except ValueError:
+        return None
+
+
+def _batch(body: bytes) -> list[NewMessage]:
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Wrong(400, f"SubCode=40000. The messages are not JSON: {error}.") from None
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise Wrong(400, "SubCode=40000. The messages must be a JSON array of objects.")
+    if not 0 < len(given) <= BATCH_MAX:
+        raise Wrong(400, f"SubCode=40000. A batch has from 1 to {BATCH_MAX} messages.")
+    return [_of_batch(each) for each in given]
+
+
+def _of_batch(given: dict[str, Any]) -> NewMessage:
+    said, own = given.get("BrokerProperties") or {}, given.get("UserProperties") or {}
+    content = given.get("Body", "")
+    if not isinstance(said, dict) or not isinstance(own, dict):
+        raise Wrong(400, "SubCode=40000. BrokerProperties and UserProperties must be objects.")
+    if given.get("IsBodyBase64") is True and isinstance(content, str):
+        try:
+            body = b64decode(content, validate=True)
+        except (Base64Error, ValueError):
+            raise Wrong(400, "SubCode=40000. A body is not base64.") from None
+    else:
+        body = content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+    if any(isinstance(each, dict | list) for each in own.values()):
+        raise Wrong(400, "SubCode=40000. A property must be a single value.")
+    check_properties(own)
+    kind = said.pop("ContentType", None) or given.get("ContentType") or ""
+    return new_message(body, said, own, str(kind)[:256])
+
+
+def _broker_properties(given: bytes) -> dict[str, Any]:
+    try:
+        said = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Wrong(400, f"SubCode=40000. BrokerProperties is not JSON: {error}.") from None
+    if not isinstance(said, dict):
+        raise Wrong(400, "SubCode=40000. BrokerProperties must be a JSON object.")
+    return said
+
+
+def new_message(
+    body: bytes, said: Mapping[str, Any], own: Properties, content_type: str
+) -> NewMessage:
+    """From BrokerProperties. Raises InvalidArgument."""
+
+    def text(name: str) -> str:
+        value = said.get(name)
+        if value is not None and not isinstance(value, str | int):
+            raise InvalidArgument(name, "must be a text")
+        found = "" if value is None else str(value)
+        if len(found) > ID_CHARS_MAX and name not in ("To", "ReplyTo", "Label"):
+            raise InvalidArgument(name, f"must be at most {ID_CHARS_MAX} characters")
+        return found
+
+    session, partition = text("SessionId") or None, text("PartitionKey") or None
+    if session is not None and partition is not None and session != partition:
+        raise InvalidArgument("PartitionKey", "must be the session id where a message has both")
+    envelope = Envelope(
+        text("MessageId") or uuid4().hex, content_type, text("Label") or text("Subject"),
+        text("CorrelationId"), session, partition, text("To"), text("ReplyTo"),
+        text("ReplyToSessionId"), "", own,
+    )  # fmt: skip
+    return NewMessage(
+        encode_envelope(envelope), body, None, session or partition, ttl_ms=_life_ms(said),
+        due_ms=_due_ms(said.get("ScheduledEnqueueTimeUtc")),
+    )  # fmt: skip
+
+
+def _life_ms(said: Mapping[str, Any]) -> int | None:
+    seconds, span = said.get("TimeToLive"), said.get("TimeToLiveTimeSpan")
+    if seconds is None and isinstance(span, str):
+        found = re.fullmatch(r"(?:(\d{1,8})\.)?(\d{1,2}):(\d{2}):(\d{2}(?:\.\d{1,7})?)", span)
+        if found is None:
+            raise InvalidArgument("TimeToLiveTimeSpan", "must be like hh:mm:ss")
+        days, hours, minutes, rest = (float(each or 0) for each in found.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    if seconds is None:
+        return None
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise InvalidArgument("TimeToLive", "must be a number of seconds above 0")
+    if seconds >= _FOREVER_SECONDS / 10:
+        return None
+    return max(1, round(float(seconds) * 1000))
+
+
+def _due_ms(said: Any) -> int:
+    if said is None:
+        return 0
+    found = _date_ms(said) if isinstance(said, str) else None
+    if found is None:
+        try:
+            found = moment_ms(said)
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                "ScheduledEnqueueTimeUtc", "must be a moment like Sun, 06 Nov 2026 08:49:37 GMT"
+            ) from None
+    return max(0, found)
+
+
+# Receiving.
+
+
+async def _peek_lock(call: Call) -> Answer:
+    delivery = await _receive(call, delete=False)
+    if delivery is None:
+        return Answer(b"", 204)
+    path = "/".join(quote(part) for part in call.path[:-1])
+    lock = UUID(int=delivery.token)
+    place = f"{call.url}/{path}/{delivery.message.sequence}/{lock}"
+    answer = told(delivery)
+    return answer._replace(status=201, headers=(*answer.headers, (b"location", place.encode())))
+
+
+async def _take(call: Call) -> Answer:
+    delivery = await _receive(call, delete=True)
+    return Answer(b"", 204) if delivery is None else told(delivery)
+
+
+async def _receive(call: Call, *, delete: bool) -> Delivery | None:
+    queue, said = _queue(call, call.path[:-2]), call.request.query.get("timeout", "")
+    if said and (not said.isascii() or not said.isdigit() or len(said) > 6):
+        raise Wrong(400, "SubCode=40000. timeout must be a whole number of seconds.")
+    wait_ms = 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
+    return await receive_one(call, queue, wait_ms, delete=delete)
+
+
+async def receive_one(call: Call, queue: str, wait_ms: int, *, delete: bool) -> Delivery | None:
+    """Raises Refused."""
+    engine = call.engine
+    deadline_ms = engine.clock_ms(call.namespace) + wait_ms if wait_ms else 0
+    command = Receive(queue, engine.new_receiver(), 1, deadline_ms, delete)
+    answer = await until_gone(
+        engine, call.principal, call.namespace, command, wait_ms, call.request.gone
+    )
+    assert isinstance(answer, Received)
+    return answer.deliveries[0] if answer.deliveries else None
+
+
+def told(delivery: Delivery) -> Answer:
+    """A message as an answer."""
+    message, note = delivery.message, delivery.note
+    envelope = envelope_of(message, note)
+    headers: list[Header] = []
+    if envelope.content_type and envelope.content_type.isascii():
+        headers.append((b"content-type", _line(envelope.content_type)))
+    said = broker_properties(envelope, message, note, delivery)
+    headers.append((b"brokerproperties", json.dumps(said).encode()))
+    own = dict(envelope.properties)
+    if note is not None and note.reason is not None:
+        own["DeadLetterReason"] = note.reason
+    if note is not None and note.description is not None:
+        own["DeadLetterErrorDescription"] = note.description
+    for name, value in own.items():
+        spelled = name if _TOKEN.fullmatch(name) else quote(name)
+        headers.append((spelled.encode(), _value_out(value)))
+    return Answer(body_of(envelope, message), 200, tuple(headers))
+
+
+def _line(text: str) -> bytes:
+    """Nothing in it can end a header."""
+    return "".join(c for c in text if c.isprintable()).encode()
+
+
+def envelope_of(message: Message, note: Note | None) -> Envelope:
+    envelope = decode_envelope(message.envelope) if message.envelope else Envelope()
+    return envelope if note is None else note.apply_to(envelope)
+
+
+def body_of(envelope: Envelope, message: Message) -> bytes:
+    """What is said in AMQP's own way, in JSON; everything else as it was sent."""
+    body = message.body
+    assert isinstance(body, bytes)
+    if envelope.form != SECTIONS_FORM:
+        return body
+    found: list[Any] = []
+    try:
+        for code, _, at, end in sections(body):
+            value = Reader(body, at, end).value()
+            if code == DATA:
+                found.append(bytes(value))
+            elif code == VALUE:
+                return value.encode() if isinstance(value, str) else _json(value)
+            else:
+                found.append(value)
+    except Malformed:
+        return body
+    if found and all(isinstance(each, bytes) for each in found):
+        return b"".join(found)
+    return _json(found[0] if len(found) == 1 else found)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, default=_as_text).encode()
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, Described):
+        return value.value
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def broker_properties(
+    envelope: Envelope, message: Message, note: Note | None, delivery: Delivery | None = None
+) -> dict[str, Any]:
+    life_ms = message.expires_ms - message.enqueued_ms if message.expires_ms else None
+    source = None if note is None else note.source
+    first = message.sequence if note is None or note.source is None else note.source_sequence
+    said: dict[str, Any] = {
+        "CorrelationId": envelope.correlation_id, "Label": envelope.subject,
+        "MessageId": envelope.id, "PartitionKey": envelope.partition_key,
+        "ReplyTo": envelope.reply_to, "ReplyToSessionId": envelope.reply_to_session_id,
+        "SessionId": envelope.session_id, "To": envelope.to,
+        "DeadLetterSource": None if source is None else told_name(source),
+    }  # fmt: skip
+    said = {name: value for name, value in said.items() if value}
+    said |= {
+        "EnqueuedSequenceNumber": first, "EnqueuedTimeUtc": date(message.enqueued_ms),
+        "SequenceNumber": message.sequence, "State": "Active",
+        "TimeToLive": _FOREVER_SECONDS if life_ms is None else life_ms / 1000,
+    }  # fmt: skip
+    if delivery is not None:
+        said["DeliveryCount"] = delivery.count
+        if delivery.token:
+            said["LockToken"] = str(UUID(int=delivery.token))
+            said["LockedUntilUtc"] = date(delivery.until_ms)
+    return said
+
+
+def date(unix_ms: int) -> str:
+    """As HTTP writes it (RFC 9110, 5.6.7)."""
+    when = _EPOCH + timedelta(milliseconds=min(unix_ms, 253_402_300_799_000))
+    return format_datetime(when, usegmt=True)
+
+
+def _value_out(value: Value) -> bytes:
+    match value:
+        case bool():
+            return b"true" if value else b"false"
+        case int() | float():
+            return repr(value).encode()
+        case None:
+            return b'""'
+        case bytes():
+            said = value.decode("latin-1")
+        case Ext(code=code, data=data):
+            raw = bytes(data)
+            moment = int.from_bytes(raw, "big", signed=True) if code == TIMESTAMP else 0
+            said = date(max(0, moment)) if code == TIMESTAMP else str(UUID(bytes=raw))
+        case _:
+            said = str(value)
+    return json.dumps(said).encode()
+
+
+# Settling.
+
+
+def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
+    """The token of a lock on the message of that id or sequence number. Raises Wrong."""
+    try:
+        token = UUID(lock).int
+    except ValueError:
+        token = 0
+    state = call.engine.namespaces.states.get(call.namespace)
+    held = None if state is None else state.locks.get(token)
+    if held is None or held.queue.name != queue:
+        raise Wrong(404, "SubCode=40400. The lock has expired, was settled already, or never was.")
+    if id not in (str(held.message.sequence), message_id(held.message.envelope)):
+        raise Wrong(404, "SubCode=40400. The lock is on another message.")
+    return token
+
+
+async def _settle(call: Call, make: type[Settle]) -> Answer:
+    *entity, _, id, lock = call.path
+    queue = _queue(call, entity)
+    answer = await call.ask(make(queue, [lock_in(call, queue, id, lock)]))
+    assert isinstance(answer, Settled)
+    return Answer()
+
+
+async def _complete(call: Call) -> Answer:
+    return await _settle(call, Complete)
+
+
+async def _unlock(call: Call) -> Answer:
+    return await _settle(call, Abandon)
+
+
+async def _renew(call: Call) -> Answer:
+    return await _settle(call, Renew)

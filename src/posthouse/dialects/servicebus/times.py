@@ -1,0 +1,63 @@
+"""Durations and moments as Service Bus writes them."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+FOREVER = "P10675199DT2H48M5.4775807S"  # .NET's longest, by which Azure says: never
+NEVER = "0001-01-01T00:00:00Z"
+_DURATION = re.compile(
+    r"P(?:(\d{1,8})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,8})M)?(?:(\d{1,8}(?:\.\d{1,7})?)S)?)?", re.ASCII
+)
+_FOREVER_DAYS = 3_650_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS = 253_402_300_799_999  # the end of the year 9999
+
+
+def duration_ms(text: str) -> int | None:
+    """An ISO 8601 duration of days and less; None for one that means for ever.
+
+    Raises ValueError.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or text.endswith(("P", "T")):
+        raise ValueError(f"must be a duration like PT1M30S, not {text!r}")
+    days, hours, minutes, seconds = (float(each or 0) for each in found.groups())
+    if days >= _FOREVER_DAYS:
+        return None
+    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
+
+
+def duration(ms: int | None) -> str:
+    """The shortest way to say it; None: for ever."""
+    if ms is None or ms >= _FOREVER_DAYS * 86_400_000:
+        return FOREVER
+    days, rest = divmod(ms, 86_400_000)
+    hours, rest = divmod(rest, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    parts = [f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M")) if value]
+    if rest:
+        parts.append(f"{seconds}S")
+    day = f"{days}D" if days else ""
+    if not parts:
+        return f"P{day}" if day else "PT0S"
+    return f"P{day}T{''.join(parts)}"
+
+
+def moment(unix_ms: int) -> str:
+    """A moment; 0: never."""
+    if not unix_ms:
+        return NEVER
+    when = _EPOCH + timedelta(milliseconds=min(unix_ms, _LAST_MS))
+    return f"{when:%Y-%m-%dT%H:%M:%S.%f}0Z"
+
+
+def moment_ms(text: str) -> int:
+    """Of an ISO 8601 moment. Raises ValueError."""
+    found = datetime.fromisoformat(_SEVENTH.sub(r"\1", text.strip()))
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return round((found - _EPOCH).total_seconds() * 1000)
+
+
+_SEVENTH = re.compile(r"(\.\d{6})\d+")  # .NET counts in tenths of microseconds

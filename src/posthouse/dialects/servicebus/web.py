@@ -1,0 +1,206 @@
+"""Service Bus over HTTP: who asks, where to, and how refusals are told.
+
+A request is for administration (`admin.py`) or for messages (`rest.py`), by its path. Whoever sends
+it is known by the shared access signature in its head, which must be for the path.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import NamedTuple, Protocol
+from urllib.parse import unquote_to_bytes
+
+from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.throttle import Throttle
+from posthouse.core.commands import Answer as CoreAnswer
+from posthouse.core.commands import Command
+from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
+from posthouse.core.model import find
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.dialects.servicebus import conditions, sas
+from posthouse.dialects.servicebus.address import folded
+from posthouse.dialects.servicebus.credentials import Credentials
+from posthouse.dialects.servicebus.xml import element, text
+
+_audit = logging.getLogger("posthouse.audit")
+
+Header = tuple[bytes, bytes]
+XML = (b"content-type", b"application/xml; charset=utf-8")
+PATH_CHARS_MAX = 2_048
+
+
+class Request(Protocol):
+    """As the HTTP side has it."""
+
+    method: str
+    parts: list[bytes]  # of the path, still encoded
+    headers: dict[bytes, bytes]
+    query: dict[str, str]
+
+    @property
+    def spelled(self) -> list[Header]:
+        """The headers with their names as they were written."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def scheme(self) -> str: ...
+
+    async def body(self) -> bytes: ...
+
+    async def gone(self) -> None: ...
+
+
+class Answer(NamedTuple):
+    body: bytes = b""
+    status: int = 200
+    headers: tuple[Header, ...] = ()
+
+
+class Wrong(Exception):
+    """A request that cannot be understood; or that is not for what there is."""
+
+    def __init__(self, status: int, detail: str, headers: tuple[Header, ...] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
+
+
+class Call:
+    """One request, of which it is known who asks and in which namespace."""
+
+    def __init__(
+        self, credentials: Credentials, request: Request, path: list[str], principal: Principal
+    ) -> None:
+        self.credentials = credentials
+        self.engine = credentials.engine
+        self.request = request
+        self.path = path
+        self.principal = principal
+        self.namespace = credentials.namespace(host_of(request), principal)
+
+    @property
+    def url(self) -> str:
+        """Of the namespace, without a slash at its end."""
+        return f"{self.request.scheme}://{host_of(self.request) or 'localhost'}"
+
+    async def ask(self, command: Command) -> CoreAnswer:
+        """Raises Refused or StoreError."""
+        return await self.engine.ask(self.principal, self.namespace, command)
+
+    def exact(self, queue: str) -> str:
+        """The name as it is written where there is one; else as it is asked for."""
+        state = self.engine.namespaces.states.get(self.namespace)
+        return queue if state is None else find(state, queue) or queue
+
+    async def make_namespace(self) -> None:
+        """Where it is to come into being by being used."""
+        spaces = self.engine.namespaces.states
+        if self.namespace not in spaces and self.credentials.settings.auto_create:
+            await self.engine.ask(BROKER, "", CreateNamespace(self.namespace))
+
+
+Route = Callable[[Call], Awaitable[Answer]]
+
+
+def path_in(request: Request) -> list[str]:
+    """Decoded, so that a/b and a%2Fb are the same. Raises Wrong."""
+    try:
+        whole = "/".join(unquote_to_bytes(part).decode() for part in request.parts)
+    except UnicodeDecodeError:
+        raise Wrong(400, "The path must be UTF-8.") from None
+    if len(whole) > PATH_CHARS_MAX:
+        raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
+    return [part for part in whole.split("/") if part]
+
+
+def host_of(request: Request) -> str:
+    return request.headers.get(b"host", b"").decode("latin-1")
+
+
+def principal_of(credentials: Credentials, request: Request, path: list[str]) -> Principal:
+    """Whoever has signed the token. Whatever is wrong with it, the answer is the same.
+
+    Raises Unauthenticated.
+    """
+    given = request.headers.get(b"authorization", b"").decode("latin-1")
+    host = host_of(request)
+    try:
+        token = sas.parse(given)
+    except ValueError:
+        token = _NOBODYS
+    try:
+        principal = credentials.identify_by_token(token, host)
+        for_here = sas.covers(token.scope, folded("/".join(path)))
+        if token.expires <= time.time() or not for_here or not credentials.is_for(token, host):
+            raise Unauthenticated  # noqa: TRY301 (told below like the others)
+    except Unauthenticated:
+        _audit.warning(
+            "Somebody at %s came without a valid signature.", request.address,
+            extra={"event": "access.unknown", "address": request.address},
+        )  # fmt: skip
+        raise
+    return principal
+
+
+_NOBODYS = sas.Token("", "", (), 0, b"", b"")
+
+_UNKNOWN = (
+    "SubCode=40103. The token is missing, or it is not valid: its signature, its time or its"
+    " audience does not fit this request."
+)
+_CLAIMS = {"manage": "Manage", "send": "Send", "listen": "Listen"}
+_SUBCODES = {400: 40000, 401: 40103, 403: 40300, 404: 40400, 409: 40900, 410: 41000, 429: 50009}
+
+
+def told(refused: Refused) -> Wrong:
+    """As Service Bus says it."""
+    if isinstance(refused, Unauthenticated):
+        return Wrong(401, _UNKNOWN)
+    if isinstance(refused, Unauthorized):
+        claim = _CLAIMS.get(refused.right, "Manage")
+        return Wrong(401, f"SubCode=40100. Authorization failed: the {claim} claim is required.")
+    if isinstance(refused, Throttled):
+        seconds = b"%d" % -(-refused.wait_ms // 1_000)
+        return Wrong(429, f"SubCode=50009. {refused}", ((b"retry-after", seconds),))
+    _, words, status = conditions.told(refused)
+    if status == 503:
+        return Wrong(503, f"SubCode=50002. {words}", ((b"retry-after", b"1"),))
+    return Wrong(status, f"SubCode={_SUBCODES.get(status, status * 100)}. {words}")
+
+
+def error(wrong: Wrong) -> Answer:
+    status = wrong.status
+    headers = (XML, *wrong.headers)
+    if status == 401:
+        headers = (*headers, (b"www-authenticate", b'SharedAccessSignature realm="Posthouse"'))
+    body = element("Error", [text("Code", status), text("Detail", wrong.detail)])
+    assert HTTPStatus(status)
+    return Answer(body.encode(), status, headers)
+
+
+class Web:
+    """Answers what is for Service Bus."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def answer(self, request: Request) -> Answer:
+        from posthouse.dialects.servicebus import admin, rest  # not before it is first used
+
+        try:
+            path = path_in(request)
+            principal = principal_of(self._credentials, request, path)
+            throttle: Throttle = self._credentials.engine.throttle
+            if throttle.is_on:
+                throttle.check_address(request.address)
+            call = Call(self._credentials, request, path, principal)
+            route = rest.find(call) or admin.find(call)
+            return await route(call)
+        except Wrong as wrong:
+            return error(wrong)
+        except Refused as refused:
+            return error(told(refused))
