@@ -1,25 +1,44 @@
 """Faults that reading and the comparison with the reference have found, each in a short history."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     HAND_ON_BYTES_MAX,
     HAND_ON_MAX,
     STEPS_MAX,
+    Abandon,
+    Admitted,
+    Attach,
+    Begin,
+    Begun,
+    Commit,
+    Committed,
     Complete,
     DeadLetter,
     DeleteQueue,
+    Delivery,
+    Detach,
+    Notice,
     Pause,
+    PauseSchedule,
     Resubmit,
     Resume,
+    ResumeSchedule,
+    Send,
+    SetSchedule,
     UpdateQueue,
+    Waiting,
+    Work,
 )
-from posthouse.core.errors import QuotaExceeded
+from posthouse.core.errors import InvalidArgument, NotAllowed, QuotaExceeded
 from posthouse.core.message import Note, decode_envelope
-from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
+from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.records import Routed, encode
+from posthouse.core.recurrence import following_ms, parse
 from posthouse.core.rules import FalseFilter, PatternFilter, Rule, SqlFilter, TrueFilter
 from tests.core.sound import held, notes, sound
 from tests.core.world import World, a_message, bodies
@@ -517,3 +536,264 @@ def test_a_subject_of_very_many_levels_is_not_followed() -> None:
         assert held(world, queue) == ["fits"]
         assert held(world, dead_letter_queue(queue)) == ["long"]
     sound(world)
+
+
+# Transactions.
+
+
+def begin(world: World) -> int:
+    answer = world.do(Begin()).answer
+    assert isinstance(answer, Begun)
+    return answer.transaction
+
+
+@pytest.mark.parametrize("topic", [False, True])
+def test_what_a_transaction_completes_leaves_room_for_what_it_sends(topic: bool) -> None:
+    world = World()
+    entity = world.queue(max_messages=1, delivery="topic" if topic else "competing")
+    queue = world.subscribe(entity, "a") if topic else entity
+    world.send(entity, "old")
+    [delivery] = world.receive(queue)
+    number = begin(world)
+    world.do(Work(number, Complete(queue, [delivery.token])))
+    world.do(Work(number, Send(entity, [a_message("new")])))
+    assert isinstance(world.do(Commit(number)).answer, Committed)
+    assert held(world, queue) == ["new"]
+    sound(world)
+
+
+def test_a_session_lasts_as_long_as_a_transaction_though_no_tick_has_come() -> None:
+    world = World()
+    queue = world.queue(grouping="session", lock_ms=1_000)
+    world.send(queue, a_message("a", group="s"))
+    session = world.hold(queue, "s").token
+    [delivery] = world.receive(queue, session=session)
+    number = begin(world)
+    world.do(Work(number, Complete(queue, [delivery.token], session=session)))
+    world.now_ms += 1_500
+    assert isinstance(world.do(Commit(number)).answer, Committed)
+    assert held(world, queue) == []
+    sound(world)
+
+
+# Sends that wait for room.
+
+
+def blocked(world: World, queue: str, body: str, ms: int = 5_000, **more: Any) -> int:
+    """A sender that waits."""
+    sender = world.new_receiver()
+    message = a_message(body, id=body)
+    command = Send(queue, [message], None, deadline_ms=world.now_ms + ms, sender=sender, **more)
+    assert world.do(command).answer == Waiting(sender)
+    return sender
+
+
+def test_what_has_waited_for_room_is_forwarded() -> None:
+    world = World()
+    end = world.queue("end")
+    queue = world.queue("orders", forward_to=end, max_messages=1, overflow="block")
+    world.send(queue, a_message("a", due_ms=world.now_ms + 10))
+    blocked(world, queue, "b")
+    world.advance(10)
+    assert held(world, end) == ["a", "b"]
+    sound(world)
+
+
+def test_nobody_looks_again_and_again_for_room_that_copies_take() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out", max_messages=1, overflow="block")
+    world.attach(queue, 1)
+    world.send(queue, "a")
+    blocked(world, queue, "b", ms=1_000)
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+
+
+def test_nobody_looks_again_and_again_at_a_send_that_would_be_refused() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", duplicate_detection=True)
+    world.send(queue, a_message("a", id="a"))
+    first = blocked(world, queue, "a", ms=1_000, refuse_duplicates=True)
+    second = blocked(world, queue, "b")
+    world.receive(queue, delete=True)
+    assert next_deadline_ms(world.state) == 0
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+    ended, admitted = world.advance(1_000)
+    assert ended == Notice(first, "timed-out")
+    assert (type(admitted), admitted.receiver) == (Admitted, second)
+    sound(world)
+
+
+def test_a_send_that_would_be_refused_is_looked_at_when_its_queue_has_changed() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    update(world, queue, max_messages=5, overflow="block", max_message_bytes=1)
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 5_000
+    update(world, queue, max_messages=5, overflow="block")
+    [admitted] = world.advance(0)
+    assert (type(admitted), admitted.receiver) == (Admitted, sender)
+
+
+def test_a_send_that_would_be_refused_is_looked_at_when_a_key_is_forgotten() -> None:
+    world = World()
+    queue = world.queue(
+        max_messages=1, overflow="block", duplicate_detection=True, duplicate_window_ms=700
+    )
+    world.send(queue, a_message("a", id="a"))
+    sender = blocked(world, queue, "a", refuse_duplicates=True)
+    world.receive(queue, delete=True)
+    world.tick()
+    assert next_deadline_ms(world.state) == world.now_ms + 700
+    [admitted] = world.advance(700)
+    assert (type(admitted), admitted.receiver) == (Admitted, sender)
+
+
+def test_a_queue_is_in_use_while_somebody_waits_to_send_to_it() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", idle_delete_ms=1_000)
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    assert world.advance(5_000) == [Notice(sender, "timed-out")]
+    world.advance(999)
+    assert queue in world.state.queues
+    world.advance(1)
+    assert queue not in world.state.queues
+
+
+def test_a_receiver_cannot_have_the_id_of_a_sender_that_waits() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block")
+    world.send(queue, "a")
+    sender = blocked(world, queue, "b")
+    with pytest.raises(InvalidArgument, match="receiver"):
+        world.do(Attach(queue, sender))
+
+
+# Fan-out.
+
+
+def test_a_pause_of_a_fan_out_queue_holds_back_what_its_receivers_would_get() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    receiver = world.attach(queue, 5)
+    world.do(Pause(queue, receiving=True))
+    assert world.deliveries == [Notice(receiver, "paused")]
+    world.send(queue, "a")
+    assert world.advance(1_000) == []
+    world.do(Resume(queue, receiving=True))
+    assert bodies(world.advance(0)) == ["a"]
+    sound(world)
+
+
+def test_who_is_attached_to_a_fan_out_queue_sees_its_changes() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    world.attach(queue, 1)
+    update(world, queue, delivery="fan-out", max_delivery=1)
+    world.send(queue, "a")
+    [delivery] = world.deliveries
+    assert isinstance(delivery, Delivery)
+    world.do(Abandon(queue, [delivery.token]))
+    assert held(world, dead_letter_queue(queue)) == ["a"]
+    sound(world)
+
+
+def test_nobody_receives_what_is_for_another_who_is_attached() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out")
+    receiver = world.attach(queue)
+    world.send(queue, "a")
+    mine = subscription_queue(queue, f"~{receiver}")
+    for receive in (world.receive, world.attach):
+        with pytest.raises(NotAllowed):
+            receive(mine)
+
+
+def test_a_fan_out_queue_has_no_sessions_to_read() -> None:
+    world = World()
+    with pytest.raises(NotAllowed):
+        world.attach(world.queue(delivery="fan-out"), session=77)
+
+
+def test_who_is_attached_to_a_fan_out_queue_is_no_hop() -> None:
+    world = World()
+    world.attach(world.queue("e", delivery="fan-out"), 1)
+    for name, target in ("de", "cd", "bc", "ab"):
+        world.queue(name, forward_to=target)
+    world.send("a", "far")
+    assert bodies(world.deliveries) == ["far"]
+
+
+def test_a_fan_out_queue_is_in_use_until_the_last_has_left() -> None:
+    world = World()
+    queue = world.queue(delivery="fan-out", idle_delete_ms=1_000)
+    receiver = world.attach(queue)
+    world.advance(1_500)
+    world.do(Detach(receiver))
+    world.advance(999)
+    assert queue in world.state.queues
+    world.advance(1)
+    assert queue not in world.state.queues
+
+
+def test_who_was_attached_before_a_start_leaves_the_room_that_was_his() -> None:
+    world = World()
+    target = world.queue("target", delivery="fan-out", max_messages=1)
+    queue = world.queue("orders")
+    a_dead_letter(world, queue)
+    receiver = world.attach(dead_letter_queue(queue), 1, bound=True)
+    assert [each.receiver for each in world.deliveries] == [receiver]
+    update(world, queue, forward_dead_to=target)
+    settle_down(world)
+    world.attach(target)
+    world.send(target, "a")
+    world = world.restarted()
+    settle_down(world)
+    assert (held(world, target), held(world, dead_letter_queue(queue))) == (["bad"], [])
+    sound(world)
+
+
+# Schedules.
+
+
+def beat(world: World, queue: str, *, new: bool = True) -> None:
+    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick"), new=new))
+
+
+def test_a_schedule_that_was_replaced_keeps_its_beat_over_a_pause() -> None:
+    world = World()
+    queue = world.queue()
+    beat(world, queue)
+    world.advance(3_000)
+    beat(world, queue, new=False)
+    before = world.state.schedules["beat"].next_ms
+    world.do(PauseSchedule("beat"))
+    world.do(ResumeSchedule("beat"))
+    assert world.state.schedules["beat"].next_ms == before == 11_000
+    sound(world)
+
+
+def test_a_time_of_day_is_not_found_again_when_its_hour_comes_a_second_time() -> None:
+    second_hour = round(datetime.fromisoformat("2026-10-25T01:05Z").timestamp() * 1000)
+    found = following_ms(parse("at 02:30", "Europe/Berlin"), second_hour, 0)
+    assert datetime.fromtimestamp(found / 1000, UTC).isoformat() == "2026-10-26T01:30:00+00:00"
+
+
+def test_a_queue_to_which_a_schedule_sends_is_not_idle() -> None:
+    world = World()
+    queue = world.queue(idle_delete_ms=10_000)
+    beat(world, queue)
+    world.advance(10_000)
+    assert held(world, queue) == ["tick"]
+
+
+def test_a_queue_into_which_a_send_was_let_is_not_idle() -> None:
+    world = World()
+    queue = world.queue(max_messages=1, overflow="block", idle_delete_ms=1_000)
+    world.send(queue, a_message("old", ttl_ms=1_000))
+    blocked(world, queue, "new")
+    world.advance(1_000)
+    assert held(world, queue) == ["new"]

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from posthouse.core import commands as c
 from posthouse.core import errors
-from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope
+from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope, encode_envelope
 from posthouse.core.model import QueueProperties
-from posthouse.core.rules import PatternFilter, Rule, TrueFilter
+from posthouse.core.rules import DEFAULT_RULE, PatternFilter, Rule, TrueFilter
 from tests.simulate.meanings import ACTIONS, Unclear, fits
+from tests.simulate.moments import following
 
 DEAD = "/$dead"
 TRANSFER = "/$transfer"
@@ -37,6 +40,7 @@ class Msg:
     expiry_stamp: int = 0
     bound: int = 0
     by_id: bool = False
+    id: str = ""
     deferred: bool = False  # the lock is on a deferred message
     reason: str | None = None
     properties: Properties = field(default_factory=dict)
@@ -69,6 +73,7 @@ class Q:
     sessions: dict[str, Session] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
+    temporary: bool = False  # the subscription of one who is attached to a fan-out queue
     follows: bool = False  # what was there before it began to forward has to go too
 
     @property
@@ -85,8 +90,12 @@ class Q:
         return self.props.delivery == "topic"
 
     @property
+    def is_fan_out(self) -> bool:
+        return self.props.delivery.startswith("fan-out")
+
+    @property
     def hands_on(self) -> bool:
-        return self.is_topic or self.props.forward_to is not None
+        return self.is_topic or self.is_fan_out or self.props.forward_to is not None
 
     @property
     def sends(self) -> bool:
@@ -113,6 +122,40 @@ class Rcv:
     bound_session: bool = False
 
 
+@dataclass(eq=False)
+class Blocked:
+    """A send that waits for room."""
+
+    sender: int
+    queue: str
+    command: c.Send
+    deadline: int
+
+
+@dataclass(eq=False)
+class Schedule:
+    name: str
+    queue: str
+    when: str
+    zone: str
+    message: NewMessage
+    start: int  # when one of that name was first set
+    next: int = 0
+    stamp: int = 0
+    paused: bool = False
+    fired: int = 0
+    last: int = 0
+    failed: bool = False
+
+
+@dataclass(eq=False)
+class Transaction:
+    until: int
+    number: int = 0
+    work: list[c.Command] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of the locks that it settles
+
+
 Given = tuple[int, str, int, int]  # receiver, queue, sequence, delivery count
 Grant = tuple[int, str]  # receiver, session
 View = dict[str, list[tuple[object, ...]]]  # by queue, what can be seen of its messages
@@ -124,16 +167,22 @@ class Reference:
     def __init__(self) -> None:
         self.queues: dict[str, Q] = {}
         self.receivers: list[Rcv] = []  # in turn: who was served last is last
+        self.schedules: dict[str, Schedule] = {}
+        self.transactions: list[Transaction] = []
+        self.blocked: list[Blocked] = []  # in turn
         self.started = 0
         self.now = 0
         self.given: list[Given] = []
         self.granted: list[Grant] = []
         self.notices: list[tuple[int, str]] = []
+        self.admitted: list[tuple[int, object]] = []  # sender, sequences
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
+        self._following: list[str] = []  # queues with which the next tick goes on
+        self._committed: list[int] = []  # tokens: they hold until their transaction ends
         self._back: list[Msg] = []  # those among them that were in the queue before, but not ready
 
     # Running.
@@ -141,10 +190,11 @@ class Reference:
     def run(self, command: c.Command, now: int) -> type[errors.Refused] | None:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
-        self.answer = None
-        self._ready_now, self._back = {}, []
-        for receiver in self.receivers:
-            self.queues[receiver.queue].touched = now
+        self.admitted, self.answer = [], None
+        self._ready_now, self._back, self._committed = {}, [], []
+        self._following = [queue.name for queue in self.queues.values() if queue.follows]
+        for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
+            self.queues[name].touched = now
         before = self._copies() if self._may_fail_late(command) else None
         try:
             getattr(self, "_" + type(command).__name__.lower())(command)
@@ -173,12 +223,16 @@ class Reference:
         other = copy(self)
         other.queues = self._copies()
         other.receivers = [replace(receiver) for receiver in self.receivers]
+        other.schedules = {name: replace(each) for name, each in self.schedules.items()}
+        other.transactions, other.blocked = [], []
         return other
 
     def _may_fail_late(self, command: c.Command) -> bool:
-        """A send may be refused by a subscription on the way."""
+        """A send may be refused by a subscription on the way, also of what does not fit."""
         return isinstance(command, c.Send) and any(
-            queue.hands_on for queue in self.queues.values() if queue.name == command.queue
+            queue.hands_on or queue.props.overflow == "to-dead-letter"
+            for queue in self.queues.values()
+            if queue.name == command.queue
         )
 
     def learn(self, tokens: list[int], sessions: list[int]) -> None:
@@ -198,9 +252,9 @@ class Reference:
 
     def restart(self) -> None:
         """The connections are gone; `Start` follows."""
-        self.receivers = []
+        self.receivers, self.transactions, self.blocked = [], [], []
         for queue in self.queues.values():
-            queue.touched = 0
+            queue.touched, queue.follows = 0, False
 
     def view(self) -> View:
         """Every message of every queue, comparable with a peek of the core."""
@@ -208,6 +262,7 @@ class Reference:
             name: [
                 (
                     m.sequence,
+                    m.id,
                     m.new.body,
                     m.state,
                     m.count,
@@ -237,7 +292,7 @@ class Reference:
 
     def _receivable(self, name: str) -> Q:
         queue = self._queue(name)
-        if queue.hands_on and not queue.is_part:
+        if queue.temporary or (queue.hands_on and not queue.is_part):
             raise errors.NotAllowed(name, "")
         if not queue.receives:
             raise errors.Disabled(name, "")
@@ -263,6 +318,11 @@ class Reference:
         names = [q.name for q in (queue, *self._subscriptions(queue))]
         parts = [name + part for name in names for part in ("", DEAD, TRANSFER)]
         return [self.queues[name] for name in parts if name in self.queues]
+
+    def _check_new(self, what: str, number: int) -> None:
+        """An id of a receiver or a sender."""
+        if number in [r.number for r in self.receivers] + [b.sender for b in self.blocked]:
+            raise errors.InvalidArgument(what, "")
 
     def _find(self, number: int) -> Rcv | None:
         return next((r for r in self.receivers if r.number == number), None)
@@ -508,6 +568,8 @@ class Reference:
 
     def _start(self, command: c.Start) -> None:
         self.started = self.now
+        for queue in [q for q in self.queues.values() if q.temporary]:
+            self._remove(queue)
         bound = [
             (session.token, queue, key)
             for queue in self.queues.values()
@@ -521,7 +583,7 @@ class Reference:
         for queue, messages in self._by_queue(held):
             self._end(queue, messages, queue.props.counting == "all")
         for queue in self.queues.values():
-            queue.follows = queue.hands_on
+            queue.follows = queue.hands_on and any(m.state == "active" for m in queue.messages)
 
     def _everywhere(self, wanted: Callable[[Q, Msg], bool]) -> list[tuple[Q, Msg]]:
         return [(q, m) for q in self.queues.values() for m in q.messages if wanted(q, m)]
@@ -531,20 +593,13 @@ class Reference:
         for receiver in [r for r in self.receivers if r.deadline and r.deadline <= now]:
             self.notices.append((receiver.number, "timed-out"))
             self.receivers.remove(receiver)
-        ended = [
-            (session.until, session.stamp, queue, key)
-            for queue in self.queues.values()
-            for key, session in queue.sessions.items()
-            if session.token and session.until <= now
-        ]
-        for _, _, queue, key in sorted(ended, key=lambda e: e[:2]):
-            self._end_session(queue, key)
-        lost = self._everywhere(
-            lambda q, m: m.state == "locked" and m.until <= now and q.props.grouping != "session"
-        )
-        lost.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
-        for queue, messages in self._by_queue(lost):
-            self._end(queue, messages, queue.props.counting == "all")
+        for blocked in [b for b in self.blocked if b.deadline <= now]:
+            self.notices.append((blocked.sender, "timed-out"))
+            self.blocked.remove(blocked)
+        over = [each for each in self.transactions if each.until <= now]
+        self.transactions = [each for each in self.transactions if each not in over]
+        self._end_sessions()
+        self._end_locks(over)
         stale = self._everywhere(
             lambda _, m: m.state in ("active", "delayed", "deferred") and not self._fresh(m)
         )
@@ -556,14 +611,72 @@ class Reference:
         due.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
         for queue, messages in self._by_queue(due):
             self._wake(queue, messages)
+        self._fire()
         for queue in self.queues.values():
             queue.seen = {k: v for k, v in queue.seen.items() if v[0] > now}
         self._follow()
+        self._admit()
         self._relay(refuse=False)
         for queue in list(self.queues.values()):
             if queue.name in self.queues and not queue.is_part and self._is_idle(queue):
-                for each in self._family(queue):
-                    del self.queues[each.name]
+                self._remove(queue)
+
+    def _stepclock(self, command: c.StepClock) -> None:
+        """Nobody loses by it what he holds or waits for."""
+        step = command.step_ms
+        for queue in self.queues.values():
+            for session in queue.sessions.values():
+                session.until += step
+            for message in queue.messages:
+                if message.state == "locked":
+                    message.until += step
+        for receiver in self.receivers:
+            receiver.deadline += step if receiver.deadline else 0
+        for transaction in self.transactions:
+            transaction.until += step
+        for blocked in self.blocked:
+            blocked.deadline += step
+
+    def _end_sessions(self) -> None:
+        ended = [
+            (session.until, session.stamp, queue, key)
+            for queue in self.queues.values()
+            for key, session in queue.sessions.items()
+            if session.token and session.until <= self.now
+        ]
+        for _, _, queue, key in sorted(ended, key=lambda e: e[:2]):
+            held = [m.token for m in queue.messages if m.group == key and m.state == "locked"]
+            ends = [each.until for token in held for each in self.settling(token)]
+            if ends:
+                session = queue.sessions[key]
+                session.until, session.stamp = max(ends), self._tick_stamp()
+            else:
+                self._end_session(queue, key)
+
+    def _end_locks(self, over: list[Transaction]) -> None:
+        """Not those that a transaction settles, and a moment later where it is just over."""
+        lost = self._everywhere(
+            lambda q, m: (
+                m.state == "locked" and m.until <= self.now and q.props.grouping != "session"
+            )
+        )
+        lost.sort(key=lambda pair: (pair[1].until, pair[1].stamp))
+        for queue, messages in self._by_queue(lost):
+            ended = []
+            for message in messages:
+                ends = [each.until for each in self.settling(message.token)]
+                if any(message.token in each.tokens for each in over):
+                    ends = [self.now + 1]
+                if ends:
+                    message.until, message.stamp = ends[0], self._tick_stamp()
+                else:
+                    ended.append(message)
+            if ended:
+                self._end(queue, ended, queue.props.counting == "all")
+
+    def settling(self, token: int) -> list[Transaction]:
+        """The transaction that settles a lock, if there is one."""
+        return [each for each in self.transactions if token in each.tokens]
 
     def _wake(self, queue: Q, messages: list[Msg]) -> None:
         self._changes(queue)
@@ -577,10 +690,25 @@ class Reference:
             self._back.append(message)
             self._changes(queue, message)
 
+    def _admit(self) -> None:
+        """Who waits for room, in turn: nobody overtakes, even who would be refused now."""
+        for name in dict.fromkeys(blocked.queue for blocked in self.blocked):
+            for blocked in [b for b in self.blocked if b.queue == name]:
+                queue, command = self.queues[name], blocked.command
+                if not self._has_room(queue, _as_messages(command)):
+                    break
+                try:
+                    self._take(self._sendable(command), command)
+                except errors.Refused:
+                    break
+                self.admitted.append((blocked.sender, self.answer))
+                self.blocked.remove(blocked)
+
     def _is_idle(self, queue: Q) -> bool:
         family = self._family(queue)
         names = [each.name for each in family]
-        in_use = any(r.queue in names for r in self.receivers) or any(
+        users = [r.queue for r in self.receivers] + [b.queue for b in self.blocked]
+        in_use = any(name in names for name in users) or any(
             m.state == "locked" for each in family for m in each.messages
         )
         used = max(self.started, *(max(each.used, each.touched) for each in family))
@@ -594,7 +722,7 @@ class Reference:
         for queue in list(self.queues.values()):
             if queue.hands_on and queue.follows:
                 there = self._ready(queue)
-                if queue.props.grouping != "none":
+                if queue.props.grouping != "none" and any(m.group for m in queue.messages):
                     there = sorted(queue.messages, key=lambda m: m.sequence)
                 new = self._ready_now.get(queue.name, [])
                 waiting = [
@@ -611,7 +739,10 @@ class Reference:
             names = [
                 name
                 for name, ready in self._ready_now.items()
-                if ready and name in self.queues and self.queues[name].hands_on
+                if ready
+                and name in self.queues
+                and self.queues[name].hands_on
+                and not (name in self._following and self.queues[name].follows)
             ]
             if not names:
                 return
@@ -622,8 +753,10 @@ class Reference:
     def _hand_on(self, queue: Q, messages: list[Msg], *, refuse: bool) -> None:
         made: dict[str, list[Msg]] = {}
         copies: list[tuple[Q, Msg]] | None
+        if queue.is_fan_out and not self._subscriptions(queue):
+            return  # it keeps what comes while nobody is there
         for message in messages:
-            if queue.is_topic:
+            if queue.is_topic or queue.is_fan_out:
                 copies = self._publish(queue, message, refuse=refuse)
             else:
                 copies = self._forward(queue, message)
@@ -782,7 +915,7 @@ class Reference:
         arrows = {
             (queue.name.partition(SUBSCRIPTION)[0], target)
             for queue in self.queues.values()
-            if not queue.is_part and queue.name != name
+            if not queue.is_part and not queue.temporary and queue.name != name
             for target in (queue.props.forward_to, queue.props.forward_dead_to)
             if target is not None
         }
@@ -845,20 +978,33 @@ class Reference:
         self.answer = [rules[name] for name in sorted(rules) if name > command.after]
 
     def _listsubscriptions(self, command: c.ListSubscriptions) -> None:
-        self.answer = sorted(q.name for q in self._subscriptions(self._topic(command.queue)))
+        queue = self.queues.get(command.queue)
+        if queue is None or not queue.is_fan_out:
+            queue = self._topic(command.queue)
+        self.answer = sorted(each.name for each in self._subscriptions(queue))
 
     def _deletequeue(self, command: c.DeleteQueue) -> None:
         names = [each.name for each in self._family(self._own(command.queue))]
         mine = [r for r in self.receivers if r.queue in names]
         self.notices += [(r.number, "deleted") for r in mine]
         self.receivers = [r for r in self.receivers if r not in mine]
-        for name in names:
-            del self.queues[name]
+        waiting = [b for b in self.blocked if b.queue in names]
+        self.notices += [(b.sender, "deleted") for b in waiting]
+        self.blocked = [b for b in self.blocked if b not in waiting]
+        self._remove(self.queues[command.queue])
+
+    def _remove(self, queue: Q) -> None:
+        for each in self._family(queue):
+            del self.queues[each.name]
 
     def _updatequeue(self, command: c.UpdateQueue) -> None:
-        queue = self._own(command.queue)
-        self._check_forwarding(queue.name, command.properties)
-        self._update(queue, command.properties)
+        queue, new = self._own(command.queue), command.properties
+        old = queue.props
+        if queue.temporary:  # where its dead letters go is nothing that can be asked for
+            raise errors.InvalidArgument("forward_dead_to", "")
+        if (new.forward_to, new.forward_dead_to) != (old.forward_to, old.forward_dead_to):
+            self._check_forwarding(queue.name, new)
+        self._update(queue, new)
 
     def _update(self, queue: Q, props: QueueProperties) -> None:
         before, received = queue.props, queue.receives
@@ -872,6 +1018,9 @@ class Reference:
         if (received and not queue.receives) or redirected:
             mine = [r for r in self.receivers if r.queue == queue.name]
             self.notices += [(r.number, "paused") for r in mine]
+        for each in self._subscriptions(queue):
+            if each.temporary and each.props != self._of_one(queue):
+                self._update(each, self._of_one(queue))
         queue.follows = queue.follows or redirected
         if props.forward_dead_to not in (None, before.forward_dead_to):
             dead.follows = True
@@ -981,18 +1130,43 @@ class Reference:
         lives = [t for t in (ttl, queue.props.ttl_ms) if t is not None]
         return min(lives) if lives else None
 
-    def _send(self, command: c.Send) -> None:
+    def _sendable(self, command: c.Send) -> Q:
+        """Where to, if it could be taken by an empty queue."""
         queue = self._own(command.queue)
         if queue.is_subscription:
             raise errors.NotAllowed(queue.name, "")
         if not queue.sends:
             raise errors.Disabled(queue.name, "")
+        for message in _as_messages(command):
+            self._check_fit(queue, message.size, message.new.group)
+        return queue
+
+    def _send(self, command: c.Send) -> None:
+        queue = self._sendable(command)
+        if command.sender and queue.props.overflow == "block":
+            self._check_new("sender", command.sender)
+            if self._has_to_wait(queue, command):
+                sender, deadline = command.sender, command.deadline_ms
+                self.blocked.append(Blocked(sender, queue.name, command, deadline))
+                self.answer = "waiting"
+                return
+        self._take(queue, command)
+
+    def _has_to_wait(self, queue: Q, command: c.Send) -> bool:
+        """For room, or behind others; not if there is no time for it, or never room enough."""
+        new, props = _as_messages(command), queue.props
+        some = any(blocked.queue == queue.name for blocked in self.blocked)
+        fits = (props.max_messages is None or len(new) <= props.max_messages) and (
+            props.max_bytes is None or sum(m.size for m in new) <= props.max_bytes
+        )
+        full = not self._has_room(queue, new)
+        return (some or full) and fits and command.deadline_ms > self.now
+
+    def _take(self, queue: Q, command: c.Send) -> None:
         messages: list[Msg] = []
         keys: dict[str, int] = {}
         answer = []
         sequence = queue.next
-        for new in command.messages:
-            self._check_fit(queue, Msg(0, new, "", 0, None, None).size, new.group)
         for at, new in enumerate(command.messages):
             envelope = decode_envelope(new.envelope)
             key = command.keys[at] if command.keys else None
@@ -1012,7 +1186,8 @@ class Reference:
             state = "scheduled" if due else "active"
             message = Msg(
                 sequence, new, state, due or self.now, expires, ttl, until=due,
-                properties=envelope.properties, subject=envelope.subject, group=new.group,
+                id=envelope.id, properties=envelope.properties, subject=envelope.subject,
+                group=new.group,
             )  # fmt: skip
             messages.append(message)
             answer.append(sequence)
@@ -1045,7 +1220,7 @@ class Reference:
             return []
         if queue.props.overflow == "drop-oldest":
             self._drop_oldest(queue, messages)
-        elif queue.props.overflow != "reject":
+        elif queue.props.overflow not in ("reject", "block"):
             for count in range(len(messages), 0, -1):
                 if all(self._has_room(queue, messages[:n]) for n in range(1, count + 1)):
                     return messages[count:]
@@ -1066,6 +1241,7 @@ class Reference:
 
     def _receive(self, command: c.Receive) -> None:
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         self._check_bound(command)
         self._check_session(queue, command.session)
         to = Rcv(
@@ -1080,8 +1256,39 @@ class Reference:
             if command.deadline_ms > self.now:
                 self.receivers.append(to)
 
+    def _join(self, queue: Q, command: c.Attach) -> None:
+        """To a fan-out queue: with a subscription of its own, that ends with the receiver."""
+        if not queue.receives:
+            raise errors.Disabled(queue.name, "")
+        self._check_new("receiver", command.receiver)
+        self._check_session(queue, command.session)
+        first, number = not self._subscriptions(queue), command.receiver
+        mine = self._create(f"{queue.name}{SUBSCRIPTION}~{number}", self._of_one(queue))
+        mine.temporary, mine.rules = True, {DEFAULT_RULE: Rule(DEFAULT_RULE)}
+        delete = command.delete or queue.props.delivery == "fan-out-unacknowledged"
+        self.receivers.append(
+            Rcv(number, mine.name, command.credit, delete, command.lock_ms, number, command.by_id)
+        )
+        if first and any(m.state == "active" for m in queue.messages):
+            queue.follows = True  # what was kept is for the first
+
+    def _of_one(self, queue: Q) -> QueueProperties:
+        """What the subscription of one who is attached has of its fan-out queue."""
+        of = queue.props
+        return QueueProperties(
+            lock_ms=of.lock_ms, max_delivery=of.max_delivery, counting=of.counting, order=of.order,
+            backoff_ms=of.backoff_ms, dead_letter_expired=of.dead_letter_expired,
+            status="active" if queue.receives else "receive-disabled",
+            forward_dead_to=queue.name + DEAD,
+        )  # fmt: skip
+
     def _attach(self, command: c.Attach) -> None:
+        found = self._queue(command.queue)
+        if found.is_fan_out:
+            self._join(found, command)
+            return
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         self._check_session(queue, command.session)
         number = command.receiver
         to = Rcv(
@@ -1108,13 +1315,22 @@ class Reference:
             self.notices.append((to.number, "drained"))
 
     def _detach(self, command: c.Detach) -> None:
+        for blocked in self.blocked:
+            if blocked.sender == command.receiver:
+                self.blocked.remove(blocked)
+                return
         to = self._find(command.receiver)
         if to is None:
             raise errors.NotFound("receiver", "")
+        queue = self.queues[to.queue]
+        if queue.temporary:
+            self.receivers.remove(to)
+            self._remove(queue)
+            self.queues[queue.name.partition(SUBSCRIPTION)[0]].touched = self.now
+            return
         waits = [r for r in self.receivers if r is not to and r.bound == to.number]
         self.notices += [(r.number, "timed-out") for r in waits]
         self.receivers = [r for r in self.receivers if r is not to and r not in waits]
-        queue = self.queues[to.queue]
         if to.session and not to.once:
             key = next(k for k, s in queue.sessions.items() if s.token == to.session)
             if queue.sessions[key].bound:
@@ -1149,6 +1365,12 @@ class Reference:
         self._queue(command.queue)
 
     def _held(self, command: c.Settle) -> list[tuple[Q, Msg]]:
+        held = self._locked(command)
+        for queue, _ in held:
+            self._use(queue)
+        return held
+
+    def _locked(self, command: c.Settle) -> list[tuple[Q, Msg]]:
         queue = None if command.queue is None else self._queue(command.queue)
         session = None
         if command.session and queue is not None:
@@ -1161,14 +1383,15 @@ class Reference:
                 for q in self.queues.values()
                 for m in q.messages
                 if m.state == "locked"
-                and (m.token == name or (m.by_id and name == decode_envelope(m.new.envelope).id))
+                and (m.token == name or (m.by_id and name == m.id))
                 and not any(m is other for _, other in held)
+                and not self.settling(m.token)
             ]
             holding = [
                 (q, m)
                 for q, m in sorted(found, key=lambda pair: pair[1].token)
-                if (queue is None or q is queue)
-                and self._until(q, m) > self.now
+                if (queue is None or q is queue or self._is_one_of(q, queue))
+                and (self._until(q, m) > self.now or m.token in self._committed)
                 and (session is None or m.group == session)
             ]
             if holding:
@@ -1178,9 +1401,10 @@ class Reference:
             else:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
-        for settled_in, _ in held:
-            self._use(settled_in)
         return held
+
+    def _is_one_of(self, queue: Q, fan_out: Q) -> bool:
+        return queue.temporary and queue in self._subscriptions(fan_out)
 
     def _until(self, queue: Q, message: Msg) -> int:
         if queue.props.grouping == "session" and message.group is not None:
@@ -1221,6 +1445,130 @@ class Reference:
             for message in messages:
                 self._bury(queue, message, command.reason, dict(command.properties))
 
+    # Schedules.
+
+    def _setschedule(self, command: c.SetSchedule) -> None:
+        there = self.schedules.get(command.name)
+        if command.new and there is not None:
+            raise errors.AlreadyExists("schedule", command.name)
+        if not command.new and there is None:
+            raise errors.NotFound("schedule", command.name)
+        self._sendable(c.Send(command.queue, [command.message]))
+        start = self.now if there is None else there.start
+        schedule = self.schedules[command.name] = Schedule(
+            command.name, command.queue, command.when, command.zone, command.message, start
+        )
+        self._await_next(schedule)
+
+    def _schedule(self, name: str) -> Schedule:
+        if name not in self.schedules:
+            raise errors.NotFound("schedule", name)
+        return self.schedules[name]
+
+    def _pauseschedule(self, command: c.PauseSchedule) -> None:
+        self._schedule(command.name).paused = True
+
+    def _resumeschedule(self, command: c.ResumeSchedule) -> None:
+        schedule = self._schedule(command.name)
+        if schedule.paused:
+            schedule.paused = False
+            self._await_next(schedule)
+
+    def _cancelschedule(self, command: c.CancelSchedule) -> None:
+        del self.schedules[self._schedule(command.name).name]
+
+    def _listschedules(self, command: c.ListSchedules) -> None:
+        self.answer = [
+            (s.name, s.queue, 0 if s.paused else s.next, s.paused, s.fired, s.last, s.failed)
+            for s in sorted(self.schedules.values(), key=lambda s: s.name)
+        ]
+
+    def _await_next(self, schedule: Schedule) -> None:
+        schedule.next = following(schedule.when, schedule.zone, schedule.start, self.now)
+        schedule.stamp = self._tick_stamp()
+
+    def _fire(self) -> None:
+        """What is due is sent once, however many times it was missed."""
+        due = [s for s in self.schedules.values() if not s.paused and s.next <= self.now]
+        for schedule in sorted(due, key=lambda s: (s.next, s.stamp)):
+            envelope = decode_envelope(schedule.message.envelope)
+            id = f"{envelope.id or schedule.name}@{schedule.next}"
+            data = encode_envelope(structs.replace(envelope, id=id))
+            message = structs.replace(schedule.message, envelope=data, native=None)
+            send = c.Send(schedule.queue, [message])
+            schedule.fired, schedule.last = schedule.fired + 1, self.now
+            try:
+                self._take(self._sendable(send), send)
+                schedule.failed = False
+            except errors.Refused:
+                schedule.failed = True
+            self._await_next(schedule)
+
+    # Transactions.
+
+    def _begin(self, command: c.Begin) -> None:
+        self.transactions.append(Transaction(self.now + command.timeout_ms))
+
+    def _transaction(self, number: int) -> Transaction:
+        for each in self.transactions:
+            if each.number == number and each.until > self.now:
+                return each
+        raise errors.TransactionLost(number)
+
+    def _work(self, command: c.Work) -> None:
+        transaction, asked = self._transaction(command.transaction), command.command
+        if isinstance(asked, c.Send):
+            self._sendable(asked)
+            transaction.work.append(asked)
+            return
+        held = self._locked(asked)
+        if isinstance(asked, c.DeadLetter) and any(queue.is_part for queue, _ in held):
+            raise errors.NotAllowed("", "")
+        tokens = [message.token for _, message in held]
+        if tokens:
+            # By whatever names, in whatever session: it is these that are to end.
+            named = structs.replace(asked, queue=None, locks=tokens, partial=False, session=0)
+            transaction.work.append(named)
+            transaction.tokens += tokens
+
+    def _commit(self, command: c.Commit) -> None:
+        transaction = self._transaction(command.transaction)
+        self.transactions.remove(transaction)
+        self._committed = transaction.tokens
+        before = self._copies()
+        try:
+            sent = self._do_together(transaction)
+            self._relay(refuse=True)
+        except errors.Refused:
+            self.queues, self._ready_now, self._back = before, {}, []
+            self.answer = "rolled back"
+        else:
+            self.answer = (sent, len(transaction.tokens))
+
+    def _do_together(self, transaction: Transaction) -> list[object]:
+        """First what ends, then what is sent; in a queue in the order in which it was asked for.
+
+        Between queues there is no order, but the core has one: first those that may say no.
+        """
+        for asked in transaction.work:
+            if not isinstance(asked, c.Send):
+                getattr(self, "_" + type(asked).__name__.lower())(asked)
+        sends = [asked for asked in transaction.work if isinstance(asked, c.Send)]
+        sent: dict[int, object] = {}
+        for at, asked in sorted(enumerate(sends), key=lambda pair: self._is_easy(pair[1])):
+            self._take(self._sendable(asked), asked)
+            sent[at] = self.answer
+        return [sent[at] for at in sorted(sent)]
+
+    def _is_easy(self, command: c.Send) -> bool:
+        """It goes to a queue that looks for no duplicates and has no limit."""
+        props = self._own(command.queue).props
+        limits = (props.max_messages, props.max_bytes)
+        return not props.duplicate_detection and limits == (None, None)
+
+    def _rollback(self, command: c.RollBack) -> None:
+        self.transactions.remove(self._transaction(command.transaction))
+
     def _renew(self, command: c.Renew) -> None:
         held = self._held(command)
         if any(queue.props.grouping == "session" for queue, _ in held):
@@ -1231,6 +1579,7 @@ class Reference:
 
     def _acceptsession(self, command: c.AcceptSession) -> None:
         queue = self._receivable(command.queue)
+        self._check_new("receiver", command.receiver)
         if queue.props.grouping != "session":
             raise errors.NotAllowed(queue.name, "")
         key = command.session
@@ -1284,6 +1633,11 @@ class Reference:
                 if s.state is not None and s.state_at > command.since_ms
             }
         self.answer = keys
+
+
+def _as_messages(command: c.Send) -> list[Msg]:
+    """As far as their sizes go."""
+    return [Msg(0, new, "", 0, None, None) for new in command.messages]
 
 
 def _turn(subscription: Q) -> int:

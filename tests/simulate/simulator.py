@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
+from msgspec import structs
+
 from posthouse.core import Outcome, State, decide, evolve, next_deadline_ms
 from posthouse.core import commands as c
 from posthouse.core.dump import dump
@@ -29,6 +31,7 @@ from posthouse.core.model import (
     Order,
     Overflow,
     QueueProperties,
+    Schedule,
     dead_letter_queue,
     subscription_queue,
 )
@@ -37,11 +40,13 @@ from posthouse.core.records import Kept, decode, encode, is_kept, span
 from posthouse.core.rules import Rule
 from tests.invariants import check, check_positions
 from tests.simulate.meanings import ACTIONS, FILTERS, PATTERNS
+from tests.simulate.moments import MORNINGS, WHENS, ZONES
 from tests.simulate.reference import Given, Msg, Q, Reference, View
 
 QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf")
 FORWARDING = ("desk", "shelf")  # most often
 TOPICS = ("news", "alerts")
+FAN_OUTS = ("bell", "flag")  # what comes from the flag is not acknowledged
 SUBSCRIPTIONS = (
     subscription_queue("news", "all"),
     subscription_queue("news", "some"),
@@ -50,7 +55,9 @@ SUBSCRIPTIONS = (
 )
 WITH_SESSIONS = ("sessions", subscription_queue("news", "sessions"))
 SESSIONS = ("s1", "s2", "s3")
-OVERFLOWS: tuple[Overflow, ...] = ("reject", "drop-oldest", "drop-newest", "to-dead-letter")
+OVERFLOWS: tuple[Overflow, ...] = (
+    "reject", "block", "block", "drop-oldest", "drop-newest", "to-dead-letter"
+)  # fmt: skip
 
 
 class Mismatch(AssertionError):
@@ -66,15 +73,16 @@ class Simulator:
         self.reference = Reference()
         self.journal: list[tuple[int, Kept]] = []
         self.position = 1
-        self.now_ms = self.started_ms = 1_000_000
+        self.now_ms = self.started_ms = self.random.choice(MORNINGS)
         self.epoch = 0
         self.steps = 0
         self.history = hashlib.sha256()
         self._receiver = 0
         self._body = 0
         self._old_tokens: list[int] = [1, 2, 3]
+        self._old_transactions: list[int] = [1]
         self._start()
-        for name in (*TOPICS, *QUEUES, *SUBSCRIPTIONS):
+        for name in (*TOPICS, *FAN_OUTS, *QUEUES, *SUBSCRIPTIONS):
             if self.random.random() < 0.9:
                 self._do(self._create(name))
 
@@ -105,7 +113,11 @@ class Simulator:
         if random.random() < 0.1:
             self.now_ms = end_ms
             return
+        ticks = 0  # at the same moment
         while (due_ms := next_deadline_ms(self.state)) is not None and due_ms <= end_ms:
+            ticks = ticks + 1 if due_ms <= self.now_ms else 0
+            if ticks > 100:
+                raise Mismatch(f"ticks go on for ever at {self.now_ms}")
             self.now_ms = max(self.now_ms, due_ms)
             self._do(c.Tick())
         self.now_ms = end_ms
@@ -149,8 +161,9 @@ class Simulator:
         """A tick that belongs to the command before: what came of that is kept."""
         reference = self.reference
         given, granted, notices = reference.given, reference.granted, reference.notices
-        answered, answer = reference.answered, reference.answer
+        answered, answer, admitted = reference.answered, reference.answer, reference.admitted
         reference.run(c.Tick(), self.now_ms)
+        reference.admitted = admitted + reference.admitted
         reference.given = given + reference.given
         reference.granted = granted + reference.granted
         reference.notices = notices + reference.notices
@@ -198,17 +211,40 @@ class Simulator:
         self._same(command, "grants", sorted(grants), sorted(reference.granted))
         reference.granted = grants
         self._same(command, "notices", sorted(notices), sorted(reference.notices))
+        admitted = [
+            (d.receiver, list(d.enqueued.sequences))
+            for d in deliveries
+            if isinstance(d, c.Admitted)
+        ]
+        self._same(command, "admitted", sorted(admitted), sorted(reference.admitted, key=_first))
         reference.learn([d.token for d in answered + given], [d.token for d in granted])
         self._old_tokens += [d.token for d in answered + given] + [d.token for d in granted]
         del self._old_tokens[:-40]
         if isinstance(answer, c.Enqueued):
             self._same(command, "sequences", list(answer.sequences), reference.answer)
+        if isinstance(command, c.Send) and isinstance(answer, c.Waiting):
+            self._same(command, "wait", "waiting", reference.answer)
         if isinstance(answer, c.Settled):
             self._same(command, "lost", list(answer.lost), reference.answer)
+        if isinstance(answer, c.Begun):
+            reference.transactions[-1].number = answer.transaction
+            self._old_transactions = [*self._old_transactions[-5:], answer.transaction]
+        if isinstance(answer, c.Committed):
+            committed = ([list(each.sequences) for each in answer.sent], answer.settled)
+            self._same(command, "committed", committed, reference.answer)
+        if isinstance(answer, c.RolledBack):
+            self._same(command, "committed", "rolled back", reference.answer)
         if isinstance(command, c.ListSessions) and isinstance(answer, list):
             self._same(command, "sessions", set(answer), reference.answer)
         if isinstance(command, c.GetSessionState):
             self._same(command, "session state", answer, reference.answer)
+        if isinstance(command, c.ListSchedules) and isinstance(answer, list):
+            schedules = [
+                (s.name, s.queue, s.next_ms, s.paused, s.fired, s.last_ms, s.problem != "")
+                for s in answer
+                if isinstance(s, Schedule)
+            ]
+            self._same(command, "schedules", schedules, reference.answer)
         if isinstance(command, c.ListRules) and isinstance(answer, list):
             rules = [Rule(r.name, r.filter, r.action) for r in answer if isinstance(r, Rule)]
             self._same(command, "rules", rules, reference.answer)
@@ -262,6 +298,8 @@ class Simulator:
         self._recover()
 
     def _recover(self) -> None:
+        """After a while; what falls due meanwhile is late."""
+        self.now_ms += self.random.choice([0, 0, 3_000, 150_000])
         self.state = self._replay(self.journal)
         self.reference.restart()
         self._start()
@@ -287,11 +325,17 @@ class Simulator:
             (self._manage, 8),
             (self._redirect, 4),
             (self._rule, 3),
+            (self._transact, 40),
+            (self._schedule, 8),
+            (self._step_clock, 2),
         ]
 
     def _queue(self) -> str:
         """Most often one with something to receive."""
         random, models = self.random, self.reference.queues.values()
+        crowded = [blocked.queue for blocked in self.reference.blocked]
+        if crowded and random.random() < 0.4:
+            return random.choice(crowded)
         if random.random() < 0.6:
             full = [q.name for q in models if any(m.state == "active" for m in q.messages)]
             if full:
@@ -305,26 +349,35 @@ class Simulator:
         return there if there and self.random.random() < 0.9 else list(names)
 
     def _number(self) -> int:
+        """Of a receiver or a sender; now and then one in use."""
+        in_use = [*self.state.receivers, *self.state.blocked]
+        if in_use and self.random.random() < 0.01:
+            return self.random.choice(in_use)
         self._receiver += 1
         return self._receiver
 
     def _create(self, name: str = "") -> c.Command:
         random = self.random
-        missing = [n for n in (*QUEUES, *TOPICS, *SUBSCRIPTIONS) if n not in self.reference.queues]
+        every = [*QUEUES, *TOPICS, *FAN_OUTS, *SUBSCRIPTIONS]
+        missing = [each for each in every if each not in self.reference.queues]
         if not missing or random.random() < 0.1:
-            missing = [*QUEUES, *TOPICS, *SUBSCRIPTIONS]
+            missing = every
         name = name or random.choice(missing)
         if name in TOPICS:
             return c.CreateQueue(name, self._topic_properties(name))
+        if name in FAN_OUTS:
+            return c.CreateQueue(name, self._fan_out_properties(name))
         order: Order = "priority" if name == "urgent" or random.random() < 0.2 else "arrival"
         subscribes = SUBSCRIPTION in name
         sessions = name in WITH_SESSIONS
+        overflow = random.choice(OVERFLOWS)
+        most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
         properties = QueueProperties(
             lock_ms=random.choice([500, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
             ttl_ms=random.choice([None, 3_000]) if name == "brief" or subscribes else None,
-            max_messages=random.choice([None, None, None, 4, 30]),
+            max_messages=random.choice(most),
             max_bytes=random.choice([None, None, None, 400, 3_000]),
             max_message_bytes=None if subscribes else random.choice([None, None, 150]),
             requires_session=sessions,
@@ -339,7 +392,7 @@ class Simulator:
             forward_to=self._target(forwards),
             forward_dead_to=self._target(0.15),
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
-            overflow=random.choice(OVERFLOWS),
+            overflow=overflow,
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -357,11 +410,28 @@ class Simulator:
             idle_delete_ms=random.choice([None, 60_000]) if name == "alerts" else None,
         )
 
+    def _fan_out_properties(self, name: str) -> QueueProperties:
+        random = self.random
+        return QueueProperties(
+            delivery="fan-out" if name == "bell" else "fan-out-unacknowledged",
+            lock_ms=random.choice([500, 2_000, 10_000]),
+            max_delivery=random.choice([1, 2, 10]),
+            max_messages=random.choice([None, None, 3]),
+            duplicate_detection=random.random() < 0.3,
+            dead_letter_expired=random.random() < 0.5,
+            idle_delete_ms=random.choice([None, None, 20_000]),
+            order=random.choice(["arrival", "priority"]),
+            counting=random.choice(["all", "abandon"]),
+            forward_dead_to=self._target(0.2),
+            backoff_ms=random.choice([[], [], [200]]),
+            overflow=random.choice(OVERFLOWS),
+        )
+
     def _target(self, chance: float) -> str | None:
         random = self.random
         if random.random() >= chance:
             return None
-        return random.choice(self._there(*QUEUES, *TOPICS))
+        return random.choice(self._there(*QUEUES, *TOPICS, *FAN_OUTS))
 
     def _a_rule(self, subscription: str, name: str) -> Rule:
         """Only one subscription of a topic asks for patterns, so that the order is known."""
@@ -371,7 +441,7 @@ class Simulator:
             wanted = random.choice(PATTERNS)
         return Rule(name, wanted, random.choice(list(ACTIONS)) if random.random() < 0.3 else "")
 
-    def _send(self) -> c.Command:
+    def _send(self, queue: str = "") -> c.Send:
         random = self.random
         messages = []
         for _ in range(random.choice([1, 1, 1, 2, 5])):
@@ -398,10 +468,12 @@ class Simulator:
         keys = None
         if random.random() < 0.2:
             keys = [random.choice([None, f"key{random.randrange(10)}"]) for _ in messages]
-        queue = random.choice(self._there(*QUEUES, *TOPICS, *TOPICS))
+        queue = queue or random.choice(self._there(*QUEUES, *TOPICS, *TOPICS, *FAN_OUTS))
         if random.random() < 0.03:
             queue = self._queue()
-        return c.Send(queue, messages, keys, random.random() < 0.3)
+        sender = self._number() if random.random() < 0.5 else 0
+        deadline_ms = self.now_ms + random.choice([-1, 500, 5_000, 30_000]) if sender else 0
+        return c.Send(queue, messages, keys, random.random() < 0.3, deadline_ms, sender)
 
     def _session_token(self, queue: str) -> int:
         """Most often a held one where one is needed."""
@@ -449,7 +521,7 @@ class Simulator:
 
     def _attach(self) -> c.Command:
         random = self.random
-        queue = self._queue()
+        queue = random.choice(FAN_OUTS) if random.random() < 0.3 else self._queue()
         return c.Attach(
             queue,
             self._number(),
@@ -462,7 +534,7 @@ class Simulator:
         )
 
     def _some_receiver(self) -> int:
-        return self.random.choice([*self.state.receivers, 999_999])
+        return self.random.choice([*self.state.receivers, *self.state.blocked, 999_999])
 
     def _credit(self) -> c.Command:
         random = self.random
@@ -475,6 +547,9 @@ class Simulator:
     def _settle(self) -> c.Command | None:
         random = self.random
         held = [(q, m) for q in self.reference.queues.values() for m in q.messages if m.token]
+        free = [(q, m) for q, m in held if not self.reference.settling(m.token)]
+        if random.random() < 0.9:
+            held = free
         if not held:
             return None
         queue, message = random.choice(held)
@@ -488,6 +563,8 @@ class Simulator:
         partial = random.random() < 0.3
         session = self._session_token(queue.name) if random.random() < 0.3 else 0
         name = queue.name if session or random.random() < 0.9 else None
+        if queue.temporary and random.random() < 0.8:
+            name = queue.name.partition(SUBSCRIPTION)[0]
         if random.random() < 0.02:
             name = self._queue()
         properties: Properties = {"changed": self.steps} if random.random() < 0.3 else {}
@@ -501,8 +578,55 @@ class Simulator:
         ]
         return random.choices(commands, [4, 4, 2, 2, 2, 2])[0]
 
+    def _transact(self) -> c.Command | None:
+        random = self.random
+        transactions = self.reference.transactions
+        if not transactions or (len(transactions) < 4 and random.random() < 0.1):
+            return c.Begin(random.choice([300, 5_000, 60_000, 60_000]))
+        chosen = random.choice(transactions)
+        number, end = chosen.number, random.random()
+        if random.random() < 0.02:
+            number = random.choice(self._old_transactions)
+        if chosen.work and end < 0.35:
+            return c.Commit(number) if end < 0.28 else c.RollBack(number)
+        asked = self._settle()
+        if asked is None or random.random() < 0.4:
+            asked = self._send(self._settled_in(number))
+        if isinstance(asked, c.Send | c.Complete | c.Abandon | c.Release | c.Defer | c.DeadLetter):
+            return c.Work(number, asked)
+        return asked
+
+    def _schedule(self) -> c.Command:
+        random = self.random
+        name = random.choice(["beat", "hourly", "nightly"])
+        send = self._send()
+        message = structs.replace(send.messages[0], due_ms=0)
+        when, zone = random.choice(WHENS), random.choice(ZONES)
+        new = (name not in self.reference.schedules) == (random.random() < 0.9)
+        commands: list[c.Command] = [
+            c.SetSchedule(send.queue, name, when, message, zone, new),
+            c.PauseSchedule(name),
+            c.ResumeSchedule(name),
+            c.CancelSchedule(name),
+            c.ListSchedules(),
+        ]
+        return random.choices(commands, [4, 1, 2, 1, 3])[0]
+
+    def _step_clock(self) -> c.Command:
+        step_ms = self.random.choice([1, 700, 30_000])
+        self.now_ms += step_ms
+        return c.StepClock(step_ms)
+
+    def _settled_in(self, number: int) -> str:
+        """Half the time, where what a transaction sends may need the room that it leaves."""
+        of = [each for each in self.reference.transactions if each.number == number]
+        tokens = {token for each in of for token in each.tokens}
+        queues = self.reference.queues.values()
+        names = [q.name.partition("/")[0] for q in queues for m in q.messages if m.token in tokens]
+        return self.random.choice(names) if names and self.random.random() < 0.5 else ""
+
     def _lock_name(self, message: Msg) -> int | str:
-        name = decode_envelope(message.new.envelope).id
+        name = message.id
         return name if message.by_id and name and self.random.random() < 0.5 else message.token
 
     def _accept(self) -> c.Command:
@@ -566,7 +690,7 @@ class Simulator:
             c.SetRule(queue, self._a_rule(queue, name), new=random.random() < 0.5),
             c.RemoveRule(queue, name),
             c.ListRules(queue),
-            c.ListSubscriptions(random.choice([*TOPICS, "orders"])),
+            c.ListSubscriptions(random.choice([*TOPICS, *FAN_OUTS, "orders"])),
         ]
         return random.choices(commands, [5, 2, 1, 1])[0]
 
@@ -592,7 +716,7 @@ class Simulator:
 
     def _manage(self) -> c.Command | None:
         random = self.random
-        name = random.choice(self._there(*QUEUES, *SUBSCRIPTIONS, *TOPICS))
+        name = random.choice(self._there(*QUEUES, *SUBSCRIPTIONS, *TOPICS, *FAN_OUTS))
         if random.random() < 0.3:
             name = self._queue()
         model = self._model(name)
@@ -613,7 +737,7 @@ class Simulator:
         number = random.choice([*dead, 77])
         parts = [q.name for q in self.reference.queues.values() if q.is_part and q.messages]
         grave = random.choice([*parts, dead_letter_queue("orders")])
-        target = random.choice(self._there(*QUEUES, *TOPICS, *SUBSCRIPTIONS))
+        target = random.choice(self._there(*QUEUES, *TOPICS, *FAN_OUTS, *SUBSCRIPTIONS))
         keep_reason = random.random() < 0.5
         delete = random.random() < 0.2 and not name.startswith("alerts/")
         commands: list[c.Command] = [
@@ -635,7 +759,7 @@ def _seen(seen: c.Seen) -> tuple[object, ...]:
     message, note = seen.message, seen.note or Note()
     envelope = note.apply_to(decode_envelope(message.envelope))
     return (
-        message.sequence, message.body, seen.state, message.count, note.reason,
+        message.sequence, envelope.id, message.body, seen.state, message.count, note.reason,
         envelope.properties, envelope.subject, message.group, message.expires_ms or None,
     )  # fmt: skip
 
@@ -651,6 +775,10 @@ def _differing(some: View, others: View) -> View:
         for name, messages in some.items()
         if others.get(name) != messages
     }
+
+
+def _first(pair: tuple[int, object]) -> int:
+    return pair[0]
 
 
 def _short(given: Given) -> tuple[int, int, int]:

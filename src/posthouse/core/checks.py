@@ -164,7 +164,8 @@ def check_forwarding(state: State, name: str, properties: QueueProperties) -> No
 def _targets(queue: Queue) -> set[str]:
     """Where what comes into a queue or topic may go from there."""
     found = set()
-    for each in (queue, *queue.subscriptions.values()):
+    lasting = [each for each in queue.subscriptions.values() if not each.temporary]
+    for each in (queue, *lasting):
         found |= {each.properties.forward_to, each.properties.forward_dead_to}
     return {name for name in found if name is not None}
 

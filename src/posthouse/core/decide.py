@@ -202,6 +202,8 @@ def _receivable(state: State, name: str) -> Queue:
     queue = queue_of(state, name)
     if queue.properties.delivery in FAN_OUT:
         raise NotAllowed(name, "it gives to all who are attached to it; attach a receiver")
+    if queue.temporary:
+        raise NotAllowed(name, "it is for one receiver alone")
     if queue.relays and queue.origin is None:
         what = "is a topic; receive from a subscription of it"
         if queue.properties.delivery != "topic":
@@ -213,7 +215,7 @@ def _receivable(state: State, name: str) -> Queue:
 
 
 def _check_receiver(state: State, number: int) -> None:
-    in_use = number in state.receivers or number in state.orphans
+    in_use = number in state.receivers or number in state.orphans or number in state.blocked
     if in_use or not 0 < number <= RECEIVER_MAX:
         raise InvalidArgument("receiver", "must be a positive number of 63 bits, not in use")
 
@@ -347,6 +349,11 @@ def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     to = properties.forward_dead_to
     if dead is not None and to is not None and to != before.forward_dead_to:
         records.append(Hungry(dead.name, more=True))
+    for each in queue.subscriptions.values():
+        if each.temporary and each.properties != _of_one(queue, properties):
+            change = _change(each, _of_one(queue, properties), now_ms)
+            records += change.records
+            notices += change.deliveries
     return Outcome(records, None, notices)
 
 
@@ -541,12 +548,13 @@ def _cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
 
 def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     queue = state.queues.get(command.queue)
-    if queue is None or queue.properties.status != "active" or queue.relays:
+    if queue is None or queue.properties.status != "active" or queue.relays or queue.temporary:
         queue = _receivable(state, command.queue)
     limit, number = command.limit, command.receiver
     if not 1 <= limit <= BATCH_MAX:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
-    if not 0 < number <= RECEIVER_MAX or number in state.receivers or state.orphans:
+    perhaps_used = number in state.receivers or state.orphans or state.blocked
+    if perhaps_used or not 0 < number <= RECEIVER_MAX:
         _check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
         check_duration("lock_ms", command.lock_ms)
@@ -613,19 +621,15 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     if not can_receive(queue.properties):
         raise Disabled(queue.name, queue.properties.status)
     _check_receiver(state, command.receiver)
+    _reads(state, queue, command.session, now_ms)
     check_duration("lock_ms", command.lock_ms)
     check_count("credit", command.credit, 0, CREDIT_MAX)
     if len(queue.subscriptions) >= SUBSCRIPTIONS_MAX:
         raise QuotaExceeded(queue.name, "the number of receivers", SUBSCRIPTIONS_MAX,
                             SUBSCRIPTIONS_MAX)  # fmt: skip
     name = subscription_queue(queue.name, f"~{command.receiver}")
-    mine = queue.properties
-    properties = QueueProperties(
-        lock_ms=mine.lock_ms, max_delivery=mine.max_delivery, counting=mine.counting,
-        order=mine.order, backoff_ms=mine.backoff_ms, dead_letter_expired=mine.dead_letter_expired,
-        forward_dead_to=dead_letter_queue(queue.name),
-    )  # fmt: skip
-    delete = command.delete or mine.delivery == "fan-out-unacknowledged"
+    properties = _of_one(queue, queue.properties)
+    delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
     receiver = Receiver(
         command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
         by_id=command.by_id,
@@ -637,6 +641,15 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     if not queue.subscriptions and queue.counts[ACTIVE]:
         records.append(Hungry(queue.name, more=True))  # what was kept is for the first
     return Outcome(records)
+
+
+def _of_one(queue: Queue, mine: QueueProperties) -> QueueProperties:
+    """What the subscription of one who is attached to a fan-out queue has of that."""
+    return QueueProperties(
+        lock_ms=mine.lock_ms, max_delivery=mine.max_delivery, counting=mine.counting,
+        order=mine.order, backoff_ms=mine.backoff_ms, dead_letter_expired=mine.dead_letter_expired,
+        forward_dead_to=dead_letter_queue(queue.name), status=_STATUS[True, can_receive(mine)],
+    )  # fmt: skip
 
 
 def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
@@ -690,14 +703,17 @@ def _receiver(state: State, number: int) -> Receiver:
 
 
 def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
-    if command.receiver in state.blocked:
-        return Outcome([Unblocked(command.receiver)])
+    blocked = state.blocked.get(command.receiver)
+    if blocked is not None:
+        return Outcome([Touched(blocked.queue, now_ms), Unblocked(blocked.sender)])
     receiver = _receiver(state, command.receiver)
     plan = Plan(state, now_ms)
     plan.leaving.add(receiver.receiver)
-    if state.queues[receiver.queue].temporary:
-        plan.ending.add(receiver.queue)
-        plan.records.append(QueueDeleted(receiver.queue, now_ms))  # with all that is its own
+    queue = state.queues[receiver.queue]
+    if queue.temporary and queue.topic is not None:
+        plan.ending.add(queue.name)
+        plan.records.append(QueueDeleted(queue.name, now_ms))  # with all that is its own
+        plan.records.append(Touched(queue.topic, now_ms))
         return plan.outcome()
     plan.records.append(ReceiverDetached(receiver.receiver))
     plan.records.append(Touched(receiver.queue, now_ms))

@@ -85,6 +85,7 @@ from posthouse.core.records import (
     SessionRenewed,
     SessionStateSet,
     Started,
+    Stuck,
     SubscriptionCreated,
     Swept,
     Taken,
@@ -260,6 +261,7 @@ def _queue_updated(state: State, record: QueueUpdated, position: int) -> None:
     if queue.transfer is not None:
         queue.transfer.properties = _of_the_rest(record.properties)
     _add_transfer(state, queue, position, record.time_ms)
+    _crowd(state, queue)
 
 
 def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
@@ -448,6 +450,7 @@ def _forgotten(state: State, record: Forgotten, _: int) -> None:
             del seen[key]
     if order:
         state.forget_timers.add(order[0][1], queue.number)
+    _crowd(state, queue)
 
 
 def _activated(state: State, record: Activated, _: int) -> None:
@@ -1102,8 +1105,20 @@ def _unblock(state: State, blocked: Blocked) -> None:
     state.block_timers.remove(blocked.deadline_ms, blocked.sender)
     waiting = state.queues[blocked.queue].blocked
     del waiting[blocked.sender]
-    if not waiting:
-        del state.crowded[blocked.queue]
+    if waiting:
+        state.crowded[blocked.queue] = None
+    else:
+        state.crowded.pop(blocked.queue, None)
+
+
+def _stuck(state: State, record: Stuck, _: int) -> None:
+    state.crowded.pop(record.queue, None)
+
+
+def _crowd(state: State, queue: Queue) -> None:
+    """What has changed may let in who waits."""
+    if queue.blocked:
+        state.crowded[queue.name] = None
 
 
 def _transaction_begun(state: State, record: TransactionBegun, _: int) -> None:
@@ -1188,6 +1203,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ReceiverDetached: _receiver_detached,
     SendBlocked: _send_blocked,
     Unblocked: _unblocked,
+    Stuck: _stuck,
     TransactionBegun: _transaction_begun,
     Enlisted: _enlisted,
     TransactionEnded: _transaction_ended,

@@ -177,8 +177,10 @@ class Queue(msgspec.Struct):
         most, most_bytes = properties.max_messages, properties.max_bytes
         if properties.status not in ("active", "receive-disabled"):
             return False
-        return (most is None or sum(self.counts) + count <= most) and (
-            most_bytes is None or self.size_bytes + first.size_bytes <= most_bytes
+        full = (self, *self.subscriptions.values())
+        return (most is None or sum(sum(each.counts) for each in full) + count <= most) and (
+            most_bytes is None
+            or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
 
     def level(self, message: Message) -> int:
@@ -277,7 +279,7 @@ class State(msgspec.Struct):
     transaction_timers: Timers = msgspec.field(default_factory=Timers)  # transactions
     blocked: dict[int, Blocked] = {}  # sends that wait for room, by their ids
     blocked_bytes: int = 0
-    crowded: dict[str, None] = {}  # the queues they wait for
+    crowded: dict[str, None] = {}  # the queues they wait for, where room would help
     block_timers: Timers = msgspec.field(default_factory=Timers)  # sender ids
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks

@@ -96,6 +96,7 @@ class Side:
         "added",
         "added_bytes",
         "arrived",
+        "counted",
         "keys",
         "next_sequence",
         "notes",
@@ -109,8 +110,9 @@ class Side:
         "used",
     )
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, *, counted: bool) -> None:
         self.queue = queue
+        self.counted = counted  # it or its topic is limited
         self.next_sequence = queue.next_sequence
         self.ready: list[Message] = []  # as they will be, with their final numbers and counts
         self.removed: set[int] = set()  # sequences that will be gone
@@ -125,25 +127,10 @@ class Side:
         self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
-    @property
-    def occupied(self) -> Used:
-        """How much of the queue is, with what this command adds."""
-        now = used(self.queue)
-        return Used(now.messages + self.added, now.size_bytes + self.added_bytes)
-
-    def make_room(self, sizes: Sequence[int]) -> Fit:
-        """Raises QuotaExceeded."""
-        fit = make_room(
-            self.queue, self.occupied, sizes, self.removed, self.arrived, self.oldest
-        )  # fmt: skip
-        if fit.dropped:
-            self.oldest = fit.dropped[-1].sequence + 1
-        return fit
-
     def remove(self, messages: Sequence[Message]) -> None:
         """These will be gone, and leave the room they take up."""
         self.removed.update(sequences_of(messages))
-        if is_limited(self.queue):
+        if self.counted:
             self.added -= len(messages)
             self.added_bytes -= sum(map(size_bytes, messages))
             for message in messages:
@@ -214,8 +201,30 @@ class Plan:
     def side(self, queue: Queue) -> Side:
         side = self.sides.get(queue.name)
         if side is None:
-            side = self.sides[queue.name] = Side(queue)
+            topic = None if queue.topic is None else self.state.queues[queue.topic]
+            counted = is_limited(queue) or (topic is not None and is_limited(topic))
+            side = self.sides[queue.name] = Side(queue, counted=counted)
         return side
+
+    def occupied(self, queue: Queue) -> Used:
+        """How much of a queue is, with what this command adds and takes."""
+        messages, size = used(queue)
+        for name in (queue.name, *(queue.subscriptions.keys() & self.sides.keys())):
+            side = self.sides.get(name)
+            if side is not None:
+                messages, size = messages + side.added, size + side.added_bytes
+        for name in queue.subscriptions.keys() & self.ending:
+            ending = used(queue.subscriptions[name])
+            messages, size = messages - ending.messages, size - ending.size_bytes
+        return Used(messages, size)
+
+    def make_room(self, queue: Queue, sizes: Sequence[int]) -> Fit:
+        """Raises QuotaExceeded."""
+        side, now = self.side(queue), self.occupied(queue)
+        fit = make_room(queue, now, sizes, side.removed, side.arrived, side.oldest)
+        if fit.dropped:
+            side.oldest = fit.dropped[-1].sequence + 1
+        return fit
 
     def is_hungry(self, queue: Queue) -> bool:
         """Whether a later tick goes on with what is ready in this queue."""
@@ -573,17 +582,15 @@ class _Relay:
     def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
         """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
         plan, side, late = self.plan, self.plan.side(target), False
+        size = size_bytes(message) if side.counted else 0
         if is_limited(target):
-            size = size_bytes(message)
-            fit = side.make_room([size])
+            fit = plan.make_room(target, [size])
             if fit.dropped:
                 drop(plan, target, fit.dropped)
             if fit.arrived:
                 side.give_up(fit.arrived)
                 self._late.setdefault(target.name, []).extend(fit.arrived)
             if fit.taken:
-                side.added += 1
-                side.added_bytes += size
                 side.arrived[side.next_sequence] = size
             elif target.properties.overflow == "to-dead-letter":
                 self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
@@ -591,6 +598,9 @@ class _Relay:
             else:
                 late = True
                 self._late.setdefault(target.name, []).append(side.next_sequence)
+        if side.counted and not late:
+            side.added += 1
+            side.added_bytes += size
         expires_ms = _expiry(message, target, ttl_ms, plan.now_ms)
         self._put(message, side, note, expires_ms, late=late)
 

@@ -470,6 +470,12 @@ class Unblocked(_Passing, frozen=True):
     sender: int
 
 
+class Stuck(_Passing, frozen=True):
+    """The first who waits for room would be refused, until the queue changes or he leaves."""
+
+    queue: str
+
+
 class TransactionBegun(_Passing, frozen=True):
     transaction: int
     until_ms: int
@@ -524,6 +530,7 @@ Passing: TypeAlias = (
     | ReceiverDetached
     | SendBlocked
     | Unblocked
+    | Stuck
     | TransactionBegun
     | Enlisted
     | TransactionEnded

@@ -96,8 +96,9 @@ def following_ms(recurrence: Recurrence, after_ms: int, from_ms: int) -> int:
     if after_ms >= _FAR_MS:
         return 0
     after = datetime.fromtimestamp(after_ms / 1000, _zone(recurrence.zone))
-    moment = next(_moments(recurrence, after), None)
-    return 0 if moment is None else round(moment.timestamp() * 1000)
+    found = (round(moment.timestamp() * 1000) for moment in _moments(recurrence, after))
+    # Where an hour comes twice, what was in it the first time is found in the second too.
+    return next((moment_ms for moment_ms in found if moment_ms > after_ms), 0)
 
 
 def _moments(recurrence: Cron, after: datetime) -> "Iterator[datetime]":

@@ -57,7 +57,8 @@ def set_schedule(state: State, command: SetSchedule, now_ms: int) -> Outcome:
             "message", f"must have at most {SCHEDULED_BYTES_MAX} bytes, and no time of its own"
         )
     when = parse(command.when, command.zone)
-    next_ms = following_ms(when, now_ms, now_ms)
+    # One that is replaced keeps its beat, as it does over a pause.
+    next_ms = following_ms(when, now_ms, now_ms if there is None else there.created_ms)
     return Outcome([ScheduleSet(command.name, now_ms, command.queue, when, message, next_ms)])
 
 

@@ -143,7 +143,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     sizes = list(map(size_bytes, messages))
     fit = Fit(len(messages))
     if is_limited(queue):
-        fit = side.make_room(sizes)
+        fit = plan.make_room(queue, sizes)
     taken = fit.taken
     if fit.dropped:
         drop(plan, queue, fit.dropped)
@@ -157,6 +157,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
         if keys is not None:  # what was not taken may be sent again
             keys = keys[:taken] + [None] * (len(messages) - taken)
     side.numbers(len(messages))
+    side.used = True
     record = Sent(queue.name, plan.now_ms, first, sum(sizes), messages, keys, until_ms)
     plan.records.append(record)
     new = _as_messages(record)

@@ -23,7 +23,6 @@ from posthouse.core.message import Message, Properties
 from posthouse.core.model import Lock, Queue, State
 from posthouse.core.plan import Outcome, Plan, bury, by_queue, end, leave_groups, sequences_of
 from posthouse.core.records import Completed, Deferred, Renewed
-from posthouse.core.room import is_limited
 
 
 def held_locks(
@@ -40,7 +39,8 @@ def held_locks(
     if command.session:
         if queue is None:
             raise InvalidArgument("queue", "is needed where a session is named")
-        session = session_of(state, queue, command.session, now_ms)
+        # It lasts as long as a transaction that settles what is in it.
+        session = session_of(state, queue, command.session, 0 if transaction else now_ms)
     found: dict[int, Lock] = {}
     lost: list[int | str] = []
     by_id: dict[str, Iterator[int]] = {}
@@ -144,10 +144,9 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
             case Complete():
                 plan.touch(queue)
                 plan.records.append(Completed(queue.name, sequences_of(messages)))
-                if queue.groups:
-                    leave_groups(plan.side(queue), messages)
-                if is_limited(queue):  # what is sent in the same transaction has room
-                    plan.side(queue).remove(messages)
+                side = plan.side(queue)
+                leave_groups(side, messages)
+                side.remove(messages)
             case Abandon(properties=properties, delay_ms=delay_ms):
                 _check_amended(queue, messages, properties)
                 end(plan, queue, messages, counted=True, properties=properties, delay_ms=delay_ms)

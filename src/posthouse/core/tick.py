@@ -51,6 +51,7 @@ from posthouse.core.records import (
     Renewed,
     SessionRenewed,
     Started,
+    Stuck,
     Swept,
     Touched,
     TransactionEnded,
@@ -140,6 +141,7 @@ def _end_waits(plan: Plan, left: int) -> int:
 def _end_blocks(plan: Plan, left: int) -> int:
     senders = plan.state.block_timers.due(plan.now_ms, left)
     for sender in senders:
+        plan.records.append(Touched(plan.state.blocked[sender].queue, plan.now_ms))
         plan.records.append(Unblocked(sender))
         plan.deliveries.append(Notice(sender, "timed-out"))
         plan.leaving.add(sender)
@@ -161,12 +163,13 @@ def _admit(plan: Plan, left: int) -> int:
 
 def _admit_one(plan: Plan, blocked: Blocked) -> bool:
     queue, send = plan.state.queues[blocked.queue], blocked.command
-    if not has_room(queue, plan.side(queue).occupied, len(send.messages), blocked.size_bytes):
+    if not has_room(queue, plan.occupied(queue), len(send.messages), blocked.size_bytes):
         return False
     try:
         _, messages, _ = checked_send(plan.state, send, plan.now_ms)
         answer = send_on(plan, queue, messages, send)
     except Refused:  # the queue has changed meanwhile; its deadline tells
+        plan.records.append(Stuck(queue.name))
         return False
     plan.records.append(Unblocked(blocked.sender))
     plan.deliveries.append(Admitted(blocked.sender, answer))
@@ -311,7 +314,7 @@ def _delete_idle(plan: Plan, left: int) -> int:
         uses = [max(each.accessed_ms, each.touched_ms) for each in every]
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
         for each in every:
-            if each.attached or each.counts[LOCKED] or plan.side(each).used:
+            if each.attached or each.blocked or each.counts[LOCKED] or plan.side(each).used:
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
@@ -416,7 +419,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     fire,
     _forget,
     _feed_hungry,
-    _hand_on,
     _admit,
+    _hand_on,
     _delete_idle,
 )
