@@ -177,9 +177,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["send"]:
         import uvloop
 
-        from bench.http import load
+        from bench.http import APIS, load
 
-        print(uvloop.run(load(int(sys.argv[2]))))
+        print(uvloop.run(load(int(sys.argv[2]), APIS[0], bare=False)))
     elif sys.argv[1:2] == ["read"]:
         while True:
             read_feed(int(sys.argv[2]), int(sys.argv[3]))

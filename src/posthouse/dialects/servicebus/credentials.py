@@ -9,6 +9,8 @@ from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Right
 from posthouse.dialects.servicebus import sas
 
+KNOWN_MAX = 1_000  # tokens that are remembered as good
+
 
 class Settings(NamedTuple):
     namespace: str  # where a connection says nothing of it
@@ -32,6 +34,7 @@ class Credentials:
         self._broker = broker
         self.guard = guard
         self.settings = settings
+        self._known: dict[tuple[sas.Token, str, str], Principal] = {}
 
     @property
     def engine(self) -> Engine:
@@ -54,18 +57,32 @@ class Credentials:
     def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
         """By a key of the namespace, or of an entity on the path that it is used for.
 
-        It is always asked for both. Raises Unauthenticated.
+        It is always asked for both; a token that was found to be good is remembered until some
+        account changes. Raises Unauthenticated.
         """
         namespace = self.namespace(host, Principal(token.key_name))
+        by_entity = self._entity_key(namespace, token.key_name, path)
+        known = self._known.get((token, namespace, by_entity))
+        if known is not None:
+            return known
         found: list[Principal] = []
-        for name in (token.key_name, self._entity_key(namespace, token.key_name, path)):
+        for name in (token.key_name, by_entity):
             try:
                 found.append(self.identify(name, token.fits))
             except Unauthenticated:
                 continue
         if not found:
             raise Unauthenticated
+        watchers = self.engine.access_watchers
+        if self._forget not in watchers:
+            watchers.append(self._forget)
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[token, namespace, by_entity] = found[0]
         return found[0]
+
+    def _forget(self) -> None:
+        self._known.clear()
 
     def _entity_key(self, namespace: str, key_name: str, path: tuple[str, ...]) -> str:
         names = [

@@ -16,6 +16,7 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -62,6 +63,7 @@ WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and a
 BATCH_TYPE = b"application/vnd.microsoft.servicebus.json"
 _FOREVER_SECONDS = 922337203685.47754  # .NET's longest
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_SECONDS = 253_402_300_799  # the end of the year 9999
 
 # Headers that are not a message's own properties.
 _STANDARD = frozenset((
@@ -314,9 +316,12 @@ async def receive_one(call: Call, queue: str, wait_ms: int, *, delete: bool) -> 
     engine = call.engine
     deadline_ms = engine.clock_ms(call.namespace) + wait_ms if wait_ms else 0
     command = Receive(queue, engine.new_receiver(), 1, deadline_ms, delete)
-    answer = await until_gone(
-        engine, call.principal, call.namespace, command, wait_ms, call.request.gone
-    )
+    if not wait_ms:
+        answer = await call.ask(command)
+    else:
+        answer = await until_gone(
+            engine, call.principal, call.namespace, command, wait_ms, call.request.gone
+        )
     assert isinstance(answer, Received)
     return answer.deliveries[0] if answer.deliveries else None
 
@@ -329,7 +334,7 @@ def told(delivery: Delivery) -> Answer:
     if envelope.content_type and envelope.content_type.isascii():
         headers.append((b"content-type", _line(envelope.content_type)))
     said = broker_properties(envelope, message, note, delivery)
-    headers.append((b"brokerproperties", json.dumps(said).encode()))
+    headers.append((b"brokerproperties", _as_header(said)))
     own = dict(envelope.properties)
     if note is not None and note.reason is not None:
         own["DeadLetterReason"] = note.reason
@@ -339,6 +344,12 @@ def told(delivery: Delivery) -> Answer:
         spelled = name if _TOKEN.fullmatch(name) else quote(name)
         headers.append((spelled.encode(), _value_out(value)))
     return Answer(body_of(envelope, message), 200, tuple(headers))
+
+
+def _as_header(said: dict[str, Any]) -> bytes:
+    """A header is ASCII."""
+    written = msgspec.json.encode(said)
+    return written if written.isascii() else json.dumps(said).encode()
 
 
 def _line(text: str) -> bytes:
@@ -413,7 +424,12 @@ def broker_properties(
 
 def date(unix_ms: int) -> str:
     """As HTTP writes it (RFC 9110, 5.6.7)."""
-    when = _EPOCH + timedelta(milliseconds=min(unix_ms, 253_402_300_799_000))
+    return _date(unix_ms // 1000)
+
+
+@lru_cache(1_000)
+def _date(seconds: int) -> str:
+    when = _EPOCH + timedelta(seconds=min(seconds, _LAST_SECONDS))
     return format_datetime(when, usegmt=True)
 
 

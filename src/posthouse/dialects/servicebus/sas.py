@@ -10,6 +10,7 @@ import hmac
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import unquote_plus
@@ -35,6 +36,7 @@ class Token(NamedTuple):
         return hmac.compare_digest(made, self.signature)
 
 
+@lru_cache(1_000)
 def parse(text: str) -> Token:
     """Raises ValueError."""
     text = text.strip()

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 FOREVER = "P10675199DT2H48M5.4775807S"  # .NET's longest, by which Azure says: never
 NEVER = "0001-01-01T00:00:00Z"
@@ -48,8 +49,13 @@ def moment(unix_ms: int) -> str:
     """A moment; 0: never."""
     if not unix_ms:
         return NEVER
-    when = _EPOCH + timedelta(milliseconds=min(unix_ms, _LAST_MS))
-    return f"{when:%Y-%m-%dT%H:%M:%S.%f}0Z"
+    seconds, ms = divmod(min(unix_ms, _LAST_MS), 1000)
+    return f"{_second(seconds)}.{ms:03}0000Z"
+
+
+@lru_cache(1_000)
+def _second(seconds: int) -> str:
+    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
 
 
 def moment_ms(text: str) -> int:

@@ -1,7 +1,8 @@
 """Who answers what of LocalZure's API."""
 
+import secrets
 from collections.abc import Awaitable, Callable
-from uuid import uuid4
+from itertools import count
 
 import msgspec
 
@@ -26,6 +27,7 @@ from posthouse.dialects.servicebus.localzure.places import Place, place_of, spac
 from posthouse.dialects.servicebus.web import Answer, Request, Wrong, parts_of, principal_of
 
 CORRELATION_CHARS_MAX = 128
+_STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id
 SESSIONS_MAX = 100_000  # that are remembered as held
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -176,7 +178,7 @@ def _correlation(request: Request) -> str:
         said = "".join(c for c in given if c.isprintable() and c.isascii())
         if said:
             return said[:CORRELATION_CHARS_MAX]
-    return str(uuid4())
+    return f"{_STARTED}-{next(_numbers):08x}"
 
 
 def _operation(method: str, parts: list[str]) -> str:
