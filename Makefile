@@ -42,6 +42,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.feed
 	$(BIN)/python -m bench.servicebus
 	$(BIN)/python -m bench.model
+	$(BIN)/python -m bench.seeds
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)

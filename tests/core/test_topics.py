@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from posthouse.core import evolve
 from posthouse.core.commands import (
     Complete,
     CreateQueue,
@@ -31,7 +32,7 @@ from posthouse.core.errors import (
     NotFound,
     QuotaExceeded,
 )
-from posthouse.core.message import Note, Properties, decode_envelope
+from posthouse.core.message import ACTIVE, Message, Note, Properties, decode_envelope, noted_bytes
 from posthouse.core.model import QueueProperties, dead_letter_queue, find
 from posthouse.core.records import Routed, Sent
 from posthouse.core.rules import (
@@ -611,3 +612,21 @@ def test_several_messages_with_filters() -> None:
     world.send(topic, *(a_message(each, subject=each) for each in "abc"))
     assert [held(world, queue) for queue in (every, some, none)] == [["a", "b", "c"], ["b"], []]
     sound(world)
+
+
+def test_copies_of_a_body_that_was_put_aside_are_aside() -> None:
+    """As at a start, when bodies are not read before somebody wants them."""
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a")
+    source = world.state.queues[topic]
+    source.messages.put(Message(1, 1, b"", None, 5, 4, None, 0, 0, 0, ACTIVE, 0))
+    source.lanes[0].append(1)
+    source.counts[ACTIVE] += 1
+    evolve(world.state, Routed(topic, 7, [1], [], {queue: 1}), 2)
+    assert world.state.queues[queue].aside_bytes == world.state.queues[queue].body_bytes == 5
+
+
+def test_what_was_noted_takes_memory() -> None:
+    sizes = [noted_bytes(Note({"n": value})) for value in (1, "aa", "\u00e4", b"abc")]
+    assert [size - sizes[0] for size in sizes] == [0, 2, 4, 3]

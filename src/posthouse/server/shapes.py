@@ -215,6 +215,7 @@ class FalseForm(_FilterForm, tag="false"):
 class SqlForm(_FilterForm, tag="sql"):
     expression: str
     parameters: dict[str, Any] = {}
+    loose: bool = False
 
 
 class CorrelationForm(_FilterForm, tag="correlation"):
@@ -283,8 +284,8 @@ def rule_in(name: str, form: RuleForm) -> Rule:
             given = TrueFilter()
         case FalseForm():
             given = FalseFilter()
-        case SqlForm(expression, parameters):
-            given = SqlFilter(expression, properties_in(parameters))
+        case SqlForm(expression, parameters, loose):
+            given = SqlFilter(expression, properties_in(parameters), loose)
         case PatternForm(pattern, style):
             given = PatternFilter(pattern, style)
         case CorrelationForm():
@@ -319,7 +320,7 @@ def rule_out(rule: Rule) -> RuleInfoForm:
         case FalseFilter():
             form = FalseForm()
         case SqlFilter():
-            form = SqlForm(wanted.expression, plain_properties(wanted.parameters))
+            form = SqlForm(wanted.expression, plain_properties(wanted.parameters), wanted.loose)
         case PatternFilter():
             form = PatternForm(wanted.pattern, wanted.style)
         case CorrelationFilter():

@@ -480,11 +480,13 @@ def test_a_value_that_no_filter_knows_is_not_compared() -> None:
         ("size IN (1, 2)", False), ("rush <> false", True), ("colour > 5", None),
         ("colour = true", None), ("missing = 5", None), ("missing IN (5)", None),
         ("long = 5", None), ("huge = 5", None), ("@t = 5", True), ("size + 1 = 51", True),
+        ("price = 1.5", True), ("n LIKE '%a_b%'", None),
     ],
 )  # fmt: skip
 def test_texts_can_be_compared_by_what_they_say(text: str, expected: bool | None) -> None:
     properties: dict[str, Any] = {
         "size": "5", "rush": "TRUE", "colour": "red", "long": "5" * 41, "huge": "9" * 30,
+        "price": "1.5", "n": 5,
     }  # fmt: skip
     view = View(encode_envelope(Envelope(properties=properties)), new_id=lambda: b"")
     try:
