@@ -11,8 +11,8 @@ WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py 
 
 # Histories that hypothesis writes: they take long, and no line of the core is left to them alone.
 BY_CHANCE := tests/core/test_properties.py
-# What does not mind others beside it.
-TOGETHER := $(addprefix tests/,amqp broker dialects fuzz golden simulate)
+# What looks at time or memory, and is not to have others beside it.
+ALONE := $(addprefix tests/,crash server/test_listener.py server/test_patience.py)
 
 .PHONY: run test check bench simulate torture fuzz clean
 
@@ -22,8 +22,8 @@ run: .venv/ready
 test: .venv/ready .venv/js .venv/proton .venv/servicebus-$(OLD)
 	$(BIN)/coverage run -m pytest tests/core tests/store --ignore $(BY_CHANCE)
 	$(BIN)/coverage report
-	$(BIN)/pytest --ignore tests/core --ignore tests/store $(addprefix --ignore ,$(TOGETHER))
-	$(BIN)/pytest -n 4 --dist loadfile $(TOGETHER) $(BY_CHANCE)
+	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest -n 4 --dist loadfile --ignore tests/core --ignore tests/store $(addprefix --ignore ,$(ALONE)) tests $(BY_CHANCE)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 
 check: .venv/ready

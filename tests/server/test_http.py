@@ -458,7 +458,8 @@ def test_one_rule_is_shown(broker: Running) -> None:
     found = broker.call("GET", f"{where}/rules/Red")
     assert found.status == 200
     assert (found.json["name"], found.json["action"]) == ("red", "SET b = 2")
-    assert found.json["filter"] == {"kind": "sql", "expression": "a = 1", "parameters": {}}
+    wanted = {"kind": "sql", "expression": "a = 1", "parameters": {}, "loose": False}
+    assert found.json["filter"] == wanted
     assert broker.call("GET", f"{where}/rules/blue").status == 404
 
 

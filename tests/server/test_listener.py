@@ -238,7 +238,7 @@ def test_more_connections_than_there_may_be_are_turned_away(broker: Running) -> 
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", b"HTTP/1.1 400"),
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
         (GET * 10_000, b"HTTP/1.1"),
-        (b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 404"),
+        (b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 400"),
         (b"GET /api/v1/namespaces/%ff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 4"),
         (b"GET http://localhost/health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"HTTP/1.1 200"),
         (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"HTTP/1.1 4"),
