@@ -40,7 +40,7 @@ from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.credentials import entity_key
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong
+from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong, by_method
 from posthouse.dialects.servicebus.xml import BYTES_MAX, Node, element, read, text
 
 T = TypeVar("T")
@@ -61,13 +61,7 @@ def find(call: Call) -> Route:
     kind = _kind_of([part.casefold() for part in call.path])
     if kind is None:
         raise Wrong(404, "SubCode=40400. There is nothing at this path.")
-    routes = ROUTES[kind]
-    route = routes.get(call.request.method)
-    if route is None:
-        allowed = ", ".join(routes).encode()
-        raise Wrong(405, f"SubCode=40500. {call.request.method} is not for this path.",
-                    ((b"allow", allowed),))  # fmt: skip
-    return route
+    return by_method(ROUTES[kind], call.request.method)
 
 
 def _kind_of(words: list[str]) -> str | None:
@@ -366,13 +360,16 @@ async def _delete_rule(call: Call) -> Answer:
 async def _namespace(call: Call) -> Answer:
     """What there is to say of a namespace. It needs the right to manage it."""
     await call.ask(ListQueues(limit=1))
-    created = moment(1)
+    state, now_ms = call.engine.namespaces.states[call.namespace], call.engine.clock_ms("")
+    queues = state.queues.values()  # it is as old as the oldest of them
+    created = moment(min((each.created_ms for each in queues), default=now_ms))
+    updated = moment(max((each.updated_ms for each in queues), default=now_ms))
     info = element("NamespaceInfo", [
         text("CreatedTime", created), text("MessagingSKU", "Premium"), text("MessagingUnits", 1),
-        text("ModifiedTime", created), text("Name", call.namespace),
+        text("ModifiedTime", updated), text("Name", call.namespace),
         text("NamespaceType", "Messaging"),
     ], xmlns=descriptions.CONNECT, xmlns_i=descriptions.INSTANCE)  # fmt: skip
-    entry = _wrapped(f"{call.url}/$namespaceinfo", call.namespace, created, created, info)
+    entry = _wrapped(f"{call.url}/$namespaceinfo", call.namespace, created, updated, info)
     return Answer(entry.encode(), 200, (_ENTRY,))
 
 
@@ -447,7 +444,7 @@ def _feed(call: Call, title: str, skip: int, top: int, entries: list[str]) -> An
         query |= {} if version is None else {"api-version": version}
         links.append(element("link", rel="next", href=f"{address}?{urlencode(query, safe='$')}"))
     feed = element("feed", [
-        text("title", title, type_="text"), text("id", address), text("updated", moment(1)),
+        text("title", title, type_="text"), text("id", address), text("updated", moment(call.engine.clock_ms(call.namespace))),
         *links, *entries[:top],
     ], xmlns=ATOM)  # fmt: skip
     return Answer(feed.encode(), 200, (_FEED,))

@@ -57,7 +57,7 @@ from posthouse.core.message import (
 from posthouse.dialects.servicebus.address import parse, queue_of, told_name
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
-from posthouse.dialects.servicebus.web import Answer, Call, Header, Request, Route, Wrong
+from posthouse.dialects.servicebus.web import Answer, Call, Header, Request, Route, Wrong, by_method
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
 BATCH_TYPE = b"application/vnd.microsoft.servicebus.json"
@@ -87,13 +87,7 @@ def find(call: Call) -> Route | None:
     kind = _kind_of([part.casefold() for part in call.parts])
     if kind is None or call.request.method == "GET":  # it may be an entity that is called so
         return None
-    routes = ROUTES[kind]
-    route = routes.get(call.request.method)
-    if route is None:
-        allowed = ", ".join(routes).encode()
-        raise Wrong(405, f"SubCode=40500. {call.request.method} is not for this path.",
-                    ((b"allow", allowed),))  # fmt: skip
-    return route
+    return by_method(ROUTES[kind], call.request.method)
 
 
 def _kind_of(words: list[str]) -> str | None:

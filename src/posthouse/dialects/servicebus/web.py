@@ -111,6 +111,15 @@ class Call:
 Route = Callable[[Call], Awaitable[Answer]]
 
 
+def by_method(routes: dict[str, Route], method: str) -> Route:
+    """Raises Wrong."""
+    route = routes.get(method)
+    if route is None:
+        allowed = ((b"allow", ", ".join(routes).encode()),)
+        raise Wrong(405, f"SubCode=40500. {method} is not for this path.", allowed)
+    return route
+
+
 def parts_of(request: Request) -> list[str]:
     """Of the path, decoded; a part may have slashes in it. Raises Wrong."""
     if sum(map(len, request.parts)) > PATH_CHARS_MAX:
