@@ -443,8 +443,9 @@ def _feed(call: Call, title: str, skip: int, top: int, entries: list[str]) -> An
         query = {"$skip": str(skip + top), "$top": str(top)}
         query |= {} if version is None else {"api-version": version}
         links.append(element("link", rel="next", href=f"{address}?{urlencode(query, safe='$')}"))
+    now = moment(call.engine.clock_ms(call.namespace))
     feed = element("feed", [
-        text("title", title, type_="text"), text("id", address), text("updated", moment(call.engine.clock_ms(call.namespace))),
+        text("title", title, type_="text"), text("id", address), text("updated", now),
         *links, *entries[:top],
     ], xmlns=ATOM)  # fmt: skip
     return Answer(feed.encode(), 200, (_FEED,))
