@@ -94,3 +94,14 @@ def test_every_moment_can_be_said(unix_ms: int) -> None:
 def test_moments_have_an_end() -> None:
     assert moment(0).startswith("0001-01-01")
     assert moment(1 << 62).startswith("9999-12-31")
+
+
+def test_a_text_between_many_elements_is_put_together() -> None:
+    pieces = 3_900
+    root = read(("<a>\U0001f600" + "a" * 220_000 + "<b/>x" * pieces + "</a>").encode())
+    assert root.text == "\U0001f600" + "a" * 220_000 + "x" * pieces
+
+
+def test_what_xml_cannot_say_is_left_out() -> None:
+    said = text("a", "x\0\x1b\ud800\ufffe\uffff\t\n<\U0001f600\ufffdy")
+    assert read(said.encode()).text == "x\t\n<\U0001f600\ufffdy"

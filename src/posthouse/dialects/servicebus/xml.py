@@ -1,5 +1,6 @@
 """XML, as little of it as Atom needs: elements, attributes, text. No DTD, no entities, bounded."""
 
+import re
 from collections.abc import Iterator
 from typing import TypeAlias
 from xml.parsers import expat
@@ -66,7 +67,7 @@ def read(data: bytes) -> Node:
 class _Builder:
     def __init__(self) -> None:
         self.root: Node | None = None
-        self._open: list[Node] = []
+        self._open: list[tuple[Node, list[str]]] = []  # with the pieces of their texts
         self._elements = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
@@ -76,16 +77,17 @@ class _Builder:
         local = {key.rpartition(" ")[2]: value for key, value in attributes.items()}
         node = Node(name.rpartition(" ")[2], local)
         if self._open:
-            self._open[-1].children.append(node)
+            self._open[-1][0].children.append(node)
         else:
             self.root = node
-        self._open.append(node)
+        self._open.append((node, []))
 
     def end(self, _: str) -> None:
-        self._open.pop()
+        node, pieces = self._open.pop()
+        node.text = "".join(pieces)
 
     def data(self, text: str) -> None:
-        self._open[-1].text += text
+        self._open[-1][1].append(text)
 
     def refuse(self, *_: object) -> None:
         raise ValueError("the document must have no DTD, entities or processing instructions")
@@ -117,9 +119,7 @@ def text(name: str, value: object, **attributes: str) -> str:
 
 def _sayable(said: str) -> str:
     """Without what XML has no way to say (2.2)."""
-    if said.isprintable():
-        return said
-    return "".join(
-        c for c in said
-        if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c >= "\U00010000"
-    )  # fmt: skip
+    return _UNSAYABLE.sub("", said)
+
+
+_UNSAYABLE = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
