@@ -795,6 +795,20 @@ def test_rules_are_listed_past_a_hundred(admin: Admin) -> None:
     assert exact.properties == {"n": 101}
 
 
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_moment_at_the_end_of_time_can_be_told_again(admin: Admin, rest: Rest, when: str) -> None:
+    """It made the list of all rules unreadable."""
+    topic = topic_with(admin, "s")
+    inside = (
+        '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>when</Key>'
+        f'<Value i:type="d6p1:dateTime" xmlns:d6p1="x">{when}</Value></KeyValueOfstringanyType>'
+        "</Properties></Filter>"
+    )
+    made = rest("PUT", f"/{topic}/subscriptions/s/rules/r", entry("RuleDescription", inside))
+    assert made.status == 201
+    assert {each.name for each in admin.list_rules(topic, "s")} == {"$Default", "r"}
+
+
 def test_a_rule_that_cannot_be_is_refused(admin: Admin) -> None:
     topic = topic_with(admin, "s")
 

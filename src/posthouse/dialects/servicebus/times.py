@@ -11,6 +11,7 @@ _DURATION = re.compile(
 )
 _FOREVER_DAYS = 3_650_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_MS = -62_135_596_800_000  # the beginning of the year 1, before which there is none
 _LAST_MS = 253_402_300_799_999  # the end of the year 9999
 
 
@@ -49,13 +50,14 @@ def moment(unix_ms: int) -> str:
     """A moment; 0: never."""
     if not unix_ms:
         return NEVER
-    seconds, ms = divmod(min(unix_ms, _LAST_MS), 1000)
+    seconds, ms = divmod(max(_FIRST_MS, min(unix_ms, _LAST_MS)), 1000)
     return f"{_second(seconds)}.{ms:03}0000Z"
 
 
 @lru_cache(1_000)
 def _second(seconds: int) -> str:
-    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+    when = _EPOCH + timedelta(seconds=seconds)
+    return when.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def moment_ms(text: str) -> int:
