@@ -242,9 +242,10 @@ def test_a_batch_is_sent_as_a_whole_or_not(bus: Bus, rest: Rest, body: str) -> N
     [
         "nonsense", "[]", '{"TimeToLive": "long"}', '{"TimeToLive": -1}', '{"MessageId": {}}',
         '{"TimeToLiveTimeSpan": "soon"}', '{"ScheduledEnqueueTimeUtc": "tomorrow"}',
+        '{"ScheduledEnqueueTimeUtc": 20300101}', '{"ScheduledEnqueueTimeUtc": {}}',
         '{"SessionId": "%s"}' % ("s" * 129),
     ],
-    ids=range(8),
+    ids=range(10),
 )  # fmt: skip
 def test_broker_properties_that_cannot_be_are_refused(bus: Bus, rest: Rest, text: str) -> None:
     queue = bus.queue()
@@ -558,6 +559,23 @@ def test_texts_that_do_not_fit_a_header_do_no_harm(bus: Bus, rest: Rest) -> None
     got = remove(rest, queue)
     assert got.body == b"x"
     assert got.header("Evil") is None
+
+
+def test_properties_cannot_pass_for_headers_of_the_answer(bus: Bus, rest: Rest) -> None:
+    """The length of an answer is not for whoever sent the message to say."""
+    queue = bus.queue()
+    own = {"Content-Length": 2, "Transfer-Encoding": "chunked", "Location": 1, "Set-Cookie": 1,
+           "Connection": "close", "BrokerProperties": 1, "Access-Control-Max-Age": 1, "": 1,
+           "Mine": 1}  # fmt: skip
+    messages = json.dumps([{"Body": "hello", "UserProperties": own}])
+    send(rest, queue, messages, headers=BATCH)
+    got = remove(rest, queue)
+    assert got.body == b"hello"
+    assert (got.header("Content-Length"), got.header("Mine")) == ("5", "1")
+    assert got.broker["SequenceNumber"] == 1
+    for name in ("Transfer-Encoding", "Location", "Set-Cookie", "Access-Control-Max-Age", ""):
+        assert got.header(name) is None
+    assert got.header("%43ontent-Length") == "2"
 
 
 def test_one_entity_has_one_name_for_all(bus: Bus, rest: Rest) -> None:

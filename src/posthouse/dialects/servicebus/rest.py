@@ -77,6 +77,14 @@ _STANDARD = frozenset((
     b"x-correlation-id", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto",
     b"x-ms-client-request-id", b"x-ms-date", b"x-ms-retrypolicy", b"x-ms-version",
 ))  # fmt: skip
+# Nor may a property come to be one of these.
+_OF_ANSWERS = frozenset((
+    b"age", b"allow", b"alt-svc", b"clear-site-data", b"content-disposition", b"content-language",
+    b"content-location", b"content-range", b"content-security-policy", b"etag", b"expires",
+    b"last-modified", b"link", b"location", b"proxy-authenticate", b"proxy-connection", b"refresh",
+    b"retry-after", b"server", b"set-cookie", b"strict-transport-security", b"vary", b"warning",
+    b"www-authenticate", b"x-content-type-options", b"x-frame-options",
+))  # fmt: skip
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NUMBER = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
@@ -267,14 +275,15 @@ def _life_ms(said: Mapping[str, Any]) -> int | None:
 def _due_ms(said: Any) -> int:
     if said is None:
         return 0
-    found = _date_ms(said) if isinstance(said, str) else None
-    if found is None:
-        try:
-            found = moment_ms(said)
-        except (TypeError, ValueError):
-            raise InvalidArgument(
-                "ScheduledEnqueueTimeUtc", "must be a moment like Sun, 06 Nov 2026 08:49:37 GMT"
-            ) from None
+    try:
+        if not isinstance(said, str):
+            raise TypeError  # noqa: TRY301 (told below like the others)
+        found = _date_ms(said)
+        found = moment_ms(said) if found is None else found
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            "ScheduledEnqueueTimeUtc", "must be a moment like Sun, 06 Nov 2026 08:49:37 GMT"
+        ) from None
     return max(0, found)
 
 
@@ -335,8 +344,8 @@ def told(delivery: Delivery) -> Answer:
     if note is not None and note.description is not None:
         own["DeadLetterErrorDescription"] = note.description
     for name, value in own.items():
-        spelled = name if _TOKEN.fullmatch(name) else quote(name)
-        headers.append((spelled.encode(), _value_out(value)))
+        if name:
+            headers.append((_header(name), _value_out(value)))
     return Answer(body_of(envelope, message), 200, tuple(headers))
 
 
@@ -344,6 +353,16 @@ def _as_header(said: dict[str, Any]) -> bytes:
     """A header is ASCII."""
     written = msgspec.json.encode(said)
     return written if written.isascii() else json.dumps(said).encode()
+
+
+def _header(name: str) -> bytes:
+    """A name that no header of the answer has: one of those would change what the answer is."""
+    if not _TOKEN.fullmatch(name):
+        return quote(name).encode()
+    plain = name.lower().encode()
+    if plain in _STANDARD or plain in _OF_ANSWERS or plain.startswith(b"access-control-"):
+        return b"%%%02X%s" % (ord(name[0]), name[1:].encode())
+    return name.encode()
 
 
 def _line(text: str) -> bytes:
