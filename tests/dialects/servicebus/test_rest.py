@@ -14,7 +14,7 @@ from email.utils import format_datetime, parsedate_to_datetime
 from hashlib import sha256
 from itertools import count
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import pytest
@@ -542,12 +542,14 @@ def test_bodies_that_are_values_are_text_or_json(bus: Bus, rest: Rest) -> None:
             AmqpAnnotatedMessage(value_body={"n": 1, "list": ["a", None, True]}),
             AmqpAnnotatedMessage(value_body=12),
             AmqpAnnotatedMessage(data_body=[b"one ", b"two"]),
+            AmqpAnnotatedMessage(value_body={b"\xff": b"\xfe", 2: [None, {b"k": 1}]}),
         ]
     )
     assert remove(rest, queue).body == "text ü".encode()
     assert json.loads(remove(rest, queue).body) == {"n": 1, "list": ["a", None, True]}
     assert remove(rest, queue).body == b"12"
     assert remove(rest, queue).body == b"one two"
+    assert json.loads(remove(rest, queue).body) == {"\xff": "\xfe", "2": [None, {"k": 1}]}
 
 
 def test_texts_that_do_not_fit_a_header_do_no_harm(bus: Bus, rest: Rest) -> None:
@@ -618,6 +620,18 @@ def test_tokens_for_the_queue_or_what_is_above_it_are_good(bus: Bus, rest: Rest)
     for scope in scopes:
         send(rest, queue, token=token(scope))
     assert bus.counts(queue)["active"] == len(scopes)
+
+
+def test_a_token_is_for_the_path_as_it_is_taken(bus: Bus, rest: Rest) -> None:
+    """A lock was settled of the entity behind what looks like a host; names were decoded twice."""
+    mine, other = bus.queue(), bus.queue()
+    send(rest, other)
+    path = urlsplit(lock(rest, other).location).path
+    elsewhere = f"/{mine}%2Fx:%2F%2Fhost%2F{path.removeprefix('/')}"
+    assert rest("DELETE", elsewhere, token=token(f"{rest.url}/{mine}")).status == 404
+    twice = f"/%25{ord(other[0]):02x}{other[1:]}/messages"
+    assert rest("POST", twice, b"x").status == 404
+    assert rest("DELETE", path).status == 200
 
 
 def test_a_token_may_be_written_in_other_ways(bus: Bus, rest: Rest) -> None:

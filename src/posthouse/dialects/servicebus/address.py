@@ -44,7 +44,11 @@ def parse(text: str) -> Address:
     """Of every form that clients send. Raises ValueError."""
     if len(text) > ADDRESS_CHARS_MAX:
         raise ValueError(f"an address has at most {ADDRESS_CHARS_MAX} characters")
-    path = path_of(text)
+    return at(path_of(text))
+
+
+def at(path: str) -> Address:
+    """Of a path that is decoded already. Raises ValueError."""
     if path.casefold() == CBS:
         return Address("cbs")
     parts = path.split("/")

@@ -54,10 +54,19 @@ from posthouse.core.message import (
     message_id,
     timestamp,
 )
-from posthouse.dialects.servicebus.address import parse, queue_of, told_name
+from posthouse.dialects.servicebus.address import at, queue_of, told_name
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
-from posthouse.dialects.servicebus.web import Answer, Call, Header, Request, Route, Wrong, by_method
+from posthouse.dialects.servicebus.web import (
+    Answer,
+    Call,
+    Header,
+    Request,
+    Route,
+    Wrong,
+    by_method,
+    path_in,
+)
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
 BATCH_TYPE = b"application/vnd.microsoft.servicebus.json"
@@ -111,9 +120,12 @@ def _kind_of(words: list[str]) -> str | None:
 
 
 def _queue(call: Call, parts: list[str]) -> str:
-    """The core's name for what is at a path. Raises Wrong."""
+    """The core's name for what is at a path: the one that the token was looked at for.
+
+    Raises Wrong.
+    """
     try:
-        address = parse("/".join(parts))
+        address = at("/".join(path_in(parts)))
     except ValueError as error:
         raise Wrong(400, f"SubCode=40000. The path cannot be read: {error}.") from None
     return queue_of(call.exact(address.entity), address)
@@ -399,13 +411,28 @@ def body_of(envelope: Envelope, message: Message) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, default=_as_text).encode()
+    return json.dumps(_sayable(value)).encode()
 
 
-def _as_text(value: Any) -> Any:
-    if isinstance(value, Described):
-        return value.value
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+def _sayable(value: Any) -> Any:
+    """In JSON, of which a key is a text."""
+    match value:
+        case Described(value=inner):
+            return _sayable(inner)
+        case dict():
+            return {_as_text(_sayable(key)): _sayable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_sayable(each) for each in value]
+        case bytes():
+            return value.decode("latin-1")
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def broker_properties(
