@@ -127,7 +127,8 @@ def _properties(
     kind = call.place.kind
     least, most = _MEGABYTES[kind]
     size = node.text_of("MaxSizeInMegabytes")
-    if size and not (size.isdigit() and len(size) < 6 and least <= int(size) <= most):
+    is_number = size is not None and size.isascii() and size.isdigit() and len(size) < 6
+    if size and not (is_number and least <= int(size) <= most):
         raise InvalidArgument("MaxSizeInMegabytes", f"must be from {least} to {most}")
     for name in ("DefaultMessageTimeToLive", "LockDuration", "AutoDeleteOnIdle"):
         child = node.child(name)
@@ -169,7 +170,8 @@ def window(call: Call) -> tuple[int, int]:
     found = []
     for name, default, least, most in (("$skip", 0, 0, 1 << 31), ("$top", PAGE, 1, PAGE_MAX)):
         said = call.request.query.get(name, str(default))
-        if not said.isascii() or not said.isdigit() or not least <= int(said[:12]) <= most:
+        is_short = said.isascii() and said.isdigit() and len(said) <= 12
+        if not is_short or not least <= int(said) <= most:
             raise Unprocessable(name, f"{name} must be a whole number from {least} to {most}")
         found.append(int(said))
     return found[0], found[1]

@@ -16,6 +16,7 @@ from posthouse.dialects.servicebus.times import moment, moment_ms
 PROPERTIES_MAX = 64  # of one message
 PROPERTY_CHARS_MAX, VALUE_BYTES_MAX = 128, 32 << 10
 BATCH_MAX = 1_000
+FIELDS_MAX, FIELD_CHARS_MAX = 64, 64  # of a form: more than any has
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -83,6 +84,8 @@ def converted(kind: type[Form], given: object) -> Form:
     """Raises Unprocessable."""
     if not isinstance(given, dict):
         raise Unprocessable("", "The body must be an object.")
+    if len(given) > FIELDS_MAX or any(len(name) > FIELD_CHARS_MAX for name in given):
+        raise Unprocessable("", "The body has fields that there are not.")
     try:
         return msgspec.convert({_HUMP.sub(r"_\1", name).lower(): v for name, v in given.items()},
                                kind)  # fmt: skip
@@ -140,6 +143,8 @@ def _check_own(own: Mapping[str, Value]) -> None:
                    f" and has at most {PROPERTY_CHARS_MAX} characters.")  # fmt: skip
         elif isinstance(value, str) and len(value.encode()) > VALUE_BYTES_MAX:
             why = f"A user property has at most {VALUE_BYTES_MAX} bytes."
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            why = "A user property that is a whole number has at most 64 bits."
     if why:
         raise Failed(400, "InvalidOperation", why, reason=why)
 
