@@ -1301,6 +1301,42 @@ def test_a_rule_that_is_taken_away_opens_nothing(bus: Bus, admin: Admin, rest: R
     assert sends("new", "first-new") == 401
 
 
+def test_keys_are_gone_with_an_entity_that_was_deleted_through_localzure(
+    admin: Admin, rest: Rest
+) -> None:
+    name = fresh()
+    admin.create_queue(name, authorization_rules=[rule("old", SEND)])
+    path = f"/servicebus/queues/{name}"
+    assert (rest("DELETE", path).status, rest("PUT", path).status) == (200, 201)
+    signed = token(f"{rest.url}/{name}", "old", "first-old")
+    assert rest("POST", f"/{name}/messages", b"x", token=signed).status == 401
+
+
+@pytest.mark.parametrize("name", ["a:b", "../x", "$x", "a" * 260, "\\", "\u202e"])
+def test_nothing_is_made_with_a_rule_that_cannot_be(admin: Admin, name: str) -> None:
+    queue = fresh()
+    refused(400, lambda: admin.create_queue(queue, authorization_rules=[rule(name, SEND)]))
+    with pytest.raises(ResourceNotFoundError):
+        admin.get_queue(queue)
+
+
+def test_a_rule_does_not_take_the_place_of_somebody_else(bus: Bus, admin: Admin) -> None:
+    """Who happens to be called as a key of the entity would be."""
+    queue = fresh()
+    somebody = f"bob@default/{queue}"
+    grants = [{"namespace": "*", "entity": "*", "rights": ["listen"]}]
+    made = bus.broker.call("POST", "/api/v1/principals", {"name": somebody, "grants": grants})
+    assert made.status == 201, made
+    refused(409, lambda: admin.create_queue(queue, authorization_rules=[rule("bob", SEND)]))
+    admin.create_queue(queue)
+    assert shown(admin.get_queue(queue).authorization_rules) == []
+    admin.delete_queue(queue)
+    assert (
+        bus.broker.call("GET", "/api/v1/namespaces", key=f"{somebody}:{made.json['key']}").status
+        == 403
+    )
+
+
 def test_who_manages_an_entity_manages_only_that(bus: Bus, admin: Admin) -> None:
     name, other = fresh(), fresh()
     admin.create_queue(name, authorization_rules=[rule("boss", MANAGE, SEND, LISTEN)])

@@ -37,7 +37,12 @@ from posthouse.core.model import Grant, QueueProperties, subscription_queue
 from posthouse.core.namespaces import RevokeAccount, SetAccount
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
 from posthouse.dialects.servicebus import descriptions
-from posthouse.dialects.servicebus.credentials import entity_key
+from posthouse.dialects.servicebus.credentials import (
+    entity_key,
+    forget_keys,
+    keys_by_entity,
+    keys_of,
+)
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
 from posthouse.dialects.servicebus.times import moment
 from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong, by_method
@@ -48,6 +53,7 @@ T = TypeVar("T")
 PAGE = 100  # entries, at most
 SUBSCRIPTION_CHARS_MAX = 50  # likewise of a rule
 KEYS_MAX = 12  # authorization rules of one entity
+KEY_BYTES_MAX = 256
 _ENTRY = (b"content-type", b"application/atom+xml;type=entry;charset=utf-8")
 _FEED = (b"content-type", b"application/atom+xml;type=feed;charset=utf-8")
 _WRITERS: dict[str, Callable[[Told], str]] = {
@@ -115,7 +121,7 @@ async def _put(call: Call) -> Answer:
 async def _create(call: Call, entity: str, node: Node) -> Answer:
     topic, between, name = entity.partition(BETWEEN)
     keys = descriptions.read_keys(node)
-    _check_keys(keys)
+    _check_keys(call, entity, keys)
     if between:
         check_short("The name of a subscription", name)
         properties = _read(call, node, None, SUBSCRIPTION)
@@ -139,7 +145,7 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
     if node.name != _kind(old):
         raise NotFound("queue", queue)
     keys = descriptions.read_keys(node)
-    _check_keys(keys)
+    _check_keys(call, queue, keys)
     properties = _read(call, node, old.properties, _kind(old))
     await call.ask(UpdateQueue(queue, properties))
     await _set_keys(call, queue, keys)
@@ -149,7 +155,7 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
 async def _delete(call: Call) -> Answer:
     queue = call.exact(entity_in(call.path))
     await call.ask(DeleteQueue(queue))
-    await _set_keys(call, queue, [])
+    await forget_keys(call.engine, call.namespace, queue)
     return Answer()
 
 
@@ -206,16 +212,32 @@ def check_short(what: str, name: str) -> None:
 # Authorization rules: principals whose names say which entity they are of.
 
 
-def _check_keys(keys: list[Key] | None) -> None:
-    if keys is not None and len(keys) > KEYS_MAX:
+def _check_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
+    """Before anything is done: an entity is made with its keys, or not at all."""
+    if not keys:
+        return
+    if BETWEEN in queue:
+        raise InvalidArgument("AuthorizationRules", "are for queues and topics")
+    if len(keys) > KEYS_MAX:
         raise InvalidArgument("AuthorizationRules", f"must be at most {KEYS_MAX}")
+    accounts = call.engine.namespaces.accounts
+    mine = keys_of(accounts, call.namespace, queue)
+    for key in keys:
+        name = entity_key(call.namespace, queue, key.name)
+        check_name("KeyName", name)
+        if ":" in name:
+            raise InvalidArgument("KeyName", "must have no colon")
+        if any(len(each.encode()) > KEY_BYTES_MAX for each in (key.primary, key.secondary)):
+            raise InvalidArgument("A key", f"must be at most {KEY_BYTES_MAX} bytes")
+        if name in accounts and name not in mine:
+            raise AlreadyExists("principal", name)
 
 
 async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     """In the place of those it had. Whoever comes here may manage the entity."""
     wanted = {entity_key(call.namespace, queue, key.name): key for key in keys or ()}
     guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
-    for name, _ in _accounts(call, queue):
+    for name in keys_of(accounts, call.namespace, queue):
         if name not in wanted:
             await call.engine.ask(BROKER, "", RevokeAccount(name))
     for name, key in wanted.items():
@@ -224,16 +246,11 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
         await call.engine.ask(BROKER, "", SetAccount(name, grants, sealed, name not in accounts))
 
 
-def _accounts(call: Call, queue: str) -> list[tuple[str, str]]:
-    """The principals of an entity, and what they are called there."""
-    end = entity_key(call.namespace, queue, "")
-    accounts = call.engine.namespaces.accounts
-    return [(name, name.removesuffix(end)) for name in accounts if name.endswith(end)]
-
-
-def _keys(call: Call, queue: str) -> list[Key]:
+def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:
+    """Of an entity, whose principals have these names."""
     found, accounts = [], call.engine.namespaces.accounts
-    for name, short in _accounts(call, queue):
+    for name in names:
+        short = name.removesuffix(entity_key(call.namespace, queue, ""))
         account = accounts[name]
         primary, secondary = (*call.credentials.guard.keys(accounts, name), "", "")[:2]
         rights = tuple(account.grants[0].rights)
@@ -253,7 +270,7 @@ async def _list_entities(call: Call) -> Answer:
     skip, top = _window(call)
     found = await _some(page, skip, top + 1, lambda info: info.name)
     title = "Topics" if kind == "topic" else "Queues"
-    return _feed(call, title, skip, top, [_entry_of(call, info) for info in found])
+    return _feed(call, title, skip, top, _entries(call, found))
 
 
 async def _list_subscriptions(call: Call) -> Answer:
@@ -264,7 +281,7 @@ async def _list_subscriptions(call: Call) -> Answer:
 
     skip, top = _window(call)
     found = await _some(page, skip, top + 1, lambda info: info.name)
-    return _feed(call, "Subscriptions", skip, top, [_entry_of(call, info) for info in found])
+    return _feed(call, "Subscriptions", skip, top, _entries(call, found))
 
 
 async def _list_rules(call: Call) -> Answer:
@@ -380,7 +397,8 @@ def _spelled(name: str) -> str:
 
 def _entry(call: Call, info: QueueInfo, status: int = 200) -> Answer:
     headers = (_ENTRY, (b"etag", _etag(info)))
-    return Answer(_entry_of(call, info).encode(), status, headers)
+    [entry] = _entries(call, [info])
+    return Answer(entry.encode(), status, headers)
 
 
 def _etag(info: QueueInfo) -> bytes:
@@ -393,12 +411,17 @@ def _kind(info: QueueInfo) -> str:
     return TOPIC if info.properties.delivery == "topic" else QUEUE
 
 
-def _entry_of(call: Call, info: QueueInfo) -> str:
+def _entries(call: Call, infos: list[QueueInfo]) -> list[str]:
+    names = keys_by_entity(call.engine.namespaces.accounts, call.namespace)
+    return [_entry_of(call, info, names.get(info.name.casefold(), [])) for info in infos]
+
+
+def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:
     kind, version = _kind(info), call.request.query.get("api-version", "")
     topic, between, name = info.name.partition(BETWEEN)
     told = Told(info, call.url, (), version)
     if not between:
-        told = told._replace(keys=_keys(call, info.name))
+        told = told._replace(keys=_keys(call, info.name, keys))
     if kind == TOPIC and version >= "2024-05":
         sql, correlation = _filters(call, info.name)
         told = told._replace(sql_filters=sql, correlation_filters=correlation)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from posthouse.broker.access import ROOT, Guard, Principal
+from posthouse.broker.access import BROKER, ROOT, Accounts, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Right
+from posthouse.core.namespaces import RevokeAccount
 from posthouse.dialects.servicebus import sas
 
 KNOWN_MAX = 1_000  # tokens that are remembered as good
@@ -115,6 +116,27 @@ class Credentials:
         if self.settings.namespace_from != "host":
             return True
         return first_label(token.host).casefold() == first_label(host).casefold()
+
+
+def keys_by_entity(accounts: Accounts, namespace: str) -> dict[str, list[str]]:
+    """What the keys of entities are called among all principals; entities are by folded names."""
+    found: dict[str, list[str]] = {}
+    for name, account in accounts.items():
+        grant = account.grants[0]
+        here = grant.namespace == namespace and len(account.grants) == 1
+        if here and name.endswith(entity_key(namespace, grant.entity, "")):
+            found.setdefault(grant.entity.casefold(), []).append(name)
+    return found
+
+
+def keys_of(accounts: Accounts, namespace: str, entity: str) -> list[str]:
+    return keys_by_entity(accounts, namespace).get(entity.casefold(), [])
+
+
+async def forget_keys(engine: Engine, namespace: str, entity: str) -> None:
+    """Of an entity that is no more. Who comes here was allowed to delete it."""
+    for name in keys_of(engine.namespaces.accounts, namespace, entity):
+        await engine.ask(BROKER, "", RevokeAccount(name))
 
 
 def entity_key(namespace: str, entity: str, name: str) -> str:

@@ -23,6 +23,7 @@ from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.dialects.servicebus import descriptions
+from posthouse.dialects.servicebus.credentials import forget_keys
 from posthouse.dialects.servicebus.descriptions import (
     ATOM,
     CONNECT,
@@ -159,6 +160,7 @@ class _WithDefaults(Node):
 async def delete(call: Call) -> Answer:
     await _info(call)
     await call.ask(DeleteQueue(call.queue))
+    await forget_keys(call.engine, call.namespace, call.queue)
     return Answer(b"", 200 if call.place.kind == "queue" else 204)
 
 
