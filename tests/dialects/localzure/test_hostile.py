@@ -6,7 +6,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.dialects.localzure.zure import Zure, refused
+from tests.dialects.localzure.zure import Zure, fresh, refused
+from tests.dialects.servicebus.sas import token
+from tests.server.running import Json, Reply, Running
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 10**30])
@@ -45,3 +47,40 @@ def test_fields_that_there_are_not_are_refused_at_once(zure: Zure, body: str) ->
     reply = queue.broker.call("POST", f"{queue.path}/messages", raw=body.encode())
     assert reply.status == 422
     assert time.monotonic() - begun < 0.35
+
+
+class Somebody:
+    """A principal of his own, who signs."""
+
+    def __init__(self, broker: Running, *grants: Json) -> None:
+        self._broker = broker
+        self._name = fresh("somebody")
+        form = {"name": self._name, "grants": list(grants)}
+        self._key: str = broker.call("POST", "/api/v1/principals", form).json["key"]
+
+    def __call__(self, method: str, path: str, body: Json = None) -> Reply:
+        signed = token("http://localhost/", self._name, self._key)
+        return self._broker.call(method, path, body, headers={"Authorization": signed})
+
+
+def on(entity: str, *rights: str) -> Json:
+    return {"namespace": "default", "entity": entity, "rights": list(rights)}
+
+
+def test_metrics_name_every_entity_so_they_are_for_who_manages_all(broker: Running) -> None:
+    one = Somebody(broker, on("only-this", "listen", "send", "manage"))
+    assert refused(one("GET", "/servicebus/metrics")) == (403, "Forbidden")
+    everything = {"namespace": "*", "entity": "*", "rights": ["manage"]}
+    assert Somebody(broker, everything)("GET", "/servicebus/metrics").status == 200
+
+
+def test_a_session_is_his_who_accepted_it(zure: Zure, kind: str, broker: Running) -> None:
+    place = zure.place(kind, RequiresSession=True)
+    place.send("a", session_id="s")
+    ours, other = (Somebody(broker, on("*", "listen")) for _ in range(2))
+    assert ours("POST", f"{place.path}/sessions/accept", {"sessionId": "s"}).status == 200
+    form = {"sessionId": "s"}
+    lost = (410, "SessionLockLost")
+    assert refused(other("POST", f"{place.path}/messages/receive", form)) == lost
+    assert refused(other("DELETE", f"{place.path}/sessions/s")) == lost
+    assert len(ours("POST", f"{place.path}/messages/receive", form).json) == 1

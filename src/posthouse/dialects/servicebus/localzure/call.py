@@ -115,15 +115,15 @@ class Call:
     # Sessions that were accepted over this API, which names them by their ids alone.
 
     def hold(self, session: str, token: int) -> None:
-        self._service.hold((self.namespace, self.queue, session), token)
+        self._service.hold((self.namespace, self.queue, session, self.principal), token)
 
     def let_go(self, session: str) -> None:
-        self._service.let_go((self.namespace, self.queue, session))
+        self._service.let_go((self.namespace, self.queue, session, self.principal))
 
     def session(self, session: str) -> int:
         """The token under which it is held. Raises Failed or NotFound."""
         self.check_there()
-        token = self._service.held((self.namespace, self.queue, session))
+        token = self._service.held((self.namespace, self.queue, session, self.principal))
         group = self.state.queues[self.queue].groups.get(session)
         if not token or group is None or group.token != token:
             raise Failed(

@@ -31,7 +31,7 @@ _STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came wit
 SESSIONS_MAX = 100_000  # that are remembered as held
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
-Key = tuple[str, str, str]  # namespace, queue, session
+Key = tuple[str, str, str, Principal]  # namespace, queue, session, who holds it
 Route = Callable[[Call], Awaitable[Answer]]
 
 
@@ -98,8 +98,7 @@ class Service:
             case ["GET", "docs", *rest]:
                 return documents.answer(rest)
             case ["GET", "metrics"]:
-                self._principal(request, parts)
-                return self._metrics()
+                return self._metrics(self._principal(request, parts))
             case _:
                 pass
         principal = self._principal(request, parts)
@@ -156,7 +155,13 @@ class Service:
         }  # fmt: skip
         return Answer(msgspec.json.encode(said), 200, (JSON,))
 
-    def _metrics(self) -> Answer:
+    def _metrics(self, principal: Principal) -> Answer:
+        """For who manages all that they tell of. Raises Failed."""
+        try:
+            accounts = self.engine.namespaces.accounts
+            self._credentials.guard.check_right(accounts, principal, "manage", "*", "*")
+        except Refused as refused:
+            raise failed_by(refused) from None
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector
 
