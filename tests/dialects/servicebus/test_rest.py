@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from hashlib import sha256
 from itertools import count
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 from uuid import UUID
@@ -21,10 +22,11 @@ import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from tests.dialects.servicebus.bus import DELETE, KEY, WAIT, Bus, take, texts
+from tests.dialects.servicebus.bus import DELETE, KEY, ROOT, WAIT, Bus, take, texts
 from tests.dialects.servicebus.rest import ATOM, Answer, Rest, entry
 from tests.dialects.servicebus.sas import token
 from tests.dialects.servicebus.trust import trusting
+from tests.server.running import running
 
 BATCH = {"Content-Type": "application/vnd.microsoft.servicebus.json"}
 WHEN = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -771,3 +773,23 @@ def test_the_emulator_s_health_is_told(rest: Rest) -> None:
     answer = rest("GET", "/health", token=None)
     assert answer.status == 200
     assert json.loads(answer.body)["status"].lower() == "healthy"
+
+
+def test_a_namespace_is_made_by_who_has_a_right_in_it(tmp_path: Path) -> None:
+    flags = ("--data", str(tmp_path), "--dev", "--auto-create", "--servicebus-namespace", "host")
+    with running(*flags) as broker:
+        rest = Rest(broker.port)
+        grants = [{"namespace": "default", "entity": "*", "rights": ["manage", "send"]}]
+        form = {"name": "bob", "grants": grants}
+        key = broker.call("POST", "/api/v1/principals", form).json["key"]
+
+        def ask(method: str, where: str, body: str, name: str = ROOT, key: str = KEY) -> int:
+            headers = {"Host": "other.localhost"}
+            signed = token("http://other.localhost/", name, key)
+            return rest(method, where, body, token=signed, headers=headers).status
+
+        assert ask("POST", "/q/messages", "x", "bob", key) == 401
+        assert ask("PUT", "/q", entry("QueueDescription"), "bob", key) == 401
+        assert "other" not in broker.call("GET", "/api/v1/namespaces").json["names"]
+        assert ask("POST", "/q/messages", "x") == 201
+        assert "other" in broker.call("GET", "/api/v1/namespaces").json["names"]

@@ -112,7 +112,7 @@ async def _info(call: Call, entity: str) -> QueueInfo:
 async def _put(call: Call) -> Answer:
     wanted, entity = call.request.headers.get(b"if-match"), entity_in(call.path)
     node = _document(await call.request.body())
-    await call.make_namespace()
+    await call.make_namespace("manage", entity)
     if wanted is not None:
         return await _update(call, call.exact(entity), node, wanted)
     return await _create(call, entity, node)

@@ -101,10 +101,16 @@ class Call:
         state = self.engine.namespaces.states.get(self.namespace)
         return queue if state is None else find(state, queue) or queue
 
-    async def make_namespace(self) -> None:
-        """Where it is to come into being by being used."""
-        spaces = self.engine.namespaces.states
-        if self.namespace not in spaces and self.credentials.settings.auto_create:
+    async def make_namespace(self, right: Right, queue: str) -> None:
+        """Where it is to come into being by being used: by who has a right there.
+
+        Raises Refused.
+        """
+        spaces = self.engine.namespaces
+        if self.namespace not in spaces.states and self.credentials.settings.auto_create:
+            self.credentials.guard.check_right(
+                spaces.accounts, self.principal, right, self.namespace, entity_of(queue)
+            )
             await self.engine.ask(BROKER, "", CreateNamespace(self.namespace))
 
 
