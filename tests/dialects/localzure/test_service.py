@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dialects.localzure.zure import Entity, Zure, bodies, fresh, refused, sql
+from tests.dialects.servicebus.sas import token
 from tests.server.running import Reply, Running, running
 
 DETAILS = {
@@ -277,3 +278,10 @@ def test_without_dev_credentials_are_asked_for(tmp_path: Path) -> None:
             assert reply.status == 401
             assert json.loads(reply.body)
         assert broker.call("GET", "/servicebus/health/live").status == 200
+        health = broker.call("GET", "/servicebus/health")
+        assert health.json == {"status": "healthy", "service": "servicebus"}
+        refused = {"authorization": "SharedAccessSignature sr=x&sig=x&se=1&skn=x"}
+        assert broker.call("GET", "/servicebus/health", headers=refused).status == 401
+        key = (tmp_path / "data" / "root-key").read_text().strip().rpartition(":")[2]
+        signed = {"authorization": token("http://localhost/", key=key)}
+        assert "queues" in broker.call("GET", "/servicebus/health", headers=signed).json
