@@ -84,3 +84,21 @@ def test_a_session_is_his_who_accepted_it(zure: Zure, kind: str, broker: Running
     assert refused(other("POST", f"{place.path}/messages/receive", form)) == lost
     assert refused(other("DELETE", f"{place.path}/sessions/s")) == lost
     assert len(ours("POST", f"{place.path}/messages/receive", form).json) == 1
+
+
+def test_a_transaction_is_his_who_began_it(zure: Zure, broker: Running) -> None:
+    """Their numbers follow one another."""
+    mine, others = zure.queue(), zure.queue()
+    ours, other = Somebody(broker, on(mine.name, "send")), Somebody(broker, on(others.name, "send"))
+    at = "/servicebus/transactions"
+    number = ours("POST", at).json["TransactionId"]
+
+    def send(who: Somebody, path: str) -> Reply:
+        return who("POST", f"{path}/messages?transactionId={number}", {"body": "x"})
+
+    assert send(ours, mine.path).status == 200
+    lost = (404, "TransactionNotFound")
+    assert refused(send(other, others.path)) == lost
+    assert refused(other("POST", f"{at}/{number}/commit")) == lost
+    assert refused(other("POST", f"{at}/{number}/rollback")) == lost
+    assert ours("POST", f"{at}/{number}/commit").json["Sent"] == 1

@@ -334,15 +334,16 @@ async def set_state(call: Call) -> Answer:
 
 def transaction_in(call: Call) -> int | None:
     given = call.request.query.get("transactionId")
-    return None if given is None else _transaction(given)
+    return None if given is None else _transaction(call, given)
 
 
-def _transaction(text: str) -> int:
+def _transaction(call: Call, text: str) -> int:
+    """Its number; where it is another's, one that there is not. Raises Failed."""
     try:
         number = UUID(text).int
     except ValueError:
         raise Failed(404, "TransactionNotFound", "There is no such transaction.") from None
-    return number
+    return call.engine.owned(call.principal, number)
 
 
 async def begin(call: Call) -> Answer:
@@ -351,12 +352,13 @@ async def begin(call: Call) -> Answer:
         raise Unprocessable("timeout_seconds", "timeout_seconds must be above 0")
     begun = await call.ask(Begin(round(form.timeout_seconds * 1000)))
     assert isinstance(begun, Begun)
+    call.engine.note_owner(call.principal, begun.transaction)
     return as_json({"TransactionId": str(UUID(int=begun.transaction)),
                     "ExpiresAtUtc": moment(begun.until_ms)}, 201)  # fmt: skip
 
 
 async def commit(call: Call, id: str) -> Answer:
-    answer = await call.ask(Commit(_transaction(id)))
+    answer = await call.ask(Commit(_transaction(call, id)))
     if isinstance(answer, RolledBack):
         raise Failed(409, "InvalidOperation", f"It was rolled back: {answer.reason}",
                      reason=answer.reason)  # fmt: skip
@@ -366,5 +368,5 @@ async def commit(call: Call, id: str) -> Answer:
 
 
 async def roll_back(call: Call, id: str) -> Answer:
-    await call.ask(RollBack(_transaction(id)))
+    await call.ask(RollBack(_transaction(call, id)))
     return as_json({"RolledBack": True})
