@@ -2,13 +2,14 @@
 
 import json
 import time
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
 from tests.dialects.localzure.zure import Zure, fresh, refused
 from tests.dialects.servicebus.sas import token
-from tests.server.running import Json, Reply, Running
+from tests.server.running import Json, Reply, Running, running
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 10**30])
@@ -102,3 +103,18 @@ def test_a_transaction_is_his_who_began_it(zure: Zure, broker: Running) -> None:
     assert refused(other("POST", f"{at}/{number}/commit")) == lost
     assert refused(other("POST", f"{at}/{number}/rollback")) == lost
     assert ours("POST", f"{at}/{number}/commit").json["Sent"] == 1
+
+
+def test_messages_of_a_batch_count_each_by_their_address(tmp_path: Path) -> None:
+    """Over this API, and over Azure's own."""
+    kind = {"content-type": "application/vnd.microsoft.servicebus.json"}
+    for at, path in enumerate(("/servicebus/queues/q/messages/batch", "/q/messages")):
+        flags = ("--data", str(tmp_path / str(at)), "--dev", "--rate-address", "10")
+        with running(*flags) as broker:
+            assert broker.call("PUT", "/servicebus/queues/q").status == 201
+            headers = {"authorization": token("http://localhost/"), **kind}
+            body: Json = {"messages": [{"body": "x"}] * 40}
+            if path == "/q/messages":
+                body = [{"Body": "x"}] * 40
+            statuses = [broker.call("POST", path, body, headers=headers).status for _ in range(2)]
+            assert statuses[1] == 429, statuses

@@ -148,6 +148,7 @@ async def _send(call: Call) -> Answer:
     for each in messages:
         if len(each.body) + len(each.envelope) > most:
             raise MessageTooLarge(queue, len(each.body) + len(each.envelope), most)
+    call.charge(len(messages))
     await call.make_namespace("send", queue)
     await call.ask(Send(queue, messages))
     return Answer(b"", 201)

@@ -96,6 +96,12 @@ class Call:
         """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
         self.credentials.check(self.principal, right, self.namespace, entity_of(queue))
 
+    def charge(self, messages: int) -> None:
+        """By its address. One was taken for the request."""
+        throttle: Throttle = self.engine.throttle
+        if throttle.is_on:
+            throttle.charge_address(self.request.address, messages - 1)
+
     def exact(self, queue: str) -> str:
         """The name as it is written where there is one; else as it is asked for."""
         state = self.engine.namespaces.states.get(self.namespace)

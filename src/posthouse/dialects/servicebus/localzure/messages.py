@@ -85,6 +85,8 @@ async def send_batch(call: Call) -> Answer:
 
 async def _send(call: Call, messages: list[NewMessage]) -> list[int | None]:
     command = Send(call.queue, messages)
+    if call.engine.throttle.is_on:  # one was taken for the request
+        call.engine.throttle.charge_address(call.request.address, len(messages) - 1)
     transaction = transaction_in(call)
     if transaction is not None:
         await call.ask(Work(transaction, command))
