@@ -1283,6 +1283,26 @@ def test_keys_of_an_entity_are_good_for_rest(admin: Admin, rest: Rest) -> None:
     assert status("POST", f"/{other}/messages", "", "in", "first-in") == 401
 
 
+def test_a_key_does_not_outlive_its_entity(bus: Bus, admin: Admin, rest: Rest) -> None:
+    """Whichever way it was deleted, and though there is one of that name again."""
+    name = fresh()
+    admin.create_queue(name, authorization_rules=[rule("in", SEND)])
+    signed = token(f"{rest.url}/{name}", "in", "first-in")
+
+    def status() -> int:
+        return rest("POST", f"/{name}/messages", b"x", token=signed).status
+
+    assert status() == 201
+    path = f"/api/v1/namespaces/default/queues/{name}"
+    assert bus.broker.call("DELETE", path).status in (200, 204)
+    assert status() == 401
+    assert bus.broker.call("PUT", path, {}).status == 201
+    assert status() == 401
+    assert not admin.get_queue(name).authorization_rules
+    admin.update_queue(admin.get_queue(name), authorization_rules=[rule("in", SEND)])
+    assert status() == 201
+
+
 def test_a_rule_that_is_taken_away_opens_nothing(bus: Bus, admin: Admin, rest: Rest) -> None:
     name = fresh()
     queue = admin.create_queue(name, authorization_rules=[rule("old", SEND)])

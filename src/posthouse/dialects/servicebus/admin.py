@@ -238,7 +238,7 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     wanted = {entity_key(call.namespace, queue, key.name): key for key in keys or ()}
     guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
     for name in keys_of(accounts, call.namespace, queue):
-        if name not in wanted:
+        if name not in wanted or not call.credentials.is_for_what_is_there(accounts[name]):
             await call.engine.ask(BROKER, "", RevokeAccount(name))
     for name, key in wanted.items():
         sealed = [guard.seal(name, each) for each in (key.primary, key.secondary)]
@@ -250,6 +250,8 @@ def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:
     """Of an entity, whose principals have these names."""
     found, accounts = [], call.engine.namespaces.accounts
     for name in names:
+        if not call.credentials.is_for_what_is_there(accounts[name]):
+            continue
         short = name.removesuffix(entity_key(call.namespace, queue, ""))
         account = accounts[name]
         primary, secondary = (*call.credentials.guard.keys(accounts, name), "", "")[:2]

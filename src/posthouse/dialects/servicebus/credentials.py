@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from posthouse.broker.access import BROKER, ROOT, Accounts, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
-from posthouse.core.model import Right
+from posthouse.core.model import Account, Right
 from posthouse.core.namespaces import RevokeAccount
 from posthouse.dialects.servicebus import sas
 
@@ -53,7 +53,20 @@ class Credentials:
         if settings.dev and settings.namespace_from == "key" and name not in accounts:
             self.guard.identify_by(accounts, ROOT, fits)
             return Principal(name, everything=True)
-        return self.guard.identify_by(accounts, name, fits)
+        principal = self.guard.identify_by(accounts, name, fits)
+        if "@" in name and not self.is_for_what_is_there(accounts[name]):
+            raise Unauthenticated
+        return principal
+
+    def is_for_what_is_there(self, account: Account) -> bool:
+        """Not where the entity of a key was deleted, also if there is one of that name again."""
+        grant = account.grants[0]
+        if not account.name.endswith(entity_key(grant.namespace, grant.entity, "")):
+            return True  # it is not a key of an entity
+        state = self.engine.namespaces.states.get(grant.namespace)
+        queue = None if state is None else state.queues.get(grant.entity)
+        # Both are numbered by the position at which they came into being; queues by twice that.
+        return queue is not None and queue.number // 2 < account.number
 
     def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
         """By a key of the namespace, or of an entity on the path that it is used for.
@@ -79,7 +92,8 @@ class Credentials:
             watchers.append(self._forget)
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        self._known[token, namespace, by_entity] = found[0]
+        if found[0].name == token.key_name:  # keys of entities are looked at each time
+            self._known[token, namespace, by_entity] = found[0]
         return found[0]
 
     def _forget(self) -> None:
