@@ -46,6 +46,7 @@ ROUTES = [
     Route("POST", f"{Q}/messages", "send", {"messages": [{"body": "x"}]}),
     Route("POST", f"{Q}/cancel", "send", {"sequences": [999]}),
     Route("POST", f"{Q}/receive", "listen", {}),
+    Route("GET", f"{NS}/queues/nowhere/deliveries", "listen"),
     Route("POST", f"{Q}/receive-deferred", "listen", {"sequences": [999]}),
     Route("POST", f"{Q}/complete", "listen", {"locks": [A_TOKEN]}),
     Route("POST", f"{Q}/release", "listen", {"locks": [A_TOKEN]}),

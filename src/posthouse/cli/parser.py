@@ -223,6 +223,9 @@ def _add_messages(rooms: Rooms) -> None:
     made.add_argument("--wait", type=_ms, default=0, metavar="TIME", help="for the first one")
     made.add_argument("--session", metavar="ID", nargs="?", const="", help="of one, or the next")
     made.add_argument("--dead", action="store_true", help="from the dead-letter queue")
+    made.add_argument(
+        "--follow", action="store_true", help="and those that come, until ^C; not of sessions"
+    )
     _of_subscription(made)
     ends = made.add_mutually_exclusive_group()
     ends.add_argument("--keep", action="store_true", help="leave them locked; --json has tokens")

@@ -127,6 +127,8 @@ def _text_or_bytes(data: bytes) -> dict[str, str]:
 @remote
 def receive(client: Client, options: argparse.Namespace) -> int:
     queue = options.queue + (_DEAD if options.dead else "")
+    if options.follow:
+        return _follow(client, options, queue)
     until = time.monotonic() + options.wait / 1000
     form: dict[str, Any] = {"delete": options.delete}
     if options.session is not None:
@@ -153,6 +155,21 @@ def receive(client: Client, options: argparse.Namespace) -> int:
     if options.session is not None and not options.keep:
         client.ask("POST", client.queue(queue, "sessions", "release"), {"token": form["session"]})
     return OK if got else fail(f"There is nothing in {queue}.", EMPTY)
+
+
+def _follow(client: Client, options: argparse.Namespace, queue: str) -> int:
+    """Attached to it, as to a fan-out queue one has to be."""
+    settling = Client.of(options)
+    where = client.queue(queue, "deliveries")
+    for line in client.lines(where, delete=int(options.delete))[1]:
+        if line.strip():
+            message = json.loads(line)
+            _print(options, message)
+            sys.stdout.flush()
+            if message.get("token") and not options.keep:
+                form = {"locks": [message["token"]]}
+                settling.ask("POST", client.queue(queue, "complete"), form)
+    return OK
 
 
 def _print(options: argparse.Namespace, message: dict[str, Any]) -> None:

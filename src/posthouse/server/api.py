@@ -868,6 +868,7 @@ def openapi() -> dict[str, Any]:
             "responses": {str(key): value for key, value in _gives(gives, status).items()},
             **_takes(takes),
         }
+    document["paths"][QUEUE + "/deliveries"] = {"get": _DELIVERIES}
     kinds = sorted(_forms, key=lambda each: each.__name__)
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for operations in document["paths"].values():
@@ -911,6 +912,20 @@ app.add_exception_handler(Refused, _refuse)
 app.add_exception_handler(HttpProblem, _refuse)
 app.add_exception_handler(RequestValidationError, _invalid)
 app.add_exception_handler(HTTPException, _unknown)
+
+
+_DELIVERIES: dict[str, Any] = {
+    "summary": "Messages as they come, one JSON line each, while the connection lasts",
+    "operationId": "hot_deliveries",
+    "parameters": [
+        *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+          for name in ("namespace", "queue")),
+        {"name": "credit", "in": "query", "required": False,
+         "schema": {"type": "integer", "minimum": 1, "maximum": 1_000}},
+        {"name": "delete", "in": "query", "required": False, "schema": {"type": "string"}},
+    ],
+    "responses": {"200": {"description": "Lines", "content": {"application/x-ndjson": {}}}},
+}  # fmt: skip
 
 
 def _as_of_a_queue(method: str, path: str) -> str:

@@ -3,6 +3,7 @@
 POST /api/v1/namespaces/N/queues/Q/messages       send: JSON, or one body of another type
 POST /api/v1/namespaces/N/queues/Q/receive
 POST /api/v1/namespaces/N/queues/Q/complete, abandon, release, defer, dead-letter, renew
+GET  /api/v1/namespaces/N/queues/Q/deliveries     as they come, while the connection lasts
 
 and the same for /topics/T and for /topics/T/subscriptions/S in the place of /queues/Q.
 """
@@ -32,6 +33,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import subscription_queue
+from posthouse.server.deliveries import deliveries
 from posthouse.server.http import Answer, Request, decoded, name_in
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import (
@@ -69,8 +71,10 @@ def find(request: Request) -> tuple[Hot, Target] | None:
     parts = request.parts
     if len(parts) not in (7, 9) or parts[1] != b"v1" or parts[2] != b"namespaces":
         return None
-    hot = _ROUTES.get(parts[-1])
-    if hot is None or request.method != "POST":
+    hot = _ROUTES.get(parts[-1]) if request.method == "POST" else None
+    if request.method == "GET" and parts[-1] == b"deliveries":
+        hot = _deliveries
+    if hot is None:
         return None
     space, name = name_in(parts[3]), name_in(parts[5])
     if len(parts) == 7 and parts[4] in (b"queues", b"topics"):
@@ -141,6 +145,10 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
     )
     assert isinstance(answer, Received)
     return Answer(_encode(MessagesForm([delivered(each) for each in answer.deliveries])))
+
+
+async def _deliveries(engine: Engine, request: Request, target: Target) -> Answer:
+    return await deliveries(engine, request, target.namespace, target.queue)
 
 
 def _settle(form_of: type[SettleForm], make: Callable[[str, Any, list[int]], Settle]) -> Hot:
