@@ -68,6 +68,7 @@ def check_same(found: Any, expected: Any) -> None:
             else:
                 assert value == NEW[name], name
     elif isinstance(found, list) and isinstance(expected, list):
+        assert len(found) >= len(expected)
         assert found[len(expected) :] in ([], [False])  # a filter that is not loose
         for one, other in zip(found, expected, strict=False):
             check_same(one, other)

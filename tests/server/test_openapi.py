@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.server.running import Running, development
 
-EXAMPLES = os.environ.get("OPENAPI_EXAMPLES", "7")  # for each operation
+EXAMPLES = os.environ.get("OPENAPI_EXAMPLES", "20")  # for each operation
 # Names that lead somewhere, most of the time: random ones would all be unknown.
 NAMES = {
     "namespace": ["default", "default", "shop", "no such"],
@@ -85,7 +85,7 @@ def test_nor_one_of_localzures(tmp_path: Path) -> None:
             assert broker.call("PUT", f"/servicebus/{path}").status == 201
         assert broker.call("PUT", "/servicebus/queues/trips", raw=SESSIONS).status == 201
         document = with_names(broker.call("GET", "/servicebus/docs/openapi.json").json)
-        flags = ("--checks", "not_a_server_error", "--max-examples", "2")
+        flags = ("--checks", "not_a_server_error", "--max-examples", "5")
         run(tmp_path, document, "--url", broker.url, *flags)
         check_that_much_was_done(broker)
 

@@ -285,7 +285,10 @@ class App:
         self._check_open()
         if self.broker.config.dev:
             _check_from_here(request, self.broker.config.tls_name)
-        return await dialect.answer(request)
+        answer = await dialect.answer(request)
+        if answer.status >= 400:
+            self.refusals[f"{dialect.name}: {answer.status}"] += 1
+        return answer
 
     def _check_open(self) -> None:
         """Raises HttpProblem or Busy."""
