@@ -1,6 +1,6 @@
 """HTTP: who answers a request, and what every answer has in common.
 
-`App` is the ASGI application behind every HTTP connection (`http_peer.py`). What AWS or Azure
+`App` is the application behind every HTTP connection (`http_peer.py`). What AWS or Azure
 clients send is told by its marks, and goes before the paths that are ours: health, metrics, the
 feed, and of `/api/v1` the hot routes (send, receive, settle) are plain functions; the rest of it
 and `/docs` are FastAPI's, which is imported when it is first asked for.
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 import msgspec
 from uvicorn.config import Config as UvicornConfig
@@ -25,7 +25,7 @@ from uvicorn.config import Config as UvicornConfig
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
 from posthouse.server.broker import Broker
-from posthouse.server.http_peer import CLOSE, FileRange, Header, HttpPeer
+from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
 from posthouse.server.listener import Connection
 from posthouse.server.log import correlation
 from posthouse.server.problems import CODES, HttpProblem, problem
@@ -65,50 +65,88 @@ _file_slots = asyncio.Semaphore(FILES_MAX)
 class Request:
     """One request, with what every route asks of it."""
 
-    __slots__ = ("_app", "_receive", "headers", "method", "parts", "principal", "query", "scope")
+    __slots__ = (
+        "_app", "_body", "_scope", "head", "headers", "method", "parts", "peer", "principal",
+        "query",
+    )  # fmt: skip
 
-    def __init__(self, app: "App", scope: Scope, receive: Receive) -> None:
+    def __init__(
+        self, app: "App", peer: HttpPeer, head: Head, body: bytes | None, scope: Scope | None = None
+    ) -> None:
+        """Without a body it is still to come, and there is a scope."""
         self._app = app
-        self._receive = receive
-        self.scope = scope
-        self.method: str = scope["method"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.parts = scope["raw_path"].split(b"/")[1:] or [b""]
+        self._body = body
+        self._scope = scope
+        self.peer = peer
+        self.head = head
+        self.method = head.method
+        self.headers: dict[bytes, bytes] = dict(head.headers)
+        self.parts = head.raw_path.split(b"/")[1:] or [b""]
         self.query: dict[str, str] = {}
         self.principal: Principal = ANYBODY
 
     @property
     def address(self) -> str:
         """Where it comes from."""
-        client = self.scope.get("client")
-        return str(client[0]) if client else "?"
+        client = self.peer.client
+        return client[0] if client else "?"
 
     @property
     def scheme(self) -> str:
-        return str(self.scope["scheme"])
+        return self.peer.scheme or "http"
 
     @property
     def spelled(self) -> list[Header]:
         """The headers with their names as they were written."""
-        found: list[Header] = self.scope["spelled"]
-        return found
+        return self.head.spelled
 
     @property
     def connection(self) -> Connection:
-        found: Connection = self.scope["state"]["connection"]
-        return found
+        return self.peer.connection
+
+    @property
+    def version(self) -> str:
+        """Of HTTP."""
+        return "1.1" if self._scope is None else str(self._scope["http_version"])
+
+    @property
+    def scope(self) -> Scope:
+        """As ASGI has it."""
+        if self._scope is None:
+            peer, head = self.peer, self.head
+            self._scope = {
+                "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": "1.1", "server": peer.server, "client": peer.client,
+                "scheme": peer.scheme, "root_path": "", "headers": head.headers, "state": {},
+                "method": head.method, "path": unquote(head.raw_path.decode("ascii")),
+                "raw_path": head.raw_path, "query_string": head.query,
+            }  # fmt: skip
+        return self._scope
+
+    @property
+    def send(self) -> Send:
+        """For an answer that is sent as it comes."""
+        send: Send = self.peer.cycle_of(self.scope).send  # type: ignore[assignment]
+        return send
+
+    @property
+    def _receive(self) -> Receive:
+        receive: Receive = self.peer.cycle_of(self.scope).receive  # type: ignore[assignment]
+        return receive
 
     async def body(self) -> bytes:
         """All of it. Raises HttpProblem."""
-        length = self.headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 15 or int(length) > self._app.request_bytes_max:
-            raise _too_large(self._app.request_bytes_max)
-        peer = self.connection.peer
-        whole = peer.take_whole_body() if isinstance(peer, HttpPeer) else None
-        if whole is not None:
-            if len(whole) > self._app.request_bytes_max:
+        body = self._body
+        if body is None:
+            length = self.headers.get(b"content-length", b"0")
+            most = self._app.request_bytes_max
+            if not length.isdigit() or len(length) > 15 or int(length) > most:
+                raise _too_large(most)
+            body = self.peer.take_whole_body()
+        if body is not None:
+            if len(body) > self._app.request_bytes_max:
                 raise _too_large(self._app.request_bytes_max)
-            return whole
+            return body
         seconds = self.connection.limits.body_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -121,9 +159,10 @@ class Request:
     async def _rest(self) -> bytes:
         app, size = self._app, 0
         chunks: list[bytes] = []
+        receive = self._receive
         try:
             while True:
-                message = await self._receive()
+                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ConnectionResetError
                 chunk = message.get("body", b"")
@@ -144,8 +183,8 @@ class Request:
 
     async def drain(self) -> None:
         """Takes a small body that nobody has read: else the answer may be lost on its way."""
-        peer, length = self.connection.peer, self.headers.get(b"content-length", b"")
-        if not isinstance(peer, HttpPeer) or not peer.has_unread_body or not length.isdigit():
+        length = self.headers.get(b"content-length", b"")
+        if not self.peer.has_unread_body or not length.isdigit():
             return
         if len(length) < 9 and int(length) <= DRAIN_BYTES:
             with suppress(TimeoutError, ConnectionResetError, HttpProblem):
@@ -154,7 +193,8 @@ class Request:
 
     async def gone(self) -> None:
         """Returns when the client has gone, or has been answered."""
-        while (await self._receive())["type"] != "http.disconnect":
+        receive = self._receive
+        while (await receive())["type"] != "http.disconnect":
             pass
 
 
@@ -192,9 +232,24 @@ class App:
             self._open.add(part)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it, for a request whose body is still to come."""
         assert scope["type"] == "http"
+        head = Head(
+            scope["method"], scope["raw_path"], scope["query_string"], scope["headers"],
+            scope["spelled"],
+        )  # fmt: skip
+        peer: HttpPeer = scope["state"]["connection"].peer
+        await self._respond(Request(self, peer, head, None, scope))
+
+    async def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> None:
+        try:
+            await self._respond(Request(self, peer, head, body))
+        except BaseException:
+            peer.cut_off()
+            raise
+
+    async def _respond(self, request: Request) -> None:
         self.requests += 1
-        request = Request(self, scope, receive)
         given = request.headers.get(b"x-correlation-id")
         name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
@@ -211,17 +266,18 @@ class App:
             answer = _problem(503, "journal-lost", f"{error}", name, close=True)
         except Exception:  # noqa: BLE001 (here a connection's requests come in)
             _log.exception(
-                "A request failed: %s %s", request.method, scope["path"],
+                "A request failed: %s %s", request.method, request.scope["path"],
                 extra={"event": "http.failed"},
             )  # fmt: skip
             answer = _problem(500, "failed", "Something went wrong; the log says what.", name)
         if answer.status >= 400:
             await request.drain()
-        headers = list(answer.headers)
-        headers.append(_NO_SNIFF)
-        if name:
-            headers.append((b"x-correlation-id", name.encode()))
-        body = answer.body
+        await self._send(request, answer, name)
+
+    async def _send(self, request: Request, answer: Answer, correlation_id: str) -> None:
+        headers, body = [*answer.headers, _NO_SNIFF], answer.body
+        if correlation_id:
+            headers.append((b"x-correlation-id", correlation_id.encode()))
         if isinstance(body, bytes):
             if len(body) > SLICE_BYTES and request.method == "GET" and self._is_crowded(len(body)):
                 body, headers = _BUSY, [PROBLEM, (b"retry-after", b"1")]
@@ -229,18 +285,16 @@ class App:
             if answer.status != 204:  # RFC 9110, 8.6
                 headers.append((b"content-length", b"%d" % len(body)))
             if len(body) <= SLICE_BYTES:
-                peer = request.connection.peer
-                assert isinstance(peer, HttpPeer)
-                await peer.answer(answer.status, headers, body)
+                await request.peer.answer(answer.status, headers, body)
                 return
+            send = request.send
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await self._send_slices(body, request.connection, send)
-        elif scope["http_version"] == "1.0":
+        elif request.version == "1.0":
             headers = [PROBLEM, CLOSE, (b"content-length", b"%d" % len(_OLD))]
-            peer = request.connection.peer
-            assert isinstance(peer, HttpPeer)
-            await peer.answer(505, headers, _OLD)
+            await request.peer.answer(505, headers, _OLD)
         else:
+            send = request.send
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await _stream(body, request.connection, send)
 
@@ -263,7 +317,8 @@ class App:
 
     async def _answer(self, request: Request) -> Answer:
         _check_protocol(request)
-        request.query = _query(request.scope["query_string"])
+        if request.head.query:
+            request.query = _query(request.head.query)
         first = request.parts[0]
         route = self._routes.get(first)
         if route is None or first not in self._open:
@@ -318,7 +373,7 @@ class App:
             given = request.headers.get(b"authorization")
             if given is not None:
                 return self.broker.identify(*_credentials(given))
-            if self.broker.config.dev and request.scope["scheme"] == "http":
+            if self.broker.config.dev and request.scheme == "http":
                 return ANYBODY
             raise Unauthenticated  # noqa: TRY301 (told below like the others)
         except Unauthenticated:
@@ -375,7 +430,7 @@ def _is_ours(given_host: bytes, given_origin: bytes, names: tuple[str, ...]) -> 
 
 def _check_protocol(request: Request) -> None:
     """Raises HttpProblem."""
-    if request.scope["http_version"] not in ("1.0", "1.1"):
+    if request.version not in ("1.0", "1.1"):
         raise HttpProblem(505, "unknown-version", "HTTP 1.1 is spoken here.", close=True)
     if request.headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
         raise HttpProblem(501, "unknown-encoding", "Bodies may be chunked, no more.", close=True)
@@ -393,8 +448,6 @@ def _too_large(most: int) -> HttpProblem:
 
 def _query(given: bytes) -> dict[str, str]:
     """Raises HttpProblem."""
-    if not given:
-        return {}
     try:
         pairs = parse_qsl(
             given.decode(), keep_blank_values=True, max_num_fields=50, errors="strict"

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
+import httptools
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -47,8 +48,43 @@ class FileRange(NamedTuple):
     length: int
 
 
+class Head(NamedTuple):
+    """What a request says before its body."""
+
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: list[Header]
+    spelled: list[Header]  # with their names as they were written
+
+
+class Application(Protocol):
+    """What requests are for: an ASGI application that is also told of whole requests at once."""
+
+    answers_bytes: int
+
+    async def answer_whole(self, peer: "HttpPeer", head: Head, body: bytes) -> None: ...
+
+
+class _Exchange:
+    """What of uvicorn's cycle is needed for a request that came whole."""
+
+    __slots__ = ("disconnected", "keep_alive", "method", "response_complete", "task")
+
+    more_body = response_started = waiting_for_100_continue = False
+
+    def __init__(self, method: str, keep_alive: bool) -> None:
+        self.method = method
+        self.keep_alive = keep_alive
+        self.response_complete = self.disconnected = False
+        self.task: asyncio.Task[None] | None = None
+
+
 class HttpPeer(HttpToolsProtocol):
     """One connection that speaks HTTP, within bounds of size and time.
+
+    A request that is there as a whole is told to the application by a call. For others, and for
+    answers that are sent as they come, there is a cycle of uvicorn's.
 
     At every moment something ends it: while a head is awaited the handshake limit, while it is
     idle the keep-alive limit, while a request is answered the limits of that, and while it does not
@@ -63,14 +99,16 @@ class HttpPeer(HttpToolsProtocol):
         websockets: Sequence[WebSocketRoute] = (),
     ) -> None:
         super().__init__(config, state, {"connection": connection})
-        self._connection = connection
+        self.connection = connection
         self._websockets = websockets
         self._limits = connection.limits
         self._in_message = self._in_head = False  # of a request that has begun
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
         self._spelled: list[Header] = []  # headers with their names as they were written
-        self._running: RequestResponseCycle | None = None
+        self._target: Any = None  # where it is for, as httptools has it
+        self._gathered: list[bytes] | None = None  # of the body, while it may come whole
+        self._running: RequestResponseCycle | _Exchange | None = None
         self._due: float | None = connection.deadline  # when it ends, unless something comes
         self._awaits_head = True  # what that is for: a head, or the next request
         self._alarm: asyncio.TimerHandle | None = None  # then, or before
@@ -79,30 +117,33 @@ class HttpPeer(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._alarm = self.loop.call_at(self._connection.deadline, self._look_at_the_time)
+        self._alarm = self.loop.call_at(self.connection.deadline, self._look_at_the_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
-                cycle.message_event.set()
+                if isinstance(cycle, RequestResponseCycle):
+                    cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
         self._hold(0)
         for timer in (self._alarm, self._stall):
             if timer is not None:
                 timer.cancel()
-        self._connection.gone()
+        self.connection.gone()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         goes_on = self._in_message
         super().data_received(data)
-        if self._connection.peer is not self:  # it has become a WebSocket
+        if self.connection.peer is not self:  # it has become a WebSocket
             return
         if self.transport.is_closing():
             return
+        if self._gathered is not None and not self._in_head:  # the rest comes later
+            self._begin_cycle()
         if goes_on and self._in_message:
             self._raw_bytes += len(data)
             if self._raw_bytes > HEAD_BYTES_MAX + OVERHEAD * self._body_bytes:
@@ -143,7 +184,7 @@ class HttpPeer(HttpToolsProtocol):
     def take_whole_body(self) -> bytes | None:
         """Of the request that is running, if all of it is there."""
         cycle = self._running
-        if cycle is None or cycle.more_body:
+        if not isinstance(cycle, RequestResponseCycle) or cycle.more_body:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
@@ -159,14 +200,17 @@ class HttpPeer(HttpToolsProtocol):
     # What the parser tells. An exception here is told to the client as a bad request.
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        """The scope is made when there is to be a cycle."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._spelled = []
-        self.scope["spelled"] = self._spelled  # type: ignore[typeddict-unknown-key]
+        self._gathered = None
         self._in_message = self._in_head = True
         self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
+        self.url += url
         if len(self.url) > HEAD_BYTES_MAX:
             raise ValueError("the address is too long")
 
@@ -176,22 +220,71 @@ class HttpPeer(HttpToolsProtocol):
         if self._head_count > HEADERS_MAX or self._head_bytes > HEAD_BYTES_MAX:
             raise ValueError("the head of the request is too large")
         if self._in_head:
-            super().on_header(name, value)
             self._spelled.append((name, value))
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if len(self.pipeline) >= PIPELINE_MAX:
             raise ValueError("too many requests at a time")
-        super().on_headers_complete()
+        self._target = httptools.parse_url(self.url)
+        self._gathered = []
+        if (
+            self._is_busy()
+            or self.flow.write_paused
+            or self.expect_100_continue
+            or self.parser.should_upgrade()
+            or self.parser.get_http_version() != "1.1"
+        ):
+            self._begin_cycle()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self._gathered is None:
+            super().on_body(body)
+        else:
+            self._gathered.append(body)
 
     def on_message_complete(self) -> None:
         self._in_message = False
-        super().on_message_complete()
+        if self._gathered is None:
+            super().on_message_complete()
+            return
+        url, method = self._target, self.parser.get_method().decode("ascii")
+        exchange = self._running = _Exchange(method, self.parser.should_keep_alive())
+        head = Head(method, url.path, url.query or b"", self.headers, self._spelled)
+        body, self._gathered = b"".join(self._gathered), None
+        exchange.task = self.loop.create_task(self.app.answer_whole(self, head, body))
+
+    def _begin_cycle(self) -> None:
+        """As uvicorn does it, for a request of which the head is known, and perhaps more."""
+        url, headers, body = self.url, self.headers, self._gathered
+        expects, self._gathered = self.expect_100_continue, None
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # the scope has the same list
+        self.scope["spelled"] = self._spelled  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        for each in body or ():
+            super().on_body(each)
+
+    def cycle_of(self, scope: Any) -> RequestResponseCycle:
+        """Of the request that is running; made now if it came whole."""
+        running = self._running
+        assert running is not None
+        if not isinstance(running, _Exchange):
+            return running
+        made = self._running = RequestResponseCycle(
+            scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
+            self.server_state.default_headers, asyncio.Event(), False, running.keep_alive,
+            self.on_response_complete,
+        )  # fmt: skip
+        made.more_body = False
+        made.disconnected = running.disconnected
+        return made
 
     def send_400_response(self, msg: str) -> None:
         """What came before is answered first."""
@@ -227,7 +320,7 @@ class HttpPeer(HttpToolsProtocol):
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
             head += [name, b": ", value, b"\r\n"]
-        peer = self._connection.peer = WebSocketPeer(route, self._connection)
+        peer = self.connection.peer = WebSocketPeer(route, self.connection)
         self.transport.set_protocol(peer)
         peer.begin(self.transport, b"".join((*head, b"\r\n")))
 
@@ -235,8 +328,25 @@ class HttpPeer(HttpToolsProtocol):
         """It is answered as any request."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._is_busy():
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, app))
+            return
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def shutdown(self) -> None:
+        if not self._is_busy():
+            self.transport.close()
+            return
+        last = self.pipeline[0][0] if self.pipeline else self._running
+        assert last is not None
+        last.keep_alive = False
+
+    def cut_off(self) -> None:
+        """Where an answer cannot be given, or not to its end."""
+        if self._is_busy():
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """In the place of uvicorn's, whose limit on idle connections is here `_set_deadline`."""
@@ -251,12 +361,12 @@ class HttpPeer(HttpToolsProtocol):
                 self._start_asgi_task(*self.pipeline.pop())
             self._set_deadline()
 
-    async def answer(self, status: int, headers: list[Header], body: bytes) -> None:
+    async def answer(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """A whole answer to the request that is running, in one write; else as uvicorn does it."""
+        if self.flow.write_paused:
+            await self.flow.drain()
         cycle = self._running
         assert cycle is not None
-        if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()
         if cycle.disconnected:
             return
         content = [STATUS_LINE[status]]
@@ -267,15 +377,18 @@ class HttpPeer(HttpToolsProtocol):
         elif not cycle.keep_alive:
             content.append(b"connection: close\r\n")
         content.append(b"\r\n")
-        if cycle.scope["method"] != "HEAD":
+        method = cycle.method if isinstance(cycle, _Exchange) else cycle.scope["method"]
+        if method != "HEAD":
             content.append(body)
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
+        cycle.response_complete = True
         self.transport.write(b"".join(content))
-        cycle.message_event.set()
+        if isinstance(cycle, RequestResponseCycle):
+            cycle.response_started = True
+            cycle.waiting_for_100_continue = False
+            cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
-        cycle.on_response()
+        self.on_response_complete()
 
     async def send_file(self, piece: FileRange) -> None:
         """As one chunk of the answer that is running, by the kernel: it may be large.
