@@ -1,5 +1,6 @@
 """Addresses of nodes: queues, topics, subscriptions, dead letters, and what manages them."""
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -47,6 +48,7 @@ def parse(text: str) -> Address:
     return at(path_of(text))
 
 
+@lru_cache(1_000)
 def at(path: str) -> Address:
     """Of a path that is decoded already. Raises ValueError."""
     if path.casefold() == CBS:

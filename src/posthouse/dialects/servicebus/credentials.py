@@ -35,7 +35,7 @@ class Credentials:
         self._broker = broker
         self.guard = guard
         self.settings = settings
-        self._known: dict[tuple[sas.Token, str, str], Principal] = {}
+        self._known: dict[sas.Token, Principal] = {}  # by keys of the namespace
 
     @property
     def engine(self) -> Engine:
@@ -74,11 +74,11 @@ class Credentials:
         It is always asked for both; a token that was found to be good is remembered until some
         account changes. Raises Unauthenticated.
         """
-        namespace = self.namespace(host, Principal(token.key_name))
-        by_entity = self._entity_key(namespace, token.key_name, path)
-        known = self._known.get((token, namespace, by_entity))
+        known = self._known.get(token)
         if known is not None:
             return known
+        namespace = self.namespace(host, Principal(token.key_name))
+        by_entity = self._entity_key(namespace, token.key_name, path)
         found: list[Principal] = []
         for name in (token.key_name, by_entity):
             try:
@@ -92,8 +92,9 @@ class Credentials:
             watchers.append(self._forget)
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        if found[0].name == token.key_name:  # keys of entities are looked at each time
-            self._known[token, namespace, by_entity] = found[0]
+        if found[0].name == token.key_name and "@" not in token.key_name:
+            # Keys of entities are looked at each time.
+            self._known[token] = found[0]
         return found[0]
 
     def _forget(self) -> None:

@@ -13,13 +13,13 @@ import json
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -55,6 +55,7 @@ from posthouse.core.message import (
     timestamp,
 )
 from posthouse.dialects.servicebus.address import at, queue_of, told_name
+from posthouse.dialects.servicebus.guids import guid, new_number, number_of
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
 from posthouse.dialects.servicebus.web import (
@@ -65,7 +66,7 @@ from posthouse.dialects.servicebus.web import (
     Route,
     Wrong,
     by_method,
-    path_in,
+    names_in,
 )
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
@@ -119,19 +120,54 @@ def _kind_of(words: list[str]) -> str | None:
             return None
 
 
-def _queue(call: Call, parts: list[str]) -> str:
+def _queue(call: Call, names: list[str]) -> str:
     """The core's name for what is at a path: the one that the token was looked at for.
 
     Raises Wrong.
     """
     try:
-        address = at("/".join(path_in(parts)))
+        address = at("/".join(names))
     except ValueError as error:
         raise Wrong(400, f"SubCode=40000. The path cannot be read: {error}.") from None
     return queue_of(call.exact(address.entity), address)
 
 
 # Sending.
+
+Text: TypeAlias = str | int | None
+Id: TypeAlias = Annotated[str, msgspec.Meta(max_length=ID_CHARS_MAX)] | int | None
+
+
+class Said(msgspec.Struct, rename="pascal"):
+    """BrokerProperties of what is sent."""
+
+    message_id: Id = None
+    session_id: Id = None
+    partition_key: Id = None
+    correlation_id: Id = None
+    reply_to_session_id: Id = None
+    label: Text = None
+    subject: Text = None
+    to: Text = None
+    reply_to: Text = None
+    content_type: Text = None
+    time_to_live: Any = None
+    time_to_live_time_span: Any = None
+    scheduled_enqueue_time_utc: Any = None
+
+
+class OfBatch(msgspec.Struct, rename="pascal"):
+    """One message of several."""
+
+    body: str = ""
+    broker_properties: Said = msgspec.field(default_factory=Said)
+    user_properties: dict[str, str | int | float | bool | None] = {}  # a part of Properties
+    is_body_base64: Any = False
+    content_type: Text = None
+
+
+_decode_said = msgspec.json.Decoder(Said).decode
+_decode_batch = msgspec.json.Decoder(list[OfBatch]).decode
 
 
 async def _send(call: Call) -> Answer:
@@ -156,6 +192,8 @@ async def _send(call: Call) -> Answer:
 
 def _own(request: Request) -> Iterable[tuple[str, str]]:
     """The headers that are properties, as they were spelled."""
+    if request.headers.keys() <= _STANDARD:
+        return
     for name, value in request.spelled:
         if name.lower() not in _STANDARD and not name.lower().startswith((b"sec-", b":")):
             yield name.decode("latin-1"), value.decode("utf-8", "replace")
@@ -200,76 +238,59 @@ def _date_ms(text: str) -> int | None:
 
 def _batch(body: bytes) -> list[NewMessage]:
     try:
-        given = msgspec.json.decode(body)
+        given = _decode_batch(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(400, f"SubCode=40000. The messages are not JSON: {error}.") from None
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise Wrong(400, "SubCode=40000. The messages must be a JSON array of objects.")
+        raise Wrong(400, "SubCode=40000. The messages must be a JSON array of objects like"
+                    ' {"Body": "...", "BrokerProperties": {...}, "UserProperties": {...}}:'
+                    f" {error}.") from None  # fmt: skip
     if not 0 < len(given) <= BATCH_MAX:
         raise Wrong(400, f"SubCode=40000. A batch has from 1 to {BATCH_MAX} messages.")
     return [_of_batch(each) for each in given]
 
 
-def _of_batch(given: dict[str, Any]) -> NewMessage:
-    said, own = given.get("BrokerProperties", {}), given.get("UserProperties", {})
-    content = given.get("Body", "")
-    if not isinstance(said, dict) or not isinstance(own, dict) or not isinstance(content, str):
-        raise Wrong(400, "SubCode=40000. Body must be a text, BrokerProperties and UserProperties"
-                    " must be objects.")  # fmt: skip
-    if given.get("IsBodyBase64") is True:
+def _of_batch(given: OfBatch) -> NewMessage:
+    if given.is_body_base64 is True:
         try:
-            body = b64decode(content, validate=True)
+            body = b64decode(given.body, validate=True)
         except (Base64Error, ValueError):
             raise Wrong(400, "SubCode=40000. A body is not base64.") from None
     else:
-        body = content.encode()
-    if any(isinstance(each, dict | list) for each in own.values()):
-        raise Wrong(400, "SubCode=40000. A property must be a single value.")
+        body = given.body.encode()
+    own: Properties = {**given.user_properties}
     check_properties(own)
-    kind = said.pop("ContentType", None) or given.get("ContentType") or ""
-    return new_message(body, said, own, str(kind)[:256])
+    said = given.broker_properties
+    return new_message(body, said, own, str(said.content_type or given.content_type or "")[:256])
 
 
-def _broker_properties(given: bytes) -> dict[str, Any]:
+def _broker_properties(given: bytes) -> Said:
     try:
-        said = msgspec.json.decode(given)
+        return _decode_said(given)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(400, f"SubCode=40000. BrokerProperties is not JSON: {error}.") from None
-    if not isinstance(said, dict):
-        raise Wrong(400, "SubCode=40000. BrokerProperties must be a JSON object.")
-    return said
+        raise Wrong(400, f"SubCode=40000. BrokerProperties cannot be read: {error}.") from None
 
 
-def new_message(
-    body: bytes, said: Mapping[str, Any], own: Properties, content_type: str
-) -> NewMessage:
-    """From BrokerProperties. Raises InvalidArgument."""
-
-    def text(name: str) -> str:
-        value = said.get(name)
-        if value is not None and not isinstance(value, str | int):
-            raise InvalidArgument(name, "must be a text")
-        found = "" if value is None else str(value)
-        if len(found) > ID_CHARS_MAX and name not in ("To", "ReplyTo", "Label"):
-            raise InvalidArgument(name, f"must be at most {ID_CHARS_MAX} characters")
-        return found
-
-    session, partition = text("SessionId") or None, text("PartitionKey") or None
+def new_message(body: bytes, said: Said, own: Properties, content_type: str) -> NewMessage:
+    """Raises InvalidArgument."""
+    session, partition = _text(said.session_id) or None, _text(said.partition_key) or None
     if session is not None and partition is not None and session != partition:
         raise InvalidArgument("PartitionKey", "must be the session id where a message has both")
     envelope = Envelope(
-        text("MessageId") or uuid4().hex, content_type, text("Label") or text("Subject"),
-        text("CorrelationId"), session, partition, text("To"), text("ReplyTo"),
-        text("ReplyToSessionId"), "", own,
+        _text(said.message_id) or f"{new_number():032x}", content_type,
+        _text(said.label) or _text(said.subject), _text(said.correlation_id), session, partition,
+        _text(said.to), _text(said.reply_to), _text(said.reply_to_session_id), "", own,
     )  # fmt: skip
     return NewMessage(
         encode_envelope(envelope), body, None, session or partition, ttl_ms=_life_ms(said),
-        due_ms=_due_ms(said.get("ScheduledEnqueueTimeUtc")),
+        due_ms=_due_ms(said.scheduled_enqueue_time_utc),
     )  # fmt: skip
 
 
-def _life_ms(said: Mapping[str, Any]) -> int | None:
-    seconds, span = said.get("TimeToLive"), said.get("TimeToLiveTimeSpan")
+def _text(value: str | int | None) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _life_ms(said: Said) -> int | None:
+    seconds, span = said.time_to_live, said.time_to_live_time_span
     if seconds is None and isinstance(span, str):
         found = re.fullmatch(r"(?:(\d{1,8})\.)?(\d{1,2}):(\d{2}):(\d{2}(?:\.\d{1,7})?)", span)
         if found is None:
@@ -307,11 +328,9 @@ async def _peek_lock(call: Call) -> Answer:
     delivery = await _receive(call, delete=False)
     if delivery is None:
         return Answer(b"", 204)
-    path = "/".join(quote(part) for part in call.path[:-1])
-    lock = UUID(int=delivery.token)
-    place = f"{call.url}/{path}/{delivery.message.sequence}/{lock}"
-    answer = told(delivery)
-    return answer._replace(status=201, headers=(*answer.headers, (b"location", place.encode())))
+    path = b"/".join([part for part in call.request.parts if part][:-1]).decode("latin-1")
+    place = f"{call.url}/{path}/{delivery.message.sequence}/{guid(delivery.token)}"
+    return told(delivery, 201, (b"location", place.encode("latin-1")))
 
 
 async def _take(call: Call) -> Answer:
@@ -342,7 +361,7 @@ async def receive_one(call: Call, queue: str, wait_ms: int, *, delete: bool) -> 
     return answer.deliveries[0] if answer.deliveries else None
 
 
-def told(delivery: Delivery) -> Answer:
+def told(delivery: Delivery, status: int = 200, *more: Header) -> Answer:
     """A message as an answer."""
     message, note = delivery.message, delivery.note
     envelope = envelope_of(message, note)
@@ -359,7 +378,7 @@ def told(delivery: Delivery) -> Answer:
     for name, value in own.items():
         if name:
             headers.append((_header(name), _value_out(value)))
-    return Answer(body_of(envelope, message), 200, tuple(headers))
+    return Answer(body_of(envelope, message), status, (*headers, *more))
 
 
 def _as_header(said: dict[str, Any]) -> bytes:
@@ -458,7 +477,7 @@ def broker_properties(
     if delivery is not None:
         said["DeliveryCount"] = delivery.count
         if delivery.token:
-            said["LockToken"] = str(UUID(int=delivery.token))
+            said["LockToken"] = guid(delivery.token)
             said["LockedUntilUtc"] = date(delivery.until_ms)
     return said
 
@@ -499,10 +518,7 @@ def _value_out(value: Value) -> bytes:
 def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
     """The token of a lock on the message of that id or sequence number. Raises Wrong."""
     call.check("listen", queue)
-    try:
-        token = UUID(lock).int
-    except ValueError:
-        token = 0
+    token = number_of(lock)
     state = call.engine.namespaces.states.get(call.namespace)
     held = None if state is None else state.locks.get(token)
     if held is None or held.queue.name != queue:
@@ -514,7 +530,7 @@ def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
 
 async def _settle(call: Call, make: type[Settle]) -> Answer:
     *entity, _, id, lock = call.parts
-    queue = _queue(call, entity)
+    queue = _queue(call, names_in(entity))
     answer = await call.ask(make(queue, [lock_in(call, queue, id, lock)]))
     assert isinstance(answer, Settled)
     return Answer()

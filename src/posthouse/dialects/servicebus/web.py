@@ -7,6 +7,7 @@ it is known by the shared access signature in its head, which must be for the pa
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -34,7 +35,7 @@ class Request(Protocol):
     """As the HTTP side has it."""
 
     method: str
-    parts: list[bytes]  # of the path, still encoded
+    parts: list[bytes]  # of the path, still encoded, without the slash it begins with
     headers: dict[bytes, bytes]
     query: dict[str, str]
 
@@ -73,13 +74,13 @@ class Call:
     """One request, of which it is known who asks and in which namespace."""
 
     def __init__(
-        self, credentials: Credentials, request: Request, parts: list[str], principal: Principal
+        self, credentials: Credentials, request: Request, path: "Path", principal: Principal
     ) -> None:
         self.credentials = credentials
         self.engine = credentials.engine
         self.request = request
-        self.parts = parts  # of the path, as they were separated
-        self.path = path_in(parts)
+        self.parts = path.parts
+        self.path = path.names
         self.principal = principal
         self.namespace = credentials.namespace(host_of(request), principal)
 
@@ -132,18 +133,31 @@ def by_method(routes: dict[str, Route], method: str) -> Route:
     return route
 
 
-def parts_of(request: Request) -> list[str]:
-    """Of the path, decoded; a part may have slashes in it. Raises Wrong."""
-    if sum(map(len, request.parts)) > PATH_CHARS_MAX:
+class Path(NamedTuple):
+    """Of a request, decoded."""
+
+    parts: list[str]  # as they were separated: a part may have slashes in it
+    names: list[str]  # so that a/b and a%2Fb are the same
+    folded: tuple[str, ...]  # for comparing with what a token is for
+
+
+def path_of(request: Request) -> Path:
+    """Raises Wrong."""
+    raw = b"/".join(request.parts)
+    if len(raw) > PATH_CHARS_MAX:
         raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
     try:
-        return [unquote_to_bytes(part).decode() for part in request.parts if part]
+        if b"%" not in raw:
+            names = [part for part in raw.decode().split("/") if part]
+            return Path(names, names, tuple(map(str.casefold, names)))
+        parts = [unquote_to_bytes(part).decode() for part in request.parts if part]
     except UnicodeDecodeError:
         raise Wrong(400, "The path must be UTF-8.") from None
+    names = names_in(parts)
+    return Path(parts, names, folded("/".join(names)))
 
 
-def path_in(parts: list[str]) -> list[str]:
-    """So that a/b and a%2Fb are the same."""
+def names_in(parts: list[str]) -> list[str]:
     return [part for part in "/".join(parts).split("/") if part]
 
 
@@ -151,13 +165,13 @@ def host_of(request: Request) -> str:
     return request.headers.get(b"host", b"").decode("latin-1")
 
 
-def principal_of(credentials: Credentials, request: Request, path: list[str]) -> Principal:
+def principal_of(credentials: Credentials, request: Request, path: Path) -> Principal:
     """Whoever has signed the token. Whatever is wrong with it, the answer is the same.
 
     Raises Unauthenticated.
     """
     given = request.headers.get(b"authorization", b"").decode("latin-1")
-    host, where = host_of(request), folded("/".join(path))
+    host, where = host_of(request), path.folded
     try:
         token = sas.parse(given.removeprefix("Bearer "))  # one of the clients says so
     except ValueError:
@@ -212,6 +226,19 @@ def error(wrong: Wrong) -> Answer:
     return Answer(body.encode(), status, headers)
 
 
+def _find(call: Call) -> Route:
+    of_messages, of_entities = _finders()
+    return of_messages(call) or of_entities(call)
+
+
+@cache
+def _finders() -> tuple[Callable[[Call], Route | None], Callable[[Call], Route]]:
+    """They are not imported before they are first used."""
+    from posthouse.dialects.servicebus import admin, rest
+
+    return rest.find, admin.find
+
+
 class Web:
     """Answers what is for Service Bus."""
 
@@ -219,17 +246,14 @@ class Web:
         self._credentials = credentials
 
     async def answer(self, request: Request) -> Answer:
-        from posthouse.dialects.servicebus import admin, rest  # not before it is first used
-
         try:
-            parts = parts_of(request)
-            principal = principal_of(self._credentials, request, path_in(parts))
+            path = path_of(request)
+            principal = principal_of(self._credentials, request, path)
             throttle: Throttle = self._credentials.engine.throttle
             if throttle.is_on:
                 throttle.check_address(request.address)
-            call = Call(self._credentials, request, parts, principal)
-            route = rest.find(call) or admin.find(call)
-            return await route(call)
+            call = Call(self._credentials, request, path, principal)
+            return await _find(call)(call)
         except Wrong as wrong:
             return error(wrong)
         except Refused as refused:

@@ -1,8 +1,6 @@
 """One request to LocalZure's API: who asks, where, and what is counted of it."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.broker.access import Principal
@@ -134,16 +132,13 @@ class Call:
 
     # Figures.
 
-    def count(self, what: str, number: int) -> None:
-        if what and number:
-            self.figures.count(what, *self._labels(), number)
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        yield
-        if what:
-            self.figures.took(what, *self._labels(), time.perf_counter() - begun)
+    def did(self, what: str, number: int, how: str = "", begun: float = 0) -> None:
+        """So many were sent, received, completed; and how long that took, where it is told."""
+        labels = self._labels()
+        if number:
+            self.figures.count(what, *labels, number)
+        if how:
+            self.figures.took(how, *labels, time.perf_counter() - begun)
 
     def ask_filters(self, message: NewMessage) -> None:
         """Once more than the core does, to see how long it takes."""

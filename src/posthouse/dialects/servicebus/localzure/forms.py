@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
-from uuid import UUID, uuid4
 
 import msgspec
 
 from posthouse.core.commands import Delivery, Seen
 from posthouse.core.message import Envelope, Message, NewMessage, Note, Value, encode_envelope
+from posthouse.dialects.servicebus.guids import guid, new_number
 from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import body_of, envelope_of
 from posthouse.dialects.servicebus.times import moment, moment_ms
@@ -73,6 +74,8 @@ def read(kind: type[Form], body: bytes, *, optional: bool = False) -> Form:
     """Raises Unprocessable."""
     if optional and not body.strip():
         body = b"{}"
+    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return msgspec.json.decode(body, type=kind)  # as the names are spelled here
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -122,7 +125,7 @@ def new_message(form: SendForm, most_bytes: int, name: str) -> NewMessage:
                 "scheduled_enqueue_time_utc", "scheduled_enqueue_time_utc must be an ISO 8601 time"
             ) from None
     envelope = Envelope(
-        form.message_id or str(uuid4()), form.content_type or "", form.label or "",
+        form.message_id or guid(new_number()), form.content_type or "", form.label or "",
         form.correlation_id or "", form.session_id, None, form.to or "", form.reply_to or "", "",
         "", dict(own),
     )  # fmt: skip
@@ -152,27 +155,47 @@ def _check_own(own: Mapping[str, Value]) -> None:
 # Out.
 
 
-def _told(message: Message, note: Note | None) -> dict[str, Any]:
+class Told(msgspec.Struct, rename="pascal"):
+    """A message, with all that there is to be said of one."""
+
+    message_id: str
+    session_id: str | None
+    correlation_id: str | None
+    content_type: str | None
+    label: str | None
+    to: str | None
+    reply_to: str | None
+    time_to_live: float | int | None
+    scheduled_enqueue_time_utc: str | None
+    user_properties: dict[str, Any]
+    body: str
+    enqueued_time_utc: str
+    sequence_number: int | None
+    delivery_count: int = 0
+    lock_token: str | None = None
+    locked_until_utc: str | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None
+    is_locked: bool = False
+    is_dead_lettered: bool = False
+
+
+def _told(message: Message, note: Note | None, dead: bool) -> Told:
     envelope = envelope_of(message, note)
     life_ms = message.expires_ms - message.enqueued_ms if message.expires_ms else None
     if note is not None and note.ttl_ms is not None:
         life_ms = note.ttl_ms
-    own = {name: _plain(value) for name, value in envelope.properties.items()}
-    is_dead = note is not None and note.reason is not None
-    return {
-        "MessageId": envelope.id, "SessionId": envelope.session_id,
-        "CorrelationId": envelope.correlation_id or None,
-        "ContentType": envelope.content_type or None, "Label": envelope.subject or None,
-        "To": envelope.to or None, "ReplyTo": envelope.reply_to or None,
-        "TimeToLive": None if life_ms is None else _seconds(life_ms),
-        "ScheduledEnqueueTimeUtc": None, "UserProperties": own,
-        "Body": body_of(envelope, message).decode(errors="replace"),
-        "EnqueuedTimeUtc": moment(message.enqueued_ms), "SequenceNumber": message.sequence,
-        "DeliveryCount": message.count, "LockToken": None, "LockedUntilUtc": None,
-        "DeadLetterReason": None if note is None else note.reason,
-        "DeadLetterDescription": None if note is None else note.description, "IsLocked": False,
-        "IsDeadLettered": is_dead,
-    }  # fmt: skip
+    told = Told(
+        envelope.id, envelope.session_id, envelope.correlation_id or None,
+        envelope.content_type or None, envelope.subject or None, envelope.to or None,
+        envelope.reply_to or None, None if life_ms is None else _seconds(life_ms), None,
+        {name: _plain(value) for name, value in envelope.properties.items()},
+        body_of(envelope, message).decode(errors="replace"), moment(message.enqueued_ms),
+        message.sequence, message.count, is_dead_lettered=dead,
+    )  # fmt: skip
+    if note is not None:
+        told.dead_letter_reason, told.dead_letter_description = note.reason, note.description
+    return told
 
 
 def _seconds(ms: int) -> float | int:
@@ -183,35 +206,26 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def delivered(delivery: Delivery, *, dead: bool = False) -> dict[str, Any]:
-    found = _told(delivery.message, delivery.note)
-    found["DeliveryCount"] = delivery.count
-    found["IsDeadLettered"] = dead
+def delivered(delivery: Delivery, *, dead: bool = False) -> Told:
+    told = _told(delivery.message, delivery.note, dead)
+    told.delivery_count = delivery.count
     if delivery.token:
-        found |= {"LockToken": str(UUID(int=delivery.token)), "IsLocked": True,
-                  "LockedUntilUtc": moment(delivery.until_ms)}  # fmt: skip
-    return found
+        told.lock_token, told.is_locked = guid(delivery.token), True
+        told.locked_until_utc = moment(delivery.until_ms)
+    return told
 
 
-def seen(peeked: Seen, *, dead: bool = False) -> dict[str, Any]:
-    found = _told(peeked.message, peeked.note)
-    found["IsDeadLettered"] = dead
+def seen(peeked: Seen, *, dead: bool = False) -> Told:
+    told = _told(peeked.message, peeked.note, dead)
     if peeked.state == "scheduled":
-        found["ScheduledEnqueueTimeUtc"] = moment(peeked.message.enqueued_ms)
-    return found
+        told.scheduled_enqueue_time_utc = moment(peeked.message.enqueued_ms)
+    return told
 
 
-def sent(
-    form: SendForm, new: NewMessage, now_ms: int, sequence: int | None, id: str
-) -> dict[str, Any]:
+def sent(form: SendForm, new: NewMessage, now_ms: int, sequence: int | None, id: str) -> Told:
     """A message as whoever sent it is told of it."""
-    due = moment(new.due_ms) if new.due_ms > now_ms else None
-    return {
-        "MessageId": id, "SessionId": form.session_id, "CorrelationId": form.correlation_id,
-        "ContentType": form.content_type, "Label": form.label, "To": form.to,
-        "ReplyTo": form.reply_to, "TimeToLive": form.time_to_live, "ScheduledEnqueueTimeUtc": due,
-        "UserProperties": form.user_properties or {}, "Body": form.body,
-        "EnqueuedTimeUtc": moment(now_ms), "SequenceNumber": sequence, "DeliveryCount": 0,
-        "LockToken": None, "LockedUntilUtc": None, "DeadLetterReason": None,
-        "DeadLetterDescription": None, "IsLocked": False, "IsDeadLettered": False,
-    }  # fmt: skip
+    return Told(
+        id, form.session_id, form.correlation_id, form.content_type, form.label, form.to,
+        form.reply_to, form.time_to_live, moment(new.due_ms) if new.due_ms > now_ms else None,
+        dict(form.user_properties or {}), form.body, moment(now_ms), sequence,
+    )  # fmt: skip

@@ -1,7 +1,6 @@
 """Messages: send, receive, settle; sessions and transactions."""
 
-from typing import Any
-from uuid import UUID
+import time
 
 import msgspec
 
@@ -38,6 +37,7 @@ from posthouse.core.commands import (
     Work,
 )
 from posthouse.core.message import NewMessage, message_id
+from posthouse.dialects.servicebus.guids import guid, number_of
 from posthouse.dialects.servicebus.localzure import forms
 from posthouse.dialects.servicebus.localzure.call import Call
 from posthouse.dialects.servicebus.localzure.errors import JSON, Failed, Unprocessable
@@ -91,10 +91,10 @@ async def _send(call: Call, messages: list[NewMessage]) -> list[int | None]:
     if transaction is not None:
         await call.ask(Work(transaction, command))
         return [None] * len(messages)
-    with call.timed("send"):
-        answer = await call.ask(command)
+    begun = time.perf_counter()
+    answer = await call.ask(command)
     assert isinstance(answer, Enqueued)
-    call.count("sent", len(messages))
+    call.did("sent", len(messages), "send", begun)
     return list(answer.sequences)
 
 
@@ -139,7 +139,7 @@ async def receive(call: Call) -> Answer:
     return as_json(_all(call, found))
 
 
-def _all(call: Call, deliveries: list[Delivery]) -> list[dict[str, Any]]:
+def _all(call: Call, deliveries: list[Delivery]) -> list[forms.Told]:
     return [forms.delivered(each, dead=call.place.dead) for each in deliveries]
 
 
@@ -151,15 +151,15 @@ async def _receive(
     command = Receive(
         call.queue, engine.new_receiver(), count, deadline_ms, delete, session=session
     )
-    with call.timed("receive"):
-        if wait_ms:
-            answer = await until_gone(
-                engine, call.principal, call.namespace, command, wait_ms, call.request.gone
-            )
-        else:
-            answer = await call.ask(command)
+    begun = time.perf_counter()
+    if wait_ms:
+        answer = await until_gone(
+            engine, call.principal, call.namespace, command, wait_ms, call.request.gone
+        )
+    else:
+        answer = await call.ask(command)
     assert isinstance(answer, Received)
-    call.count("received", len(answer.deliveries))
+    call.did("received", len(answer.deliveries), "receive", begun)
     return answer.deliveries
 
 
@@ -228,37 +228,40 @@ async def _settle(
     call: Call, how: str, lock: str, id: str | None, reason: str | None, description: str | None
 ) -> Answer:
     token, session = _lock(call, lock, id)
-    commands: dict[str, Settle] = {
-        "complete": Complete(call.queue, [token], False, session),
-        "abandon": Abandon(call.queue, [token], False, session),
-        "defer": Defer(call.queue, [token], False, session),
-        "renew": Renew(call.queue, [token], False, session),
-        "deadletter": DeadLetter(
-            call.queue, [token], False, session, reason or "ProcessingError", description
-        ),
-    }
-    kind = {"dead-letter": "deadletter", "renewlock": "renew"}.get(how, how)
-    command, transaction = commands[kind], transaction_in(call)
-    with call.timed("complete" if kind == "complete" else ""):
-        answer = await call.ask(
-            command if transaction is None else Work(transaction, command)  # type: ignore[arg-type]
-        )
-    call.count(_COUNTED.get(kind, ""), 1)
-    if kind == "renew" and isinstance(answer, Settled):
+    queue, locks = call.queue, [token]
+    command: Settle
+    match how:
+        case "complete":
+            command = Complete(queue, locks, False, session)
+        case "abandon":
+            command = Abandon(queue, locks, False, session)
+        case "defer":
+            command = Defer(queue, locks, False, session)
+        case "renew" | "renewlock":
+            command = Renew(queue, locks, False, session)
+        case _:
+            reason = reason or "ProcessingError"
+            command = DeadLetter(queue, locks, False, session, reason, description)
+    transaction, begun = transaction_in(call), time.perf_counter()
+    answer = await call.ask(
+        command if transaction is None else Work(transaction, command)  # type: ignore[arg-type]
+    )
+    if isinstance(command, Renew):
+        assert isinstance(answer, Settled)
         return as_json({"LockedUntilUtc": moment(answer.until_ms[0])})
+    counted = _COUNTED.get(type(command))
+    if counted is not None:
+        call.did(counted, 1, "complete" if type(command) is Complete else "", begun)
     return Answer()
 
 
-_COUNTED = {"complete": "completed", "abandon": "abandoned", "deadletter": "deadlettered"}
+_COUNTED = {Complete: "completed", Abandon: "abandoned", DeadLetter: "deadlettered"}
 
 
 def _lock(call: Call, lock: str, id: str | None) -> tuple[int, int]:
     """The tokens of a lock and of its session. Raises Failed or Refused."""
     call.check_there()
-    try:
-        token = UUID(lock).int
-    except ValueError:
-        token = 0
+    token = number_of(lock)
     held = call.state.locks.get(token)
     if held is None or held.queue.name != call.queue:
         raise Failed(
@@ -296,7 +299,7 @@ async def accept(call: Call) -> Answer:
         )  # fmt: skip
     call.hold(granted.session, granted.token)
     return as_json({
-        "SessionId": granted.session, "SessionLockToken": str(UUID(int=granted.token)),
+        "SessionId": granted.session, "SessionLockToken": guid(granted.token),
         "LockedUntilUtc": moment(granted.until_ms),
     })  # fmt: skip
 
@@ -341,10 +344,9 @@ def transaction_in(call: Call) -> int | None:
 
 def _transaction(call: Call, text: str) -> int:
     """Its number; where it is another's, one that there is not. Raises Failed."""
-    try:
-        number = UUID(text).int
-    except ValueError:
-        raise Failed(404, "TransactionNotFound", "There is no such transaction.") from None
+    number = number_of(text)
+    if not number:
+        raise Failed(404, "TransactionNotFound", "There is no such transaction.")
     return call.engine.owned(call.principal, number)
 
 
@@ -355,7 +357,7 @@ async def begin(call: Call) -> Answer:
     begun = await call.ask(Begin(round(form.timeout_seconds * 1000)))
     assert isinstance(begun, Begun)
     call.engine.note_owner(call.principal, begun.transaction)
-    return as_json({"TransactionId": str(UUID(int=begun.transaction)),
+    return as_json({"TransactionId": guid(begun.transaction),
                     "ExpiresAtUtc": moment(begun.until_ms)}, 201)  # fmt: skip
 
 

@@ -24,11 +24,12 @@ from posthouse.dialects.servicebus.localzure.errors import (
 )
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of, space_of
-from posthouse.dialects.servicebus.web import Answer, Request, Wrong, parts_of, principal_of
+from posthouse.dialects.servicebus.web import Answer, Path, Request, Wrong, path_of, principal_of
 
 CORRELATION_CHARS_MAX = 128
 _STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id
 SESSIONS_MAX = 100_000  # that are remembered as held
+_OPEN = ("health", "docs", "metrics")  # what is told of the service itself
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 Key = tuple[str, str, str, Principal]  # namespace, queue, session, who holds it
@@ -68,40 +69,30 @@ class Service:
 
     async def answer(self, request: Request) -> Answer:
         correlation = _correlation(request)
-        operation = "request"
+        parts: list[str] = []
         try:
-            parts = parts_of(request)[1:]
-            operation = _operation(request.method, parts)
-            answer = await self._answer(request, parts)
+            path = path_of(request)
+            parts = path.parts[1:]
+            answer = await self._answer(request, path, parts)
         except Unprocessable as wrong:
             answer = told_unprocessable(wrong)
-            self.figures.failed(operation, "ValidationError")
+            self.figures.failed(_operation(request.method, parts), "ValidationError")
         except Failed as failed:
+            operation = _operation(request.method, parts)
             failed.details.setdefault("operation", operation)
             self.figures.failed(operation, failed.code)
             answer = told(failed, correlation)
         except Wrong as wrong:
-            self.figures.failed(operation, "InvalidOperation")
+            self.figures.failed("request", "InvalidOperation")
             answer = told(Failed(wrong.status, "InvalidOperation", wrong.detail), correlation)
-        headers = [each for each in answer.headers if each[0] != b"x-correlation-id"]
-        return answer._replace(headers=(*headers, (b"x-correlation-id", correlation.encode())))
+        body, status, headers = answer
+        return Answer(body, status, (*headers, (b"x-correlation-id", correlation.encode())))
 
-    async def _answer(self, request: Request, parts: list[str]) -> Answer:
+    async def _answer(self, request: Request, path: Path, parts: list[str]) -> Answer:
         """Raises Failed, Unprocessable or Wrong."""
-        match [request.method, *parts]:
-            case ["GET", "health", "live"]:
-                return Answer(b"Alive", 200, (_TEXT,))
-            case ["GET", "health", "ready"]:
-                return await self._ready()
-            case ["GET", "health"]:
-                return await self._health(request, parts)
-            case ["GET", "docs", *rest]:
-                return documents.answer(rest)
-            case ["GET", "metrics"]:
-                return self._metrics(self._principal(request, parts))
-            case _:
-                pass
-        principal = self._principal(request, parts)
+        if request.method == "GET" and parts[:1] and parts[0] in _OPEN:
+            return await self._tell(request, path, parts)
+        principal = self._principal(request, path)
         if self.engine.throttle.is_on:
             try:
                 self.engine.throttle.check_address(request.address)
@@ -121,13 +112,29 @@ class Service:
             known = {"entity_type": whole.kind, "entity_name": whole.name}
             raise failed_by(refused, **known) from None
 
-    def _principal(self, request: Request, parts: list[str]) -> Principal:
+    async def _tell(self, request: Request, path: Path, parts: list[str]) -> Answer:
+        """Of the service itself. Raises Failed."""
+        match parts:
+            case ["health", "live"]:
+                return Answer(b"Alive", 200, (_TEXT,))
+            case ["health", "ready"]:
+                return await self._ready()
+            case ["health"]:
+                return await self._health(request, path)
+            case ["docs", *rest]:
+                return documents.answer(rest)
+            case ["metrics"]:
+                return self._metrics(self._principal(request, path))
+            case _:
+                raise _nothing_here()
+
+    def _principal(self, request: Request, path: Path) -> Principal:
         """LocalZure asks for no credentials; that is as good as --dev. Raises Failed."""
         given = request.headers.get(b"authorization")
         if self._credentials.settings.dev and request.scheme == "http" and given is None:
             return ANYBODY
         try:
-            return principal_of(self._credentials, request, ["servicebus", *parts])
+            return principal_of(self._credentials, request, path)
         except Refused as refused:
             raise failed_by(refused) from None
 
@@ -140,12 +147,12 @@ class Service:
             raise failed_by(refused) from None
         return Answer(b"Ready", 200, (_TEXT,))
 
-    async def _health(self, request: Request, parts: list[str]) -> Answer:
+    async def _health(self, request: Request, path: Path) -> Answer:
         """How much there is of everything is not for everybody, nor for nothing to be counted."""
         await self._ready()
         if b"authorization" not in request.headers and not self._credentials.settings.dev:
             return Answer(b'{"status":"healthy","service":"servicebus"}', 200, (JSON,))
-        self._principal(request, parts)
+        self._principal(request, path)
         states = list(self.engine.namespaces.states.values())
         mine = [q for state in states for q in state.queues.values() if q.origin is None]
         topics = sum(queue.properties.delivery == "topic" for queue in mine)
@@ -183,10 +190,12 @@ class Service:
 
 def _correlation(request: Request) -> str:
     for name in (b"x-correlation-id", b"correlation-id"):
-        given = request.headers.get(name, b"").decode("latin-1")
-        said = "".join(c for c in given if c.isprintable() and c.isascii())
-        if said:
-            return said[:CORRELATION_CHARS_MAX]
+        given = request.headers.get(name)
+        if given is not None:
+            text = given.decode("latin-1")
+            said = "".join(c for c in text if c.isprintable() and c.isascii())
+            if said:
+                return said[:CORRELATION_CHARS_MAX]
     return f"{_STARTED}-{next(_numbers):08x}"
 
 
