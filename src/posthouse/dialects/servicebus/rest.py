@@ -160,7 +160,7 @@ class OfBatch(msgspec.Struct, rename="pascal"):
     """One message of several."""
 
     body: str = ""
-    broker_properties: Said = msgspec.field(default_factory=Said)
+    broker_properties: Said | msgspec.UnsetType = msgspec.UNSET
     user_properties: dict[str, str | int | float | bool | None] = {}  # a part of Properties
     is_body_base64: Any = False
     content_type: Text = None
@@ -181,9 +181,9 @@ async def _send(call: Call) -> Answer:
         content_type = kind.decode("latin-1")[:256]
         messages = [new_message(body, said, properties_in(_own(request)), content_type)]
     most = call.credentials.settings.message_bytes
-    for each in messages:
-        if len(each.body) + len(each.envelope) > most:
-            raise MessageTooLarge(queue, len(each.body) + len(each.envelope), most)
+    largest = max(len(each.body) + len(each.envelope) for each in messages)
+    if largest > most:
+        raise MessageTooLarge(queue, largest, most)
     call.charge(len(messages))
     await call.make_namespace("send", queue)
     await call.ask(Send(queue, messages))
@@ -257,9 +257,13 @@ def _of_batch(given: OfBatch) -> NewMessage:
     else:
         body = given.body.encode()
     own: Properties = {**given.user_properties}
-    check_properties(own)
-    said = given.broker_properties
-    return new_message(body, said, own, str(said.content_type or given.content_type or "")[:256])
+    if own:
+        check_properties(own)
+    said, content_type = given.broker_properties, _text(given.content_type)[:256]
+    if said is msgspec.UNSET:
+        envelope = Envelope(_new_id(), content_type, properties=own)
+        return NewMessage(encode_envelope(envelope), body)
+    return new_message(body, said, own, _text(said.content_type)[:256] or content_type)
 
 
 def _broker_properties(given: bytes) -> Said:
@@ -275,7 +279,7 @@ def new_message(body: bytes, said: Said, own: Properties, content_type: str) -> 
     if session is not None and partition is not None and session != partition:
         raise InvalidArgument("PartitionKey", "must be the session id where a message has both")
     envelope = Envelope(
-        _text(said.message_id) or f"{new_number():032x}", content_type,
+        _text(said.message_id) or _new_id(), content_type,
         _text(said.label) or _text(said.subject), _text(said.correlation_id), session, partition,
         _text(said.to), _text(said.reply_to), _text(said.reply_to_session_id), "", own,
     )  # fmt: skip
@@ -285,7 +289,11 @@ def new_message(body: bytes, said: Said, own: Properties, content_type: str) -> 
     )  # fmt: skip
 
 
-def _text(value: str | int | None) -> str:
+def _new_id() -> str:
+    return f"{new_number():032x}"
+
+
+def _text(value: Text) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
