@@ -242,11 +242,7 @@ class App:
         await self._respond(Request(self, peer, head, None, scope))
 
     async def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> None:
-        try:
-            await self._respond(Request(self, peer, head, body))
-        except BaseException:
-            peer.cut_off()
-            raise
+        await self._respond(Request(self, peer, head, body))
 
     async def _respond(self, request: Request) -> None:
         self.requests += 1
@@ -272,7 +268,14 @@ class App:
             answer = _problem(500, "failed", "Something went wrong; the log says what.", name)
         if answer.status >= 400:
             await request.drain()
-        await self._send(request, answer, name)
+        try:
+            await self._send(request, answer, name)
+        except Exception as error:  # noqa: BLE001 (the other side can tell that there is more)
+            _log.warning(
+                "An answer was cut off: %s", error, exc_info=not isinstance(error, OSError),
+                extra={"event": "http.cut_off"},
+            )  # fmt: skip
+            request.peer.cut_off()
 
     async def _send(self, request: Request, answer: Answer, correlation_id: str) -> None:
         headers, body = [*answer.headers, _NO_SNIFF], answer.body
@@ -483,15 +486,7 @@ _OLD = msgspec.json.encode(problem(505, "unknown-version", "This takes HTTP 1.1.
 
 
 async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
-    """As it comes. A failure on the way cuts it off, which the other side can tell."""
-    try:
-        await _stream_all(chunks, connection, send)
-    except Exception as error:
-        _log.warning("An answer was cut off: %s", error, extra={"event": "http.cut_off"})
-        raise
-
-
-async def _stream_all(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
+    """As it comes."""
     async with aclosing(chunks):  # type: ignore[type-var]  # all of them are generators
         async for chunk in chunks:
             if connection.is_closing:

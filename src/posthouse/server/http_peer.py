@@ -344,9 +344,10 @@ class HttpPeer(HttpToolsProtocol):
         last.keep_alive = False
 
     def cut_off(self) -> None:
-        """Where an answer cannot be given, or not to its end."""
-        if self._is_busy():
-            self.transport.close()
+        """Where an answer cannot be given to its end."""
+        if self._running is not None:
+            self._running.disconnected = True
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """In the place of uvicorn's, whose limit on idle connections is here `_set_deadline`."""
@@ -410,6 +411,8 @@ class HttpPeer(HttpToolsProtocol):
         except BaseException:
             self.transport.abort()  # half of a chunk is out
             raise
+        if self.transport.is_closing():
+            return
         self.transport.set_write_buffer_limits()
         self.transport.write(b"\r\n")
 
