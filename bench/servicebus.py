@@ -40,12 +40,13 @@ SDK_MESSAGES = 2_000
 CREDIT = 1_000
 GOAL_US, GOAL_LIMIT = 10.0, 2.0
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
-ROUNDS = 3
+ROUNDS = 9
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of all threads, by the scheduler: the other count is in hundredths of a second."""
+    times = (each.read_text().split()[0] for each in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(map(int, times)) / 1e9
 
 
 @contextmanager

@@ -76,3 +76,26 @@ def test_timers_are_a_sorted_set(steps: list[tuple[bool, int, int]]) -> None:
         assert timers.items() == sorted(inside)
         assert timers.first == min((due for due, _ in inside), default=None)
         assert sorted(timers.due(10, 100)) == sorted(k for due, k in inside if due <= 10)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4))))
+def test_many_at_a_time_are_as_one_by_one(steps: list[tuple[int, int, int]]) -> None:
+    """Adds so many, then removes so many of what is there, at one of three moments."""
+    together, singly = Timers(), Timers()
+    there: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    next_key = 0
+    for due_ms, more, fewer in steps:
+        new = range(next_key, next_key + more)
+        next_key += more
+        together.add_all(due_ms, new)
+        for key in new:
+            singly.add(due_ms, key)
+        there[due_ms] += new
+        gone, there[due_ms] = there[due_ms][:fewer], there[due_ms][fewer:]
+        if gone:
+            together.remove_all(due_ms, gone)
+        for key in gone:
+            singly.remove(due_ms, key)
+        assert together.items() == singly.items()
+        assert together.first == singly.first
+        assert together.due(3, 100) == singly.due(3, 100)

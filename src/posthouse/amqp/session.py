@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 
 # Frame header; descriptor and list8; handle, delivery id, tag.
 _TRANSFER = Struct(">IBBH4sBBBIBIBB").pack
+_FIXED = Struct(">BBH4sBBBIB").pack  # of it, what the deliveries of one link have in common
+_struct = lru_cache(64)(Struct)
 _FIXED_BYTES = 8 + 3 + 3 + 5 + 5 + 2 + 8  # of a first frame with message format 0, without its tag
 
 
@@ -205,8 +208,14 @@ class Link:
         """Several deliveries; returns their ids."""
         session, count = self.session, len(payloads)
         first = session.next_delivery_id
-        largest = _FIXED_BYTES + TAG_BYTES_MAX + max(map(len, payloads))
-        if first + count > MASK or largest > session.frame_max or not session.has_room(count):
+        length = len(tags[0])
+        size = _FIXED_BYTES + length
+        if (
+            first + count > MASK
+            or size + max(map(len, payloads)) > session.frame_max
+            or not session.has_room(count)
+            or set(map(len, tags)) != {length}
+        ):
             each = zip(payloads, tags, strict=True)
             return [self.send(payload, tag, settled=settled) for payload, tag in each]
         numbers = range(first, first + count)
@@ -216,15 +225,16 @@ class Link:
             session.unsettled.update(dict.fromkeys(numbers, self))
             self.unsettled.update(dict.fromkeys(numbers))
         parts: list[bytes] = []
-        channel, handle = session.channel, self.handle
         rest = _REST_SETTLED if settled else _REST_UNSETTLED
+        fixed = _FIXED(
+            2, 0, session.channel, TRANSFER_HEAD, 21 + length, 11, 0x70, self.handle, 0x70
+        )
+        pack, tag_head = (
+            _struct(f">I{len(fixed)}sI2s{length}s{len(rest)}s").pack,
+            b"\xa0%c" % length,
+        )
         for number, payload, tag in zip(numbers, payloads, tags, strict=True):
-            length = len(tag)
-            head = _TRANSFER(
-                _FIXED_BYTES + length + len(payload), 2, 0, channel, TRANSFER_HEAD, 21 + length,
-                11, 0x70, handle, 0x70, number, 0xA0, length,
-            )  # fmt: skip
-            parts += (head, tag, rest, payload)
+            parts += (pack(size + len(payload), fixed, number, tag_head, tag, rest), payload)
         session.send_run(parts, count)
         return numbers
 

@@ -754,20 +754,25 @@ class Engine:
         """
         early: dict[int, list[Delivered]] = {}
         rest: list[Delivered] = []
+        safe = 0 if self._pushing else self._safe
+        receivers, owed = self._receivers, self._owed
         for each in deliveries:
+            receiver = each.receiver
             if (
                 type(each) is Delivery
                 and each.token
-                and 0 < each.message.position < self._safe
+                and 0 < each.message.position < safe
                 and type(each.message.body) is bytes
-                and each.receiver in self._receivers
-                and each.receiver not in self._owed
-                and not self._pushing
+                and receiver in receivers
+                and receiver not in owed
             ):
-                early.setdefault(each.receiver, []).append(each)
+                if receiver in early:
+                    early[receiver].append(each)
+                else:
+                    early[receiver] = [each]
             else:
                 rest.append(each)
-                self._owed[each.receiver] += 1
+                owed[receiver] += 1
         for number, mine in early.items():
             self._push(number, mine)
         return rest

@@ -520,7 +520,8 @@ def _completed(state: State, record: Completed, position: int) -> None:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
-    size = bodies = 0
+    size = bodies = until_ms = 0
+    tokens: list[int] = []  # of locks until then
     for sequence in record.sequences:
         chunk = chunks[sequence // CHUNK]
         message = chunk.pop(sequence)
@@ -528,7 +529,11 @@ def _completed(state: State, record: Completed, position: int) -> None:
             queue.messages.shrink(sequence // CHUNK)
         token = message.lock
         lock = locks.pop(token)
-        timers.remove(lock.until_ms, token)
+        if lock.until_ms != until_ms:
+            if tokens:
+                timers.remove_all(until_ms, tokens)
+            until_ms, tokens = lock.until_ms, []
+        tokens.append(token)
         if lock.bound or lock.id is not None:
             _unbind(state, lock, token)
         body, native = message.body, message.native
@@ -540,6 +545,8 @@ def _completed(state: State, record: Completed, position: int) -> None:
         size += len(message.envelope)
         if native is not None:
             size += len(native)
+    if tokens:
+        timers.remove_all(until_ms, tokens)
     queue.counts[LOCKED] -= len(record.sequences)
     queue.size_bytes -= size + bodies
     queue.body_bytes -= bodies
@@ -630,9 +637,11 @@ def _locked(state: State, record: Locked, _: int) -> None:
         lock = locks[token] = Lock(message, queue, until_ms, bound, deferred, None, None)
         if grouped:
             _lock_in_group(queue, lock, token)
-        if lock.session is None:
-            timers.add(until_ms, token)
+            if lock.session is None:
+                timers.add(until_ms, token)
         token += 1
+    if not grouped:
+        timers.add_all(until_ms, range(state.era + record.first_lock, token))
     state.next_lock = record.first_lock + len(sequences)
     counts = queue.counts
     counts[ACTIVE] -= len(sequences) - from_deferred

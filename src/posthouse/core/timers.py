@@ -6,6 +6,7 @@ nothing behind. Most milliseconds hold one key, so a bucket is the key itself un
 joins it.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -36,13 +37,33 @@ class Timers:
         else:
             bucket[key] = None
 
+    def add_all(self, due_ms: int, keys: Sequence[int]) -> None:
+        """Several, none of which is there."""
+        for key in keys[:2]:
+            self.add(due_ms, key)
+        bucket = self._buckets.get(due_ms)
+        if isinstance(bucket, dict):
+            bucket.update(dict.fromkeys(keys))
+
     def remove(self, due_ms: int, key: int) -> None:
-        buckets, order = self._buckets, self._order
-        bucket = buckets[due_ms]
+        bucket = self._buckets[due_ms]
         if type(bucket) is dict:
             del bucket[key]
             if bucket:
                 return
+        self._drop(due_ms)
+
+    def remove_all(self, due_ms: int, keys: Sequence[int]) -> None:
+        """Several, all of which are there."""
+        bucket = self._buckets[due_ms]
+        if type(bucket) is dict and len(bucket) > len(keys):
+            for key in keys:
+                del bucket[key]
+        else:
+            self._drop(due_ms)
+
+    def _drop(self, due_ms: int) -> None:
+        buckets, order = self._buckets, self._order
         del buckets[due_ms]
         if order[0] == due_ms:
             while order and order[0] not in buckets:

@@ -34,7 +34,7 @@ from posthouse.dialects.servicebus.message import (
     read_message,
     split_batch,
     write_deferred,
-    write_delivery,
+    write_deliveries,
     write_seen,
 )
 from tests.amqp.test_codec import SIMPLE
@@ -59,6 +59,11 @@ def standing(new: NewMessage, **fields: Value) -> Message:
         values["sequence"], 1, new.envelope, new.native, new.body, new.priority, new.group,
         values["enqueued_ms"], values["expires_ms"], 0, 0, 0,
     )  # fmt: skip
+
+
+def write_delivery(delivery: Delivery) -> bytes:
+    [written] = write_deliveries([delivery])
+    return written
 
 
 def delivered(payload: bytes, note: Note | None = None, **fields: Value) -> dict[int, list[Value]]:
@@ -266,7 +271,7 @@ def test_what_cannot_be_read_is_malformed(payload: bytes) -> None:
         read(payload)
 
 
-MESSAGES = st.builds(
+WHOLE = st.builds(
     lambda header, annotations, id, rest, user, body: (
         header + annotations + section(PROPERTIES, [id, *rest]) + user + section(DATA, body)
     ),
@@ -276,7 +281,8 @@ MESSAGES = st.builds(
     st.sampled_from([[], [None, None, "to"], [None, None, None, None, None, "a"]]),
     st.sampled_from([b"", section(APPLICATION, {"a": "a"})]),
     st.sampled_from([b"", b"x", b"x" * 255, b"x" * 256, b"x" * 300]),
-) | st.just(b"")
+)
+MESSAGES = WHOLE | st.just(b"")
 
 
 @given(st.lists(MESSAGES, min_size=2, max_size=8), st.data())
@@ -295,6 +301,38 @@ def test_messages_of_one_sender_are_read_as_each_by_itself(
                 reads.read(bytes(data))
             continue
         assert reads.read(bytes(data)) == alone
+
+
+@given(st.lists(WHOLE, min_size=2, max_size=8))
+def test_messages_are_read_alike_as_far_as_they_are(payloads: list[bytes]) -> None:
+    reads = Messages(new_id)
+    at = 0
+    while at < len(payloads):
+        alike = reads.read_alike(payloads, at)
+        assert alike == [read(each) for each in payloads[at : at + len(alike)]]
+        at += len(alike)
+        if at < len(payloads):
+            assert reads.read(payloads[at]) == read(payloads[at])
+            at += 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            MESSAGES, st.sampled_from([0, 5]), st.sampled_from([1, 3]),
+            st.sampled_from([None, Note({"a": 1})]), st.sampled_from([0, 60_000]),
+        ),
+        max_size=8,
+    )
+)  # fmt: skip
+def test_messages_are_written_together_as_each_by_itself(
+    given: list[tuple[bytes, int, int, Note | None, int]],
+) -> None:
+    deliveries = [
+        Delivery(1, token, 9_000, count, standing(read(payload), expires_ms=expires_ms), note)
+        for payload, token, count, note, expires_ms in given
+    ]
+    assert write_deliveries(deliveries) == [write_delivery(each) for each in deliveries]
 
 
 @given(st.dictionaries(st.text(max_size=10), SIMPLE, max_size=6))

@@ -61,7 +61,7 @@ from posthouse.dialects.servicebus.message import (
     Unfit,
     neutral_value,
     split_batch,
-    write_delivery,
+    write_deliveries,
 )
 from posthouse.dialects.servicebus.transactions import transaction_in, within
 from posthouse.store.errors import StoreError
@@ -117,21 +117,26 @@ class Inlet:
         """Messages that follow each other. What is wrong with one is no affair of the others."""
         if self._is_beyond_its_credit():
             return
+        reads, payloads, settled = self._reads, event.payloads, event.settled
         messages: list[NewMessage] = []
-        ids: list[int | None] = []
-        size, read, settled = 0, self._reads.read, event.settled
-        for number, tag, payload in zip(
-            event.delivery_ids, event.tags, event.payloads, strict=True
-        ):
-            try:
-                messages.append(read(payload))
-            except (Unfit, Malformed):  # it is told there
-                self.on_arrived(Arrived(self.link, number, tag, 0, settled, None, payload))
-                continue
-            ids.append(None if settled else number)
-            size += len(payload)
+        bad: set[int] = set()
+        at = 0
+        while at < len(payloads):
+            alike = reads.read_alike(payloads, at)
+            messages += alike
+            at += len(alike)
+            if at < len(payloads):
+                try:
+                    messages.append(reads.read(payloads[at]))
+                except (Unfit, Malformed):  # it is told there
+                    number, tag, payload = event.delivery_ids[at], event.tags[at], payloads[at]
+                    self.on_arrived(Arrived(self.link, number, tag, 0, settled, None, payload))
+                    bad.add(number)
+                at += 1
         if messages:
-            self._add(messages, ids, size, whole=False)
+            good = (each for each in event.delivery_ids if each not in bad)
+            ids: list[int | None] = [None] * len(messages) if settled else list(good)
+            self._add(messages, ids, sum(map(len, payloads)), whole=False)
 
     def _is_beyond_its_credit(self) -> bool:
         """2.6.7. It is turned away then."""
@@ -312,7 +317,7 @@ class Outlet:
         self.session = session
         self._number = peer.engine.new_receiver(self._deliver)
         self._tokens: dict[int, int] = {}  # of unsettled deliveries, by their ids
-        self._completing: list[int] = []  # deliveries that were accepted, gathered
+        self._completing: dict[int, int] = {}  # deliveries that were accepted, by their tokens
         self._answered: list[int] = []  # those among them of which the client wants to hear
         self._given = 0  # messages that we were given
         self._asked = 0  # of the credit that the queue has from us
@@ -395,7 +400,7 @@ class Outlet:
 
     def _send(self, given: list[Delivery]) -> None:
         link, before, count = self.link, self._given, len(given)
-        payloads = list(map(write_delivery, given))
+        payloads = write_deliveries(given)
         self._given += count
         self._drained += count
         self._asked -= count
@@ -404,7 +409,7 @@ class Outlet:
             link.send_run(payloads, tags, settled=True)
         else:
             tokens = [each.token for each in given]
-            numbers = link.send_run(payloads, list(map(tag_of, tokens)))
+            numbers = link.send_run(payloads, tags_of(tokens))
             self._tokens.update(zip(numbers, tokens, strict=True))
             if len(self._tokens) > UNSETTLED_MAX:
                 self._forget_oldest()
@@ -455,27 +460,28 @@ class Outlet:
         kind = 0 if state is None else code_of(state)
         if kind != 0x24:
             self.flush()  # of the same deliveries it may have said otherwise just before
-        ids = [each for each in event.delivery_ids if each in self._tokens]
+        tokens = self._tokens
         if kind == 0x24:
-            self._completing += ids
+            accepted = {tokens.pop(each): each for each in event.delivery_ids if each in tokens}
+            self._completing |= accepted
             if not event.settled:
-                self._answered += ids
+                self._answered += accepted.values()
             self._peer.gathered(self)
             return
+        ids = [each for each in event.delivery_ids if each in tokens]
         transaction = transaction_in(state)
         if transaction is not None:
             self._enlist(*transaction, ids, settled=event.settled)
             return
-        tokens = [self._tokens.pop(each) for each in ids]
         if not ids:
             return
+        by_token = {tokens.pop(each): each for each in ids}
         try:
-            command, outcome = self._command(kind, state, tokens)
+            command, outcome = self._command(kind, state, list(by_token))
         except Unfit as unfit:
             self._answer([] if event.settled else ids, rejected(unfit.condition, str(unfit)))
             return
-        told = [] if event.settled else ids
-        self._submit(command, dict(zip(tokens, ids, strict=True)), told, outcome)
+        self._submit(command, by_token, [] if event.settled else ids, outcome)
 
     def _enlist(
         self, id: bytes, outcome: Described | None, ids: list[int], *, settled: bool
@@ -501,14 +507,13 @@ class Outlet:
     def flush(self) -> None:
         """What was accepted, in one command."""
         if self._completing:
-            ids, told = self._completing, self._answered
-            self._completing, self._answered = [], []
-            by_token = {self._tokens.pop(each): each for each in ids if each in self._tokens}
-            for at in range(0, len(by_token), BATCH_MAX):
-                some = list(by_token)[at : at + BATCH_MAX]
+            by_token, told = self._completing, self._answered
+            self._completing, self._answered = {}, []
+            tokens = list(by_token)
+            for at in range(0, len(tokens), BATCH_MAX):
+                some = tokens[at : at + BATCH_MAX]
                 command = Complete(self.place.queue, some, True, self._session_token)
-                mine = {token: by_token[token] for token in some}
-                self._submit(command, mine, told, ACCEPTED)
+                self._submit(command, {each: by_token[each] for each in some}, told, ACCEPTED)
 
     @property
     def _session_token(self) -> int:
@@ -541,7 +546,9 @@ class Outlet:
         ids = set(told)
 
         def reply(answer: Reply) -> None:
-            if isinstance(answer, Settled):
+            if isinstance(answer, Settled) and not answer.lost:
+                self._answer([each for each in by_token.values() if each in ids], outcome)
+            elif isinstance(answer, Settled):
                 lost = {by_token[each] for each in answer.lost if isinstance(each, int)}
                 fine = [each for each in by_token.values() if each in ids and each not in lost]
                 self._answer(fine, outcome)
@@ -576,9 +583,13 @@ _LOCK_LOST = rejected(
 )
 
 
-def tag_of(token: int) -> bytes:
-    """The lock's token as clients know it: a GUID in .NET's order."""
-    return _tag_head(token >> 64) + (token & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")
+def tags_of(tokens: list[int]) -> list[bytes]:
+    """Locks' tokens as clients know them: GUIDs in .NET's order."""
+    era = tokens[0] >> 64
+    if min(tokens) >> 64 == max(tokens) >> 64:
+        head, first = _tag_head(era), era << 64
+        return [head + (token - first).to_bytes(8, "big") for token in tokens]
+    return [tag for token in tokens for tag in tags_of([token])]
 
 
 @lru_cache(8)

@@ -14,8 +14,9 @@ and the body's bytes are the message's own, so that other dialects can read them
 put them aside. On the way out the header and the annotations are made anew around all this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
@@ -49,6 +50,7 @@ BODY_DATA, BODY_TEXT, BODY_BYTES, BODY_SECTIONS = range(4)
 SECTIONS_FORM = "amqp"  # what such a body is called in the envelope
 
 _NATIVE = Struct(">BBBHI")
+_NATIVE_BYTES = _NATIVE.size
 _NO_PRIORITY = 255
 ID_CHARS_MAX = 128
 PAIRS_MAX = 2_000  # keys and values of a message's annotations
@@ -105,20 +107,39 @@ class Messages:
 
     def read(self, payload: bytes) -> NewMessage:
         """A message as it was sent. Raises Malformed or Unfit."""
-        form = self._form
-        if form is not None:
-            (before, between, begin, end, body, head, tail, native, rest, group, priority, ttl_ms,
-             due_ms) = form  # fmt: skip
-            if payload.startswith(before) and payload.startswith(between, end):
-                at, id = _body_at(payload, body), payload[begin:end]
-                if at and id.isascii():
-                    return NewMessage(
-                        head + id + tail, payload[at:], native + id + rest, group, priority,
-                        ttl_ms, due_ms,
-                    )  # fmt: skip
+        alike = self.read_alike((payload,), 0)
+        if alike:
+            return alike[0]
         message = read_message(payload, self._new_id)
         self._form = _form_of(payload, message)
         return message
+
+    def read_alike(self, payloads: Sequence[bytes], first: int) -> list[NewMessage]:
+        """Those from the first on that are of the last one's form, as far as there are some."""
+        found: list[NewMessage] = []
+        if self._form is None:
+            return found
+        (before, between, begin, end, body, head, tail, native, rest, group, priority, ttl_ms,
+         due_ms) = self._form  # fmt: skip
+        length, at, size = 0, 0, b""  # of the one before
+        for payload in islice(payloads, first, None):
+            id = payload[begin:end]
+            if not (
+                payload.startswith(before) and payload.startswith(between, end) and id.isascii()
+            ):
+                break
+            if len(payload) != length or payload[body:at] != size:
+                at = _body_at(payload, body)
+                if not at:
+                    break
+                length, size = len(payload), payload[body:at]
+            found.append(
+                NewMessage(
+                    head + id + tail, payload[at:], native + id + rest, group, priority, ttl_ms,
+                    due_ms,
+                )
+            )  # fmt: skip
+        return found
 
 
 def _body_at(data: bytes, at: int) -> int:
@@ -440,19 +461,32 @@ _LONG_BYTES = Struct(">BI").pack
 _INT, _INT64 = Struct(">i").pack, Struct(">q").pack
 
 
-def write_delivery(delivery: Delivery) -> bytes:
-    """A message as it is delivered: 3.2, with the annotations that clients look for."""
-    message, native = delivery.message, delivery.message.native
-    if native is not None and delivery.token and delivery.note is None and not message.expires_ms:
-        body = message.body
+def write_deliveries(deliveries: Sequence[Delivery]) -> list[bytes]:
+    """Messages as they are delivered: 3.2, with the annotations that clients look for."""
+    written: list[bytes] = []
+    native_head, count, size, ends = b"", 0, -1, None  # of the one before
+    for delivery in deliveries:
+        message = delivery.message
+        native, body = message.native, message.body
         assert isinstance(body, bytes)
-        ends = _ends(native[: _NATIVE.size], delivery.count - 1, len(body))
-        if ends is not None:  # the way of most
-            ours = _OURS(
-                _OURS_HEAD, message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL,
-                delivery.until_ms,
-            )  # fmt: skip
-            return b"".join((ends[0], ours, native[_NATIVE.size :], ends[1], body))
+        if native is None or delivery.note is not None or not delivery.token or message.expires_ms:
+            written.append(_write_delivery(delivery))
+            continue
+        head = native[:_NATIVE_BYTES]
+        if len(body) != size or head != native_head or delivery.count != count:
+            native_head, count, size = head, delivery.count, len(body)
+            ends = _ends(head, count - 1, size)
+        if ends is None:
+            written.append(_write_delivery(delivery))
+            continue
+        ours = _OURS(
+            _OURS_HEAD, message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL, delivery.until_ms
+        )
+        written.append(b"".join((ends[0], ours, native[_NATIVE_BYTES:], ends[1], body)))
+    return written
+
+
+def _write_delivery(delivery: Delivery) -> bytes:
     return _write(
         delivery.message, delivery.note, delivery.count - 1, delivery.until_ms,
         _LOCKED if delivery.token else _TAKEN,
