@@ -32,6 +32,7 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
         _check_waiting(state, queue, now_ms)
         if handed_on:
             _check_handed_on(state, queue, now_ms)
+    assert state.stalled <= state.hungry.keys()
     locked = sum(queue.counts[LOCKED] for queue in (*live, *state.doomed))
     assert len(state.locks) == locked
     assert {token for token, lock in state.locks.items() if lock.id} == {

@@ -10,6 +10,8 @@ from posthouse.broker.access import BROKER
 from posthouse.broker.fold import fold
 from posthouse.broker.memory import FINE, OVERFLOW, REFUSE, SLOW, Limits, machine_bytes
 from posthouse.core.commands import (
+    HAND_ON_MAX,
+    SPARE_MAX,
     Abandon,
     AcceptSession,
     Attach,
@@ -35,6 +37,7 @@ from posthouse.core.commands import (
     Resubmit,
     Send,
     SetSessionState,
+    UpdateQueue,
 )
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.message import ACTIVE, NewMessage
@@ -389,6 +392,127 @@ def test_in_dire_need_nothing_that_grows_is_accepted() -> None:
             with pytest.raises(Busy):
                 await desk.do(command)
         assert len(await desk.receive(5)) == 5
+
+    asyncio.run(main())
+
+
+def messages_in(desk: Desk) -> int:
+    return sum(sum(queue.counts) for queue in desk.engine.namespaces.states[NS].queues.values())
+
+
+async def drained(desk: Desk, queues: Sequence[str]) -> dict[str, list[str]]:
+    """Receives and settles until nothing is left."""
+    got: dict[str, list[str]] = {queue: [] for queue in queues}
+    more = True
+    while more:
+        more = False
+        for queue in queues:
+            taken = await desk.receive(500, queue)
+            if taken:
+                await desk.do(Complete(queue, [each.token for each in taken]))
+                got[queue] += bodies(taken)
+                more = True
+            await desk.engine.flush()
+    return got
+
+
+def is_idle(desk: Desk) -> bool:
+    return desk.engine._work is None and desk.engine._timer is None
+
+
+async def until_idle(desk: Desk) -> None:
+    for _ in range(10_000):
+        if is_idle(desk):
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it goes on for ever")
+
+
+def test_what_one_send_becomes_waits_for_room_and_all_of_it_arrives() -> None:
+    """Eight copies of each copy, five times over."""
+
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=Limits(memory_bytes=1_500_000))
+        for at in range(5):
+            await desk.do(CreateQueue(f"t{at}", QueueProperties(delivery="topic")))
+        ends = [subscription_queue("t4", f"{n}") for n in range(8)]
+        for at in range(5):
+            to = QueueProperties(forward_to=f"t{at + 1}" if at < 4 else None)
+            for n in range(8):
+                await desk.do(CreateSubscription(subscription_queue(f"t{at}", f"{n}"), to))
+        await desk.send("x", queue="t0")
+        await until_idle(desk)
+        assert desk.engine.now().level == OVERFLOW
+        assert messages_in(desk) <= 2 * HAND_ON_MAX  # the send, and a tick before it was counted
+        position = desk.engine.now().position
+        for _ in range(50):
+            await asyncio.sleep(0)
+            assert is_idle(desk)
+        assert desk.engine.now().position == position
+        got = await drained(desk, ends)
+        assert {queue: len(each) for queue, each in got.items()} == dict.fromkeys(ends, 8**4)
+        assert messages_in(desk) == 0
+        assert desk.engine.now().level == FINE
+        check(desk.engine.namespaces.states[NS], 1_000)
+
+    asyncio.run(main())
+
+
+def test_where_all_memory_is_taken_by_what_waits_to_be_handed_on_it_still_goes_on() -> None:
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), limits=a_limit(1_100))
+        await desk.do(CreateQueue("t", QueueProperties(delivery="topic")))
+        ends = [subscription_queue("t", f"{n}") for n in range(3)]
+        for end in ends:
+            await desk.do(CreateSubscription(end))
+        await desk.send(*(f"{n}" for n in range(1_100)))
+        await desk.do(UpdateQueue("q", QueueProperties(forward_to="t")))
+        await until_idle(desk)
+        assert desk.engine.now().level == OVERFLOW
+        assert messages_in(desk) < 1_100 + 4 * SPARE_MAX
+        got = await drained(desk, ends)
+        assert list(got.values()) == 3 * [[f"{n}" for n in range(1_100)]]
+
+    asyncio.run(main())
+
+
+def test_what_is_handed_on_waits_through_a_restart_too() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await Desk.open(store)
+        await desk.do(CreateQueue("t", QueueProperties(delivery="topic")))
+        ends = [subscription_queue("t", f"{n}") for n in range(3)]
+        for end in ends:
+            await desk.do(CreateSubscription(end))
+        await desk.send(*(f"{n}" for n in range(1_000)))
+        store.full = True
+        await desk.do(UpdateQueue("q", QueueProperties(forward_to="t")))
+        await desk.engine.close()
+        desk = await Desk.open(MemoryStore(store.frames), limits=a_limit(1_000))
+        await until_idle(desk)
+        assert messages_in(desk) < 1_000 + 4 * SPARE_MAX
+        got = await drained(desk, ends)
+        assert list(got.values()) == 3 * [[f"{n}" for n in range(1_000)]]
+
+    asyncio.run(main())
+
+
+def test_while_the_disk_is_full_nothing_is_handed_on_and_then_it_is_by_itself() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await Desk.open(store)
+        await desk.do(CreateQueue("target"))
+        await desk.send("a", "b")
+        store.full = True
+        await desk.do(UpdateQueue("q", QueueProperties(forward_to="target")))
+        await desk.engine.flush()
+        frames = len(store.frames)
+        assert await desk.receive(5, "target") == []
+        assert len(store.frames) == frames
+        store.full = False
+        await asyncio.sleep(0.6)  # nobody asks for anything meanwhile
+        assert len(store.frames) > frames
+        assert bodies(await desk.receive(5, "target")) == ["a", "b"]
 
     asyncio.run(main())
 

@@ -55,6 +55,7 @@ from posthouse.core.commands import (
     Seen,
     Send,
     SetClock,
+    SetCopying,
     SetRule,
     SetSchedule,
     SetSessionState,
@@ -74,7 +75,7 @@ from posthouse.core.errors import (
     Unauthorized,
 )
 from posthouse.core.message import has_session
-from posthouse.core.model import QueueProperties, State, entity_of, topic_of
+from posthouse.core.model import Copying, QueueProperties, State, entity_of, topic_of
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
 from posthouse.core.records import (
@@ -619,6 +620,12 @@ class Engine:
             self.figures.crowded += 1
             raise Busy("its memory is used up by messages that wait to be received")
 
+    def _copying(self) -> Copying:
+        """How freely topics and queues that forward hand on: one send may become millions."""
+        if self._store.full:
+            return "none"
+        return "free" if self._memory.level < REFUSE else "sparing"
+
     def _held_back(self, reply: Reply) -> Reply:
         """Slows a publisher down: it is told late that its messages are there."""
         seconds = self._memory.slow_ms / 1000
@@ -631,8 +638,10 @@ class Engine:
 
     def _do_what_is_due(self) -> bool:
         """Whether there was something. There may be more: a tick does a part of much."""
-        did = False
+        did, copying = False, self._copying()
         for name, state in self._world.states.items():
+            if state.copying != copying:
+                self._evolve(state, decide(state, SetCopying(copying), self._now_ms(name)))
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= self._now_ms(name):
                 outcome = decide(state, Tick(), self._now_ms(name))

@@ -5,8 +5,8 @@ new messages are put aside as soon as they are durable, if enough others stand b
 message is delivered whose body is aside, it is read back, and with it what comes next.
 
 What cannot be dropped is held against a limit with three marks. Above the first publishers are
-slowed down, above the second they are refused, above the third everything is that makes the state
-larger.
+slowed down; above the second they are refused, and copies are made sparingly; above the third
+everything is refused that makes the state larger.
 """
 
 import os

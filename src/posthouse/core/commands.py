@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import Account, QueueProperties, Reader, Right, Schedule
+from posthouse.core.model import Account, Copying, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 
 # What it takes to give a command: a right, any of them, or to be the broker itself.
@@ -45,6 +45,7 @@ BACKOFF_MAX = 100  # delays in a queue's list
 HOPS_MAX = 4  # that a message is forwarded
 HAND_ON_MAX = 10_000  # copies, and rules looked at, in one command; ticks go on with the rest
 HAND_ON_BYTES_MAX = SEND_BYTES_MAX  # of what is noted with the copies
+SPARE_MAX = 10  # messages in a queue, from which on it gets no copies while they are to be few
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
 BLOCKED_MAX = 1_000  # sends that wait for room in one queue,
@@ -91,6 +92,14 @@ class SetClock(_Command, frozen=True):
     reach = "namespace"
     time_ms: int
     broker_ms: int = 0
+
+
+class SetCopying(_Command, frozen=True):
+    """How freely messages are handed on from now on, which takes room that may be short."""
+
+    right = "broker"
+    reach = "namespace"
+    copying: Copying
 
 
 class Move(_Command, frozen=True):
@@ -548,6 +557,7 @@ Command: TypeAlias = (
     | Tick
     | StepClock
     | SetClock
+    | SetCopying
     | Move
     | CreateQueue
     | UpdateQueue

@@ -58,6 +58,8 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
                 for each in state.blocked.values()
             ],
             "hungry": list(state.hungry),
+            "stalled": sorted(state.stalled),
+            "copying": state.copying,
             "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],
             "queues": {

@@ -49,6 +49,7 @@ from posthouse.core.records import (
     ClockStepped,
     Completed,
     Copies,
+    CopyingSet,
     CreditSet,
     DeadLettered,
     Deferred,
@@ -84,6 +85,7 @@ from posthouse.core.records import (
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
+    Stalled,
     Started,
     Stuck,
     SubscriptionCreated,
@@ -95,12 +97,15 @@ from posthouse.core.records import (
     Unblocked,
     Woken,
     epitaph,
+    is_kept,
 )
 
 
 def evolve(state: State, record: Record, position: int) -> None:
     """Makes it so. `position` is the record's first; it means nothing for a passing one."""
     _EVOLVE[type(record)](state, record, position)
+    if state.stalled and is_kept(record):
+        state.stalled.clear()
     if state.doomed:  # so that recovery, which has no ticks, frees what was deleted too
         _sweep(state, 100)
 
@@ -1170,6 +1175,15 @@ def _hungry(state: State, record: Hungry, _: int) -> None:
         state.hungry[record.queue] = None
 
 
+def _stalled(state: State, record: Stalled, _: int) -> None:
+    state.stalled.update(record.queues)
+
+
+def _copying_set(state: State, record: CopyingSet, _: int) -> None:
+    state.copying = record.copying
+    state.stalled.clear()
+
+
 _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     Started: _started,
     QueueCreated: _queue_created,
@@ -1219,5 +1233,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     Touched: _touched,
     IdleChecked: _idle_checked,
     Hungry: _hungry,
+    Stalled: _stalled,
+    CopyingSet: _copying_set,
     Swept: _swept,
 }

@@ -23,6 +23,7 @@ Counting = Literal["all", "abandon"]
 Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
 Overflow = Literal["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
 Right = Literal["manage", "send", "listen"]
+Copying = Literal["free", "sparing", "none"]  # sparing: only into queues that have few messages
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
 PRIORITIES = 10
@@ -282,6 +283,8 @@ class State(msgspec.Struct):
     crowded: dict[str, None] = {}  # the queues they wait for, where room would help
     block_timers: Timers = msgspec.field(default_factory=Timers)  # sender ids
     hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
+    stalled: set[str] = set()  # those of them that cannot hand on before something changes
+    copying: Copying = "free"
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
 
@@ -352,7 +355,7 @@ def message_key(queue: Queue, sequence: int) -> int:
 
 def next_deadline_ms(state: State) -> int | None:
     """When a tick is next due; a moment in the past means now, None means never."""
-    if state.hungry or state.doomed or state.orphans:
+    if len(state.hungry) > len(state.stalled) or state.doomed or state.orphans:
         return 0
     if state.crowded and any(state.queues[name].has_room_again for name in state.crowded):
         return 0

@@ -25,6 +25,7 @@ from posthouse.core.commands import (
     HOPS_MAX,
     KEY_CHARS_MAX,
     LOOK_MAX,
+    SPARE_MAX,
     STEPS_MAX,
     Admitted,
     Answer,
@@ -42,6 +43,7 @@ from posthouse.core.message import (
     LOCKED,
     NO_NOTE,
     NO_PROPERTIES,
+    SCHEDULED,
     Message,
     NewMessage,
     Note,
@@ -177,10 +179,12 @@ class Plan:
         "next_lock",
         "noted_bytes",
         "now_ms",
+        "put_back",
         "records",
         "relayed",
         "sated",
         "sides",
+        "stalled",
         "state",
     )
 
@@ -193,7 +197,9 @@ class Plan:
         self.leaving: set[int] = set()  # receivers that are not there any more
         self.ending: set[str] = set()  # temporary subscriptions that end
         self.sides: dict[str, Side] = {}
-        self.sated: set[str] = set()  # queues with which ticks will not go on
+        self.sated: set[str] = set()  # queues with which ticks will not go on,
+        self.put_back: set[str] = set()  # and with which they will, because this command does not
+        self.stalled: list[str] = []  # of those, who hands on no more before something changes
         self.relayed = False  # what came into topics and queues that forward was handed on
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
         self.effort = self.noted_bytes = 0  # of handing on so far
@@ -228,7 +234,8 @@ class Plan:
 
     def is_hungry(self, queue: Queue) -> bool:
         """Whether a later tick goes on with what is ready in this queue."""
-        return queue.name in self.state.hungry and queue.name not in self.sated
+        name = queue.name
+        return name in self.put_back or (name in self.state.hungry and name not in self.sated)
 
     @property
     def is_spent(self) -> bool:
@@ -238,7 +245,7 @@ class Plan:
     def put_off(self, queue: Queue) -> None:
         """A later tick goes on with what is ready in this queue."""
         self.records.append(Hungry(queue.name, more=True))
-        self.sated.discard(queue.name)
+        self.put_back.add(queue.name)
 
     def outcome(self, answer: Answer = None) -> Outcome:
         """Hands out what has become available, and closes the plan."""
@@ -715,9 +722,14 @@ def hand_on(plan: Plan, side: Side) -> list[Message]:
     handed = _Relay(plan, side)
     leaving: list[Message] = []
     staying: list[Message] = []
+    spares = plan.state.copying != "free"
     for message in messages:
         if plan.is_spent:
             plan.put_off(queue)
+            break
+        if spares and not _has_place(plan, side, message):
+            plan.put_off(queue)
+            plan.stalled.append(queue.name)
             break
         if queue.properties.delivery != "competing":
             _publish(handed, message)
@@ -733,19 +745,56 @@ def has_takers(plan: Plan, queue: Queue) -> bool:
     return any(name not in plan.ending for name in queue.subscriptions)
 
 
-def _publish(handed: _Relay, message: Message) -> None:
-    topic, plan = handed.source.queue, handed.plan
-    note = handed.source.note(message.sequence)
-    router = router_of(topic)
+def _has_place(plan: Plan, side: Side, message: Message) -> bool:
+    """Where copies are to be few: whether nobody who would get one has many messages.
+
+    So what is held back in the middle of a chain goes on as its end is received, though that makes
+    no room; and of copies there are never more than a few for each queue.
+    """
+    state, queue = plan.state, side.queue
+    if queue.origin is not None and state.queues[queue.origin].temporary:
+        return True  # it ends with its receiver, and so would the dead letters in it
+    if state.copying == "none":
+        return False
+    if queue.properties.delivery != "competing":
+        targets = [hit.queue for hit in _hits(plan, side, message)]
+    else:
+        target = state.queues.get(queue.properties.forward_to or "")
+        targets = [] if target is None else [target]
+    return all(_filled(plan, each) < SPARE_MAX for each in targets)
+
+
+def _filled(plan: Plan, queue: Queue) -> int:
+    """What is in a queue and what belongs to it, and is not to come later by itself."""
+    count, parts = 0, [queue, queue.dead, queue.transfer]
+    if queue.temporary and queue.topic is not None:
+        parts.append(plan.state.queues[queue.topic].dead)  # its dead letters are there at once
+    for each in parts:
+        if each is not None:
+            count += sum(each.counts) - each.counts[SCHEDULED]
+            if each.name in plan.sides:
+                count += plan.sides[each.name].next_sequence - each.next_sequence
+    return count
+
+
+def _hits(plan: Plan, source: Side, message: Message) -> list[Hit]:
+    """The copies that subscriptions of a topic are to get."""
+    router = router_of(source.queue)
     plan.effort += router.effort
     hits = router.all
     if router.asks:
-        view = _view(plan, topic, message, note)
+        view = _view(plan, source.queue, message, source.note(message.sequence))
         hits = router.match(view)
         plan.effort += view.looked_at // _LOOKS_OF_EFFORT
-    for hit in hits:
-        if can_send(hit.queue.properties) and hit.queue.name not in plan.ending:
-            _give_copy(handed, message, hit, note)
+    return [
+        hit for hit in hits if can_send(hit.queue.properties) and hit.queue.name not in plan.ending
+    ]
+
+
+def _publish(handed: _Relay, message: Message) -> None:
+    note = handed.source.note(message.sequence)
+    for hit in _hits(handed.plan, handed.source, message):
+        _give_copy(handed, message, hit, note)
 
 
 _NONE: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import Blocked, Grant, QueueProperties, Receiver
+from posthouse.core.model import Blocked, Copying, Grant, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 
@@ -518,6 +518,16 @@ class Hungry(_Passing, frozen=True):
     more: bool
 
 
+class Stalled(_Passing, frozen=True):
+    """These would hand on more, but not before something kept happens, or copying is set anew."""
+
+    queues: list[str]
+
+
+class CopyingSet(_Passing, frozen=True):
+    copying: Copying
+
+
 class Swept(_Passing, frozen=True):
     """This much of deleted queues was freed; no more than that to it."""
 
@@ -537,6 +547,8 @@ Passing: TypeAlias = (
     | Touched
     | IdleChecked
     | Hungry
+    | Stalled
+    | CopyingSet
     | Swept
 )
 Record: TypeAlias = Kept | Passing

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import get_args
 
 from posthouse.core.checks import check_duration, check_start
 from posthouse.core.commands import (
+    SPARE_MAX,
     STEPS_MAX,
     Admitted,
     Delivery,
     Notice,
     SetClock,
+    SetCopying,
     Start,
     StepClock,
     Tick,
@@ -17,7 +20,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
-from posthouse.core.model import SEQUENCE_BITS, Blocked, Queue, State
+from posthouse.core.model import SEQUENCE_BITS, Blocked, Copying, Queue, State
 from posthouse.core.plan import (
     Outcome,
     Plan,
@@ -43,6 +46,7 @@ from posthouse.core.records import (
     Activated,
     ClockSet,
     ClockStepped,
+    CopyingSet,
     Forgotten,
     Hungry,
     IdleChecked,
@@ -50,6 +54,7 @@ from posthouse.core.records import (
     ReceiverDetached,
     Renewed,
     SessionRenewed,
+    Stalled,
     Started,
     Stuck,
     Swept,
@@ -105,6 +110,12 @@ def set_clock(state: State, command: SetClock, now_ms: int) -> Outcome:
     return Outcome([ClockSet(time_ms, command.broker_ms)])
 
 
+def set_copying(_: State, command: SetCopying, __: int) -> Outcome:
+    if command.copying not in get_args(Copying):
+        raise InvalidArgument("copying", f"must be one of {', '.join(get_args(Copying))}")
+    return Outcome([CopyingSet(command.copying)])
+
+
 def tick(state: State, _: Tick, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     left = STEPS_MAX
@@ -112,7 +123,10 @@ def tick(state: State, _: Tick, now_ms: int) -> Outcome:
         left -= step(plan, left)
         if left <= 0:
             break
-    return plan.outcome(Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
+    outcome = plan.outcome(Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
+    if plan.stalled:  # before the rest: if something happens in this tick they are looked at again
+        outcome.records.insert(0, Stalled(plan.stalled))
+    return outcome
 
 
 def _to_sweep(state: State) -> int:
@@ -314,7 +328,9 @@ def _delete_idle(plan: Plan, left: int) -> int:
         uses = [max(each.accessed_ms, each.touched_ms) for each in every]
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
         for each in every:
-            if each.attached or each.blocked or each.counts[LOCKED] or plan.side(each).used:
+            in_use = each.attached or each.blocked or each.counts[LOCKED]
+            # Who has something to hand on is not idle either, though he may have to wait.
+            if in_use or plan.side(each).used or plan.is_hungry(each):
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
@@ -330,6 +346,8 @@ def _feed_hungry(plan: Plan, left: int) -> int:
     for name in plan.state.hungry:
         if done >= left:
             break
+        if name in plan.state.stalled:
+            continue
         queue = plan.state.queues[name]
         feed = _hand_on_more if queue.relays else _feed
         done += feed(plan, queue, left - done)
@@ -369,9 +387,10 @@ def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Mess
 def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
     """What was there before the queue began to forward; and then what has come in this tick."""
     side = plan.side(queue)
-    picked = pick_all(queue, left, plan.now_ms)
+    most = left if plan.state.copying == "free" else min(left, SPARE_MAX)
+    picked = pick_all(queue, most, plan.now_ms)
     later, side.ready = side.ready, _still_there(plan, queue, picked)
-    if len(picked) < left:
+    if len(picked) < most:
         side.ready += later
         later = []
     count, before = len(side.ready), len(plan.deliveries)
@@ -379,7 +398,10 @@ def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
     if staying:  # they are dead letters, and can be received
         deal(plan, queue, [iter((message,)) for message in staying])
     if len(staying) == count and len(plan.deliveries) == before and not later:
-        _sate(plan, queue)
+        if len(picked) == most < left:  # behind those there may be some that do not stay
+            plan.stalled.append(queue.name)
+        else:
+            _sate(plan, queue)
     return count
 
 
