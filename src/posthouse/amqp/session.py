@@ -1,7 +1,7 @@
 """Sessions and links (2.5, 2.6): windows, credit, deliveries in pieces, settlement."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -291,14 +291,15 @@ class Link:
         self.drain = drain
         self.tell(drain=drain)
 
-    def settle(self, delivery_ids: Iterable[int], state: bytes, *, settled: bool = True) -> None:
+    def settle(self, delivery_ids: Sequence[int], state: bytes, *, settled: bool = True) -> None:
         """Says what has become of deliveries, of which side they may be."""
         session, role = self.session, SENDER if self.sends else RECEIVER
         for first, last in _runs(delivery_ids):
             session.write(Disposition(role, first, last, settled, state, False))
         if self.sends and settled:
             for each in delivery_ids:
-                self.forget_delivery(each)
+                if each in self.unsettled:
+                    self.forget_delivery(each)
 
     def forget_delivery(self, number: int) -> None:
         """Nothing that is said of it any more is told."""
@@ -423,8 +424,10 @@ class Link:
                 self.session.tell(Detached(self, None, True))
 
 
-def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Numbers that follow each other, as their first and last."""
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return [(numbers[0], numbers[-1])]  # as is most common
     found: list[tuple[int, int]] = []
     first = last = -1
     for each in numbers:
@@ -673,10 +676,14 @@ class Session:
         if not settled and not decided:
             return
         by_link: dict[Link, list[int]] = {}
+        last, mine = None, list[int]()
+        pop = self.unsettled.pop
         for each in self._spoken_of(disposition):
-            link = self.unsettled.pop(each)
+            link = pop(each)
+            if link is not last:
+                last, mine = link, by_link.setdefault(link, [])
             del link.unsettled[each]
-            by_link.setdefault(link, []).append(each)
+            mine.append(each)
         for link, mine in by_link.items():
             self.tell(Disposed(link, mine, state, settled))
 

@@ -543,19 +543,20 @@ class Outlet:
     def _submit(
         self, command: Ending | Work, by_token: dict[int, int], told: list[int], outcome: bytes
     ) -> None:
-        ids = set(told)
+        mine = list(by_token.values())
+        if mine != told:  # they may be fewer, and those of several commands
+            ids = set(told)
+            mine = [each for each in mine if each in ids]
 
         def reply(answer: Reply) -> None:
-            if isinstance(answer, Settled) and not answer.lost:
-                self._answer([each for each in by_token.values() if each in ids], outcome)
-            elif isinstance(answer, Settled):
+            if isinstance(answer, Settled):
                 lost = {by_token[each] for each in answer.lost if isinstance(each, int)}
-                fine = [each for each in by_token.values() if each in ids and each not in lost]
-                self._answer(fine, outcome)
-                self._answer([each for each in told if each in lost], _LOCK_LOST)
+                self._answer([e for e in mine if e not in lost] if lost else mine, outcome)
+                if lost:
+                    self._answer([each for each in mine if each in lost], _LOCK_LOST)
             elif isinstance(answer, Refused):
                 condition, text, _ = conditions.told(answer)
-                self._answer([e for e in by_token.values() if e in ids], rejected(condition, text))
+                self._answer(mine, rejected(condition, text))
 
         self._peer.submit(self.place, command, reply)
 
