@@ -40,7 +40,7 @@ SDK_MESSAGES = 2_000
 CREDIT = 1_000
 GOAL_US, GOAL_LIMIT = 10.0, 2.0
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
-ROUNDS = 9
+ROUNDS = 11
 
 
 def cpu_seconds(pid: int) -> float:
