@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 import msgspec
@@ -57,6 +57,19 @@ class Answer(NamedTuple):
     body: "bytes | AsyncIterator[Piece]"
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
+
+
+class WholeAnswer(Protocol):
+    """One of a dialect's, in which nothing is sent as it comes."""
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> tuple[Header, ...]: ...
 
 
 _file_slots = asyncio.Semaphore(FILES_MAX)
@@ -206,7 +219,7 @@ class HttpDialect(NamedTuple):
 
     name: str
     recognise: Callable[[Request, bool], bool]  # also told whether the path is one of ours
-    answer: Route | None  # None: known, but not served
+    answer: "Callable[[Request], Awaitable[WholeAnswer]] | None"  # None: known, but not served
 
 
 class App:
@@ -249,6 +262,7 @@ class App:
         given = request.headers.get(b"x-correlation-id")
         name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
+        answer: Answer | WholeAnswer
         try:
             answer = await self._answer(request)
         except ConnectionResetError:
@@ -277,28 +291,29 @@ class App:
             )  # fmt: skip
             request.peer.cut_off()
 
-    async def _send(self, request: Request, answer: Answer, correlation_id: str) -> None:
-        headers, body = [*answer.headers, _NO_SNIFF], answer.body
+    async def _send(
+        self, request: Request, answer: Answer | WholeAnswer, correlation_id: str
+    ) -> None:
+        status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
         if correlation_id:
             headers.append((b"x-correlation-id", correlation_id.encode()))
         if isinstance(body, bytes):
             if len(body) > SLICE_BYTES and request.method == "GET" and self._is_crowded(len(body)):
-                body, headers = _BUSY, [PROBLEM, (b"retry-after", b"1")]
-                answer = answer._replace(status=503)
-            if answer.status != 204:  # RFC 9110, 8.6
+                status, body, headers = 503, _BUSY, [PROBLEM, (b"retry-after", b"1")]
+            if status != 204:  # RFC 9110, 8.6
                 headers.append((b"content-length", b"%d" % len(body)))
             if len(body) <= SLICE_BYTES:
-                await request.peer.answer(answer.status, headers, body)
+                await request.peer.answer(status, headers, body)
                 return
             send = request.send
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send_slices(body, request.connection, send)
         elif request.version == "1.0":
             headers = [PROBLEM, CLOSE, (b"content-length", b"%d" % len(_OLD))]
             await request.peer.answer(505, headers, _OLD)
         else:
             send = request.send
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await _stream(body, request.connection, send)
 
     def _is_crowded(self, size: int) -> bool:
@@ -318,7 +333,7 @@ class App:
         finally:
             self.answers_bytes -= len(body)
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> Answer | WholeAnswer:
         _check_protocol(request)
         if request.head.query:
             request.query = _query(request.head.query)
@@ -336,7 +351,7 @@ class App:
             request.principal = self._identify(request)
         return await route(request)
 
-    async def _of(self, dialect: HttpDialect, request: Request) -> Answer:
+    async def _of(self, dialect: HttpDialect, request: Request) -> WholeAnswer:
         """It looks at credentials in its own way, and says in its own words what is wrong."""
         if dialect.answer is None:
             raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from posthouse.server import hot
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
 from posthouse.server.health import health
-from posthouse.server.http import Answer, App, HttpDialect, Request
+from posthouse.server.http import Answer, App, HttpDialect, Request, WholeAnswer
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
 
@@ -37,11 +37,11 @@ def http_dialects(
 ) -> tuple[HttpDialect, ...]:
     """Recognised in this order, before the paths that are ours."""
 
-    async def to_localzure(request: Request) -> Answer:
-        return Answer(*await localzure().answer(request))
+    def to_localzure(request: Request) -> Awaitable[WholeAnswer]:
+        return localzure().answer(request)
 
-    async def to_service_bus(request: Request) -> Answer:
-        return Answer(*await service_bus().answer(request))
+    def to_service_bus(request: Request) -> Awaitable[WholeAnswer]:
+        return service_bus().answer(request)
 
     return (
         HttpDialect("SQS", _is_sqs, None),

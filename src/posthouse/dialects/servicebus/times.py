@@ -46,6 +46,7 @@ def duration(ms: int | None) -> str:
     return f"P{day}T{''.join(parts)}"
 
 
+@lru_cache(1_000)
 def moment(unix_ms: int) -> str:
     """A moment; 0: never."""
     if not unix_ms:

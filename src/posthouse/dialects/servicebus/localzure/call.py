@@ -136,7 +136,7 @@ class Call:
         """So many were sent, received, completed; and how long that took, where it is told."""
         labels = self._labels()
         if number:
-            self.figures.count(what, *labels, number)
+            self.figures.did(what, *labels, number)
         if how:
             self.figures.took(how, *labels, time.perf_counter() - begun)
 

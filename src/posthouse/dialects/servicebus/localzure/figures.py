@@ -53,11 +53,15 @@ class Figures:
             self._known[labels] = None
         return labels
 
-    def count(self, what: str, kind: str, name: str, number: int) -> None:
+    def did(self, what: str, kind: str, name: str, number: int) -> None:
+        """So many were sent, received, and so on."""
         self._done[what][self._labels(kind, name)] += number
 
     def took(self, what: str, kind: str, name: str, seconds: float) -> None:
-        self._took[what].setdefault(self._labels(kind, name), Histogram()).add(seconds)
+        took, labels = self._took[what], self._labels(kind, name)
+        if labels not in took:
+            took[labels] = Histogram()
+        took[labels].add(seconds)
 
     def evaluated(self, topic: str, seconds: float) -> None:
         self._filters.setdefault(self._labels(topic), Histogram()).add(seconds)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -75,12 +76,18 @@ def read(kind: type[Form], body: bytes, *, optional: bool = False) -> Form:
     if optional and not body.strip():
         body = b"{}"
     with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return msgspec.json.decode(body, type=kind)  # as the names are spelled here
+        decoder: msgspec.json.Decoder[Form] = _decoder(kind)
+        return decoder.decode(body)  # as the names are spelled here
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Unprocessable("", f"The body is not JSON: {error}") from None
     return converted(kind, given)
+
+
+@cache
+def _decoder(kind: type[Form]) -> msgspec.json.Decoder[Form]:
+    return msgspec.json.Decoder(kind)
 
 
 def converted(kind: type[Form], given: object) -> Form:

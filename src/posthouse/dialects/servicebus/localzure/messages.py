@@ -51,8 +51,11 @@ WAIT_SECONDS_MAX = 60
 _MODES = {"peeklock": False, "receiveanddelete": True}
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def as_json(content: object, status: int = 200) -> Answer:
-    return Answer(msgspec.json.encode(content), status, (JSON,))
+    return Answer(_encode(content), status, (JSON,))
 
 
 # Sending.

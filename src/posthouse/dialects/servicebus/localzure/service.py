@@ -248,6 +248,9 @@ _RULE: dict[str, Route] = {
     "GET": entities.get_rule, "PUT": entities.put_rule, "DELETE": entities.delete_rule,
 }  # fmt: skip
 _STATE: dict[str, Route] = {"GET": messages.get_state, "PUT": messages.set_state}
+_SEND: dict[str, Route] = {"POST": messages.send}
+_RECEIVE: dict[str, Route] = {"POST": messages.receive}
+_SETTLE: dict[str, Route] = dict.fromkeys(("DELETE", "PUT", "POST"), messages.settle_by_path)
 
 
 def _routes(place: Place) -> dict[str, Route]:
@@ -257,7 +260,7 @@ def _routes(place: Place) -> dict[str, Route]:
         case [] if not place.dead:
             return _ENTITY
         case ["messages"] if not place.dead and place.kind != "subscription":
-            return {"POST": messages.send}
+            return _SEND
         case ["messages", "batch"] if not place.dead and place.kind != "subscription":
             return {"POST": messages.send_batch}
     if place.kind == "topic":
@@ -266,7 +269,7 @@ def _routes(place: Place) -> dict[str, Route]:
         case ["messages", "head"]:
             return {"POST": messages.head, "DELETE": messages.take_head}
         case ["messages", "receive"]:
-            return {"POST": messages.receive}
+            return _RECEIVE
         case ["messages", "deferred"]:
             return {"POST": messages.deferred}
         case ["messages", verb] if verb in messages.VERBS:
@@ -274,7 +277,7 @@ def _routes(place: Place) -> dict[str, Route]:
         case ["messages", "scheduled", _]:
             return {"DELETE": messages.cancel}
         case ["messages", _, _]:
-            return dict.fromkeys(("DELETE", "PUT", "POST"), messages.settle_by_path)
+            return _SETTLE
         case ["messages", _, _, verb] if verb.casefold() in messages.VERBS:
             return dict.fromkeys(("PUT", "POST"), messages.settle_by_path)
         case ["sessions", "accept"]:
