@@ -20,7 +20,6 @@ from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthori
 from posthouse.core.model import Right, entity_of, find
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
-from posthouse.dialects.servicebus.address import folded
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.xml import element, text
 
@@ -138,7 +137,11 @@ class Path(NamedTuple):
 
     parts: list[str]  # as they were separated: a part may have slashes in it
     names: list[str]  # so that a/b and a%2Fb are the same
-    folded: tuple[str, ...]  # for comparing with what a token is for
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """For comparing with what a token is for."""
+        return tuple(map(str.casefold, self.names))
 
 
 def path_of(request: Request) -> Path:
@@ -149,12 +152,11 @@ def path_of(request: Request) -> Path:
     try:
         if b"%" not in raw:
             names = [part for part in raw.decode().split("/") if part]
-            return Path(names, names, tuple(map(str.casefold, names)))
+            return Path(names, names)
         parts = [unquote_to_bytes(part).decode() for part in request.parts if part]
     except UnicodeDecodeError:
         raise Wrong(400, "The path must be UTF-8.") from None
-    names = names_in(parts)
-    return Path(parts, names, folded("/".join(names)))
+    return Path(parts, names_in(parts))
 
 
 def names_in(parts: list[str]) -> list[str]:

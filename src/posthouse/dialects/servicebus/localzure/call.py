@@ -134,11 +134,8 @@ class Call:
 
     def did(self, what: str, number: int, how: str = "", begun: float = 0) -> None:
         """So many were sent, received, completed; and how long that took, where it is told."""
-        labels = self._labels()
-        if number:
-            self.figures.did(what, *labels, number)
-        if how:
-            self.figures.took(how, *labels, time.perf_counter() - begun)
+        kind, name = self._labels()
+        self.figures.did(what, kind, name, number, how, time.perf_counter() - begun)
 
     def ask_filters(self, message: NewMessage) -> None:
         """Once more than the core does, to see how long it takes."""

@@ -53,15 +53,16 @@ class Figures:
             self._known[labels] = None
         return labels
 
-    def did(self, what: str, kind: str, name: str, number: int) -> None:
-        """So many were sent, received, and so on."""
-        self._done[what][self._labels(kind, name)] += number
-
-    def took(self, what: str, kind: str, name: str, seconds: float) -> None:
-        took, labels = self._took[what], self._labels(kind, name)
-        if labels not in took:
-            took[labels] = Histogram()
-        took[labels].add(seconds)
+    def did(self, what: str, kind: str, name: str, number: int, how: str, seconds: float) -> None:
+        """So many were sent, received, and so on; and how long that took, where it is told."""
+        labels = self._labels(kind, name)
+        if number:
+            self._done[what][labels] += number
+        if how:
+            took = self._took[how]
+            if labels not in took:
+                took[labels] = Histogram()
+            took[labels].add(seconds)
 
     def evaluated(self, topic: str, seconds: float) -> None:
         self._filters.setdefault(self._labels(topic), Histogram()).add(seconds)
