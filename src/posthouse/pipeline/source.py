@@ -1,0 +1,280 @@
+"""Reading: `spark.read.format("posthouse")`, and `readStream`.
+
+A reader asks the feed for ranges of positions. A position is never given to anything else, so the
+same range is the same rows whenever it is read.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from posthouse.pipeline.options import COLUMNS, Options, Range, first_at
+from posthouse.pipeline.wire import Broker
+
+ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows, in which shape."""
+
+    broker: Broker
+    namespace: str | None
+    entity: str | None
+    kinds: tuple[str, ...]
+    schema: pa.Schema
+
+    @property
+    def query(self) -> dict[str, str]:
+        said = {
+            "namespace": self.namespace, "entity": self.entity, "kinds": ",".join(self.kinds)
+        }  # fmt: skip
+        return {name: value for name, value in said.items() if value}
+
+    def read(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Raises PosthouseError."""
+        columns: list[str] | None = [COLUMNS[name][1] for name in self.schema.names]
+        if not self.query and len(self.schema.names) == len(COLUMNS):
+            columns = None  # as it lies there, which is fastest
+        for batch in self.broker.rows(first, end, columns, **self.query):
+            yield shaped(batch, self.schema)
+
+
+def wanted(options: Options, schema: StructType) -> Wanted:
+    """Raises PosthouseError."""
+    options.check_columns(schema.names)
+    broker = options.broker()
+    return Wanted(
+        broker, options.namespace(), options.entity(broker), options.kinds(),
+        to_arrow_schema(schema, timezone="UTC"),
+    )  # fmt: skip
+
+
+def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of the feed, with these columns of these types."""
+    columns = [_converted(batch.column(COLUMNS[each.name][1]), each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type.equals(kind):
+        return column
+    if pa.types.is_map(kind):
+        return _by_value(column, kind, _as_map)
+    if pa.types.is_binary(column.type) and pa.types.is_string(kind):
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            return pa.array([_as_text(each) for each in column.to_pylist()], kind)
+    if pa.types.is_binary(column.type):
+        return pa.array([_as_json(each) for each in column.to_pylist()], kind)
+    return column.cast(kind)
+
+
+def _by_value(column: pa.Array, kind: pa.DataType, make: Any) -> pa.Array:
+    """Each value that occurs is looked at once: there are mostly few."""
+    if column.null_count == len(column):
+        return pa.nulls(len(column), kind)
+    encoded = column.dictionary_encode()
+    made = pa.array([make(each) for each in encoded.dictionary.to_pylist()], kind)
+    return made.take(encoded.indices)
+
+
+def _as_map(text: str) -> list[tuple[str, str | None]]:
+    return [(name, _as_word(value)) for name, value in json.loads(text).items()]
+
+
+def _as_word(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _as_text(body: bytes | None) -> str | None:
+    return None if body is None else body.decode(errors="replace")
+
+
+def _as_json(body: bytes | None) -> Any:
+    """Null where it is none, as Spark's own from_json has it."""
+    if body is None:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+@dataclass
+class Part(InputPartition):
+    """Positions that one task reads."""
+
+    first: int
+    end: int
+
+
+def parts(first: int, end: int, count: int) -> list[Part]:
+    """So many, as equal as they can be; fewer where there are not as many rows."""
+    count = max(1, min(count, end - first))
+    cuts = [first + (end - first) * at // count for at in range(count + 1)]
+    return [Part(cuts[at], cuts[at + 1]) for at in range(count)]
+
+
+class Reader(DataSourceReader):
+    """All that there is in a range when it is planned."""
+
+    def __init__(self, wanted: Wanted, range: Range, partitions: int) -> None:
+        self._wanted = wanted
+        self._range = range
+        self._partitions = partitions
+
+    def partitions(self) -> Sequence[InputPartition]:
+        first, end = self._range.first, self._range.end
+        last = int(self._wanted.broker.get("/feed/status")["last"])
+        end = last + 1 if end is None else min(end, last + 1)
+        return _parts(first, end, self._partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Part):  # where nothing is left, Spark asks for one that is none
+            yield from self._wanted.read(partition.first, partition.end)
+
+
+def _parts(first: int, end: int, wanted: int) -> list[Part]:
+    """Where it is not said how many, each of a size that keeps a task busy for some seconds."""
+    if end <= first:
+        return []
+    return parts(first, end, wanted or -(-(end - first) // ROWS_OF_A_PARTITION))
+
+
+class PushingReader(Reader):
+    """Takes conditions on position, time, entity, namespace and kind to the broker."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Gives back those that Spark has to look at itself."""
+        for each in filters:
+            if not self._takes(each):
+                yield each
+
+    def _takes(self, condition: Filter) -> bool:
+        column: tuple[str, ...] = getattr(condition, "attribute", ())
+        name = column[0] if len(column) == 1 else ""
+        wanted, first, end = self._wanted, self._range.first, self._range.end
+        match condition:
+            case EqualTo(value=int(value)) if name == "position":
+                self._narrow(value, value + 1)
+            case GreaterThan(value=int(value)) if name == "position":
+                self._narrow(value + 1, end)
+            case GreaterThanOrEqual(value=int(value)) if name == "position":
+                self._narrow(value, end)
+            case LessThan(value=int(value)) if name == "position":
+                self._narrow(first, value)
+            case LessThanOrEqual(value=int(value)) if name == "position":
+                self._narrow(first, value + 1)
+            case GreaterThan(value=datetime()) | GreaterThanOrEqual(value=datetime()) if (
+                name == "time"
+            ):
+                self._narrow(self._at(condition.value), end)
+                return False  # to the millisecond it is Spark who looks
+            case LessThan(value=datetime()) | LessThanOrEqual(value=datetime()) if name == "time":
+                later = condition.value.replace(microsecond=0).timestamp() + 1
+                self._narrow(first, self._at(datetime.fromtimestamp(later, UTC)))
+                return False
+            case EqualTo(value=str(value)) if name in ("namespace", "entity"):
+                before = getattr(wanted, name)
+                if before not in (None, value) or (name == "entity" and not wanted.namespace):
+                    return False
+                changed: dict[str, Any] = {name: value}
+                self._wanted = replace(wanted, **changed)
+            case EqualTo(value=str(value)) if name == "kind" and not wanted.kinds:
+                self._wanted = replace(wanted, kinds=(value,))
+            case In(value=values) if name == "kind" and not wanted.kinds:
+                self._wanted = replace(wanted, kinds=tuple(map(str, values)))
+            case _:
+                return False
+        return True
+
+    def _at(self, moment: datetime) -> int:
+        broker = self._wanted.broker
+        status = broker.get("/feed/status")
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return first_at(broker, moment, int(status["first"]), int(status["last"]) + 1)
+
+    def _narrow(self, first: int, end: int | None) -> None:
+        before = self._range
+        ends = [each for each in (before.end, end) if each is not None]
+        self._range = Range(max(before.first, first), min(ends, default=None))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What comes, from an offset on. An offset is the position of the next row."""
+
+    def __init__(
+        self, wanted: Wanted, range: Range, partitions: int, rows: int, reader: str | None
+    ) -> None:
+        self._wanted = wanted
+        self._reader = reader  # under whose name the broker keeps what was not read
+        self._acknowledged = 0
+        self._range = range
+        self._partitions = partitions
+        self._rows = rows  # of a batch at most; 0: all that there are
+        self._target: int | None = None  # where to stop, if that was fixed
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"position": self._range.first}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._rows) if self._rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._end()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """What is before the start is done with: Spark has written down that it is."""
+        if self._reader is not None and start["position"] > self._acknowledged:
+            self._wanted.broker.acknowledge(self._reader, start["position"] - 1)
+            self._acknowledged = start["position"]
+        end = self._end() if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["position"] + limit.max_rows)
+        return {"position": max(end, start["position"])}
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return {"position": self._end()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return _parts(start["position"], end["position"], self._partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Part):
+            yield from self._wanted.read(partition.first, partition.end)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing follows from it: Spark says so late, and of the last batch not at all."""
+
+    def _end(self) -> int:
+        last = int(self._wanted.broker.get("/feed/status")["last"])
+        return last + 1 if self._range.end is None else min(self._range.end, last + 1)

@@ -1,0 +1,181 @@
+"""Asking a broker over HTTP, from wherever Spark runs.
+
+What is in this folder and taken to a cluster needs PySpark and PyArrow there, and nothing of
+Posthouse's: it goes along by value.
+"""
+
+import base64
+import http.client
+import io
+import json
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import pyarrow as pa
+
+ARROW = "application/vnd.apache.arrow.stream"
+TIMEOUT_SECONDS = 60
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.1, 2.0
+BUFFER_BYTES = 1 << 20
+
+
+class PosthouseError(Exception):
+    """What went wrong, and what to do."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where it is, and who asks. What goes wrong in passing is tried again for a while."""
+
+    url: str
+    name: str | None = None
+    key: str | None = field(default=None, repr=False)
+    authority: str | None = field(default=None, repr=False)  # certificates to trust, in PEM
+    retry_seconds: float = 60
+
+    def get(self, path: str) -> Any:
+        """What is said in JSON. Raises PosthouseError."""
+        return self._patiently("GET", path)
+
+    def post(self, path: str, content: Any) -> Any:
+        """It may be asked several times for it. Raises PosthouseError."""
+        return self._patiently("POST", path, json.dumps(content).encode())
+
+    def acknowledge(self, reader: str, position: int) -> None:
+        """A named reader has read so far; what is behind that is kept for it."""
+        said = json.dumps({"position": position}).encode()
+        self._patiently("PUT", f"/api/v1/readers/{quote(reader, safe='')}", said)
+
+    def find(self, path: str) -> Any | None:
+        """As `get`, None where there is no such thing. Raises PosthouseError."""
+        try:
+            return self.get(path)
+        except _NotFound:
+            return None
+
+    def rows(
+        self, first: int, end: int, columns: Sequence[str] | None, **query: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Of the positions from the first on, and before the end. Raises PosthouseError.
+
+        Where a connection breaks, it goes on behind what it has.
+        """
+        if columns is not None:
+            query["columns"] = ",".join(dict.fromkeys(("position", *columns)))
+        patience = _Patience(self)
+        while first < end:
+            try:
+                asked = {"after": first - 1, "limit": end - first, **query}
+                with self._ask("GET", f"/feed?{urlencode(asked)}", ARROW) as answer:
+                    behind = int(answer.headers["posthouse-next"]) + 1
+                    stream = pa.ipc.open_stream(io.BufferedReader(answer, BUFFER_BYTES))
+                    for batch in stream:
+                        if batch.num_rows:
+                            yield batch
+                            first = batch.column("position")[-1].as_py() + 1
+                            patience = _Patience(self)
+                if behind <= first < end:
+                    raise PosthouseError(
+                        f"The feed of {self.url} ends at position {behind - 1}, before {end - 1}:"
+                        " it is not the broker that it was."
+                    )
+                first = behind
+            except (OSError, http.client.HTTPException, pa.ArrowInvalid, _Busy) as error:
+                patience.wait(error)
+
+    def _patiently(self, method: str, path: str, body: bytes | None = None) -> Any:
+        patience = _Patience(self)
+        while True:
+            try:
+                with self._ask(method, path, "application/json", body) as answer:
+                    return json.loads(answer.read() or b"null")
+            except (OSError, http.client.HTTPException, _Busy) as error:
+                patience.wait(error)
+
+    def _ask(
+        self, method: str, path: str, accept: str, body: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        """Raises PosthouseError, OSError, HTTPException or _Busy."""
+        where = urlsplit(self.url)
+        host, port = where.hostname or "localhost", where.port
+        connection: http.client.HTTPConnection
+        if where.scheme == "https":
+            context = ssl.create_default_context(cadata=self.authority)
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=TIMEOUT_SECONDS, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        headers = {"accept": accept, "connection": "close"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        if self.key is not None:
+            given = base64.b64encode(f"{self.name}:{self.key}".encode()).decode()
+            headers["authorization"] = f"Basic {given}"
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()  # with it the connection is closed
+        if answer.status < 300:
+            return answer
+        with answer:
+            raise self._refused(answer)
+
+    def _refused(self, answer: http.client.HTTPResponse) -> Exception:
+        try:
+            problem = json.loads(answer.read(1 << 16))
+            detail = str(problem.get("detail"))
+        except (ValueError, AttributeError):
+            detail = answer.reason
+        match answer.status:
+            case 401 | 403:
+                return PosthouseError(
+                    f"{self.url} does not let {self.name or 'who gives no key'} in: {detail} Give"
+                    " the options accessKeyName and accessKey; reading takes the right to listen."
+                )
+            case 404:
+                return _NotFound(f"{self.url} says: {detail}")
+            case 410:
+                return PosthouseError(
+                    f"What was to be read is gone, retention has overtaken the reader: {detail}"
+                    " Begin at a later position, and register a reader so that it is kept."
+                )
+            case 429 | 503:
+                return _Busy(detail)
+            case _:
+                return PosthouseError(f"{self.url} says: {detail}")
+
+
+class _NotFound(PosthouseError):
+    """There is no such thing."""
+
+
+class _Busy(Exception):
+    """It is to be tried again."""
+
+
+class _Patience:
+    """Waits between tries, each time longer, until it has been long enough."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._end = time.monotonic() + broker.retry_seconds
+        self._pause = PAUSE_SECONDS
+
+    def wait(self, error: Exception) -> None:
+        """Raises PosthouseError."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise PosthouseError(
+                f"The certificate of {self._broker.url} is not trusted: {error.verify_message}."
+                " Name the file of its authority with the option caFile."
+            ) from error
+        if time.monotonic() + self._pause > self._end:
+            raise PosthouseError(
+                f"There is no answer from {self._broker.url} after"
+                f" {self._broker.retry_seconds:g} s: {error!r}. Is the broker running, and is the"
+                " option url right?"
+            ) from error
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
