@@ -20,10 +20,12 @@ run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
 
 test: .venv/ready .venv/js .venv/proton .venv/servicebus-$(OLD)
-	$(BIN)/coverage run -m pytest tests/core tests/store --ignore $(BY_CHANCE)
-	$(BIN)/coverage report
+	@echo "The core and the store, and beside them what runs on Spark:"
+	$(BIN)/pytest tests/pipeline & spark=$$!; \
+	$(BIN)/coverage run -m pytest tests/core tests/store --ignore $(BY_CHANCE) && $(BIN)/coverage report; \
+	tested=$$?; wait $$spark && exit $$tested
 	$(BIN)/pytest $(ALONE)
-	$(BIN)/pytest -n 4 --dist loadfile --ignore tests/core --ignore tests/store $(addprefix --ignore ,$(ALONE)) tests $(BY_CHANCE)
+	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(BY_CHANCE)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 
 check: .venv/ready

@@ -57,11 +57,17 @@ class Client:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Client":
+        url, key, ca = cls.where(options)
+        named = options.namespace or os.environ.get("POSTHOUSE_NAMESPACE", "default")
+        return cls(url, key, named, ca)
+
+    @staticmethod
+    def where(options: argparse.Namespace) -> tuple[str, str | None, str | None]:
+        """Which broker is meant, the key to it, and whom to trust. Raises Failure."""
         environment = os.environ
-        return cls(
+        return (
             options.url or environment.get("POSTHOUSE_URL", URL),
             _key(options.key_file, environment.get("POSTHOUSE_KEY")),
-            options.namespace or environment.get("POSTHOUSE_NAMESPACE", "default"),
             options.ca or environment.get("POSTHOUSE_CA"),
         )
 

@@ -63,6 +63,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_looks(rooms)
     _add_access(rooms)
     _add_store(rooms)
+    _add_pipeline(rooms)
     _add_tools(rooms, settings=settings)
     return parser
 
@@ -500,6 +501,43 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--last", type=int, required=True, metavar="POSITION")
     made.add_argument("--from", dest="source", metavar="QUEUE", help="only what was sent to it")
     made.add_argument("--into", required=True, metavar="QUEUE")
+
+
+def _add_pipeline(rooms: Rooms) -> None:
+    pipeline = _room(rooms, "pipeline", "messages as data, on Spark")
+
+    def action(name: str, help: str, example: str = "") -> argparse.ArgumentParser:
+        made = _remote(pipeline, name, f"pipeline:{name}", help, example)
+        made.add_argument(
+            "--lake", default="posthouse-lake", metavar="WHERE",
+            help="a folder, or an address that Spark can reach (posthouse-lake)",
+        )  # fmt: skip
+        made.add_argument(
+            "--master",
+            default="local[*]",
+            help="where Spark runs: local[*], spark://..., yarn, k8s://..., sc://... (local[*])",
+        )
+        return made
+
+    made = action(
+        "archive", "bring everything that happened into the lake, once",
+        "posthouse pipeline archive --lake lake --follow",
+    )  # fmt: skip
+    made.add_argument("--follow", action="store_true", help="go on until it is stopped")
+    made.add_argument("--reader", default="archive", metavar="NAME",
+                      help="under which the broker keeps what was not archived")  # fmt: skip
+    _add_rows(made)
+    made = action("backfill", "bring what is missing in the lake, and still in the broker")
+    made.add_argument("--first", type=int, metavar="POSITION", help="the broker's first")
+    made.add_argument("--last", type=int, metavar="POSITION", help="the lake's last")
+    _add_rows(made)
+    action("verify", "read the whole lake, and say whether every position is there once")
+    _add_rows(action("compact", "put small ranges of the lake together"))
+    action("status", "what is in the lake, and how far behind it is")
+
+
+def _add_rows(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--rows", type=int, default=500_000, metavar="N", help="of a range, at most")
 
 
 def _add_tools(rooms: Rooms, *, settings: bool) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from posthouse.pipeline.wire import Broker, PosthouseError
 
-URL = "http://localhost:5672"
+URL = "http://127.0.0.1:5300"
 
 # What a message has, as it is called here and in the feed.
 COLUMNS = {
@@ -110,7 +110,10 @@ class Options:
                 raise PosthouseError(
                     f"The option caFile names what cannot be read: {error}."
                 ) from None
-        return Broker(url.rstrip("/"), name, key, authority, self.number("retrySeconds", 60, 0))
+        return Broker(
+            url.rstrip("/"), name, key, authority, self.number("retrySeconds", 60, 0),
+            self._given.get("caFile"),
+        )  # fmt: skip
 
     def namespace(self) -> str | None:
         """Where an entity is named without one it is the default one's."""

@@ -38,6 +38,8 @@ _SETTINGS = {
 _HERE = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions":
+        f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}",
 }  # fmt: skip
 
 
@@ -70,6 +72,7 @@ def session(
         os.environ["JAVA_HOME"] = java_home()
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             chosen |= _HERE
         builder = builder.master(master)
     for name, value in (chosen | (settings or {})).items():

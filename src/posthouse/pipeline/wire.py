@@ -36,6 +36,15 @@ class Broker:
     key: str | None = field(default=None, repr=False)
     authority: str | None = field(default=None, repr=False)  # certificates to trust, in PEM
     retry_seconds: float = 60
+    authority_file: str | None = None  # where they were read from
+
+    def options(self) -> dict[str, str]:
+        """As they are given to Spark."""
+        said = {
+            "url": self.url, "accessKeyName": self.name, "accessKey": self.key,
+            "caFile": self.authority_file, "retrySeconds": f"{self.retry_seconds:g}",
+        }  # fmt: skip
+        return {name: value for name, value in said.items() if value is not None}
 
     def get(self, path: str) -> Any:
         """What is said in JSON. Raises PosthouseError."""
@@ -49,6 +58,11 @@ class Broker:
         """A named reader has read so far; what is behind that is kept for it."""
         said = json.dumps({"position": position}).encode()
         self._patiently("PUT", f"/api/v1/readers/{quote(reader, safe='')}", said)
+
+    def reader(self, name: str) -> int | None:
+        """How far a named reader has read."""
+        known = self.get("/api/v1/readers")["readers"]
+        return next((int(each["position"]) for each in known if each["name"] == name), None)
 
     def find(self, path: str) -> Any | None:
         """As `get`, None where there is no such thing. Raises PosthouseError."""

@@ -1,0 +1,206 @@
+"""Commands that run on Spark: archiving the feed, and looking after the lake."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import wraps
+from typing import TYPE_CHECKING
+
+from posthouse.cli.client import Client
+from posthouse.cli.codes import FAILED, OK, fail, say
+from posthouse.cli.show import size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from posthouse.pipeline.jobs.archive import Progress
+    from posthouse.pipeline.lake import Lake
+    from posthouse.pipeline.wire import Broker
+
+AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
+Run = Callable[[argparse.Namespace], int]
+
+
+def _on_spark(run: Run) -> Run:
+    """What can go wrong with any of them is told in a sentence."""
+
+    @wraps(run)
+    def guarded(options: argparse.Namespace) -> int:
+        from posthouse.pipeline.lake import LakeError
+        from posthouse.pipeline.session import NoSpark
+        from posthouse.pipeline.wire import PosthouseError
+
+        try:
+            return run(options)
+        except (LakeError, NoSpark, PosthouseError, OSError) as error:
+            return fail(str(error), FAILED)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+                raise
+            return fail(_said(error), FAILED)
+
+    return guarded
+
+
+def _said(error: Exception) -> str:
+    """What went wrong in Spark: of what was raised in a task of ours, the sentence."""
+    for line in reversed(str(error).splitlines()):
+        if "PosthouseError: " in line:
+            return line.partition("PosthouseError: ")[2]
+    return f"Spark failed: {error}"
+
+
+def _spark(options: argparse.Namespace) -> "SparkSession":
+    from posthouse.pipeline.session import session
+
+    _Telling(options).tell("Starting Spark", {"doing": "starting Spark"})
+    return session(options.master)
+
+
+def _broker(options: argparse.Namespace) -> "Broker":
+    """The one that other commands would ask."""
+    from posthouse.pipeline.options import COMMON, Options
+
+    url, key, ca = Client.where(options)
+    given = {"url": url}
+    if key is not None:
+        name, _, secret = key.partition(":")
+        given |= {"accessKeyName": name, "accessKey": secret}
+    if ca is not None:
+        given["caFile"] = ca
+    broker = Options(given, COMMON).broker()
+    replace(broker, retry_seconds=AT_ONCE_SECONDS).get("/feed/status")  # it is told soon if not
+    return broker
+
+
+def _lake(options: argparse.Namespace) -> "Lake":
+    from posthouse.pipeline.lake import Lake
+
+    return Lake(options.lake)
+
+
+class _Telling:
+    """How far it has come: on a terminal in one line, else as lines of JSON."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._rich = sys.stderr.isatty() and not options.json
+
+    def tell(self, text: str, fields: dict[str, object]) -> None:
+        if self._rich:
+            sys.stderr.write(f"\r\033[K{text}")
+        else:
+            sys.stderr.write(json.dumps(fields) + "\n")
+        sys.stderr.flush()
+
+    def progress(self, now: "Progress") -> None:
+        left = now.seconds_left
+        until = "" if left is None or not now.lag else f", {left:.0f} s left"
+        self.tell(
+            f"position {now.position - 1:,} of {now.last:,}: {now.rows:,} rows,"
+            f" {now.rate:,.0f} a second, {now.lag:,} behind{until}",
+            {
+                "position": now.position - 1, "last": now.last, "rows": now.rows,
+                "rate": round(now.rate), "lag": now.lag,
+                "seconds_left": None if left is None else round(left, 1),
+            },
+        )  # fmt: skip
+
+    def end(self) -> None:
+        if self._rich:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def _result(options: argparse.Namespace, text: str, fields: dict[str, object]) -> None:
+    say(json.dumps(fields) if options.json else text)
+
+
+@_on_spark
+def archive(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs.archive import archive as job
+
+    telling, broker, lake = _Telling(options), _broker(options), _lake(options)
+    rows = job(
+        _spark(options), broker, lake, reader=options.reader, rows=options.rows,
+        follow=options.follow, told=telling.progress,
+    )  # fmt: skip
+    telling.end()
+    end = lake.end()
+    last = None if end is None else end - 1
+    _result(
+        options, f"{rows:,} rows were archived; {lake.where} goes up to position {last}.",
+        {"rows": rows, "last": last, "lake": lake.where},
+    )  # fmt: skip
+    return OK
+
+
+@_on_spark
+def backfill(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs.archive import backfill as job
+
+    telling, broker, lake = _Telling(options), _broker(options), _lake(options)
+    status = broker.get("/feed/status")
+    first = int(status["first"]) if options.first is None else options.first
+    end = (lake.end() or int(status["last"]) + 1) if options.last is None else options.last + 1
+    rows = job(_spark(options), broker, lake, first, end, rows=options.rows, told=telling.progress)
+    telling.end()
+    _result(options, f"{rows:,} rows were added.", {"rows": rows, "lake": lake.where})
+    return OK
+
+
+@_on_spark
+def verify(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs.archive import verify as job
+
+    lake = _lake(options)
+    found = job(_spark(options), lake)
+    _Telling(options).end()
+    lines = [f"{found.ranges} ranges with {found.rows:,} rows."]
+    lines += [f"Positions {first} to {end - 1} are missing." for first, end in found.gaps]
+    lines += [f"Wrong: {each}." for each in found.wrong]
+    if found.unnamed:
+        lines.append(f"{len(found.unnamed)} files are of no range; archive sweeps them away.")
+    lines.append("All is well." if found.is_well else "NOT all is well.")
+    _result(options, "\n".join(lines), {**asdict(found), "is_well": found.is_well})
+    return OK if found.is_well else FAILED
+
+
+@_on_spark
+def compact(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs.archive import compact as job
+
+    lake = _lake(options)
+    before = len(lake.manifests())
+    replaced = job(_spark(options), lake, rows=options.rows)
+    _Telling(options).end()
+    after = len(lake.manifests())
+    _result(
+        options, f"{replaced} ranges were put together; there are {after}, there were {before}.",
+        {"replaced": replaced, "ranges": after},
+    )  # fmt: skip
+    return OK
+
+
+@_on_spark
+def status(options: argparse.Namespace) -> int:
+    """Without Spark: it is all in the manifests."""
+    lake, feed = _lake(options), _broker(options).get("/feed/status")
+    there = lake.manifests()
+    end = there[-1].end if there else int(feed["first"])
+    fields: dict[str, object] = {
+        "ranges": len(there), "rows": sum(each.rows for each in there),
+        "size_bytes": sum(each.size_bytes for each in there),
+        "first": there[0].first if there else None, "last": end - 1 if there else None,
+        "gaps": lake.gaps(), "lag": max(0, int(feed["last"]) + 1 - end),
+    }  # fmt: skip
+    held = size(sum(each.size_bytes for each in there))
+    text = (
+        f"{fields['rows']:,} rows in {len(there)} ranges, {held}; positions {fields['first']} to"
+        f" {fields['last']}, {fields['lag']:,} behind the broker."
+    )
+    for first, behind in lake.gaps():
+        text += f"\nPositions {first} to {behind - 1} are missing; run: posthouse pipeline backfill"
+    _result(options, text, fields)
+    return OK

@@ -1,0 +1,213 @@
+"""Archiving: the feed into a lake, every position once.
+
+It goes on where the lake ends, range by range. A range is written, counted, and then named by a
+manifest; only then is the broker told that it need not keep it. Whoever is stopped on the way
+leaves files that no manifest names, which the next one sweeps away. There is no checkpoint to lose.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from posthouse.pipeline.lake import Lake, Manifest, range_name
+from posthouse.pipeline.wire import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 500_000  # of a range
+SMALL_ROWS = 100_000  # a range below that is worth being put together with others
+OWN_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
+POLL_SECONDS = 2.0
+READER = "archive"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it has come."""
+
+    position: int  # behind the last that is archived
+    last: int  # that there is
+    rows: int  # archived so far
+    seconds: float
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.last + 1 - self.position)
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.lag / self.rate if self.rate else None
+
+
+def archive(
+    spark: "SparkSession",
+    broker: Broker,
+    lake: Lake,
+    *,
+    reader: str = READER,
+    rows: int = ROWS,
+    follow: bool = False,
+    told: Callable[[Progress], None] = lambda _: None,
+) -> int:
+    """All that there is when it begins, or for ever; how many rows that was.
+
+    Raises PosthouseError or LakeError.
+    """
+    lake.sweep()
+    begun, done = time.monotonic(), 0
+    status = broker.get("/feed/status")
+    position = lake.end() or int(status["first"])
+    if broker.reader(reader) is None:
+        broker.acknowledge(reader, position - 1)
+    last = int(status["last"])
+    if _is_idle(broker, position, last):
+        last = position - 1
+    while True:
+        while position <= last:
+            end = min(position + rows, last + 1)
+            write(spark, broker, lake, position, end)
+            broker.acknowledge(reader, end - 1)
+            done += end - position
+            position = end
+            told(Progress(position, last, done, time.monotonic() - begun))
+        if not follow:
+            return done
+        time.sleep(POLL_SECONDS)
+        now = int(broker.get("/feed/status")["last"])
+        last = last if _is_idle(broker, position, now) else now
+
+
+def _is_idle(broker: Broker, position: int, last: int) -> bool:
+    """Nothing has happened but that readers have read: to archive that would never end."""
+    if last - position >= OWN_ROWS_MAX:
+        return False
+    kinds = broker.rows(position, last + 1, ["kind"])
+    return all(kind == "reader-set" for rows in kinds for kind in rows.column("kind").to_pylist())
+
+
+def backfill(
+    spark: "SparkSession",
+    broker: Broker,
+    lake: Lake,
+    first: int,
+    end: int,
+    *,
+    rows: int = ROWS,
+    told: Callable[[Progress], None] = lambda _: None,
+) -> int:
+    """What of these positions is not in the lake yet; how many rows that was."""
+    lake.sweep()
+    begun, done = time.monotonic(), 0
+    for gap_first, gap_end in missing(lake.manifests(), first, end):
+        for at in range(gap_first, gap_end, rows):
+            until = min(at + rows, gap_end)
+            write(spark, broker, lake, at, until)
+            done += until - at
+            told(Progress(until, end - 1, done, time.monotonic() - begun))
+    return done
+
+
+def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Of these positions, what no range has."""
+    for each in there:
+        if each.end <= first:
+            continue
+        if each.first >= end:
+            break
+        if first < each.first:
+            yield first, each.first
+        first = each.end
+    if first < end:
+        yield first, end
+
+
+def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: int) -> Manifest:
+    """One range. Raises PosthouseError or LakeError."""
+    read = spark.read.format("posthouse").option("view", "events").options(**broker.options())
+    rows = read.option("from", first).option("to", end).load()
+    _save(rows, lake, first, end)
+    return lake.add(first, end)
+
+
+def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
+    from pyspark.sql import functions as f
+
+    (
+        rows.withColumn("date", f.to_date("time"))
+        .withColumn("range", f.lit(range_name(first, end)))
+        .write.partitionBy("date", "range")
+        .mode("append")
+        .parquet(lake.data)
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found when a lake was looked through."""
+
+    ranges: int
+    rows: int
+    gaps: list[tuple[int, int]]
+    wrong: list[str]
+    unnamed: list[str]
+
+    @property
+    def is_well(self) -> bool:
+        return not self.gaps and not self.wrong
+
+
+def verify(spark: "SparkSession", lake: Lake) -> Verdict:
+    """Every file is as it was written, and every position is there once."""
+    from pyspark.sql import functions as f
+
+    there = lake.manifests()
+    wrong = [text for each in there for text in lake.check(each)]
+    if there and not wrong:
+        counted = lake.read(spark).groupBy("range").agg(
+            f.count("*").alias("rows"), f.countDistinct("position").alias("positions"),
+            f.min("position").alias("first"), f.max("position").alias("last"),
+        )  # fmt: skip
+        found = {row["range"]: row for row in counted.collect()}
+        for each in there:
+            row = found.get(each.name)
+            told = (
+                None if row is None else (row["rows"], row["positions"], row["first"], row["last"])
+            )
+            if told != (each.rows, each.rows, each.first, each.end - 1):
+                wrong.append(f"the range {each.name} holds {told} (rows, positions, first, last)")
+    rows = sum(each.rows for each in there)
+    return Verdict(len(there), rows, lake.gaps(), wrong, lake.unnamed())
+
+
+def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
+    """Puts small ranges that follow each other together; how many were replaced."""
+    lake.sweep()
+    replaced = 0
+    for run in runs(lake.manifests(), rows):
+        first, end = run[0].first, run[-1].end
+        _save(lake.read(spark, first, end), lake, first, end)
+        lake.add(first, end)
+        lake.sweep()  # those that it replaces
+        replaced += len(run)
+    return replaced
+
+
+def runs(there: list[Manifest], rows: int) -> Iterator[list[Manifest]]:
+    """Several that follow each other, most of them small, and together not too large."""
+    run: list[Manifest] = []
+    for each in there:
+        follows = bool(run) and run[-1].end == each.first
+        if not follows or sum(one.rows for one in run) + each.rows > rows or each.rows > SMALL_ROWS:
+            if len(run) > 1:
+                yield run
+            run = []
+        if each.rows <= SMALL_ROWS:
+            run.append(each)
+    if len(run) > 1:
+        yield run

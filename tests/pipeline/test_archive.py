@@ -1,0 +1,190 @@
+"""Archiving the feed into a lake, with a real broker and a real Spark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from posthouse.pipeline.jobs import archive as jobs
+from posthouse.pipeline.lake import Lake, LakeError
+from posthouse.pipeline.wire import Broker, PosthouseError
+from tests.server.running import Running, development
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POSTHOUSE = str(Path(sys.executable).with_name("posthouse"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Running]:
+    """A broker of its own: what is archived is everything."""
+    with development(tmp_path / "data", "--segment-size", "64K") as broker:
+        yield broker
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+def at(broker: Running) -> Broker:
+    return Broker(broker.url)
+
+
+def positions(lake: Lake) -> list[int]:
+    """As anybody reads Parquet, who knows of no manifest."""
+    table = ds.dataset(lake.data, format="parquet", partitioning="hive").to_table(["position"])
+    return sorted(table.column("position").to_pylist())
+
+
+def test_everything_is_archived_once_and_the_broker_is_told(
+    spark: "SparkSession", own: Running, lake: Lake
+) -> None:
+    for number in range(20):
+        own.send("orders", *(f"{number}-{at}" for at in range(10)))
+    told: list[jobs.Progress] = []
+    rows = jobs.archive(spark, at(own), lake, rows=90, told=told.append)
+    assert positions(lake) == list(range(1, rows + 1))
+    assert [each.rows for each in lake.manifests()] == [90, 90, rows - 180]
+    assert (told[-1].rows, told[-1].lag) == (rows, 0)
+    [reader] = own.call("GET", "/api/v1/readers").json["readers"]
+    assert (reader["name"], reader["position"]) == ("archive", rows)
+
+    assert jobs.archive(spark, at(own), lake) == 0  # of what it did itself there is nothing to tell
+    own.send("orders", "late")
+    more = jobs.archive(spark, at(own), lake)
+    assert more > 0
+    assert positions(lake) == list(range(1, rows + more + 1))
+
+    verdict = jobs.verify(spark, lake)
+    assert verdict.is_well
+    assert (verdict.ranges, verdict.rows) == (4, rows + more)
+    bodies = lake.read(spark).where("kind = 'sent'").selectExpr("cast(body as string) as b")
+    assert {row.b for row in bodies.collect()} >= {"0-0", "19-9", "late"}
+
+    assert jobs.compact(spark, lake) == 4
+    assert [each.rows for each in lake.manifests()] == [rows + more]
+    assert positions(lake) == list(range(1, rows + more + 1))
+    assert jobs.verify(spark, lake).is_well
+
+
+def test_what_was_left_half_done_is_done_anew(
+    spark: "SparkSession", own: Running, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after the files of a range are written, and before its manifest is."""
+    own.send("orders", *map(str, range(50)))
+
+    def ends(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "add", ends)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.archive(spark, at(own), lake)
+    assert lake.unnamed()
+    assert lake.manifests() == []
+    own.send("orders", "more")  # so that the range would be another
+    rows = jobs.archive(spark, at(own), lake)
+    assert positions(lake) == list(range(1, rows + 1))
+    assert lake.unnamed() == []
+
+
+def test_what_is_missing_is_filled_in(spark: "SparkSession", own: Running, lake: Lake) -> None:
+    own.send("orders", *map(str, range(50)))
+    jobs.write(spark, at(own), lake, 20, 30)
+    assert jobs.verify(spark, lake).is_well
+    assert jobs.backfill(spark, at(own), lake, 5, 41, rows=12) == 26
+    assert positions(lake) == list(range(5, 41))
+    assert lake.gaps() == []
+
+
+def test_a_row_that_is_there_twice_is_found(
+    spark: "SparkSession", own: Running, lake: Lake
+) -> None:
+    own.send("orders", *map(str, range(20)))
+    jobs.archive(spark, at(own), lake)
+    [manifest] = lake.manifests()
+    doubled = spark.read.parquet(f"{lake.where}/{manifest.files[0].path}")
+    rows = doubled.where("position > 1").unionAll(doubled.where("position = 2")).collect()
+    made = spark.createDataFrame(rows, doubled.schema).coalesce(1)
+    path = Path(lake.where) / manifest.files[0].path
+    made.write.parquet(str(path.with_name("anew")))
+    [new] = path.with_name("anew").glob("*.parquet")
+    size = new.stat().st_size
+    new.rename(path)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Spark's own
+    [said] = Path(lake.where).rglob("*.json")
+    content = json.loads(said.read_text())
+    content["files"][0]["size_bytes"] = size  # as if it had been written so
+    said.write_text(json.dumps(content))
+    verdict = jobs.verify(spark, lake)
+    assert not verdict.is_well
+    assert manifest.name in verdict.wrong[0]
+
+
+def test_a_lake_that_is_not_there_and_a_broker_that_is_not(
+    spark: "SparkSession", lake: Lake
+) -> None:
+    with pytest.raises(LakeError, match="There is nothing"):
+        lake.read(spark)
+    with pytest.raises(PosthouseError, match="no answer"):
+        jobs.archive(spark, Broker("http://127.0.0.1:1", retry_seconds=0.2), lake)
+
+
+def test_a_range_of_which_the_broker_has_a_part_is_not_taken(
+    spark: "SparkSession", own: Running, lake: Lake
+) -> None:
+    own.send("orders", "x")
+    with pytest.raises(LakeError, match="has 3 rows"):
+        jobs.write(spark, at(own), lake, 1, 1_000)
+    assert lake.manifests() == []
+
+
+def command(broker: Running, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [POSTHOUSE, "pipeline", *words, "--url", broker.url, "--json"], capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_line_and_being_killed_on_the_way(own: Running, lake: Lake) -> None:
+    for number in range(20):
+        own.send("orders", *(f"{number}-{at}" for at in range(100)))
+    words = [
+        POSTHOUSE,
+        "pipeline",
+        "archive",
+        "--lake",
+        lake.where,
+        "--url",
+        own.url,
+        "--rows",
+        "100",
+    ]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as killed:
+        deadline = time.monotonic() + 120
+        while len(lake.manifests()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(killed.pid, signal.SIGKILL)  # with its JVM and its workers
+    before = len(lake.manifests())
+    done = command(own, "archive", "--lake", lake.where)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout)["last"]
+    assert before >= 2
+    assert positions(lake) == list(range(1, last + 1))
+    said = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert said[-1]["lag"] == 0
+    status = json.loads(command(own, "status", "--lake", lake.where).stdout)
+    assert (status["rows"], status["gaps"]) == (last, [])
+    missing = command(own, "status", "--lake", f"{lake.where}-none")
+    assert json.loads(missing.stdout)["rows"] == 0
