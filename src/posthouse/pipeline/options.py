@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from posthouse.pipeline.wire import Broker, PosthouseError
 
+SUBSCRIPTION = "/$sub/"  # what stands in the feed between a topic and its subscription
 URL = "http://127.0.0.1:5300"
 
 # What a message has, as it is called here and in the feed.

@@ -32,7 +32,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from posthouse.pipeline.options import COLUMNS, Options, Range, first_at
+from posthouse.pipeline.copies import Copies
+from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range, first_at
 from posthouse.pipeline.wire import Broker
 
 ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
@@ -47,6 +48,7 @@ class Wanted:
     entity: str | None
     kinds: tuple[str, ...]
     schema: pa.Schema
+    topic: str | None = None  # of a subscription whose messages are wanted
 
     @property
     def query(self) -> dict[str, str]:
@@ -57,10 +59,18 @@ class Wanted:
 
     def read(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Raises PosthouseError."""
-        columns: list[str] | None = [COLUMNS[name][1] for name in self.schema.names]
-        if not self.query and len(self.schema.names) == len(COLUMNS):
-            columns = None  # as it lies there, which is fastest
-        for batch in self.broker.rows(first, end, columns, **self.query):
+        columns = [COLUMNS[name][1] for name in self.schema.names]
+        if self.topic is not None:
+            assert self.namespace is not None
+            assert self.entity is not None
+            rows = Copies(self.broker, self.namespace, self.topic, self.entity, columns).read(
+                first, end
+            )
+        else:
+            # Whole rows go as they lie there, which is fastest.
+            whole = not self.query and len(self.schema.names) == len(COLUMNS)
+            rows = self.broker.rows(first, end, None if whole else columns, **self.query)
+        for batch in rows:
             yield shaped(batch, self.schema)
 
 
@@ -68,10 +78,10 @@ def wanted(options: Options, schema: StructType) -> Wanted:
     """Raises PosthouseError."""
     options.check_columns(schema.names)
     broker = options.broker()
-    return Wanted(
-        broker, options.namespace(), options.entity(broker), options.kinds(),
-        to_arrow_schema(schema, timezone="UTC"),
-    )  # fmt: skip
+    entity, arrow = options.entity(broker), to_arrow_schema(schema, timezone="UTC")
+    topic, is_subscription, _ = (entity or "").partition(SUBSCRIPTION)
+    of = topic if is_subscription and options.view() == "messages" else None
+    return Wanted(broker, options.namespace(), entity, options.kinds(), arrow, of)
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
