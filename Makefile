@@ -45,6 +45,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.servicebus
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.seeds
+	$(BIN)/python -m bench.pipeline
 
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
