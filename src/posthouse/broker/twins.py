@@ -11,8 +11,10 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from posthouse.broker import payload
 from posthouse.broker.rows import Row, rows
@@ -52,10 +54,21 @@ def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(some: Sequence[Row]) -> pa.RecordBatch:
-    columns = [
-        pa.array([getattr(row, field.name) for row in some], type=field.type) for field in SCHEMA
-    ]
+    values = zip(*map(astuple, some), strict=True)
+    columns = [_column(each, field.type) for each, field in zip(values, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
+    """Most columns have the same in every row, or nothing in any."""
+    first = values[0]
+    if values.count(first) == len(values):
+        return (
+            pa.nulls(len(values), kind)
+            if first is None
+            else pa.repeat(pa.scalar(first, kind), len(values))
+        )
+    return pa.array(values, kind)
 
 
 def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
