@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -32,9 +33,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from posthouse.pipeline.bodies import from_json
 from posthouse.pipeline.copies import Copies
 from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range, first_at
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import Broker, PosthouseError
 
 ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
 
@@ -101,7 +103,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         except pa.ArrowInvalid:
             return pa.array([_as_text(each) for each in column.to_pylist()], kind)
     if pa.types.is_binary(column.type):
-        return pa.array([_as_json(each) for each in column.to_pylist()], kind)
+        return from_json(column, kind)
     return column.cast(kind)
 
 
@@ -126,16 +128,6 @@ def _as_word(value: Any) -> str | None:
 
 def _as_text(body: bytes | None) -> str | None:
     return None if body is None else body.decode(errors="replace")
-
-
-def _as_json(body: bytes | None) -> Any:
-    """Null where it is none, as Spark's own from_json has it."""
-    if body is None:
-        return None
-    try:
-        return json.loads(body)
-    except ValueError:
-        return None
 
 
 @dataclass
@@ -218,12 +210,24 @@ class PushingReader(Reader):
                     return False
                 changed: dict[str, Any] = {name: value}
                 self._wanted = replace(wanted, **changed)
-            case EqualTo(value=str(value)) if name == "kind" and not wanted.kinds:
-                self._wanted = replace(wanted, kinds=(value,))
-            case In(value=values) if name == "kind" and not wanted.kinds:
-                self._wanted = replace(wanted, kinds=tuple(map(str, values)))
+            case EqualTo(value=str(value)) if name == "kind":
+                return self._takes_kinds((value,))
+            case In(value=values) if name == "kind":
+                return self._takes_kinds([each for each in values if each is not None])
             case _:
                 return False
+        return True
+
+    def _takes_kinds(self, kinds: Sequence[str]) -> bool:
+        """A kind that the broker does not know, which it would refuse, is left to Spark."""
+        if self._wanted.kinds or not kinds or any("," in each for each in kinds):
+            return False
+        asked = {"limit": "1", "kinds": ",".join(kinds)}
+        try:
+            self._wanted.broker.get(f"/feed?{urlencode(asked)}")
+        except PosthouseError:
+            return False
+        self._wanted = replace(self._wanted, kinds=tuple(kinds))
         return True
 
     def _at(self, moment: datetime) -> int:

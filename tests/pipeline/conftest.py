@@ -1,0 +1,41 @@
+"""One Spark session and one broker for all of it: to start them takes longer than most tests."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from posthouse.pipeline import NoSpark, session
+from posthouse.pipeline.session import java_home
+from tests.server.running import Running, development
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
+
+
+def need_java() -> None:
+    """Skips where there is none; in CI that is a failure."""
+    try:
+        java_home()
+    except NoSpark as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    need_java()
+    tables = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("tables"))}
+    spark = session("local[2]", settings=SETTINGS | tables)
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with development(tmp_path_factory.mktemp("pipeline") / "data") as broker:
+        yield broker
