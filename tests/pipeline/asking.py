@@ -1,6 +1,7 @@
 """What the tests here ask of Spark and of a broker, in few words."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,13 @@ class Batches:
 
     def __init__(self, spark: SparkSession, url: str, checkpoint: Path, **options: str) -> None:
         self._spark = spark
-        self._options = {"url": url, **options}
+        self.options = {"url": url, **options}
         self._checkpoint = checkpoint
+        self.meanwhile: Callable[[], object] | None = None  # done in each batch
         self.seen: list[tuple[int, list[int]]] = []  # number, and positions
 
     def start(self, **trigger: Any) -> StreamingQuery:
-        rows = self._spark.readStream.format("posthouse").options(**self._options).load()
+        rows = self._spark.readStream.format("posthouse").options(**self.options).load()
         return (
             rows.writeStream.foreachBatch(self._see)
             .option("checkpointLocation", str(self._checkpoint))
@@ -79,4 +81,6 @@ class Batches:
 
     def _see(self, frame: DataFrame, number: int) -> None:
         rows = frame.select("position").collect()
+        if self.meanwhile is not None:
+            self.meanwhile()
         self.seen.append((number, sorted(row.position for row in rows)))

@@ -142,7 +142,9 @@ def target(options: Options, schema: StructType) -> Target:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    columns = {
+        name: batch.column(name).to_pylist(maps_as_pydicts="strict") for name in batch.schema.names
+    }
     for at in range(batch.num_rows):
         yield {name: values[at] for name, values in columns.items() if values[at] is not None}
 
@@ -156,7 +158,7 @@ def _message(row: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
             else:
                 message["body"] = value if isinstance(value, str) else _json(value)
         elif name == "properties":
-            message["properties"] = {key: _plain(each) for key, each in value}
+            message["properties"] = {key: _plain(each) for key, each in value.items()}
         elif name == "scheduled_time":
             message["due_ms"] = round(value.timestamp() * 1000)
         else:
