@@ -187,12 +187,6 @@ class Options:
         end = self._position("to", broker, status)
         if first is None:
             first = int(status["first"])
-        elif first < int(status["first"]) <= int(status["last"]):
-            raise PosthouseError(
-                f"The feed begins at position {status['first']}; {first} is gone, retention has"
-                " overtaken it. Begin later, and register a reader so that what it has not read"
-                " is kept."
-            )
         return Range(first, end)
 
     def _position(self, name: str, broker: Broker, status: Any) -> int | None:

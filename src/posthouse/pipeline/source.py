@@ -251,7 +251,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         self._wanted = wanted
         self._reader = reader  # under whose name the broker keeps what was not read
-        self._acknowledged = 0
+        self._acknowledged: int | None = None  # positions before it; None: not yet known
         self._range = range
         self._partitions = partitions
         self._rows = rows  # of a batch at most; 0: all that there are
@@ -267,14 +267,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._end()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """What is before the start is done with: Spark has written down that it is."""
-        if self._reader is not None and start["position"] > self._acknowledged:
-            self._wanted.broker.acknowledge(self._reader, start["position"] - 1)
-            self._acknowledged = start["position"]
+        if self._reader is not None:
+            self._acknowledge(self._reader, start["position"])
         end = self._end() if self._target is None else self._target
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["position"] + limit.max_rows)
         return {"position": max(end, start["position"])}
+
+    def _acknowledge(self, reader: str, start: int) -> None:
+        """What is before the start is done with: Spark has written down that it is.
+
+        An acknowledgement is itself a row, of which none is made: there would be no end to it. And
+        one who begins anew, without a checkpoint, does not take back what was acknowledged before.
+        """
+        broker = self._wanted.broker
+        if self._acknowledged is None:
+            known = broker.acknowledged(reader)
+            self._acknowledged = -1 if known is None else known + 1
+        if start > self._acknowledged + 1:
+            broker.acknowledge(reader, start - 1)
+            self._acknowledged = start
 
     def reportLatestOffset(self) -> dict[str, int]:
         return {"position": self._end()}

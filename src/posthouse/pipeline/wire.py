@@ -21,6 +21,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 TIMEOUT_SECONDS = 60
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.1, 2.0
 BUFFER_BYTES = 1 << 20
+LIMIT_MAX = 100_000_000  # of positions that a broker looks at for one answer
 
 
 class PosthouseError(Exception):
@@ -59,10 +60,10 @@ class Broker:
         said = json.dumps({"position": position}).encode()
         self._patiently("PUT", f"/api/v1/readers/{quote(reader, safe='')}", said)
 
-    def reader(self, name: str) -> int | None:
-        """How far a named reader has read."""
+    def acknowledged(self, reader: str) -> int | None:
+        """How far a named reader has read. Raises PosthouseError."""
         known = self.get("/api/v1/readers")["readers"]
-        return next((int(each["position"]) for each in known if each["name"] == name), None)
+        return next((int(each["position"]) for each in known if each["name"] == reader), None)
 
     def find(self, path: str) -> Any | None:
         """As `get`, None where there is no such thing. Raises PosthouseError."""
@@ -83,7 +84,7 @@ class Broker:
         patience = _Patience(self)
         while first < end:
             try:
-                asked = {"after": first - 1, "limit": end - first, **query}
+                asked = {"after": first - 1, "limit": min(end - first, LIMIT_MAX), **query}
                 with self._ask("GET", f"/feed?{urlencode(asked)}", ARROW) as answer:
                     behind = int(answer.headers["posthouse-next"]) + 1
                     stream = pa.ipc.open_stream(io.BufferedReader(answer, BUFFER_BYTES))

@@ -63,7 +63,7 @@ def archive(
     begun, done = time.monotonic(), 0
     status = broker.get("/feed/status")
     position = lake.end() or int(status["first"])
-    if broker.reader(reader) is None:
+    if broker.acknowledged(reader) is None:
         broker.acknowledge(reader, position - 1)
     last = int(status["last"])
     if _is_idle(broker, position, last):
