@@ -59,9 +59,9 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
             value = _meant(value, kind)
         elif pa.types.is_decimal(kind):
             value = Decimal(str(value))
-        elif not isinstance(value, int if pa.types.is_integer(kind) else int | float) or not (
-            pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        ):
+        elif pa.types.is_integer(kind):
+            value = value if isinstance(value, int) else None
+        elif not pa.types.is_floating(kind):
             return None
         return pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ArithmeticError, ValueError, TypeError):
