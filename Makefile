@@ -51,7 +51,7 @@ simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready
-	TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash
+	TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
 
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

@@ -526,7 +526,8 @@ def _completed(state: State, record: Completed, position: int) -> None:
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
     size = bodies = until_ms = 0
-    tokens: list[int] = []  # of locks until then
+    tokens: list[int] = []
+    held: dict[int, list[int]] = {}  # tokens by when their locks would have ended
     for sequence in record.sequences:
         chunk = chunks[sequence // CHUNK]
         message = chunk.pop(sequence)
@@ -535,9 +536,8 @@ def _completed(state: State, record: Completed, position: int) -> None:
         token = message.lock
         lock = locks.pop(token)
         if lock.until_ms != until_ms:
-            if tokens:
-                timers.remove_all(until_ms, tokens)
-            until_ms, tokens = lock.until_ms, []
+            until_ms = lock.until_ms
+            tokens = held.setdefault(until_ms, [])
         tokens.append(token)
         if lock.bound or lock.id is not None:
             _unbind(state, lock, token)
@@ -550,7 +550,7 @@ def _completed(state: State, record: Completed, position: int) -> None:
         size += len(message.envelope)
         if native is not None:
             size += len(native)
-    if tokens:
+    for until_ms, tokens in held.items():
         timers.remove_all(until_ms, tokens)
     queue.counts[LOCKED] -= len(record.sequences)
     queue.size_bytes -= size + bodies
