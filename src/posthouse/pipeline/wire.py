@@ -131,8 +131,12 @@ class Broker:
         if self.key is not None:
             given = base64.b64encode(f"{self.name}:{self.key}".encode()).decode()
             headers["authorization"] = f"Basic {given}"
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()  # with it the connection is closed
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()  # with it the connection is closed
+        except BaseException:
+            connection.close()
+            raise
         if answer.status < 300:
             return answer
         with answer:
