@@ -23,8 +23,6 @@ from tests.server.running import Running, development
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How many ranges are there when it is killed; `make torture` tries more.
-KILL_AFTER = (0, 1, 2, 5, 9) if os.environ.get("TORTURE") == "1" else (2,)
 POSTHOUSE = str(Path(sys.executable).with_name("posthouse"))
 
 
@@ -188,7 +186,10 @@ def test_the_command_line(
     assert "Is the broker running" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kill_after", KILL_AFTER)
+@pytest.mark.skipif(
+    os.environ.get("TORTURE") != "1", reason="it starts Spark ten times: TORTURE=1, make torture"
+)
+@pytest.mark.parametrize("kill_after", [0, 1, 2, 5, 9])
 def test_an_archive_that_is_killed_is_exact(own: Running, lake: Lake, kill_after: int) -> None:
     """The whole of it, with its JVM and its workers, when so many ranges were there; then again."""
     for number in range(20):

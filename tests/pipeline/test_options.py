@@ -87,7 +87,7 @@ def test_a_schema_that_cannot_be_is_told(given: dict[str, str], told: str) -> No
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"url": "amqp://localhost"}, "The option url is like http://localhost:5672"),
+        ({"url": "amqp://localhost"}, "The option url is like http://127.0.0.1:5300"),
         ({"url": "localhost:5672"}, "The option url is like"),
         ({"retrySeconds": "-1"}, "The option retrySeconds is a whole number from 0, not '-1'"),
         ({"accessKeyName": "ann"}, "The options accessKeyName and accessKey go together"),
