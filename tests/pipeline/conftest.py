@@ -29,6 +29,8 @@ def need_java() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     need_java()
+    # It runs for two minutes, beside other tests: to compile less takes less.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     tables = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("tables"))}
     spark = session("local[2]", settings=SETTINGS | tables)
     yield spark
