@@ -4,9 +4,9 @@
 
 The bare one is as little as an HTTP service that keeps what it is told can be: uvicorn's httptools
 protocol on uvloop, a body that is read, appended to a file and synced together with all that came
-meanwhile, and an answer of the same size as ours. Both get the same requests over 32 connections
-that are kept open, from a process of its own: those of our own API, of Azure's REST messaging, and
-of LocalZure's API. Then a batch over REST, beside sends one by one.
+meanwhile, and an answer of the size that our own API gives. Both get the same requests over 32
+connections that are kept open, from a process of its own: those of our own API, of Azure's REST
+messaging, and of LocalZure's API. Then a batch over REST, beside sends one by one.
 """
 
 import asyncio

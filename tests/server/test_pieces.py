@@ -119,6 +119,16 @@ def test_one_that_comes_with_rubbish_behind_it_is_answered(broker: Running) -> N
     assert b"connection: close" in answer
 
 
+@pytest.mark.parametrize("path", ["/servicebus/queues", QUEUE])
+def test_an_id_is_echoed_once_whoever_answers(broker: Running, path: str) -> None:
+    asked = Exchange("GET", path, ("X-Correlation-Id: abc", "Connection: close"), b"", 200)
+    with connect(broker) as made:
+        made.sendall(asked.request)
+        answer = b"".join(iter(lambda: made.recv(10_000), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"x-correlation-id: abc") == 1
+
+
 def test_the_last_answer_is_given_when_the_broker_stops(broker: Running) -> None:
     """A long poll is under way then; it ends with nothing, and the connection is closed."""
     headers, body = with_length(b'{"wait_ms":60000}', JSON)

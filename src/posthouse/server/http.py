@@ -13,7 +13,7 @@ import os
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -46,6 +46,7 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", b"application/problem+json")
+_CORRELATION = b"x-correlation-id"
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 
 Piece: TypeAlias = bytes | FileRange
@@ -254,12 +255,13 @@ class App:
         peer: HttpPeer = scope["state"]["connection"].peer
         await self._respond(Request(self, peer, head, None, scope))
 
-    async def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> None:
-        await self._respond(Request(self, peer, head, body))
+    def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> Coroutine[Any, Any, None]:
+        """For a request that is there, with its body."""
+        return self._respond(Request(self, peer, head, body))
 
     async def _respond(self, request: Request) -> None:
         self.requests += 1
-        given = request.headers.get(b"x-correlation-id")
+        given = request.headers.get(_CORRELATION)
         name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
         answer: Answer | WholeAnswer
@@ -295,8 +297,8 @@ class App:
         self, request: Request, answer: Answer | WholeAnswer, correlation_id: str
     ) -> None:
         status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
-        if correlation_id:
-            headers.append((b"x-correlation-id", correlation_id.encode()))
+        if correlation_id and not any(name == _CORRELATION for name, _ in headers):
+            headers.append((_CORRELATION, correlation_id.encode()))
         if isinstance(body, bytes):
             if len(body) > SLICE_BYTES and request.method == "GET" and self._is_crowded(len(body)):
                 status, body, headers = 503, _BUSY, [PROBLEM, (b"retry-after", b"1")]

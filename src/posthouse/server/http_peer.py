@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import httptools
@@ -56,14 +56,6 @@ class Head(NamedTuple):
     query: bytes
     headers: list[Header]
     spelled: list[Header]  # with their names as they were written
-
-
-class Application(Protocol):
-    """What requests are for: an ASGI application that is also told of whole requests at once."""
-
-    answers_bytes: int
-
-    async def answer_whole(self, peer: "HttpPeer", head: Head, body: bytes) -> None: ...
 
 
 class _Exchange:
