@@ -154,8 +154,9 @@ def test_a_range_of_which_the_broker_has_a_part_is_not_taken(
 def test_the_command_line(
     spark: "SparkSession", own: Running, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*words: str) -> tuple[int, Any, str]:
-        code = main(["pipeline", *words, "--lake", lake.where, "--url", own.url, "--json"])
+    def run(name: str, *words: str) -> tuple[int, Any, str]:
+        where = [] if name in ("verify", "compact") else ["--url", own.url]
+        code = main(["pipeline", name, *words, "--lake", lake.where, *where, "--json"])
         said = capsys.readouterr()
         return code, json.loads(said.out) if said.out else None, said.err
 
@@ -184,6 +185,9 @@ def test_the_command_line(
     code = main(["pipeline", "status", "--lake", lake.where, "--url", "http://127.0.0.1:1"])
     assert code == 1
     assert "Is the broker running" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run("archive", "--rows", "0")  # it would never end
+    assert "--rows" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(

@@ -225,3 +225,13 @@ def test_the_same_range_is_the_same_rows_again(spark: SparkSession, broker: Runn
     broker.complete("again", *broker.receive("again", 5))
     after = read(spark, broker, view="events", to=str(end)).collect()
     assert [json.dumps(row.asDict(), default=str) for row in after] == rows
+
+
+def test_spark_finds_it_by_itself_where_it_is_installed(
+    spark: SparkSession, broker: Running
+) -> None:
+    """A session to which it was never made known."""
+    found = (
+        spark.newSession().read.format("posthouse").options(url=broker.url, view="events").load()
+    )
+    assert found.count() > 0

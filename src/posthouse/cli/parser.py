@@ -105,15 +105,20 @@ def _remote(
 ) -> argparse.ArgumentParser:
     """A command on a running broker."""
     made = _action(rooms, name, run if ":" in run else f"remote:{run}", help, example)
+    where = _add_broker(made)
+    where.add_argument("--namespace", metavar="NAME", help="(POSTHOUSE_NAMESPACE; default)")
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+def _add_broker(made: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     where = made.add_argument_group("which broker")
     where.add_argument("--url", help="its address (POSTHOUSE_URL; http://127.0.0.1:5300)")
-    where.add_argument("--namespace", metavar="NAME", help="(POSTHOUSE_NAMESPACE; default)")
     where.add_argument(
         "--key-file", metavar="FILE", help="holds name:key, or the root's key (POSTHOUSE_KEY)"
     )
     where.add_argument("--ca", metavar="FILE", help="whom to trust for https (POSTHOUSE_CA)")
-    made.add_argument("--json", action="store_true", help="for programs")
-    return made
+    return where
 
 
 # How values are read.
@@ -506,38 +511,42 @@ def _add_store(rooms: Rooms) -> None:
 def _add_pipeline(rooms: Rooms) -> None:
     pipeline = _room(rooms, "pipeline", "messages as data, on Spark")
 
-    def action(name: str, help: str, example: str = "") -> argparse.ArgumentParser:
-        made = _remote(pipeline, name, f"pipeline:{name}", help, example)
+    def action(name: str, help: str, *needs: str, example: str = "") -> argparse.ArgumentParser:
+        made = _action(pipeline, name, f"pipeline:{name}", help, example)
+        made.add_argument("--json", action="store_true", help="for programs")
         made.add_argument(
             "--lake", default="posthouse-lake", metavar="WHERE",
             help="a folder, or an address that Spark can reach (posthouse-lake)",
         )  # fmt: skip
-        made.add_argument(
-            "--master",
-            default="local[*]",
-            help="where Spark runs: local[*], spark://..., yarn, k8s://..., sc://... (local[*])",
-        )
+        if "broker" in needs:
+            _add_broker(made)
+        if "spark" in needs:
+            made.add_argument(
+                "--master", default="local[*]",
+                help="where Spark runs: local[*], spark://..., yarn, k8s://..., sc://...",
+            )  # fmt: skip
+        if "rows" in needs:
+            made.add_argument(
+                "--rows", type=_positive, default=500_000, metavar="N", help="of a range, at most"
+            )
         return made
 
     made = action(
-        "archive", "bring everything that happened into the lake, once",
-        "posthouse pipeline archive --lake lake --follow",
+        "archive", "bring everything that happened into the lake, once", "broker", "spark", "rows",
+        example="posthouse pipeline archive --lake lake --follow",
     )  # fmt: skip
     made.add_argument("--follow", action="store_true", help="go on until it is stopped")
     made.add_argument("--reader", default="archive", metavar="NAME",
                       help="under which the broker keeps what was not archived")  # fmt: skip
-    _add_rows(made)
-    made = action("backfill", "bring what is missing in the lake, and still in the broker")
+    made = action(
+        "backfill", "bring what is missing in the lake, and still in the broker", "broker", "spark",
+        "rows",
+    )  # fmt: skip
     made.add_argument("--first", type=int, metavar="POSITION", help="the broker's first")
     made.add_argument("--last", type=int, metavar="POSITION", help="the lake's last")
-    _add_rows(made)
-    action("verify", "read the whole lake, and say whether every position is there once")
-    _add_rows(action("compact", "put small ranges of the lake together"))
-    action("status", "what is in the lake, and how far behind it is")
-
-
-def _add_rows(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--rows", type=int, default=500_000, metavar="N", help="of a range, at most")
+    action("verify", "read the whole lake, and say whether every position is there once", "spark")
+    action("compact", "put small ranges of the lake together", "spark", "rows")
+    action("status", "what is in the lake, and how far behind it is", "broker")
 
 
 def _add_tools(rooms: Rooms, *, settings: bool) -> None:

@@ -84,9 +84,6 @@ class Lake:
         """As Spark calls it."""
         return f"{self.where}/data"
 
-    def path(self, range: str) -> str:
-        return f"{self.where}/{range}"
-
     # What there is.
 
     def manifests(self) -> list[Manifest]:

@@ -51,7 +51,7 @@ class Range:
 
 
 COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
-WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation", "path", "queryName")
+WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation")  # the last is for Spark
 READING = (
     *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
     "partitions", "pushdown", "reader", "retrySeconds",
@@ -70,8 +70,8 @@ class Options:
                 f"There is no option {unknown[0]!r}; there are {', '.join(known)}."
             )
 
-    def text(self, name: str, otherwise: str | None = None) -> str | None:
-        return self._given.get(name, otherwise)
+    def text(self, name: str) -> str | None:
+        return self._given.get(name)
 
     def words(self, name: str) -> tuple[str, ...]:
         given = self._given.get(name, "")

@@ -84,7 +84,8 @@ class Broker:
         patience = _Patience(self)
         while first < end:
             try:
-                asked = {"after": first - 1, "limit": min(end - first, LIMIT_MAX), **query}
+                before = first - 1
+                asked = {"after": before, "limit": min(end - first, LIMIT_MAX), **query}
                 with self._ask("GET", f"/feed?{urlencode(asked)}", ARROW) as answer:
                     behind = int(answer.headers["posthouse-next"]) + 1
                     stream = pa.ipc.open_stream(io.BufferedReader(answer, BUFFER_BYTES))
@@ -93,7 +94,7 @@ class Broker:
                             yield batch
                             first = batch.column("position")[-1].as_py() + 1
                             patience = _Patience(self)
-                if behind <= first < end:
+                if behind - 1 <= before:
                     raise PosthouseError(
                         f"The feed of {self.url} ends at position {behind - 1}, before {end - 1}:"
                         " it is not the broker that it was."
