@@ -425,13 +425,27 @@ def test_a_drain_ends_behind_what_waits_for_the_window() -> None:
     assert mine.credit == 0
 
 
+def test_what_is_said_of_the_deliveries_of_two_links_is_told_to_each() -> None:
+    pair = Pair()
+    mine, theirs = pair.attach(sends=False)
+    _, others = pair.attach(sends=False, session=mine.session, name="other")
+    ids = [link.send(b"x", b"1", keep=at) for at, link in enumerate((theirs, others) * 2)]
+    pair.take()
+    mine.settle(ids, ACCEPTED)
+    told, _ = pair.take()
+    found = [(each.link, each.delivery_ids, each.kept) for each in told if type(each) is Disposed]
+    assert found == [(theirs, ids[::2], [0, 2]), (others, ids[1::2], [1, 3])]
+    assert not theirs.unsettled
+    assert not theirs.session.unsettled
+
+
 def test_what_was_not_sent_before_a_detach_is_known() -> None:
     pair = Pair()
     _, theirs = pair.attach(sends=False)
     theirs.session.remote_window = 0
-    number = theirs.send(b"x", b"1")
+    theirs.send(b"x", b"1", keep=7)
     theirs.detach()
-    assert theirs.unsent == {number}
+    assert theirs.unsent == {7}
     assert not theirs.session.pending
 
 

@@ -180,12 +180,13 @@ def test_what_is_sent_together_is_what_is_sent_one_by_one(
         session.remote_window = window
         if together:
             payloads, tags = zip(*deliveries, strict=True)
-            numbers = list(theirs.send_run(payloads, tags, settled=settled))
+            theirs.send_run(payloads, tags, None if settled else range(len(tags)))
         else:
-            numbers = [theirs.send(payload, tag, settled=settled) for payload, tag in deliveries]
+            for at, (payload, tag) in enumerate(deliveries):
+                theirs.send(payload, tag, settled=settled, keep=at)
         found.append((
-            numbers, pair.server.take(), theirs.credit, theirs.delivery_count,
-            list(session.unsettled), list(theirs.unsettled), session.remote_window,
+            pair.server.take(), theirs.credit, theirs.delivery_count,
+            list(session.unsettled), list(theirs.unsettled.items()), session.remote_window,
             session.next_outgoing_id, session.next_delivery_id, len(session.pending),
         ))  # fmt: skip
     assert found[0] == found[1]

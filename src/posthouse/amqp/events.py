@@ -60,6 +60,7 @@ class Disposed(msgspec.Struct, gc=False):
 
     link: "Link"
     delivery_ids: list[int]
+    kept: list[int]  # with each of ours
     state: Described | None
     settled: bool
 

@@ -1,7 +1,7 @@
 """Sessions and links (2.5, 2.6): windows, credit, deliveries in pieces, settlement."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -99,8 +99,8 @@ class Link:
         self._size = self._empty = 0
         self._over = False  # it is larger than it may be
         self._first: Transfer | None = None
-        self.unsettled: dict[int, None] = {}  # deliveries that we sent
-        self.unsent: set[int] = set()  # those that it did not come to before it was over
+        self.unsettled: dict[int, int] = {}  # deliveries that we sent, and what is kept with each
+        self.unsent: set[int] = set()  # what was kept with those that did not leave before the end
 
     @property
     def is_held_up(self) -> bool:
@@ -162,10 +162,10 @@ class Link:
         if self._first is not None:
             self.session.unfinished(-1)
         self._parts, self._first = bytearray(), None
+        self.session.drop_pending(self)
         for each in self.unsettled:
             self.session.unsettled.pop(each, None)
         self.unsettled = {}
-        self.session.drop_pending(self)
 
     # Sending.
 
@@ -177,8 +177,12 @@ class Link:
         settled: bool = False,
         format: int = 0,
         state: bytes | None = None,
+        keep: int = 0,
     ) -> int:
-        """One delivery; returns its id. It waits where the session's window is used up."""
+        """One delivery; returns its id. It waits where the session's window is used up.
+
+        What is kept with it comes back with what the other side says of it.
+        """
         session = self.session
         number = session.next_delivery_id
         session.next_delivery_id = number + 1 & MASK
@@ -186,7 +190,7 @@ class Link:
         self.delivery_count = self.delivery_count + 1 & MASK
         if not settled:
             session.unsettled[number] = self
-            self.unsettled[number] = None
+            self.unsettled[number] = keep
         length = len(tag)
         size = _FIXED_BYTES + length + len(payload)
         if size <= session.frame_max and not format and state is None:
@@ -203,9 +207,9 @@ class Link:
         return number
 
     def send_run(
-        self, payloads: Sequence[bytes], tags: Sequence[bytes], *, settled: bool = False
-    ) -> Sequence[int]:
-        """Several deliveries; returns their ids."""
+        self, payloads: Sequence[bytes], tags: Sequence[bytes], keep: Sequence[int] | None
+    ) -> None:
+        """Several deliveries; without anything to keep they are settled."""
         session, count = self.session, len(payloads)
         first = session.next_delivery_id
         length = len(tags[0])
@@ -216,16 +220,19 @@ class Link:
             or not session.has_room(count)
             or set(map(len, tags)) != {length}
         ):
-            each = zip(payloads, tags, strict=True)
-            return [self.send(payload, tag, settled=settled) for payload, tag in each]
+            kept = [0] * count if keep is None else keep
+            for payload, tag, with_it in zip(payloads, tags, kept, strict=True):
+                self.send(payload, tag, settled=keep is None, keep=with_it)
+            return
         numbers = range(first, first + count)
         self.credit -= count
         self.delivery_count = self.delivery_count + count & MASK
-        if not settled:
+        rest = _REST_SETTLED
+        if keep is not None:
             session.unsettled.update(dict.fromkeys(numbers, self))
-            self.unsettled.update(dict.fromkeys(numbers))
+            self.unsettled.update(zip(numbers, keep, strict=True))
+            rest = _REST_UNSETTLED
         parts: list[bytes] = []
-        rest = _REST_SETTLED if settled else _REST_UNSETTLED
         fixed = _FIXED(
             2, 0, session.channel, TRANSFER_HEAD, 21 + length, 11, 0x70, self.handle, 0x70
         )
@@ -236,7 +243,6 @@ class Link:
         for number, payload, tag in zip(numbers, payloads, tags, strict=True):
             parts += (pack(size + len(payload), fixed, number, tag_head, tag, rest), payload)
         session.send_run(parts, count)
-        return numbers
 
     def _send_in_parts(
         self,
@@ -422,6 +428,13 @@ class Link:
             self._forget()
             if not self._detached:
                 self.session.tell(Detached(self, None, True))
+
+
+def _following(first: int, count: int) -> Iterable[int]:
+    """As many numbers as that, across the end of them."""
+    if first + count <= MASK:
+        return range(first, first + count)
+    return (first + at & MASK for at in range(count))
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -675,17 +688,16 @@ class Session:
         decided = state is not None and code_of(state) != _RECEIVED
         if not settled and not decided:
             return
-        by_link: dict[Link, list[int]] = {}
-        last, mine = None, list[int]()
-        pop = self.unsettled.pop
-        for each in self._spoken_of(disposition):
-            link = pop(each)
-            if link is not last:
-                last, mine = link, by_link.setdefault(link, [])
-            del link.unsettled[each]
-            mine.append(each)
+        ids = self._spoken_of(disposition)
+        links = list(map(self.unsettled.pop, ids))
+        if len(set(links)) == 1:  # as is most common
+            by_link = {links[0]: ids}
+        else:
+            by_link = {}
+            for link, id in zip(links, ids, strict=True):
+                by_link.setdefault(link, []).append(id)
         for link, mine in by_link.items():
-            self.tell(Disposed(link, mine, state, settled))
+            self.tell(Disposed(link, mine, list(map(link.unsettled.pop, mine)), state, settled))
 
     def _spoken_of(self, disposition: Disposition) -> list[int]:
         """Which of our deliveries; what is said of many that are not there comes to an end."""
@@ -699,7 +711,7 @@ class Session:
         end = disposition.last if after(disposition.last, newest) < 0 else newest
         count = after(end, begin) + 1
         if count <= len(unsettled):
-            ids = [each for at in range(count) if (each := begin + at & MASK) in unsettled]
+            ids = [each for each in _following(begin, count) if each in unsettled]
         else:
             ids = [each for each in unsettled if 0 <= after(each, begin) < count]
         looked = min(max(0, count), len(unsettled))
@@ -719,7 +731,7 @@ class Session:
         ids = [disposition.first + at & MASK for at in range(max(0, min(count, WINDOW)))]
         for link in list(self._links.values()):
             if not link.sends:
-                self.tell(Disposed(link, ids, state, bool(disposition.settled)))
+                self.tell(Disposed(link, ids, [], state, bool(disposition.settled)))
 
     def on_detach(self, detach: Detach) -> None:
         link = self._incoming.pop(detach.handle, None)
@@ -751,8 +763,8 @@ class Session:
             )
             self.connection.count_pending(-sum(len(frame) for _, _, frame in dropped))
             for link, number, frame in dropped:
-                if frame:
-                    link.unsent.add(number)
+                if frame and number in link.unsettled:
+                    link.unsent.add(link.unsettled[number])
 
     def unfinished(self, change: int) -> None:
         self.connection.count_unfinished(change)

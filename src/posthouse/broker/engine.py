@@ -765,25 +765,27 @@ class Engine:
         rest: list[Delivered] = []
         safe = 0 if self._pushing else self._safe
         receivers, owed = self._receivers, self._owed
+        last, mine = -1, None  # the receiver of the one before, and what may leave to it
         for each in deliveries:
-            receiver = each.receiver
+            if each.receiver != last:
+                last = each.receiver
+                is_free = last in receivers and last not in owed
+                mine = early.setdefault(last, []) if is_free else None
             if (
-                type(each) is Delivery
+                mine is not None
+                and type(each) is Delivery
                 and each.token
                 and 0 < each.message.position < safe
                 and type(each.message.body) is bytes
-                and receiver in receivers
-                and receiver not in owed
             ):
-                if receiver in early:
-                    early[receiver].append(each)
-                else:
-                    early[receiver] = [each]
+                mine.append(each)
             else:
+                mine = None
                 rest.append(each)
-                owed[receiver] += 1
+                owed[last] += 1
         for number, mine in early.items():
-            self._push(number, mine)
+            if mine:
+                self._push(number, mine)
         return rest
 
     def _push(self, number: int, mine: Sequence[Delivered]) -> None:

@@ -316,9 +316,9 @@ class Outlet:
         self._delete = delete
         self.session = session
         self._number = peer.engine.new_receiver(self._deliver)
-        self._tokens: dict[int, int] = {}  # of unsettled deliveries, by their ids
-        self._completing: dict[int, int] = {}  # deliveries that were accepted, by their tokens
-        self._answered: list[int] = []  # those among them of which the client wants to hear
+        self._completing: list[int] = []  # tokens of what was accepted,
+        self._answered: list[int] = []  # its deliveries, of which the client wants to hear,
+        self._completing_quietly: list[int] = []  # and tokens of what it does not ask about
         self._given = 0  # messages that we were given
         self._asked = 0  # of the credit that the queue has from us
         self._window = 1
@@ -406,12 +406,11 @@ class Outlet:
         self._asked -= count
         if self._delete:
             tags = [number.to_bytes(16, "big") for number in range(before + 1, self._given + 1)]
-            link.send_run(payloads, tags, settled=True)
+            link.send_run(payloads, tags, None)
         else:
             tokens = [each.token for each in given]
-            numbers = link.send_run(payloads, tags_of(tokens))
-            self._tokens.update(zip(numbers, tokens, strict=True))
-            if len(self._tokens) > UNSETTLED_MAX:
+            link.send_run(payloads, tags_of(tokens), tokens)
+            if len(link.unsettled) > UNSETTLED_MAX:
                 self._forget_oldest()
         fit = self._peer.outlet_bytes * count // sum(map(len, payloads))
         self._window = max(1, min(OUTLET_MESSAGES, fit))
@@ -443,8 +442,7 @@ class Outlet:
         self._peer.turn_away(self, condition, text)
 
     def _forget_oldest(self) -> None:
-        for each in list(self._tokens)[: UNSETTLED_MAX // 10]:
-            del self._tokens[each]
+        for each in list(self.link.unsettled)[: UNSETTLED_MAX // 10]:
             self.link.forget_delivery(each)
 
     def _release(self, tokens: list[int]) -> None:
@@ -458,42 +456,35 @@ class Outlet:
         state = event.state
         self.is_idle = False
         kind = 0 if state is None else code_of(state)
-        if kind != 0x24:
-            self.flush()  # of the same deliveries it may have said otherwise just before
-        tokens = self._tokens
+        ids, tokens = event.delivery_ids, event.kept
         if kind == 0x24:
-            accepted = {tokens.pop(each): each for each in event.delivery_ids if each in tokens}
-            self._completing |= accepted
-            if not event.settled:
-                self._answered += accepted.values()
+            if event.settled:
+                self._completing_quietly += tokens
+            else:
+                self._completing += tokens
+                self._answered += ids
             self._peer.gathered(self)
             return
-        ids = [each for each in event.delivery_ids if each in tokens]
+        self.flush()  # of the same deliveries it may have said otherwise just before
+        told = [] if event.settled else ids
         transaction = transaction_in(state)
         if transaction is not None:
-            self._enlist(*transaction, ids, settled=event.settled)
+            self._enlist(*transaction, tokens, told)
             return
-        if not ids:
-            return
-        by_token = {tokens.pop(each): each for each in ids}
         try:
-            command, outcome = self._command(kind, state, list(by_token))
+            command, outcome = self._command(kind, state, tokens)
         except Unfit as unfit:
-            self._answer([] if event.settled else ids, rejected(unfit.condition, str(unfit)))
+            self._answer(told, rejected(unfit.condition, str(unfit)))
             return
-        self._submit(command, by_token, [] if event.settled else ids, outcome)
+        self._submit(command, tokens, told, outcome)
 
     def _enlist(
-        self, id: bytes, outcome: Described | None, ids: list[int], *, settled: bool
+        self, id: bytes, outcome: Described | None, tokens: list[int], told: list[int]
     ) -> None:
         """They are settled when the transaction is committed."""
-        told = [] if settled else ids
         transaction = self._peer.transactions.get(id)
         if transaction is None or outcome is None:
             self._answer(told, rejected(conditions.UNKNOWN_TRANSACTION, _NO_TRANSACTION))
-            return
-        tokens = [self._tokens.pop(each) for each in ids]
-        if not ids:
             return
         kind = code_of(outcome)
         try:
@@ -501,19 +492,21 @@ class Outlet:
         except Unfit as unfit:
             self._answer(told, rejected(unfit.condition, str(unfit)))
             return
-        by_token = dict(zip(tokens, ids, strict=True))
-        self._submit(Work(transaction, command), by_token, told, within(id, answer))
+        self._submit(Work(transaction, command), tokens, told, within(id, answer))
 
     def flush(self) -> None:
         """What was accepted, in one command."""
-        if self._completing:
-            by_token, told = self._completing, self._answered
-            self._completing, self._answered = {}, []
-            tokens = list(by_token)
+        tokens, told, quietly = self._completing, self._answered, self._completing_quietly
+        if tokens or quietly:
+            self._completing, self._answered, self._completing_quietly = [], [], []
             for at in range(0, len(tokens), BATCH_MAX):
-                some = tokens[at : at + BATCH_MAX]
-                command = Complete(self.place.queue, some, True, self._session_token)
-                self._submit(command, {each: by_token[each] for each in some}, told, ACCEPTED)
+                self._complete(tokens[at : at + BATCH_MAX], told[at : at + BATCH_MAX])
+            for at in range(0, len(quietly), BATCH_MAX):
+                self._complete(quietly[at : at + BATCH_MAX], [])
+
+    def _complete(self, tokens: list[int], told: list[int]) -> None:
+        command = Complete(self.place.queue, tokens, True, self._session_token)
+        self._submit(command, tokens, told, ACCEPTED)
 
     @property
     def _session_token(self) -> int:
@@ -541,22 +534,21 @@ class Outlet:
         return Release(queue, tokens, True, session), RELEASED
 
     def _submit(
-        self, command: Ending | Work, by_token: dict[int, int], told: list[int], outcome: bytes
+        self, command: Ending | Work, tokens: list[int], told: list[int], outcome: bytes
     ) -> None:
-        mine = list(by_token.values())
-        if mine != told:  # they may be fewer, and those of several commands
-            ids = set(told)
-            mine = [each for each in mine if each in ids]
+        """`told`: the deliveries of the tokens, or none if the client does not want to hear."""
 
         def reply(answer: Reply) -> None:
             if isinstance(answer, Settled):
-                lost = {by_token[each] for each in answer.lost if isinstance(each, int)}
-                self._answer([e for e in mine if e not in lost] if lost else mine, outcome)
-                if lost:
-                    self._answer([each for each in mine if each in lost], _LOCK_LOST)
+                if lost := set(answer.lost):
+                    each = list(zip(tokens, told, strict=False))
+                    self._answer([id for token, id in each if token not in lost], outcome)
+                    self._answer([id for token, id in each if token in lost], _LOCK_LOST)
+                else:
+                    self._answer(told, outcome)
             elif isinstance(answer, Refused):
                 condition, text, _ = conditions.told(answer)
-                self._answer(mine, rejected(condition, text))
+                self._answer(told, rejected(condition, text))
 
         self._peer.submit(self.place, command, reply)
 
@@ -572,7 +564,7 @@ class Outlet:
 
     def on_detached(self) -> None:
         self.flush()
-        self._release([self._tokens[each] for each in self.link.unsent if each in self._tokens])
+        self._release(list(self.link.unsent))
         if not self._gone:
             self._gone = True
             self._peer.leave(self.place, Detach(self._number))  # with its session
