@@ -446,3 +446,14 @@ def test_every_other_token_is_the_default_namespace(broker: Running) -> None:
         where = Entity(broker, f"/servicebus/{other}/{queue.name}")
         assert [each["Body"] for each in where.peek()] == ["shared"]
     assert broker.queue("GET", queue.name).json["counts"]["active"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/queues", "GET"), ("/transactions", "POST"), ("/queues/q", "GET, PUT, DELETE")],
+)
+def test_a_path_that_is_not_for_a_method_tells_for_which_it_is(
+    broker: Running, path: str, allowed: str
+) -> None:
+    reply = broker.call("PATCH", f"/servicebus{path}")
+    assert (reply.status, reply.headers["allow"]) == (405, allowed)

@@ -12,8 +12,9 @@ def guid(number: int) -> str:
 
 def number_of(text: str) -> int:
     """0 for what is none."""
+    digits = text.replace("-", "")
     try:
-        return UUID(text).int
+        return int(digits, 16) if len(digits) == 32 else UUID(text).int
     except ValueError:
         return 0
 

@@ -13,7 +13,7 @@ import json
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import lru_cache
@@ -120,7 +120,7 @@ def _kind_of(words: list[str]) -> str | None:
             return None
 
 
-def _queue(call: Call, names: list[str]) -> str:
+def _queue(call: Call, names: Sequence[str]) -> str:
     """The core's name for what is at a path: the one that the token was looked at for.
 
     Raises Wrong.

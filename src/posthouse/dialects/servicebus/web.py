@@ -6,8 +6,8 @@ it is known by the shared access signature in its head, which must be for the pa
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from functools import cache
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -28,6 +28,7 @@ _audit = logging.getLogger("posthouse.audit")
 Header = tuple[bytes, bytes]
 XML = (b"content-type", b"application/xml; charset=utf-8")
 PATH_CHARS_MAX = 2_048
+SHORT_CHARS = 64  # few paths are as short, and most requests are for those
 
 
 class Request(Protocol):
@@ -135,13 +136,9 @@ def by_method(routes: dict[str, Route], method: str) -> Route:
 class Path(NamedTuple):
     """Of a request, decoded."""
 
-    parts: list[str]  # as they were separated: a part may have slashes in it
-    names: list[str]  # so that a/b and a%2Fb are the same
-
-    @property
-    def folded(self) -> tuple[str, ...]:
-        """For comparing with what a token is for."""
-        return tuple(map(str.casefold, self.names))
+    parts: tuple[str, ...]  # as they were separated: a part may have slashes in it
+    names: tuple[str, ...]  # so that a/b and a%2Fb are the same
+    folded: tuple[str, ...]  # the names, for comparing with what a token is for
 
 
 def path_of(request: Request) -> Path:
@@ -149,18 +146,27 @@ def path_of(request: Request) -> Path:
     raw = b"/".join(request.parts)
     if len(raw) > PATH_CHARS_MAX:
         raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
+    return _decoded(raw) if len(raw) > SHORT_CHARS else _known(raw)
+
+
+def _decoded(raw: bytes) -> Path:
+    """Raises Wrong."""
     try:
         if b"%" not in raw:
-            names = [part for part in raw.decode().split("/") if part]
-            return Path(names, names)
-        parts = [unquote_to_bytes(part).decode() for part in request.parts if part]
+            parts = names = tuple([part for part in raw.decode().split("/") if part])
+            return Path(parts, names, tuple(map(str.casefold, names)))
+        parts = tuple(unquote_to_bytes(part).decode() for part in raw.split(b"/") if part)
     except UnicodeDecodeError:
         raise Wrong(400, "The path must be UTF-8.") from None
-    return Path(parts, names_in(parts))
+    names = names_in(parts)
+    return Path(parts, names, tuple(map(str.casefold, names)))
 
 
-def names_in(parts: list[str]) -> list[str]:
-    return [part for part in "/".join(parts).split("/") if part]
+_known = lru_cache(1_000)(_decoded)
+
+
+def names_in(parts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part for part in "/".join(parts).split("/") if part)
 
 
 def host_of(request: Request) -> str:

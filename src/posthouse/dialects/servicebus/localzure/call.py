@@ -108,7 +108,7 @@ class Call:
         place, state = self.place, self.engine.namespaces.states.get(self.namespace)
         if place.kind == "subscription" and (state is None or find(state, place.topic) is None):
             return "topic", place.topic
-        return place.kind, place.name
+        return place.kind, place.name or self.namespace
 
     # Sessions that were accepted over this API, which names them by their ids alone.
 

@@ -364,8 +364,8 @@ async def begin(call: Call) -> Answer:
                     "ExpiresAtUtc": moment(begun.until_ms)}, 201)  # fmt: skip
 
 
-async def commit(call: Call, id: str) -> Answer:
-    answer = await call.ask(Commit(_transaction(call, id)))
+async def commit(call: Call) -> Answer:
+    answer = await call.ask(Commit(_transaction(call, call.place.rest[1])))
     if isinstance(answer, RolledBack):
         raise Failed(409, "InvalidOperation", f"It was rolled back: {answer.reason}",
                      reason=answer.reason)  # fmt: skip
@@ -374,6 +374,6 @@ async def commit(call: Call, id: str) -> Answer:
     return as_json({"Sent": sent, "Settled": answer.settled})
 
 
-async def roll_back(call: Call, id: str) -> Answer:
-    await call.ask(RollBack(_transaction(call, id)))
+async def roll_back(call: Call) -> Answer:
+    await call.ask(RollBack(_transaction(call, call.place.rest[1])))
     return as_json({"RolledBack": True})

@@ -17,10 +17,10 @@ _DOUBLE = re.compile(r"--|__|\.\.")
 
 
 class Place(NamedTuple):
-    """A queue, a topic or a subscription, or the dead letters of one."""
+    """A queue, a topic or a subscription, or the dead letters of one; or a namespace."""
 
     namespace: str  # as it is called in the path; empty: the default one
-    kind: str  # "queue", "topic" or "subscription"
+    kind: str  # "queue", "topic", "subscription" or "namespace"
     name: str  # its own
     queue: str  # as the core calls it
     rest: tuple[str, ...]  # of the path
@@ -28,38 +28,31 @@ class Place(NamedTuple):
     dead: bool = False
 
 
-def space_of(parts: list[str]) -> tuple[str, list[str]]:
-    """The namespace that is named behind /servicebus, if one is, and the rest of the path."""
-    if not parts or parts[0] in ("queues", "topics", "transactions"):
-        return "", parts
-    return parts[0], parts[1:]
-
-
-def place_of(parts: list[str]) -> Place | None:
-    """Of what comes behind /servicebus; None where no entity is named."""
-    namespace, rest = space_of(parts)
-    if rest[:1] == ["transactions"]:
-        return None
+def place_of(parts: tuple[str, ...]) -> Place:
+    """Of what comes behind /servicebus, where a namespace may be named first."""
+    namespace, rest = "", parts
+    if parts and parts[0] not in ("queues", "topics", "transactions"):
+        namespace, rest = parts[0], parts[1:]
     if len(rest) > 1 and rest[0] == "queues":
         return _queue(namespace, rest[1], rest[2:])
     if len(rest) > 1 and rest[0] == "topics":
         return _topic(namespace, rest[1], rest[2:])
-    if not rest or rest[0] in ("queues", "topics") or rest[0].startswith("$"):
-        return None
+    if not rest or rest[0] in ("queues", "topics", "transactions") or rest[0].startswith("$"):
+        return Place(namespace, "namespace", namespace, "", rest)
     if len(rest) > 2 and rest[1].casefold() == "subscriptions":
         return _topic(namespace, rest[0], rest[1:])
     return _queue(namespace, rest[0], rest[1:])
 
 
-def _queue(namespace: str, name: str, rest: list[str]) -> Place:
-    return _or_dead(Place(namespace, "queue", name, name, tuple(rest)))
+def _queue(namespace: str, name: str, rest: tuple[str, ...]) -> Place:
+    return _or_dead(Place(namespace, "queue", name, name, rest))
 
 
-def _topic(namespace: str, name: str, rest: list[str]) -> Place:
+def _topic(namespace: str, name: str, rest: tuple[str, ...]) -> Place:
     if len(rest) > 1 and rest[0].casefold() == "subscriptions":
         queue = subscription_queue(name, rest[1])
-        return _or_dead(Place(namespace, "subscription", rest[1], queue, tuple(rest[2:]), name))
-    return Place(namespace, "topic", name, name, tuple(rest))
+        return _or_dead(Place(namespace, "subscription", rest[1], queue, rest[2:], name))
+    return Place(namespace, "topic", name, name, rest)
 
 
 def _or_dead(place: Place) -> Place:

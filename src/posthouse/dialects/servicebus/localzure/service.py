@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from itertools import count
 
 import msgspec
@@ -23,7 +24,7 @@ from posthouse.dialects.servicebus.localzure.errors import (
     told_unprocessable,
 )
 from posthouse.dialects.servicebus.localzure.figures import Figures
-from posthouse.dialects.servicebus.localzure.places import Place, place_of, space_of
+from posthouse.dialects.servicebus.localzure.places import Place, place_of
 from posthouse.dialects.servicebus.web import Answer, Path, Request, Wrong, path_of, principal_of
 
 CORRELATION_CHARS_MAX = 128
@@ -69,7 +70,7 @@ class Service:
 
     async def answer(self, request: Request) -> Answer:
         correlation = _correlation(request)
-        parts: list[str] = []
+        parts: tuple[str, ...] = ()
         try:
             path = path_of(request)
             parts = path.parts[1:]
@@ -88,9 +89,9 @@ class Service:
         body, status, headers = answer
         return Answer(body, status, (*headers, (b"x-correlation-id", correlation.encode())))
 
-    async def _answer(self, request: Request, path: Path, parts: list[str]) -> Answer:
+    async def _answer(self, request: Request, path: Path, parts: tuple[str, ...]) -> Answer:
         """Raises Failed, Unprocessable or Wrong."""
-        if request.method == "GET" and parts[:1] and parts[0] in _OPEN:
+        if request.method == "GET" and parts and parts[0] in _OPEN:
             return await self._tell(request, path, parts)
         principal = self._principal(request, path)
         if self.engine.throttle.is_on:
@@ -98,21 +99,20 @@ class Service:
                 self.engine.throttle.check_address(request.address)
             except Refused as refused:
                 raise failed_by(refused) from None
-        place, (named, rest) = place_of(parts), space_of(parts)
-        namespace = named if named in self.engine.namespaces.states else ""
+        place, routes = _found(parts)
+        namespace = place.namespace if place.namespace in self.engine.namespaces.states else ""
         namespace = namespace or self._credentials.settings.namespace
-        whole = place or Place(named, "namespace", namespace, "", ())
-        call = Call(self, request, principal, namespace, whole)
+        call = Call(self, request, principal, namespace, place)
         try:
-            return await (_of_namespace(call, rest) if place is None else _route(call)(call))
+            return await _route(routes, request.method)(call)
         except NotFound as missing:
             kind, name = call.missing()
             raise failed_by(missing, entity_type=kind, entity_name=name) from None
         except Refused as refused:
-            known = {"entity_type": whole.kind, "entity_name": whole.name}
+            known = {"entity_type": place.kind, "entity_name": place.name or namespace}
             raise failed_by(refused, **known) from None
 
-    async def _tell(self, request: Request, path: Path, parts: list[str]) -> Answer:
+    async def _tell(self, request: Request, path: Path, parts: tuple[str, ...]) -> Answer:
         """Of the service itself. Raises Failed."""
         match parts:
             case ["health", "live"]:
@@ -199,13 +199,13 @@ def _correlation(request: Request) -> str:
     return f"{_STARTED}-{next(_numbers):08x}"
 
 
-def _operation(method: str, parts: list[str]) -> str:
+def _operation(method: str, parts: tuple[str, ...]) -> str:
     """What is done, in a few words that there is an end of."""
     if "messages" in parts[:-1]:
         last = parts[parts.index("messages") + 1].casefold()
         verbs = ("head", "receive", "batch", "deferred", *messages.VERBS)
         return last if last in verbs else "settle"
-    if parts[-1:] == ["messages"]:
+    if parts[-1:] == ("messages",):
         return "send"
     known = next(
         (word for word in ("rules", "sessions", "transactions") if word in parts), "entity"
@@ -213,28 +213,16 @@ def _operation(method: str, parts: list[str]) -> str:
     return f"{method.lower()}_{known}" if method in ("GET", "PUT", "POST", "DELETE") else known
 
 
-async def _of_namespace(call: Call, rest: list[str]) -> Answer:
-    match [call.request.method, *rest]:
-        case ["GET", "queues"]:
-            return await entities.list_all(call, "queue")
-        case ["GET", "topics"]:
-            return await entities.list_all(call, "topic")
-        case ["GET", "$Resources" | "$resources", kind] if kind.casefold() == "queues":
-            return await entities.list_all(call, "queue")
-        case ["GET", "$Resources" | "$resources", kind] if kind.casefold() == "topics":
-            return await entities.list_all(call, "topic")
-        case ["POST", "transactions"]:
-            return await messages.begin(call)
-        case ["POST", "transactions", id, "commit"]:
-            return await messages.commit(call, id)
-        case ["POST", "transactions", id, "rollback"]:
-            return await messages.roll_back(call, id)
-        case _:
-            raise _nothing_here()
-
-
 def _nothing_here() -> Failed:
     return Failed(404, "EntityNotFound", "There is nothing at this path; see /servicebus/docs.")
+
+
+async def _list_queues(call: Call) -> Answer:
+    return await entities.list_all(call, "queue")
+
+
+async def _list_topics(call: Call) -> Answer:
+    return await entities.list_all(call, "topic")
 
 
 async def _list_subscriptions(call: Call) -> Answer:
@@ -253,8 +241,34 @@ _RECEIVE: dict[str, Route] = {"POST": messages.receive}
 _SETTLE: dict[str, Route] = dict.fromkeys(("DELETE", "PUT", "POST"), messages.settle_by_path)
 
 
-def _routes(place: Place) -> dict[str, Route]:
-    """What can be done at a place, by the method."""
+@lru_cache(1_000)
+def _found(parts: tuple[str, ...]) -> tuple[Place, dict[str, Route]]:
+    """Where a path leads, and what can be done there."""
+    place = place_of(parts)
+    return place, _of_namespace(place.rest) if place.kind == "namespace" else _of_entity(place)
+
+
+def _of_namespace(rest: tuple[str, ...]) -> dict[str, Route]:
+    match rest:
+        case ["queues"]:
+            return {"GET": _list_queues}
+        case ["topics"]:
+            return {"GET": _list_topics}
+        case ["$Resources" | "$resources", kind] if kind.casefold() == "queues":
+            return {"GET": _list_queues}
+        case ["$Resources" | "$resources", kind] if kind.casefold() == "topics":
+            return {"GET": _list_topics}
+        case ["transactions"]:
+            return {"POST": messages.begin}
+        case ["transactions", _, "commit"]:
+            return {"POST": messages.commit}
+        case ["transactions", _, "rollback"]:
+            return {"POST": messages.roll_back}
+        case _:
+            return {}
+
+
+def _of_entity(place: Place) -> dict[str, Route]:
     rest = [*map(str.casefold, place.rest[:2]), *place.rest[2:]]
     match rest:
         case [] if not place.dead:
@@ -295,12 +309,11 @@ def _routes(place: Place) -> dict[str, Route]:
     return {}
 
 
-def _route(call: Call) -> Route:
+def _route(routes: dict[str, Route], method: str) -> Route:
     """Raises Failed."""
-    routes = _routes(call.place)
     if not routes:
         raise _nothing_here()
-    route = routes.get(call.request.method)
+    route = routes.get(method)
     if route is None:
         allowed = ((b"allow", ", ".join(routes).encode()),)
         raise Failed(405, "InvalidOperation", "This path is not for that.", allowed)
