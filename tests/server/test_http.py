@@ -30,7 +30,7 @@ def test_a_message_comes_back_as_it_was_sent(broker: Running) -> None:
         "properties": {
             "text": "x", "number": 5, "fraction": 0.5, "yes": True, "nothing": None,
             "bytes": {"bytes": "AP8="}, "time": {"timestamp_ms": 1_700_000_000_000},
-            "uuid": {"uuid": "12345678-1234-5678-1234-567812345678"},
+            "span": {"ticks": -5}, "uuid": {"uuid": "12345678-1234-5678-1234-567812345678"},
         },
     }  # fmt: skip
     reply = broker.queue("POST", "whole/messages", {"messages": [message]})

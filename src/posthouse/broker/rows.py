@@ -13,7 +13,14 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from posthouse.broker.payload import Located, Record
-from posthouse.core.message import TIMESTAMP, Envelope, NewMessage, Properties, decode_envelope
+from posthouse.core.message import (
+    SPAN,
+    TIMESTAMP,
+    Envelope,
+    NewMessage,
+    Properties,
+    decode_envelope,
+)
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import (
     AccountRevoked,
@@ -339,5 +346,7 @@ def _plain(value: Any) -> Any:
         data = bytes(value.data)
         if value.code == TIMESTAMP:
             return {"timestamp_ms": int.from_bytes(data, "big", signed=True)}
+        if value.code == SPAN:
+            return {"ticks": int.from_bytes(data, "big", signed=True)}
         return {"uuid": str(UUID(bytes=data))}
     return value

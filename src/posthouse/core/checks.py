@@ -15,7 +15,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
 from posthouse.core.filters.problems import SyntaxProblem
-from posthouse.core.message import TIMESTAMP, UUID, Properties
+from posthouse.core.message import SPAN, TIMESTAMP, UUID, Properties
 from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
 from posthouse.core.routing import compile_rule
 from posthouse.core.rules import CorrelationFilter, Rule
@@ -72,7 +72,7 @@ def check_properties(properties: Properties) -> None:
         raise InvalidArgument("properties", f"must be at most {PROPERTIES_BYTES_MAX} bytes")
 
 
-_EXT_BYTES = {TIMESTAMP: 8, UUID: 16}
+_EXT_BYTES = {TIMESTAMP: 8, UUID: 16, SPAN: 8}
 _VALUES = frozenset((type(None), bool, int, float, str, bytes))
 
 _LEAST = {

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.msgpack import Ext
 
-# A typed property. Times and UUIDs, which MessagePack lacks, travel as Ext (see `timestamp`,
-# `uuid`). msgspec cannot tell text from bytes in a declared union, though MessagePack can, hence
-# Any to it.
+# A typed property. Times, UUIDs and durations, which MessagePack lacks, travel as Ext (see
+# `timestamp`, `uuid`, `span`). msgspec cannot tell text from bytes in a declared union, though
+# MessagePack can, hence Any to it.
 if TYPE_CHECKING:
     Value = None | bool | int | float | str | bytes | Ext
 else:
     Value = Any
 Properties = dict[str, Value]
 
-TIMESTAMP, UUID = 1, 2  # the Ext codes
+TIMESTAMP, UUID, SPAN = 1, 2, 3  # the Ext codes
 
 
 def timestamp(unix_ms: int) -> Ext:
@@ -33,6 +33,11 @@ def timestamp(unix_ms: int) -> Ext:
 def uuid(value: bytes) -> Ext:
     """A UUID, 16 bytes in network order, as a property value."""
     return Ext(UUID, value)
+
+
+def span(ticks: int) -> Ext:
+    """A duration, in ten-millionths of a second, as a property value."""
+    return Ext(SPAN, ticks.to_bytes(8, "big", signed=True))
 
 
 # Written as a map without what is empty, so a field can be added at any time.

@@ -1,8 +1,8 @@
 """What `/api/v1` says in JSON, and how that becomes messages and back.
 
 A body that is text is in `body`, any other in `body_base64`. Property values that JSON lacks are
-objects with one member: {"bytes": base64}, {"timestamp_ms": number}, {"uuid": text}. Tokens are 32
-hexadecimal digits.
+objects with one member: {"bytes": base64}, {"timestamp_ms": number}, {"uuid": text}, and durations
+{"ticks": number} in ten-millionths of a second. Tokens are 32 hexadecimal digits.
 """
 
 from base64 import b64decode, b64encode
@@ -35,6 +35,7 @@ from posthouse.core.message import (
     Properties,
     decode_envelope,
     encode_envelope,
+    span,
     timestamp,
     uuid,
 )
@@ -664,6 +665,8 @@ def _value_in(name: str, value: Any) -> Any:
             return bytes_in(text)
         case [("timestamp_ms", int(moment))] if abs(moment) < 1 << 63:
             return timestamp(moment)
+        case [("ticks", int(ticks))] if abs(ticks) < 1 << 63:
+            return span(ticks)
         case [("uuid", str(text))]:
             try:
                 return uuid(Uuid(text).bytes)
@@ -672,8 +675,8 @@ def _value_in(name: str, value: Any) -> Any:
         case _:
             pass
     raise InvalidArgument(
-        f"property {name!r}", 'must be a value, {"bytes": ...}, {"timestamp_ms": ...} or'
-        ' {"uuid": ...}',
+        f"property {name!r}", 'must be a value, {"bytes": ...}, {"timestamp_ms": ...},'
+        ' {"ticks": ...} or {"uuid": ...}',
     )  # fmt: skip
 
 

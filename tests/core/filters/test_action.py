@@ -7,7 +7,7 @@ import pytest
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.sql import compile_action
 from posthouse.core.filters.view import Amendment, View
-from posthouse.core.message import Envelope, Value, encode_envelope, timestamp, uuid
+from posthouse.core.message import Envelope, Value, encode_envelope, span, timestamp, uuid
 from tests.core.filters.views import a_view, amended, numbered_ids, truth
 
 ID = uuid(bytes(range(16)))
@@ -78,6 +78,7 @@ def test_what_is_unknown_is_set_to_null() -> None:
         (True, "'x'", "x"), (True, "1", 1), (ID, f"'{ID_TEXT}'", ID), (ID, "'x'", "x"),
         (ID, "1", 1),
         (timestamp(0), "'1970-01-01T00:00:05Z'", timestamp(5_000)), (timestamp(0), "'x'", "x"),
+        (span(0), "'1.00:00:01.5'", span(864_015_000_000)), (span(0), "'x'", "x"),
         (b"x", "'x'", "x"), ("x", "data", b"x"), ("x", "id", ID_TEXT), (None, "5", 5),
     ],
 )  # fmt: skip

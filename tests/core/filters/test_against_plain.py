@@ -15,12 +15,19 @@ from msgspec.msgpack import Ext
 from posthouse.core.filters.problems import EvaluationProblem
 from posthouse.core.filters.sql import compile_filter
 from posthouse.core.filters.texts import as_text
-from posthouse.core.message import Properties, Value, timestamp, uuid
+from posthouse.core.message import Properties, Value, span, timestamp, uuid
 from tests.core.filters.test_like import plainly_fits
 from tests.core.filters.views import a_view
 
 Tree = tuple[Any, ...]
-PARAMETERS: Properties = {"t": timestamp(5), "i": uuid(bytes(16)), "n": None, "d": b"a", "s": "a%"}
+PARAMETERS: Properties = {
+    "t": timestamp(5),
+    "i": uuid(bytes(16)),
+    "l": span(5),
+    "n": None,
+    "d": b"a",
+    "s": "a%",
+}
 
 
 # --- expressions
@@ -73,7 +80,7 @@ messages = st.dictionaries(
     st.one_of(
         st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([-(1 << 63), (1 << 64) - 1]),
         st.sampled_from([0.5, 2.0, math.nan, math.inf]), st.text("ab%_!", max_size=4),
-        st.just(b"a"), st.sampled_from([timestamp(4), timestamp(5), uuid(bytes(16))]),
+        st.just(b"a"), st.sampled_from([timestamp(4), timestamp(5), uuid(bytes(16)), span(5)]),
     ),
 )  # fmt: skip
 

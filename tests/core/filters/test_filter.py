@@ -8,7 +8,7 @@ import pytest
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.sql import compile_filter
 from posthouse.core.filters.view import View
-from posthouse.core.message import Envelope, Value, encode_envelope, timestamp, uuid
+from posthouse.core.message import Envelope, Value, encode_envelope, span, timestamp, uuid
 from tests.core.filters.views import a_view, numbered_ids, truth, with_parameters
 
 ID = uuid(bytes(range(16)))
@@ -53,6 +53,8 @@ def test_times_ids_and_bytes_compare_with_their_like() -> None:
     assert truth("a = b", a=ID, b=ID) is True
     assert truth("a = b", a=b"x", b=b"x") is True
     assert with_parameters("a >= @t", {"t": timestamp(5)}, a=timestamp(7)) is True
+    assert with_parameters("a >= @t", {"t": span(-5)}, a=span(7)) is True
+    assert with_parameters("a >= @t", {"t": span(5)}, a=timestamp(7)) is None
     assert with_parameters("a = @t", {"t": ID}, a=OTHER_ID) is False
     assert with_parameters("a = @t", {"t": ID}, a=timestamp(1)) is None
 
@@ -164,6 +166,8 @@ def test_texts_are_joined_by_plus() -> None:
     assert truth("a + TRUE = 'aTrue'", a="a") is True
     assert truth("a + '' = '00010203-0405-0607-0809-0a0b0c0d0e0f'", a=ID) is True
     assert truth("a + '' = '1970-01-01T00:00:00.005Z'", a=timestamp(5)) is True
+    assert truth("a + '' = '1.02:03:04.0000005'", a=span(937_840_000_005)) is True
+    assert truth("a + '' = '-00:00:05'", a=span(-50_000_000)) is True
     assert truth("a + x = 'a'", a="a") is None
 
 

@@ -67,6 +67,7 @@ SEND, LISTEN, MANAGE = AccessRights.SEND, AccessRights.LISTEN, AccessRights.MANA
 VALUES: dict[str, Any] = {
     "text": "ü <&>", "int": 5, "negative": -7, "long": 1 << 40, "double": 1.5, "true": True,
     "false": False, "when": WHEN,
+    "span": timedelta(days=40, hours=5, microseconds=7),
 }  # fmt: skip
 
 _numbers = count(1)
@@ -703,6 +704,8 @@ def test_rules_choose_by_typed_values(bus: Bus, admin: Admin) -> None:
             admin.delete_rule(topic, f"{kind}-{name}", "$Default")
             admin.create_rule(topic, f"{kind}-{name}", "r", filter=chosen)
     sent["long"] = {"TYPE": "LONG", "VALUE": sent["long"]}  # the SDK makes an int of an int
+    symbol = {"TYPE": "SYMBOL", "VALUE": b"com.microsoft:timespan"}  # as .NET's says it
+    sent["span"] = symbol, {"TYPE": "LONG", "VALUE": sent["span"] // timedelta(microseconds=1) * 10}
     publish(
         bus, topic,
         *(ServiceBusMessage(name, application_properties={"v": v}) for name, v in sent.items()),

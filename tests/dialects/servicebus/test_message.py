@@ -17,6 +17,7 @@ from posthouse.core.message import (
     Note,
     decode_envelope,
     encode_envelope,
+    span,
     timestamp,
     uuid,
 )
@@ -110,6 +111,21 @@ def test_all_fields_that_dialects_share_are_read() -> None:
                      "no": None, "traceparent": "00-trace"},
     )  # fmt: skip
     assert (new.group, new.priority, new.ttl_ms, new.due_ms) == ("session", 7, 60_000, 5_000)
+
+
+def test_types_of_dotnet_are_read() -> None:
+    user = {
+        "span": Described(Symbol("com.microsoft:timespan"), -7),
+        "when": Described(Symbol("com.microsoft:datetime-offset"), 621_355_968_000_050_000),
+        "where": Described(Symbol("com.microsoft:uri"), "http://x"),
+    }
+    payload = section(APPLICATION, user) + section(DATA, b"")
+    read_as = {"span": span(-7), "when": timestamp(5), "where": "http://x"}
+    assert decode_envelope(read(payload).envelope).properties == read_as
+    assert delivered(payload)[APPLICATION] == [user]
+    odd = {"span": Described(Symbol("com.microsoft:timespan"), "x")}
+    with pytest.raises(Unfit):
+        read(section(APPLICATION, odd) + section(DATA, b""))
 
 
 @pytest.mark.parametrize("id", [UUID(int=5), b"\x01\x02", UInt(7), "text"])

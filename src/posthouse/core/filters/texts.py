@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from msgspec.msgpack import Ext
 
-from posthouse.core.message import TIMESTAMP, UUID, Value, timestamp, uuid
+from posthouse.core.message import SPAN, TIMESTAMP, UUID, Value, span, timestamp, uuid
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -15,6 +15,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 NUMBER_CHARS_MAX = 40  # of a text that is taken for one
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+TICKS = 10_000  # of a duration, in a millisecond
 _SPAN = re.compile(  # days.hours:minutes:seconds.fraction
     r"(?:([0-9]{1,8})\.)?([01]?[0-9]|2[0-3]):([0-5]?[0-9]):([0-5]?[0-9])(?:\.([0-9]{1,7}))?",
     re.ASCII,
@@ -43,6 +44,8 @@ def as_text(value: Value) -> str | None:
             return "-".join(digits[a:b] for a, b in pairwise(cuts))
         if value.code == TIMESTAMP:
             return _moment_text(int.from_bytes(data, "big", signed=True))
+        if value.code == SPAN:
+            return _span_text(int.from_bytes(data, "big", signed=True))
     return None
 
 
@@ -75,6 +78,9 @@ def _read(old: Value, text: str) -> Value:
     if isinstance(old, Ext) and old.code == TIMESTAMP:
         unix_ms = moment_ms(text)
         return None if unix_ms is None else timestamp(unix_ms)
+    if isinstance(old, Ext) and old.code == SPAN:
+        ms = span_ms(text)
+        return None if ms is None else span(ms * TICKS)
     return None
 
 
@@ -122,6 +128,15 @@ def _of_day(
 ) -> int:
     whole = (int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
     return whole * 1_000 + int((fraction or "0").ljust(3, "0")[:3])
+
+
+def _span_text(ticks: int) -> str:
+    """As `span_ms` reads it, and exactly."""
+    seconds, fraction = divmod(abs(ticks), 1_000 * TICKS)
+    days, rest = divmod(seconds, 86_400)
+    sign, long = "-" if ticks < 0 else "", f"{days}." if days else ""
+    clock = f"{rest // 3_600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{sign}{long}{clock}" + (f".{fraction:07}" if fraction else "")
 
 
 def _moment_text(unix_ms: int) -> str:

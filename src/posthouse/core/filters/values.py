@@ -14,14 +14,15 @@ from msgspec.msgpack import Ext
 
 from posthouse.core.filters.problems import EvaluationProblem
 from posthouse.core.filters.texts import INTEGER_MAX, INTEGER_MIN, as_number, as_text
-from posthouse.core.message import TIMESTAMP, UUID, Value
+from posthouse.core.message import SPAN, TIMESTAMP, UUID, Value
 
 BUILT_CHARS_MAX = 65_536  # of a text made by +
 
 NUMBER, TEXT, TRUTH, BYTES, TIME, ID = "number", "text", "truth", "bytes", "time", "id"
+DURATION = "duration"
 _KINDS = {bool: TRUTH, int: NUMBER, float: NUMBER, str: TEXT, bytes: BYTES}
-_EXT_KINDS = {TIMESTAMP: TIME, UUID: ID}
-_ORDERED = frozenset((NUMBER, TEXT, TIME))
+_EXT_KINDS = {TIMESTAMP: TIME, UUID: ID, SPAN: DURATION}
+_ORDERED = frozenset((NUMBER, TEXT, TIME, DURATION))
 
 TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "<>": operator.ne, "!=": operator.ne,
@@ -41,7 +42,7 @@ def plain(value: Value) -> Value:
     """A value of a kind as what can be hashed and ordered among those of its kind."""
     if isinstance(value, Ext):
         data = bytes(value.data)
-        return int.from_bytes(data, "big", signed=True) if value.code == TIMESTAMP else data
+        return data if value.code == UUID else int.from_bytes(data, "big", signed=True)
     return value
 
 

@@ -14,7 +14,7 @@ from msgspec.msgpack import Ext
 
 from posthouse.core.commands import QueueInfo
 from posthouse.core.errors import InvalidArgument
-from posthouse.core.message import TIMESTAMP, Properties, Value, timestamp
+from posthouse.core.message import SPAN, TIMESTAMP, Properties, Value, span, timestamp
 from posthouse.core.model import QueueProperties, Right, Status
 from posthouse.core.rules import (
     DEFAULT_RULE,
@@ -27,7 +27,14 @@ from posthouse.core.rules import (
     TrueFilter,
 )
 from posthouse.dialects.servicebus.address import path_of
-from posthouse.dialects.servicebus.times import duration, duration_ms, moment, moment_ms
+from posthouse.dialects.servicebus.times import (
+    duration,
+    duration_ms,
+    duration_ticks,
+    moment,
+    moment_ms,
+    ticks_duration,
+)
 from posthouse.dialects.servicebus.xml import Node, element, text
 
 ATOM = "http://www.w3.org/2005/Atom"
@@ -264,6 +271,8 @@ def _value(kind: str, said: str) -> Value:
             return _boolean("a property", said.strip())
         if kind == "dateTime":
             return timestamp(moment_ms(said))
+        if kind == "duration":
+            return span(duration_ticks(said))
     except ValueError:
         raise InvalidArgument("A property", f"of type {kind} cannot be {said!r}") from None
     return said
@@ -487,11 +496,13 @@ def _write_value(value: Value) -> str:
         case bytes():
             said = value.decode("latin-1")
         case Ext(code=code, data=data):
-            raw = bytes(data)
+            number = int.from_bytes(bytes(data), "big", signed=True)
             if code == TIMESTAMP:
-                kind, said = "dateTime", moment(int.from_bytes(raw, "big", signed=True))
+                kind, said = "dateTime", moment(number)
+            elif code == SPAN:
+                kind, said = "duration", ticks_duration(number)
             else:
-                said = str(Uuid(bytes=raw))
+                said = str(Uuid(bytes=bytes(data)))
         case None:
             return element("Value", i_nil="true")
         case _:

@@ -18,16 +18,18 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from msgspec.msgpack import Ext
 
 from posthouse.amqp.decode import Reader, read_fields, sections, skip
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
-from posthouse.amqp.types import Decimal, Malformed, Symbol, Timestamp, ULong, Value
+from posthouse.amqp.types import Decimal, Described, Malformed, Symbol, Timestamp, ULong, Value
 from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
+from posthouse.core.filters.texts import TICKS
 from posthouse.core.message import (
+    SPAN,
     TIMESTAMP,
     Envelope,
     Message,
@@ -36,6 +38,7 @@ from posthouse.core.message import (
     Properties,
     decode_envelope,
     encode_envelope,
+    span,
     timestamp,
     uuid,
 )
@@ -389,7 +392,21 @@ def neutral_value(value: Value) -> Value:
         return uuid(value.bytes)
     if kind is Decimal:
         return value.data
+    if kind is Described and (found := _OF_DOTNET.get(value.descriptor)) is not None:
+        wanted, made = found
+        if type(value.value) is wanted:
+            return made(value.value)
     raise Unfit("A property must have a single value.")
+
+
+# What .NET's clients say in types of their own. Their moments count from the year 1.
+_YEAR_1_MS = -62_135_596_800_000
+_TIMESPAN = Symbol("com.microsoft:timespan")
+_OF_DOTNET: dict[Value, tuple[type, Callable[[Any], Value]]] = {
+    _TIMESPAN: (int, span),
+    Symbol("com.microsoft:datetime-offset"): (int, lambda n: timestamp(_YEAR_1_MS + n // TICKS)),
+    Symbol("com.microsoft:uri"): (str, str),
+}
 
 
 def _is_text(data: bytes) -> bool:
@@ -632,6 +649,8 @@ def native_value(value: Value) -> Value:
         data = bytes(value.data)
         if value.code == TIMESTAMP:
             return Timestamp(int.from_bytes(data, "big", signed=True))
+        if value.code == SPAN:
+            return Described(_TIMESPAN, int.from_bytes(data, "big", signed=True))
         return UUID(bytes=data)
     if type(value) is int and value >= 1 << 63:
         return ULong(value)

@@ -19,7 +19,6 @@ from email.utils import format_datetime, parsedate_to_datetime
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
-from uuid import UUID
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -41,6 +40,7 @@ from posthouse.core.commands import (
     Settled,
 )
 from posthouse.core.errors import InvalidArgument, MessageTooLarge
+from posthouse.core.filters.texts import as_text
 from posthouse.core.message import (
     TIMESTAMP,
     Envelope,
@@ -512,9 +512,10 @@ def _value_out(value: Value) -> bytes:
         case bytes():
             said = value.decode("latin-1")
         case Ext(code=code, data=data):
-            raw = bytes(data)
-            moment = int.from_bytes(raw, "big", signed=True) if code == TIMESTAMP else 0
-            said = date(max(0, moment)) if code == TIMESTAMP else str(UUID(bytes=raw))
+            if code == TIMESTAMP:
+                said = date(max(0, int.from_bytes(bytes(data), "big", signed=True)))
+            else:
+                said = as_text(value) or ""
         case _:
             said = str(value)
     return json.dumps(said).encode()

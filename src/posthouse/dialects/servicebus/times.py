@@ -9,6 +9,7 @@ NEVER = "0001-01-01T00:00:00Z"
 _DURATION = re.compile(
     r"P(?:(\d{1,8})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,8})M)?(?:(\d{1,8}(?:\.\d{1,7})?)S)?)?", re.ASCII
 )
+_TICKS = 10_000_000  # in a second
 _FOREVER_DAYS = 3_650_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_MS = -62_135_596_800_000  # the beginning of the year 1, before which there is none
@@ -44,6 +45,31 @@ def duration(ms: int | None) -> str:
     if not parts:
         return f"P{day}" if day else "PT0S"
     return f"P{day}T{''.join(parts)}"
+
+
+def duration_ticks(text: str) -> int:
+    """An ISO 8601 duration, in ten-millionths of a second; .NET's longest at most.
+
+    Raises ValueError.
+    """
+    found = _DURATION.fullmatch(text.removeprefix("-"))
+    if found is None or text.endswith(("P", "T")):
+        raise ValueError(f"must be a duration like PT1M30S, not {text!r}")
+    days, hours, minutes = (int(each or 0) for each in found.groups()[:3])
+    seconds, _, fraction = (found[4] or "0").partition(".")
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + int(seconds)
+    ticks = whole * _TICKS + int(fraction.ljust(7, "0"))
+    if ticks >= 1 << 63:
+        raise ValueError(f"must be at most {FOREVER}, not {text!r}")
+    return -ticks if text.startswith("-") else ticks
+
+
+def ticks_duration(ticks: int) -> str:
+    """What `duration_ticks` reads, exactly."""
+    seconds, fraction = divmod(abs(ticks), _TICKS)
+    days, rest = divmod(seconds, 86_400)
+    said = f"{rest % 60}.{fraction:07}".rstrip("0").rstrip(".")
+    return f"{'-' if ticks < 0 else ''}P{days}DT{rest // 3_600}H{rest // 60 % 60}M{said}S"
 
 
 @lru_cache(1_000)
