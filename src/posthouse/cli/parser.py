@@ -514,10 +514,18 @@ def _add_pipeline(rooms: Rooms) -> None:
     def action(name: str, help: str, *needs: str, example: str = "") -> argparse.ArgumentParser:
         made = _action(pipeline, name, f"pipeline:{name}", help, example)
         made.add_argument("--json", action="store_true", help="for programs")
+        default = None if "events" in needs else "posthouse-lake"
+        otherwise = "the broker itself" if "events" in needs else default
         made.add_argument(
-            "--lake", default="posthouse-lake", metavar="WHERE",
-            help="a folder, or an address that Spark can reach (posthouse-lake)",
+            "--lake", default=default, metavar="WHERE",
+            help=f"a folder, or an address that Spark can reach ({otherwise})",
         )  # fmt: skip
+        if "events" in needs:
+            for name, dest in (("--from", "since"), ("--to", "until")):
+                made.add_argument(
+                    name, dest=dest, metavar="WHEN",
+                    help="a position, or a moment like 2026-11-16T15:00:00Z",
+                )  # fmt: skip
         if "broker" in needs:
             _add_broker(made)
         if "spark" in needs:
@@ -547,6 +555,20 @@ def _add_pipeline(rooms: Rooms) -> None:
     action("verify", "read the whole lake, and say whether every position is there once", "spark")
     action("compact", "put small ranges of the lake together", "spark", "rows")
     action("status", "what is in the lake, and how far behind it is", "broker")
+    made = action(
+        "report", "what went through the queues, as a page and as tables", "broker", "spark",
+        "events", example="posthouse pipeline report --lake lake --out report",
+    )  # fmt: skip
+    made.add_argument("--window", type=_positive, metavar="SECONDS",
+                      help="that charts go by; as long as gives a good picture")  # fmt: skip
+    _add_out(made, "report")
+
+
+def _add_out(made: argparse.ArgumentParser, folder: str) -> None:
+    made.add_argument("--out", default=f"posthouse-{folder}", metavar="DIR",
+                      help=f"where the page and the tables go (posthouse-{folder})")  # fmt: skip
+    made.add_argument("--format", choices=("parquet", "csv", "json"), default="parquet",
+                      help="of the tables")  # fmt: skip
 
 
 def _add_tools(rooms: Rooms, *, settings: bool) -> None:

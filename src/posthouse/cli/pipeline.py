@@ -3,22 +3,25 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import wraps
 from typing import TYPE_CHECKING
 
 from posthouse.cli.client import Client
 from posthouse.cli.codes import FAILED, OK, fail, say
-from posthouse.cli.show import size
+from posthouse.cli.show import size, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from posthouse.pipeline.jobs.archive import Progress
     from posthouse.pipeline.lake import Lake
     from posthouse.pipeline.wire import Broker
 
+WATCH_SECONDS = 1.0
 AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
 Run = Callable[[argparse.Namespace], int]
 
@@ -113,6 +116,57 @@ class _Telling:
             sys.stderr.flush()
 
 
+class _Watching:
+    """While Spark works: how much of it is done."""
+
+    def __init__(self, options: argparse.Namespace, spark: "SparkSession", what: str) -> None:
+        self._telling = _Telling(options)
+        self._spark = spark
+        self._what = what
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._telling.end()
+
+    def _watch(self) -> None:
+        begun = time.monotonic()
+        while not self._over.wait(WATCH_SECONDS):
+            done, tasks = self._tasks()
+            seconds = time.monotonic() - begun
+            part = f", {done} of {tasks} tasks of this step" if tasks else ""
+            self._telling.tell(
+                f"{self._what}: {seconds:.0f} s{part}",
+                {"doing": self._what, "seconds": round(seconds, 1), "tasks": tasks, "done": done},
+            )
+
+    def _tasks(self) -> tuple[int, int]:
+        """Of what runs; none over Spark Connect, which does not tell."""
+        try:
+            tracker = self._spark.sparkContext.statusTracker()
+        except Exception:  # noqa: BLE001 (whatever it says, there is nothing to be told)
+            return 0, 0
+        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+        known = [each for each in stages if each is not None]
+        return sum(e.numCompletedTasks for e in known), sum(e.numTasks for e in known)
+
+
+def _events(
+    options: argparse.Namespace, spark: "SparkSession", columns: Sequence[str]
+) -> "tuple[DataFrame, str]":
+    """What a job works on, and where that is from."""
+    from posthouse.pipeline.events import events
+
+    where = _broker(options) if options.lake is None else _lake(options)
+    told = options.lake if options.lake is not None else Client.where(options)[0]
+    return events(spark, where, options.since, options.until, columns), str(told)
+
+
 def _result(options: argparse.Namespace, text: str, fields: dict[str, object]) -> None:
     say(json.dumps(fields) if options.json else text)
 
@@ -204,3 +258,34 @@ def status(options: argparse.Namespace) -> int:
         text += f"\nPositions {first} to {behind - 1} are missing; run: posthouse pipeline backfill"
     _result(options, text, fields)
     return OK
+
+
+@_on_spark
+def report(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs import report as job
+
+    spark = _spark(options)
+    with _Watching(options, spark, "Counting"):
+        rows, source = _events(options, spark, job.COLUMNS)
+        made = job.report(rows, options.window)
+        page = job.write(made, options.out, source, options.format)
+        queues = made.queues.orderBy("sent", ascending=False).toArrow().to_pylist()
+    heads = ("sent", "completed", "retries", "dead_lettered", "expired", "open")
+    times = ("waited_p50_s", "waited_p99_s", "settled_p50_s", "settled_p99_s")
+    shown = [
+        [f"{row['namespace']}/{row['entity']}", *(row[name] or 0 for name in heads),
+         *(_seconds(row[name]) for name in times)]
+        for row in queues
+    ]  # fmt: skip
+    titles = ("queue", "sent", "completed", "retries", "dead", "expired", "still there",
+              "in queue p50", "p99", "to settle p50", "p99")  # fmt: skip
+    text = f"{table(shown, titles)}\n\nThe page is {page}, with the tables beside it."
+    said = json.loads(json.dumps(queues, default=str))
+    _result(options, text, {"page": page, "queues": said})
+    return OK
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

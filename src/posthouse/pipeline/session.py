@@ -34,8 +34,11 @@ _SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass":
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    # What is kept for several steps is of as many parts as it needs, too.
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }  # fmt: skip
 _HERE = {
+    "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),  # not 200
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraJavaOptions":

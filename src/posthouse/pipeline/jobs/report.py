@@ -1,0 +1,221 @@
+"""A report: what went through the queues, how fast, and what went wrong.
+
+Everything is counted once, by the minute or less; only times in queues need each message looked at.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from posthouse.pipeline.events import DEAD, TRANSFER, owner, told_name
+from posthouse.pipeline.pages import page
+from posthouse.pipeline.stays import stays, steps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+WINDOWS_MAX = 120  # where it is not said how long they are
+WINDOWS = (60, 300, 900, 3_600, 6 * 3_600, 86_400)  # seconds
+REASONS_MAX, CONSUMERS_MAX = 50, 50  # of a queue
+# What is counted of the steps, under which name.
+COUNTED = {
+    "sent": "kind = 'sent' or kind = 'came' and by in ('copied', 'resubmitted')",
+    "delivered": "kind in ('delivered', 'taken')",
+    "completed": "kind in ('completed', 'taken')",
+    "abandoned": "kind = 'abandoned'",
+    "dead_lettered": "kind = 'dead-lettered'",
+    "expired": "kind = 'expired'",
+    "dropped": "kind in ('dropped', 'purged', 'cancelled')",
+}
+QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+COLUMNS = (  # of the events, that it looks at
+    "position", "time", "namespace", "entity", "kind", "sequence_number", "reason", "description",
+    "receiver", "target", "target_sequence_number",
+)  # fmt: skip
+TABLES = ("queues", "windows", "hours", "reasons", "consumers")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables, each small enough to be looked at, and the time that they are of (in UTC)."""
+
+    first: datetime | None
+    last: datetime | None
+    window_seconds: int
+    queues: "DataFrame"
+    windows: "DataFrame"
+    hours: "DataFrame"
+    reasons: "DataFrame"
+    consumers: "DataFrame"
+
+
+def report(events: "DataFrame", window_seconds: int | None = None) -> Report:
+    """Of the rows of a lake or a broker."""
+    from pyspark.sql import functions as f
+
+    minutes = _minutes(events, min(60, window_seconds or 60)).persist()
+    found = stays(events).withColumn("dead", f.col("entity").endswith(DEAD)).persist()
+    ends = minutes.agg(f.min("first").alias("first"), f.max("last").alias("last"))
+    [span] = ends.toArrow().to_pylist()  # which knows that it is UTC
+    first, last = span["first"], span["last"]
+    seconds = window_seconds or _window(first, last)
+    mine = found.where(f"not dead and not endswith(entity, '{TRANSFER}')")
+    queues = (
+        _summed(minutes, "namespace", "entity")
+        .join(_times(mine, "namespace", "entity"), ["namespace", "entity"], "left")
+        .join(_open(found), ["namespace", "entity"], "left")
+    )
+    start = f.window("minute", f"{seconds} seconds").start.alias("start")
+    delivered = f.window("first_delivered", f"{seconds} seconds").start.alias("start")
+    windows = _summed(minutes, "namespace", "entity", start).join(
+        _times(mine.where("deliveries > 0"), "namespace", "entity", delivered),
+        ["namespace", "entity", "start"], "left",
+    )  # fmt: skip
+    hours = _summed(
+        minutes, "namespace", "entity", f.expr("weekday(minute) as weekday"),
+        f.expr("hour(minute) as hour"),
+    )  # fmt: skip
+    return Report(
+        first, last, seconds, _named(queues), _named(windows).orderBy("start"), _named(hours),
+        _named(_reasons(events)), _named(_consumers(events)),
+    )  # fmt: skip
+
+
+def _minutes(events: "DataFrame", seconds: int) -> "DataFrame":
+    """How often what happened in each. What happens in dead-letter queues is not counted."""
+    from pyspark.sql import functions as f
+
+    rows = steps(events).where(
+        f"not endswith(entity, '{DEAD}') and not endswith(entity, '{TRANSFER}')"
+    )
+    counts = [f.count(f.when(f.expr(which), 1)).alias(name) for name, which in COUNTED.items()]
+    minute = f.window("time", f"{seconds} seconds").start.alias("minute")
+    return rows.groupBy("namespace", "entity", minute).agg(
+        *counts, f.min("time").alias("first"), f.max("time").alias("last")
+    )
+
+
+def _window(first: datetime | None, last: datetime | None) -> int:
+    """The shortest of which there are not too many."""
+    if first is None or last is None:
+        return WINDOWS[0]
+    span = (last - first).total_seconds()
+    return next((each for each in WINDOWS if span / each <= WINDOWS_MAX), WINDOWS[-1])
+
+
+def _summed(minutes: "DataFrame", *by: "str | Column") -> "DataFrame":
+    from pyspark.sql import functions as f
+
+    return minutes.groupBy(*by).agg(*(f.sum(name).alias(name) for name in COUNTED))
+
+
+def _times(found: "DataFrame", *by: "str | Column") -> "DataFrame":
+    """Seconds in the queue until the first delivery, and from the last until it was settled."""
+    from pyspark.sql import functions as f
+
+    waited = _between("came", "first_delivered")
+    settled = f.when(
+        f.expr("how in ('completed', 'dead-lettered')"), _between("last_delivered", "ended")
+    )
+    share = [each for _, each in QUANTILES]
+    made = found.groupBy(*by).agg(
+        f.percentile_approx(waited, share, 1_000).alias("waited"),
+        f.percentile_approx(settled, share, 1_000).alias("settled"),
+        f.sum(f.expr("greatest(deliveries - 1, 0)")).alias("retries"),
+    )
+    for column in ("waited", "settled"):
+        for at, (name, _) in enumerate(QUANTILES):
+            made = made.withColumn(f"{column}_{name}_s", f.get(column, f.lit(at)))
+        made = made.drop(column)
+    return made
+
+
+def _between(first: str, second: str) -> "Column":
+    """In seconds; null where one of them is. Where a clock was set back it is none."""
+    from pyspark.sql import functions as f
+
+    took = f"unix_micros({second}) - unix_micros({first})"
+    return f.expr(f"if({took} < 0, 0, {took}) / 1e6")
+
+
+def _open(found: "DataFrame") -> "DataFrame":
+    """What is still there, the oldest of it, and what lies dead."""
+    from pyspark.sql import functions as f
+
+    return found.where("how is null").groupBy("namespace", f.expr(f"{owner('entity')} entity")).agg(
+        f.count(f.when(~f.col("dead"), 1)).alias("open"),
+        f.min(f.when(~f.col("dead"), f.col("came"))).alias("oldest"),
+        f.count(f.when(f.col("dead"), 1)).alias("dead_now"),
+    )  # fmt: skip
+
+
+def _reasons(events: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as f
+
+    found = events.where("kind = 'dead-lettered'").groupBy("namespace", "entity", "reason").agg(
+        f.count("*").alias("messages"), f.min("time").alias("first"), f.max("time").alias("last"),
+        f.max("description").alias("example"),
+    )  # fmt: skip
+    return _most(found, "messages", REASONS_MAX)
+
+
+def _consumers(events: "DataFrame") -> "DataFrame":
+    """Receivers are known by the numbers that the broker gives them."""
+    from pyspark.sql import functions as f
+
+    found = events.where("kind in ('delivered', 'taken') and receiver is not null")
+    counted = found.groupBy("namespace", "entity", "receiver").agg(
+        f.count("*").alias("delivered"), f.min("time").alias("first"), f.max("time").alias("last")
+    )
+    return _most(counted, "delivered", CONSUMERS_MAX)
+
+
+def _most(found: "DataFrame", by: str, count: int) -> "DataFrame":
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    order = Window.partitionBy("namespace", "entity").orderBy(f.desc(by))
+    ranked = found.withColumn("rank", f.row_number().over(order)).where(f"rank <= {count}")
+    return ranked.drop("rank").orderBy(f.desc(by))
+
+
+def _named(table: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as f
+
+    return table.withColumn("entity", f.expr(told_name("entity")))
+
+
+# As files.
+
+
+def write(made: Report, folder: str, source: str, form: str = "parquet") -> str:
+    """The page, and the tables beside it in Parquet, CSV or JSON; where the page is."""
+    into = Path(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    data: dict[str, Any] = {
+        "source": source, "made": datetime.now(UTC), "first": made.first, "last": made.last,
+        "window_seconds": made.window_seconds,
+    }  # fmt: skip
+    for name in TABLES:
+        table = getattr(made, name).toArrow()
+        write_table(table, into / f"{name}.{form}", form)
+        data[name] = table.to_pylist()
+    shown = into / "report.html"
+    shown.write_text(page("report", data))
+    return str(shown)
+
+
+def write_table(table: "pa.Table", path: Path, form: str) -> None:
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "csv":
+        csv.write_csv(table, path)
+    else:
+        rows = [json.dumps(row, default=str, ensure_ascii=False) for row in table.to_pylist()]
+        path.write_text("".join(f"{row}\n" for row in rows))
