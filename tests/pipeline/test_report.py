@@ -17,6 +17,7 @@ from posthouse.pipeline.jobs import archive, report
 from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays
+from posthouse.pipeline.tables import write_table
 from posthouse.pipeline.wire import Broker, PosthouseError
 from tests.server.running import Running, development
 
@@ -154,7 +155,7 @@ def test_the_command_writes_a_page_and_tables(
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_tables_are_written_as_anybody_reads_them(tmp_path: Path, form: str) -> None:
     path = tmp_path / "table"
-    report.write_table(pa.table({"entity": ["a", "b"], "sent": [1, None]}), path, form)
+    write_table(pa.table({"entity": ["a", "b"], "sent": [1, None]}), path, form)
     read = pq.read_table(path) if form == "parquet" else csv.read_csv(path)
     assert read.to_pydict() == {"entity": ["a", "b"], "sent": [1, None]}
 

@@ -562,6 +562,29 @@ def _add_pipeline(rooms: Rooms) -> None:
     made.add_argument("--window", type=_positive, metavar="SECONDS",
                       help="that charts go by; as long as gives a good picture")  # fmt: skip
     _add_out(made, "report")
+    made = action(
+        "reconcile", "hold what was sent, what came and what was processed against each other",
+        "broker", "spark", "events",
+        example="posthouse pipeline reconcile --lake lake --outbox sqlite:///shop.db::outbox",
+    )  # fmt: skip
+    _add_reconcile(made)
+
+
+def _add_reconcile(made: argparse.ArgumentParser) -> None:
+    where = "a file of Parquet, CSV or JSON, or DATABASE-URL::TABLE, or DATABASE-URL::QUERY"
+    for name, what in (("outbox", "producers say they sent"), ("inbox", "consumers processed")):
+        made.add_argument(f"--{name}", metavar="WHERE", help=f"what {what}: {where}")
+        made.add_argument(
+            f"--{name}-columns", nargs="+", default=[], metavar="NAME=COLUMN",
+            help="what message_id, entity and body are called there",
+        )  # fmt: skip
+    made.add_argument(
+        "--allow", nargs="+", default=[], metavar="FAULT",
+        help="what is all right, such as open and dead",
+    )  # fmt: skip
+    made.add_argument("--staging", metavar="DIR",
+                      help="where rows of a database are put, if not on this machine")  # fmt: skip
+    _add_out(made, "reconcile")
 
 
 def _add_out(made: argparse.ArgumentParser, folder: str) -> None:

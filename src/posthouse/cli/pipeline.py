@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from posthouse.cli.client import Client
 from posthouse.cli.codes import FAILED, OK, fail, say
-from posthouse.cli.show import size, table
+from posthouse.cli.show import printable, size, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from posthouse.pipeline.wire import Broker
 
 WATCH_SECONDS = 1.0
+FAULTS_SHOWN = 20
 AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
 Run = Callable[[argparse.Namespace], int]
 
@@ -283,6 +284,53 @@ def report(options: argparse.Namespace) -> int:
     said = json.loads(json.dumps(queues, default=str))
     _result(options, text, {"page": page, "queues": said})
     return OK
+
+
+@_on_spark
+def reconcile(options: argparse.Namespace) -> int:
+    from posthouse.pipeline import claims
+    from posthouse.pipeline.jobs import reconcile as job
+
+    spark, said = _spark(options), (options.outbox, options.inbox)
+    unknown = [each for each in options.allow if each not in job.FAULTS]
+    if unknown:
+        return fail(f"There is no fault {unknown[0]!r}; there are {', '.join(job.FAULTS)}.", FAILED)
+    with _Watching(options, spark, "Comparing"):
+        rows, _ = _events(options, spark, job.COLUMNS)
+        names = [_pairs(options.outbox_columns), _pairs(options.inbox_columns)]
+        outbox, inbox = (
+            None if where is None else claims.read(spark, where, columns, options.staging)
+            for where, columns in zip(said, names, strict=True)
+        )
+        found = job.reconcile(rows, outbox, inbox)
+        path = job.write(found, options.out, options.format)
+        shown = found.faults.limit(FAULTS_SHOWN).toArrow().to_pylist()
+    is_well = found.is_well(tuple(options.allow))
+    lines = [f"{found.messages:,} messages were compared."]
+    if found.nameless:
+        lines.append(f"{found.nameless:,} have no id, and were left out.")
+    lines += [f"{n:>9,} {name}: {job.FAULTS[name]}" for name, n in found.counts.items() if n]
+    for each in shown:
+        lines += [
+            "",
+            f"{each['fault']}, {each['message_id']} in {each['entity']}: {each['detail']}",
+        ]
+        lines += [f"    {step['time']:%Y-%m-%d %H:%M:%S.%f} {step['kind']:<14} {step['entity']}"
+                  for step in each["life"] or ()]  # fmt: skip
+    if sum(found.counts.values()):
+        lines += ["", f"All of them are in {path}."]
+    lines.append("All is well." if is_well else "NOT all is well.")
+    fields: dict[str, object] = {
+        "messages": found.messages, "nameless": found.nameless, "counts": found.counts,
+        "faults": path, "is_well": is_well,
+    }  # fmt: skip
+    _result(options, "\n".join(map(printable, lines)), fields)
+    return OK if is_well else FAILED
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    """NAME=COLUMN, ..."""
+    return {name: column for name, _, column in (each.partition("=") for each in given)}
 
 
 def _seconds(value: float | None) -> str:

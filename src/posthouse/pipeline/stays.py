@@ -46,13 +46,14 @@ def steps(events: "DataFrame", *more: str) -> "DataFrame":
 
 
 def stays(events: "DataFrame") -> "DataFrame":
-    """One row for each: when it came, was delivered first and last, how often, and how it ended.
+    """One row for each: when it came, was delivered first and last, how often, and how it ended."""
+    return stays_of(events, deletions_in(events))
 
-    Only numbers and times are added up, so that Spark needs no sorting for it.
-    """
+
+def stays_of(events: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
+    """Only numbers and times are added up, so that Spark needs no sorting for it."""
     from pyspark.sql import functions as f
 
-    deletions = _deletions(events)
     rows = with_era(steps(events.where(f.col("kind").isin(*_OF_STAYS))), deletions)
     code = f.expr(f"array_position(array({', '.join(map(repr, ENDS))}), kind)")
     is_delivery = f.expr("kind in ('delivered', 'taken')")
@@ -83,7 +84,7 @@ def with_era(rows: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
     return joined.withColumn("era", era).drop("owner", "gone")
 
 
-def _deletions(events: "DataFrame") -> "DataFrame | None":
+def deletions_in(events: "DataFrame") -> "DataFrame | None":
     """When what was deleted, where anything was: it is little, and mostly nothing."""
     from pyspark.sql import functions as f
 

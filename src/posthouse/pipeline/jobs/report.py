@@ -3,21 +3,17 @@
 Everything is counted once, by the minute or less; only times in queues need each message looked at.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.csv as csv
-import pyarrow.parquet as pq
-
 from posthouse.pipeline.events import DEAD, TRANSFER, owner, told_name
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays, steps
+from posthouse.pipeline.tables import write_table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 WINDOWS_MAX = 120  # where it is not said how long they are
@@ -209,13 +205,3 @@ def write(made: Report, folder: str, source: str, form: str = "parquet") -> str:
     shown = into / "report.html"
     shown.write_text(page("report", data))
     return str(shown)
-
-
-def write_table(table: "pa.Table", path: Path, form: str) -> None:
-    if form == "parquet":
-        pq.write_table(table, path)
-    elif form == "csv":
-        csv.write_csv(table, path)
-    else:
-        rows = [json.dumps(row, default=str, ensure_ascii=False) for row in table.to_pylist()]
-        path.write_text("".join(f"{row}\n" for row in rows))

@@ -1,0 +1,226 @@
+"""Reconciliation: that nothing was lost and nothing doubled, or what was.
+
+What producers say they sent, what the journal saw, and what consumers say they processed are held
+against each other, message by message.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posthouse.pipeline.events import DEAD, told_name
+from posthouse.pipeline.lives import ROOT, Lives
+from posthouse.pipeline.tables import write_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+COLUMNS = (  # of the events, that it looks at
+    "position", "time", "namespace", "entity", "kind", "message_id", "sequence_number", "body",
+    "target", "target_sequence_number",
+)  # fmt: skip
+# What can be wrong with a message. The first five are nobody's way to go about.
+FAULTS = {
+    "missing": "a producer has sent it, and it never came",
+    "unclaimed": "it came, and no producer has sent it",
+    "duplicated": "it came more often than it was sent",
+    "altered": "its body is not the one that was sent, or that was processed",
+    "unprocessed": "it was completed, and no consumer has processed it",
+    "doubled": "it was processed more often than it came",
+    "invented": "a consumer has processed it, and it never came",
+    "open": "it is still in a queue",
+    "dead": "it lies in a dead-letter queue",
+    "gone": "it was expired, purged, cancelled, dropped, or deleted with its queue",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many messages there are, and what is wrong with some of them."""
+
+    messages: int
+    nameless: int  # which have no id by which they could be found
+    faults: "DataFrame"  # fault, namespace, entity, message_id, detail, life
+    counts: dict[str, int]
+
+    def is_well(self, allowed: tuple[str, ...] = ()) -> bool:
+        return not any(count for name, count in self.counts.items() if name not in allowed)
+
+
+def reconcile(
+    events: "DataFrame", outbox: "DataFrame | None" = None, inbox: "DataFrame | None" = None
+) -> Verdict:
+    """`outbox` and `inbox` as `posthouse.pipeline.claims.read` gives them."""
+    from pyspark.sql import functions as f
+
+    lives = Lives(events)
+    seen = _seen(lives).persist()
+    found = _inside(seen)
+    if outbox is not None:
+        found = found.unionByName(_against_outbox(seen, outbox), allowMissingColumns=True)
+    else:
+        often = seen.where("came > 1").select(*_told("duplicated", "concat(came, ' times')"))
+        found = found.unionByName(often, allowMissingColumns=True)
+    if inbox is not None:
+        found = found.unionByName(_against_inbox(seen, inbox), allowMissingColumns=True)
+    found = found.persist()
+    counted = {row["fault"]: int(row["count"]) for row in found.groupBy("fault").count().collect()}
+    faults = _with_lives(found, lives) if counted else found.withColumn("life", f.lit(None))
+    shown = faults.select(
+        "fault", "namespace", f.expr(f"{told_name('entity')} as entity"), "message_id", "detail",
+        "life",
+    )  # fmt: skip
+    nameless = events.where("kind = 'sent' and message_id is null").count()
+    return Verdict(seen.count(), nameless, shown, {n: counted.get(n, 0) for n in FAULTS})
+
+
+def _with_lives(found: "DataFrame", lives: Lives) -> "DataFrame":
+    """With what happened to each, of all messages that have its id."""
+    from pyspark.sql import functions as f
+
+    key = ["namespace", "entity", "message_id"]
+    each = found.where("roots is not null").dropDuplicates(key).select(*key, f.inline("roots"))
+    told = each.join(lives.lines(each), ["namespace", *ROOT]).groupBy(*key)
+    life = told.agg(f.array_sort(f.flatten(f.collect_list("life"))).alias("life"))
+    return found.join(life, key, "left")
+
+
+def _seen(lives: Lives) -> "DataFrame":
+    """What the journal saw: a row for each id in each queue that messages were sent to."""
+    from pyspark.sql import functions as f
+
+    keys = ["namespace", *ROOT]
+    sent = lives.sent.where("message_id is not null").select(
+        *keys, "message_id", f.sha2("body", 256).alias("hash")
+    )
+    is_last = "not goes_on"
+    ends = lives.stays.groupBy(*keys).agg(
+        f.count_if(f.expr(f"{is_last} and how in ('completed', 'taken')")).alias("done"),
+        f.count_if(f.expr(f"{is_last} and how is null and not endswith(entity, '{DEAD}')"))
+        .alias("open"),
+        f.count_if(f.expr(f"{is_last} and how is null and endswith(entity, '{DEAD}')"))
+        .alias("dead"),
+        f.count_if(f.expr(f"{is_last} and how not in ('completed', 'taken', 'routed')"))
+        .alias("gone"),
+    )  # fmt: skip
+    whole = sent.join(ends, keys)
+    return (
+        whole.groupBy("namespace", f.col("root_entity").alias("entity"), "message_id").agg(
+            f.count("*").alias("came"), f.min("hash").alias("hash"), f.max("hash").alias("hash_2"),
+            *(f.sum(name).alias(name) for name in ("done", "open", "dead", "gone")),
+            f.collect_list(f.struct(*ROOT)).alias("roots"),
+        )
+    )  # fmt: skip
+
+
+def _told(fault: str, detail: str) -> "list[Column]":
+    from pyspark.sql import functions as f
+
+    return [
+        f.lit(fault).alias("fault"), f.col("namespace"), f.col("entity"), f.col("message_id"),
+        f.expr(f"{detail} as detail"), f.col("roots"),
+    ]  # fmt: skip
+
+
+def _nowhere(fault: str, detail: str, rows: "DataFrame") -> "DataFrame":
+    """Of a message that the journal has not seen."""
+    from pyspark.sql import functions as f
+
+    entity = f.col("entity") if "entity" in rows.columns else f.lit(None).cast("string")
+    return rows.select(
+        f.lit(fault).alias("fault"), f.lit(None).cast("string").alias("namespace"),
+        entity.alias("entity"), "message_id", f.lit(detail).alias("detail"),
+    )  # fmt: skip
+
+
+def _inside(seen: "DataFrame") -> "DataFrame":
+    """What the journal tells by itself."""
+    found = seen.where("open > 0").select(*_told("open", "concat(open, ' not settled')"))
+    for fault in ("dead", "gone"):
+        found = found.unionByName(
+            seen.where(f"{fault} > 0").select(*_told(fault, f"concat({fault}, ' of ', came)"))
+        )
+    return found
+
+
+def _claimed(claims: "DataFrame") -> "tuple[DataFrame, list[str]]":
+    """A row a message, and by what it is found."""
+    from pyspark.sql import functions as f
+
+    keys = ["message_id", *(["entity"] if "entity" in claims.columns else [])]
+    sums = [f.count("*").alias("claimed")]
+    if "hash" in claims.columns:
+        sums += [f.min("hash").alias("said"), f.max("hash").alias("said_2")]
+    counted = claims.where("message_id is not null").groupBy(*keys).agg(*sums)
+    if "hash" not in claims.columns:
+        nothing = f.lit(None).cast("string")
+        counted = counted.withColumn("said", nothing).withColumn("said_2", nothing)
+    return counted, keys
+
+
+_ALTERED = "said is not null and (said <> hash or said_2 <> hash or hash <> hash_2)"
+
+
+def _against_outbox(seen: "DataFrame", outbox: "DataFrame") -> "DataFrame":
+    claimed, keys = _claimed(outbox)
+    seen = _together(seen, keys)
+    both = seen.join(claimed, keys)
+    found = _nowhere("missing", "no message of that id came", claimed.join(seen, keys, "left_anti"))
+    for rows in (
+        seen.join(claimed, keys, "left_anti").select(*_told("unclaimed", "'in no outbox'")),
+        both.where("came > claimed").select(
+            *_told("duplicated", "concat('sent ', claimed, ' times, came ', came)")
+        ),
+        both.where(_ALTERED).select(*_told("altered", "'the outbox has another body'")),
+    ):
+        found = found.unionByName(rows, allowMissingColumns=True)
+    return found
+
+
+def _against_inbox(seen: "DataFrame", inbox: "DataFrame") -> "DataFrame":
+    """No inbox tells copies apart that several subscriptions got, so they are added up."""
+    from pyspark.sql import functions as f
+
+    claimed, keys = _claimed(inbox.drop("entity"))
+    seen = _together(seen, keys)
+    of = seen.withColumn("copies", f.expr("done + open + dead"))
+    both = of.join(claimed, "message_id")
+    found = _nowhere(
+        "invented", "no message of that id came", claimed.join(seen, "message_id", "left_anti")
+    )
+    for rows in (
+        of.where("done > 0").join(claimed, "message_id", "left_anti")
+        .select(*_told("unprocessed", "'in no inbox'")),
+        both.where("claimed > copies and claimed > 1").select(
+            *_told("doubled", "concat('processed ', claimed, ' times, ', copies, ' to process')")
+        ),
+        both.where(_ALTERED).select(*_told("altered", "'the inbox has another body'")),
+    ):  # fmt: skip
+        found = found.unionByName(rows, allowMissingColumns=True)
+    return found
+
+
+def _together(seen: "DataFrame", keys: list[str]) -> "DataFrame":
+    """A row for what claims can tell apart; of its place and its life, those of the first."""
+    from pyspark.sql import functions as f
+
+    seen = seen.withColumn("entity", f.expr(told_name("entity")))
+    first = [name for name in ("namespace", "entity") if name not in keys]
+    made = seen.groupBy(*keys).agg(
+        *(f.sum(name).alias(name) for name in ("came", "done", "open", "dead", "gone")),
+        f.min("hash").alias("hash"), f.max("hash_2").alias("hash_2"),
+        f.min(f.struct(*first)).alias("first"), f.flatten(f.collect_list("roots")).alias("roots"),
+    )  # fmt: skip
+    return made.select("*", "first.*").drop("first")
+
+
+def write(found: Verdict, folder: str, form: str = "parquet") -> str:
+    """All faults as a table; where it is."""
+    into = Path(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / f"faults.{form}"
+    table = found.faults
+    if form == "csv":  # which has no lists
+        table = table.withColumn("life", table["life"].cast("string"))
+    write_table(table.toArrow(), path, form)
+    return str(path)
