@@ -88,3 +88,15 @@ def test_only_states_that_there_are_can_be_purged() -> None:
     queue = world.queue()
     with pytest.raises(InvalidArgument):
         world.do(Purge(queue, frozenset({5})))
+
+
+def test_a_purge_can_be_about_some_messages_by_their_numbers() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a", "b", "c", "d")
+    world.receive(queue)
+    wanted = Purge(queue, frozenset({ACTIVE}), sequences=[3, 1, 3, 99])  # the first is locked
+    assert world.do(wanted).answer == Progress(1, None)
+    assert bodies(world.receive(queue, 5)) == ["b", "d"]
+    with pytest.raises(InvalidArgument):
+        world.do(Purge(queue, ALL, sequences=[]))

@@ -226,7 +226,8 @@ class Resume(_Command, frozen=True):
 class Purge(_Command, frozen=True):
     """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
 
-    The answer is a `Progress`; go on from its `next` until that is None.
+    The answer is a `Progress`; go on from its `next` until that is None. With `sequences` it looks
+    at those alone; what is not there any more is not missed.
     """
 
     right = "manage"
@@ -235,6 +236,7 @@ class Purge(_Command, frozen=True):
     first: int = 0
     before_ms: int = TIME_MS_MAX
     limit: int = STEPS_MAX
+    sequences: Sequence[int] | None = None
 
 
 class Resubmit(_Command, frozen=True):

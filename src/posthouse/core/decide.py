@@ -429,7 +429,12 @@ def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
     check_count("limit", command.limit, 1, BATCH_MAX)
     if not command.states <= set(range(len(STATES))):
         raise InvalidArgument("states", f"must be from 0 to {len(STATES) - 1}")
-    looked = list(islice(queue.messages.walk(command.first), command.limit))
+    if command.sequences is None:
+        looked = list(islice(queue.messages.walk(command.first), command.limit))
+    else:
+        check_count("sequences", len(command.sequences), 1, BATCH_MAX)
+        found = (queue.messages.get(each) for each in dict.fromkeys(command.sequences))
+        looked = [each for each in found if each is not None]
     chosen = [m for m in looked if m.state in command.states and m.enqueued_ms < command.before_ms]
     plan = Plan(state, now_ms)
     if chosen:
@@ -437,6 +442,8 @@ def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
         side = plan.side(queue)
         side.removed.update(sequences_of(chosen))
         leave_groups(side, chosen)
+    if command.sequences is not None:
+        return plan.outcome(Progress(len(chosen), None))
     return plan.outcome(_progress(len(chosen), looked, command.limit))
 
 

@@ -426,7 +426,7 @@ async def purge(call: Asked, namespace: Name, queue: Name) -> Response:
     """Remove messages, at most 1,000 a call: go on from `next` until it is null."""
     form: shapes.PurgeForm = await call.form(shapes.PurgeForm)
     states = frozenset(STATES.index(each) for each in form.states)
-    command = Purge(queue, states, form.first, form.before_ms, form.limit)
+    command = Purge(queue, states, form.first, form.before_ms, form.limit, form.sequences)
     return _progress(await call.ask(namespace, command))
 
 

@@ -382,7 +382,10 @@ State = Literal["active", "scheduled", "delayed", "deferred"]
 
 
 class PurgeForm(_Request):
+    """Messages from `first` on, or these."""
+
     states: tuple[State, ...] = ("active",)
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=1_000)] | None = None
     first: Sequence = 0
     before_ms: Ms = TIME_MS_MAX
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
