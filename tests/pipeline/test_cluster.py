@@ -4,44 +4,26 @@ runs with TORTURE=1 alone."""
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyspark
 import pytest
 
 import posthouse
-from posthouse.pipeline.session import java_home
 from tests.pipeline import on_cluster
 from tests.pipeline.asking import bodies, events
 from tests.pipeline.conftest import need_java
+from tests.pipeline.elsewhere import SPARK, await_that, bare_environment, free_port, running
 from tests.server.running import Running
-
-SPARK = Path(pyspark.__file__).parent
-
-
-def bare_python(folder: Path) -> Path:
-    """One that has PyArrow, and nothing of ours."""
-    venv.create(folder, symlinks=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    for each in Path(pa.__file__).parent.parent.glob("pyarrow*"):
-        (packages / each.name).symlink_to(each)
-    return folder / "bin" / "python"
 
 
 @contextmanager
 def cluster(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """A master and two workers of one core each; how it is named."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     run = [str(SPARK / "bin" / "spark-class")]
     deploy = "org.apache.spark.deploy"
     host = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -52,34 +34,8 @@ def cluster(folder: Path, environment: dict[str, str]) -> Iterator[str]:
         [*run, f"{deploy}.worker.Worker", *host, *work],
         [*run, f"{deploy}.worker.Worker", *host, *work],
     ]
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            log = (folder / f"log-{len(started)}").open("wb")
-            with log:
-                started.append(
-                    subprocess.Popen(
-                        command, stdout=log, stderr=log, env=environment, start_new_session=True
-                    )
-                )
-            await_that(lambda: is_open(port), "the master listens")
+    with running(commands, port, folder, environment):
         yield master
-    finally:
-        for each in reversed(started):
-            os.killpg(each.pid, signal.SIGTERM)  # a worker ends its executors
-            each.wait(60)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as trying:
-        return trying.connect_ex(("127.0.0.1", port)) == 0
-
-
-def await_that(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.skipif(os.environ.get("TORTURE") != "1", reason="takes long; set TORTURE=1")
@@ -93,11 +49,7 @@ def test_nothing_is_installed_there_and_an_executor_may_die(
     sent = [f"{number} {'x' * 200}" for number in range(5_000)]
     for at in range(0, len(sent), 1_000):
         broker.send("in", *sent[at : at + 1_000])
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {
-        "JAVA_HOME": java_home(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": str(bare_python(tmp_path / "bare")),
-    }  # fmt: skip
+    environment = bare_environment(tmp_path)
     with cluster(tmp_path, environment) as master, (tmp_path / "log-driver").open("wb") as log:
         sources = str(Path(posthouse.__file__).parent.parent)
         command = [sys.executable, on_cluster.__file__, sources, master, broker.url, str(tmp_path)]
