@@ -68,7 +68,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Posthouse needs Python 3.11 or newer; name one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,sql]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,spark-connect,sql]' --group dev
 	touch $@
 
 # Clients of other makers, with which the dialects are tested. Where they cannot be had their tests are

@@ -48,6 +48,7 @@ def main(master: str, url: str, folder: str) -> None:
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.ui.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "500", "spark.log.level": "OFF",
+        "spark.sql.execution.pythonUDF.arrow.enabled": "false",  # the gate is for single rows
     }  # fmt: skip
     spark = session(master, settings=settings)
     of = {"url": url, "entity": "in"}

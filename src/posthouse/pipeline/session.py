@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_LEAST = 17
+ANSWER_SECONDS = 10.0  # within which a Spark Connect server has to be reached
 # The launcher always asks for a module that a runtime from PyPI does not have, and never uses.
 _UNUSED = "--add-modules=jdk.incubator.vector"
 _SHIM = """#!/bin/sh
@@ -63,13 +64,7 @@ def session(
     builder = SparkSession.builder.appName(app)
     chosen = dict(_SETTINGS)
     if master.startswith("sc://"):
-        try:
-            import grpc  # type: ignore[import-untyped]  # noqa: F401 (so that it can be told)
-        except ImportError:
-            raise NoSpark(
-                "Spark Connect needs more than is installed. Install it with:"
-                " pip install 'posthouse[spark-connect]'"
-            ) from None
+        _reach(master)
         builder = builder.remote(master)
     else:
         os.environ["JAVA_HOME"] = java_home()
@@ -97,6 +92,27 @@ def register(spark: "SparkSession") -> None:
 
     cloudpickle.register_pickle_by_value(posthouse.pipeline)  # type: ignore[no-untyped-call]
     spark.dataSource.register(PosthouseSource)
+
+
+def _reach(server: str) -> None:
+    """Spark itself would try for ten minutes, and say nothing. Raises NoSpark."""
+    try:
+        import grpc  # type: ignore[import-untyped]
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+    except ImportError:
+        raise NoSpark(
+            "Spark Connect needs more than is installed. Install it with:"
+            " pip install 'posthouse[spark-connect]'"
+        ) from None
+    try:
+        builder = DefaultChannelBuilder(server)
+    except ValueError as error:
+        raise NoSpark(f"This is not where a Spark Connect server could be: {error}") from None
+    with builder.toChannel() as channel:
+        try:
+            grpc.channel_ready_future(channel).result(ANSWER_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise NoSpark(f"No Spark Connect server answers at {builder.endpoint}.") from None
 
 
 # Java.
