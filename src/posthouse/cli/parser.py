@@ -568,6 +568,17 @@ def _add_pipeline(rooms: Rooms) -> None:
         example="posthouse pipeline reconcile --lake lake --outbox sqlite:///shop.db::outbox",
     )  # fmt: skip
     _add_reconcile(made)
+    made = action(
+        "triage", "dead letters by cause, with what could be done about each", "broker", "spark",
+        "events", example="posthouse pipeline triage --out triage",
+    )  # fmt: skip
+    _add_out(made, "triage")
+    made = action(
+        "replay", "send dead letters, or what was once sent, again: each message once", "broker",
+        "spark", "events",
+        example="posthouse pipeline replay --where 'reason = \"Timeout\"' --rate 10",
+    )  # fmt: skip
+    _add_replay(made)
 
 
 def _add_reconcile(made: argparse.ArgumentParser) -> None:
@@ -585,6 +596,21 @@ def _add_reconcile(made: argparse.ArgumentParser) -> None:
     made.add_argument("--staging", metavar="DIR",
                       help="where rows of a database are put, if not on this machine")  # fmt: skip
     _add_out(made, "reconcile")
+
+
+def _add_replay(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--plan", default="posthouse-replay", metavar="DIR",
+                      help="where what is to be done is written (posthouse-replay)")  # fmt: skip
+    made.add_argument("--source", choices=("dead", "sent"), default="dead",
+                      help="dead letters, or whatever was sent")  # fmt: skip
+    made.add_argument("--where", metavar="SQL", help="a condition, in Spark's SQL; all of them")
+    made.add_argument("--into", metavar="QUEUE", help="where they go; where they were")
+    made.add_argument("--set", nargs="+", default=[], metavar="FIELD=SQL",
+                      help="a field, by an expression in Spark's SQL")  # fmt: skip
+    made.add_argument(
+        "--rate", type=float, metavar="N", help="messages a second; as many as it can"
+    )
+    made.add_argument("--yes", action="store_true", help="do it: without, it is only planned")
 
 
 def _add_out(made: argparse.ArgumentParser, folder: str) -> None:

@@ -328,6 +328,72 @@ def reconcile(options: argparse.Namespace) -> int:
     return OK if is_well else FAILED
 
 
+@_on_spark
+def triage(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs import triage as job
+
+    spark = _spark(options)
+    with _Watching(options, spark, "Grouping"):
+        rows, source = _events(options, spark, job.COLUMNS)
+        page, groups = job.write(job.triage(rows), options.out, source, options.format)
+    lines = [f"{sum(each['messages'] for each in groups):,} dead letters, {len(groups)} causes."]
+    for each in groups[:FAULTS_SHOWN]:
+        what = each["fingerprint"] or each["reason"] or "no reason given"
+        lines += [
+            "", f"{each['messages']:,} in {each['entity']}: {what}",
+            f"    {each['advice']}", f"    {each['command']}",
+        ]  # fmt: skip
+    lines += ["", f"The page is {page}, with the table beside it."]
+    said = json.loads(json.dumps(groups, default=str))
+    _result(options, "\n".join(map(printable, lines)), {"page": page, "causes": said})
+    return OK
+
+
+@_on_spark
+def replay(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.jobs import replay as job
+
+    broker, plan = _broker(options), job.load(options.plan)
+    chosen = options.where is not None or options.into is not None or options.set
+    if plan is not None and chosen:
+        return fail(
+            f"There is a plan in {options.plan}: carry it out with --yes alone, or remove it.",
+            FAILED,
+        )
+    if plan is None:
+        spark = _spark(options)
+        with _Watching(options, spark, "Choosing"):
+            rows, _ = _events(options, spark, job.COLUMNS)
+            plan = job.make(
+                rows, broker, options.plan, source=options.source, where=options.where or "true",
+                into=options.into, changes=_pairs(options.set),
+            )  # fmt: skip
+    fields: dict[str, object] = {"plan": options.plan, **asdict(plan), "done": 0}
+    if not options.yes:
+        lines = [f"{count:>9,} messages to {queue}" for queue, count in plan.queues.items()]
+        lines.append(f"Nothing was sent. To do it: posthouse pipeline replay --plan {options.plan}"
+                     " --yes")  # fmt: skip
+        _result(options, "\n".join(map(printable, lines)), fields)
+        return OK
+    telling = _Telling(options)
+
+    def told(now: job.Progress) -> None:
+        left = f", {now.left / now.rate:.0f} s left" if now.rate else ""
+        text = f"{now.done:,} of {now.messages:,} messages, {now.rate:,.0f} a second{left}"
+        said = {"rows": now.done, "left": now.left, "rate": round(now.rate), "already": now.already}
+        telling.tell(text, {**said, "vanished": now.vanished})
+
+    found = job.run(broker, options.plan, rate=options.rate, told=told)
+    telling.end()
+    text = f"{found.done:,} messages were sent."
+    if found.already:
+        text += f" {found.already:,} had been sent before."
+    if found.vanished:
+        text += f" {found.vanished:,} dead letters were not there any more."
+    _result(options, text, {**fields, **asdict(found)})
+    return OK
+
+
 def _pairs(given: list[str]) -> dict[str, str]:
     """NAME=COLUMN, ..."""
     return {name: column for name, _, column in (each.partition("=") for each in given)}

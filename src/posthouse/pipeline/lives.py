@@ -8,6 +8,7 @@ message was sent.
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from posthouse.pipeline.events import owner, told_name
 from posthouse.pipeline.stays import KEY, deletions_in, stays_of, steps, with_era
 
 if TYPE_CHECKING:
@@ -84,6 +85,24 @@ class Lives:
             "sequence_number", f.col("entity").alias("to_entity"), f.col("era").alias("to_era"),
             f.col("target_sequence_number").alias("to_sequence_number"),
         )  # fmt: skip
+
+    def dead(self) -> "DataFrame":
+        """The dead letters that there are: why, and what was sent. `queue` is where they lie."""
+        from pyspark.sql import functions as f
+
+        deaths = self._events.where("kind = 'dead-lettered'").select(
+            "position", "time", "namespace", "reason", "description",
+            f.col("target").alias("entity"),
+            f.col("target_sequence_number").alias("sequence_number"),
+        )  # fmt: skip
+        there = self.stays.where("how is null").select(*KEY, *ROOT)
+        found = with_era(deaths, self._deletions).join(there, list(KEY)).drop("era")
+        kept = ("position", "time", "entity", "kind", "reason", "description")
+        sent = self.sent.withColumn("sent_time", f.col("time")).drop(*kept)
+        whole = found.join(sent, ["namespace", *ROOT]).drop("root_era", "root_number")
+        return whole.withColumnsRenamed({"entity": "queue", "root_entity": "sent_to"}).withColumn(
+            "entity", f.expr(told_name(owner("queue")))
+        )
 
     def lines(self, wanted: "DataFrame") -> "DataFrame":
         """What happened in the course of some lives, in order: their namespaces and roots."""

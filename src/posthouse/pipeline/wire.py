@@ -28,6 +28,10 @@ class PosthouseError(Exception):
     """What went wrong, and what to do."""
 
 
+class Unanswered(PosthouseError):
+    """It is not known whether what was asked for was done."""
+
+
 @dataclass(frozen=True)
 class Broker:
     """Where it is, and who asks. What goes wrong in passing is tried again for a while."""
@@ -54,6 +58,10 @@ class Broker:
     def post(self, path: str, content: Any) -> Any:
         """It may be asked several times for it. Raises PosthouseError."""
         return self._patiently("POST", path, json.dumps(content).encode())
+
+    def post_once(self, path: str, content: Any) -> Any:
+        """What must not be done twice. Raises Unanswered, or PosthouseError."""
+        return self._patiently("POST", path, json.dumps(content).encode(), once=True)
 
     def acknowledge(self, reader: str, position: int) -> None:
         """A named reader has read so far; what is behind that is kept for it."""
@@ -103,13 +111,19 @@ class Broker:
             except (OSError, http.client.HTTPException, pa.ArrowInvalid, _Busy) as error:
                 patience.wait(error)
 
-    def _patiently(self, method: str, path: str, body: bytes | None = None) -> Any:
+    def _patiently(
+        self, method: str, path: str, body: bytes | None = None, *, once: bool = False
+    ) -> Any:
         patience = _Patience(self)
         while True:
             try:
                 with self._ask(method, path, "application/json", body) as answer:
                     return json.loads(answer.read() or b"null")
+            except ConnectionRefusedError as error:  # there is nobody who could have done it
+                patience.wait(error)
             except (OSError, http.client.HTTPException, _Busy) as error:
+                if once and not isinstance(error, _Busy):
+                    raise Unanswered(f"There was no answer from {self.url}: {error!r}.") from error
                 patience.wait(error)
 
     def _ask(
