@@ -516,10 +516,11 @@ def _add_pipeline(rooms: Rooms) -> None:
         made.add_argument("--json", action="store_true", help="for programs")
         default = None if "events" in needs else "posthouse-lake"
         otherwise = "the broker itself" if "events" in needs else default
-        made.add_argument(
-            "--lake", default=default, metavar="WHERE",
-            help=f"a folder, or an address that Spark can reach ({otherwise})",
-        )  # fmt: skip
+        if "lakeless" not in needs:
+            made.add_argument(
+                "--lake", default=default, metavar="WHERE",
+                help=f"a folder, or an address that Spark can reach ({otherwise})",
+            )  # fmt: skip
         if "events" in needs:
             for name, dest in (("--from", "since"), ("--to", "until")):
                 made.add_argument(
@@ -579,6 +580,13 @@ def _add_pipeline(rooms: Rooms) -> None:
         example="posthouse pipeline replay --where 'reason = \"Timeout\"' --rate 10",
     )  # fmt: skip
     _add_replay(made)
+    made = action(
+        "run", "a pipeline of your own, declared in YAML", "broker", "spark", "lakeless",
+        example="posthouse pipeline run revenue.yaml --once",
+    )  # fmt: skip
+    made.add_argument("file", metavar="FILE")
+    made.add_argument("--once", action="store_true", help="what there is, and no more")
+    made.add_argument("--explain", action="store_true", help="how Spark would do it, and no more")
 
 
 def _add_reconcile(made: argparse.ArgumentParser) -> None:

@@ -394,6 +394,35 @@ def replay(options: argparse.Namespace) -> int:
     return OK
 
 
+@_on_spark
+def run(options: argparse.Namespace) -> int:
+    from posthouse.pipeline.declared import load
+    from posthouse.pipeline.jobs import run as job
+
+    declared, broker, telling = load(options.file), _broker(options), _Telling(options)
+    spark = _spark(options)
+    telling.end()
+    if options.explain:
+        for name, frame in job.plan(spark, declared, broker, streams=False).items():
+            say(f"{name}:")
+            frame.explain()
+        return OK
+
+    def told(now: job.Progress) -> None:
+        at = "" if now.position is None else f", position {now.position - 1:,}"
+        telling.tell(
+            f"{now.sink}: {now.rows:,} rows, {now.rate:,.0f} a second, batch {now.batch}{at}",
+            {"sink": now.sink, "rows": now.rows, "rate": round(now.rate), "batch": now.batch,
+             "position": None if now.position is None else now.position - 1},
+        )  # fmt: skip
+
+    rows = job.run(spark, declared, broker, once=options.once, told=told)
+    telling.end()
+    lines = [f"{count:>9,} rows came in for {name}" for name, count in rows.items()]
+    _result(options, "\n".join(map(printable, lines)), {"rows": rows})
+    return OK
+
+
 def _pairs(given: list[str]) -> dict[str, str]:
     """NAME=COLUMN, ..."""
     return {name: column for name, _, column in (each.partition("=") for each in given)}

@@ -51,7 +51,7 @@ class Range:
 
 
 COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
-WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation")  # the last is for Spark
+WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation", "queryName")  # two are Spark's
 READING = (
     *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
     "partitions", "pushdown", "reader", "retrySeconds",
