@@ -55,8 +55,8 @@ bench: .venv/ready
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
-torture: .venv/ready
-	TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+torture: .venv/ready .venv/spark-connect
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
 
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
@@ -68,7 +68,13 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Posthouse needs Python 3.11 or newer; name one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,spark-connect,sql]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,sql]' --group dev
+	touch $@
+
+# What Spark Connect needs, beside the rest: with pandas there, all of Spark's Python is slower.
+.venv/spark-connect: pyproject.toml constraints.txt | .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt --target $@ --upgrade \
+	  'pandas<3' grpcio grpcio-status googleapis-common-protos zstandard
 	touch $@
 
 # Clients of other makers, with which the dialects are tested. Where they cannot be had their tests are

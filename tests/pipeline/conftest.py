@@ -13,7 +13,12 @@ from tests.server.running import Running, development
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF",
+    # For a few rows it takes longer to write and compile code than to do without.
+    "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}  # fmt: skip
 
 
 def need_java() -> None:

@@ -48,7 +48,8 @@ def test_nothing_is_installed_where_spark_connect_leads(broker: Running, tmp_pat
     sent = [str(number) for number in range(5)]
     broker.send("connect-in", *sent)
     environment = bare_environment(tmp_path)
-    sources = str(Path(posthouse.__file__).parent.parent)
+    connect = os.environ.get("PYTHONPATH", "")  # what make torture has put aside
+    sources = f"{Path(posthouse.__file__).parent.parent}{os.pathsep}{connect}"
 
     def run(*command: str, **more: str) -> str:
         done = subprocess.run(

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,12 @@ MODULE = "--add-modules=jdk.incubator.vector"
 room = import_module("posthouse.pipeline.session")  # the package has a function of that name
 
 
+needs_connect = pytest.mark.skipif(
+    find_spec("grpc") is None, reason="what Spark Connect needs is installed by make torture"
+)
+
+
+@needs_connect
 def test_a_connect_server_that_is_not_there_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "ANSWER_SECONDS", 0.2)
     port = free_port()
@@ -30,6 +37,7 @@ def test_a_connect_server_that_is_not_there_is_told_soon(monkeypatch: pytest.Mon
         session(f"sc://127.0.0.1:{port}")
 
 
+@needs_connect
 @pytest.mark.parametrize("where", ["sc://", "sc://host:port", "sc://host:1/;user"])
 def test_where_no_connect_server_can_be_is_told(where: str) -> None:
     with pytest.raises(NoSpark, match=r"^This is not where a Spark Connect server could be: "):

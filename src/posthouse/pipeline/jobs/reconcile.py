@@ -69,7 +69,7 @@ def reconcile(
     shown = faults.select(
         "fault", "namespace", f.expr(f"{told_name('entity')} as entity"), "message_id", "detail",
         "life",
-    )  # fmt: skip
+    ).persist()  # fmt: skip
     nameless = events.where("kind = 'sent' and message_id is null").count()
     return Verdict(seen.count(), nameless, shown, {n: counted.get(n, 0) for n in FAULTS})
 
