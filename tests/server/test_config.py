@@ -12,7 +12,7 @@ import pytest
 from posthouse.core.model import Grant, QueueProperties
 from posthouse.core.rules import CorrelationFilter, Rule, SqlFilter
 from posthouse.dialects.servicebus.times import duration_ms
-from posthouse.server.config import PORTS, SETTINGS, BadConfig, load
+from posthouse.server.config import PORTS, SETTINGS, BadConfig, Port, load
 from posthouse.server.declared import PrincipalDeclared, QueueDeclared
 from tests.server.running import running
 
@@ -91,7 +91,7 @@ def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path: Path)
                    "POSTHOUSE_CONFIG": str(file), "POSTHOUSE_URL": "x", "HOME": "/"}  # fmt: skip
     config = load({"connections_max": "300", "dev": None}, environment)
     assert (config.stop_limit, config.handshake_limit, config.connections_max) == (1, 20, 300)
-    assert config.port == (1, 2)
+    assert config.port == (Port(1), Port(2))
     assert config.durability == "fsync"
     assert config.origins == {
         "stop_limit": str(file),
@@ -111,11 +111,16 @@ def test_values_are_read_with_their_units() -> None:
     config = load({}, environment)
     assert config.memory_limit == 2 << 30
     assert config.keep == 3 * 86_400
-    assert config.port == (5671, 5672)
+    assert config.port == (Port(5671), Port(5672))
     assert config.dev is True
     assert config.dev_allow == ("172.17.0.0/16", "10.0.0.1/32")
     assert config.data == Path.home() / "x"
-    assert load({}, {}).port == PORTS
+    assert load({}, {}).port == tuple(map(Port, PORTS))
+
+
+def test_a_port_can_be_declared_for_a_dialect_over_http() -> None:
+    config = load({"port": ["5300", "8080=pyqueue-http"]}, {})
+    assert config.port == (Port(5300), Port(8080, "pyqueue-http"))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,7 @@ def test_values_are_read_with_their_units() -> None:
     [
         ({"port": ["x"]}, {}, "--port: port must be a whole number from 0 to 65535"),
         ({"port": ["70000"]}, {}, "--port: port must be"),
+        ({"port": ["80=gopher"]}, {}, "--port: port must be a number, or a number and one of"),
         ({}, {"POSTHOUSE_COLOUR": "red"}, "POSTHOUSE_COLOUR: there is no setting 'colour'"),
         ({}, {"POSTHOUSE_DEV": "maybe"}, "POSTHOUSE_DEV: dev must be true or false"),
         ({"durability": "odd"}, {}, "must be one of fsync, interval, memory"),

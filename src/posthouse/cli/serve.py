@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from posthouse.cli.codes import FAILED, NOT_FOUND, OK, USAGE, fail, say
-from posthouse.server.config import SETTINGS, BadConfig, Config, load
+from posthouse.server.config import SETTINGS, BadConfig, Config, Port, load
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -54,7 +54,9 @@ def _config(options: argparse.Namespace) -> Config:
 def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Port):
+        return f"{value.number}={value.door}" if value.door else value.number
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _text(value: object) -> str:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from posthouse.server.declared import Declared, read_declared, read_emulator
 
 PORTS = (5672, 5671, 5300, 5555, 2925, 7071, 4566)  # what clients dial
+# Dialects whose paths over HTTP collide with others: each has ports that are declared for it.
+DOORS = ("pyqueue-http", "vibemq-http")
 DEFAULT_NAMESPACE = "default"
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -102,6 +104,21 @@ def _several(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...
     return read_all
 
 
+class Port(NamedTuple):
+    """A port to listen on. It takes every dialect; `door` says who answers HTTP there."""
+
+    number: int
+    door: str = ""
+
+
+def _port(value: object) -> Port:
+    number, declared, door = str(value).partition("=")
+    if isinstance(value, bool) or (declared and door not in DOORS):
+        raise ValueError(f"must be a number, or a number and one of {', '.join(DOORS)}, as in"
+                         f" 8080={DOORS[0]}")  # fmt: skip
+    return Port(_count(0, 65_535)(number), door)
+
+
 def _network(value: object) -> str:
     try:
         return str(ipaddress.ip_network(_text(value), strict=False))
@@ -130,9 +147,10 @@ class Config:
     host: tuple[str, ...] = _set(
         ("127.0.0.1", "::1"), _several(_text), "an address to listen on", "ADDRESS..."
     )
-    port: tuple[int, ...] = _set(
-        PORTS, _several(_count(0, 65_535)), "a port to listen on; 0 picks one", "N..."
-    )
+    port: tuple[Port, ...] = _set(
+        tuple(map(Port, PORTS)), _several(_port), "a port to listen on; 0 picks one; with a name,"
+        " as in 8080=pyqueue-http or 12925=vibemq-http, HTTP there is that API", "N[=NAME]...",
+    )  # fmt: skip
     durability: str = _set(
         "fsync", _one_of("fsync", "interval", "memory"), "what an acknowledgement means", "WORD"
     )

@@ -227,7 +227,11 @@ class App:
     """The ASGI application. Routes are by the first part of the path."""
 
     def __init__(
-        self, broker: Broker, dialects: tuple[HttpDialect, ...], answers_bytes_max: int
+        self,
+        broker: Broker,
+        dialects: tuple[HttpDialect, ...],
+        doors: dict[str, HttpDialect],
+        answers_bytes_max: int,
     ) -> None:
         self.broker = broker
         self.request_bytes_max = broker.config.request_size
@@ -236,6 +240,7 @@ class App:
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
+        self._doors = doors  # who answers everything on ports that are declared for it
         self._routes: dict[bytes, Route] = {}
         self._open: set[bytes] = set()
 
@@ -339,6 +344,8 @@ class App:
         _check_protocol(request)
         if request.head.query:
             request.query = _query(request.head.query)
+        if door := request.connection.door:
+            return await self._of(self._doors[door], request)
         first = request.parts[0]
         route = self._routes.get(first)
         if route is None or first not in self._open:

@@ -58,11 +58,12 @@ class Dialect(NamedTuple):
 class Connection:
     """What the listener knows of one connection. Its peer calls `gone` when it is over."""
 
-    __slots__ = ("_listener", "address", "deadline", "dialect", "peer", "transport")
+    __slots__ = ("_listener", "address", "deadline", "dialect", "door", "peer", "transport")
 
-    def __init__(self, listener: "Listener", address: str) -> None:
+    def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
+        self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
         self.dialect = _NEW
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
@@ -103,6 +104,14 @@ class Limits(NamedTuple):
     answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused
 
 
+class Listening(NamedTuple):
+    """What a port is known by."""
+
+    host: str
+    port: int
+    door: str
+
+
 class Listener:
     """All ports. `open` it, `close` it; what it has accepted lives until its peers end."""
 
@@ -112,7 +121,7 @@ class Listener:
         self.dialects = dialects
         self.limits = limits
         self._tls = tls
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[socket.socket, str] = {}  # and the door of each
         self._connections: set[Connection] = set()
         self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
@@ -122,11 +131,11 @@ class Listener:
 
     # Opening and closing.
 
-    def open(self, hosts: Sequence[str], ports: Sequence[int]) -> list[tuple[str, int]]:
-        """Returns what it listens on. Raises OSError where that is nothing at all."""
-        listening: list[tuple[str, int]] = []
+    def open(self, hosts: Sequence[str], ports: Sequence[tuple[int, str]]) -> list[Listening]:
+        """Each port with its door. Raises OSError where it can listen on nothing at all."""
+        listening: list[Listening] = []
         failure: OSError | None = None
-        for wanted in ports:
+        for wanted, door in ports:
             port = wanted
             for host in hosts:
                 try:
@@ -135,8 +144,8 @@ class Listener:
                     failure = self._not_open(host, port, error)
                     continue
                 port = made.getsockname()[1]  # where one was picked, the other hosts have it too
-                self._sockets.append(made)
-                listening.append((host, port))
+                self._sockets[made] = door
+                listening.append(Listening(host, port, door))
         if not listening:
             raise failure or OSError(errno.EINVAL, "there is nothing to listen on")
         for each in self._sockets:
@@ -195,7 +204,7 @@ class Listener:
                     raise
                 self._pause(listening, error)
                 return
-            self._admit(accepted, address)
+            self._admit(accepted, address, self._sockets[listening])
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Nothing can be accepted just now; asking again at once would only burn CPU."""
@@ -212,7 +221,7 @@ class Listener:
 
         loop.call_later(OUT_OF_FILES_SECONDS, resume)
 
-    def _admit(self, accepted: socket.socket, address: tuple[Any, ...]) -> None:
+    def _admit(self, accepted: socket.socket, address: tuple[Any, ...], door: str) -> None:
         host = str(address[0])
         self.accepted += 1
         if len(self._connections) >= self.limits.connections:
@@ -230,7 +239,7 @@ class Listener:
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self, host)
+        connection = Connection(self, host, door)
         self._connections.add(connection)
         self.by_dialect[_NEW] += 1
         loop = asyncio.get_running_loop()

@@ -51,6 +51,18 @@ def http_dialects(
     )
 
 
+def doors() -> dict[str, HttpDialect]:
+    """Who answers on a port that was declared for it."""
+    return {
+        "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, None),
+        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, None),
+    }
+
+
+def _always(request: Request, is_ours: bool) -> bool:
+    return True
+
+
 def _is_sqs(request: Request, _: bool) -> bool:
     headers = request.headers
     return (

@@ -29,13 +29,14 @@ from posthouse.server.listener import (
     Dialect,
     Limits,
     Listener,
+    Listening,
     is_amqp,
     is_http,
     is_pyqueue,
     is_vibemq,
 )
 from posthouse.server.metrics import Metrics
-from posthouse.server.routes import add_routes, http_dialects
+from posthouse.server.routes import add_routes, doors, http_dialects
 from posthouse.server.tls import Contexts, Files
 from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
@@ -92,6 +93,7 @@ class Server:
         app = App(
             self._broker,
             http_dialects(lambda: self._web, lambda: self._localzure),
+            doors(),
             limits.answers_bytes,
         )
         uvicorn, state = make_config(app), ServerState()
@@ -241,13 +243,13 @@ class Server:
 
     # What people see.
 
-    def _announce(self, listening: list[tuple[str, int]]) -> None:
+    def _announce(self, listening: list[Listening]) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, and the broker serves all the same
             self._say(welcome(self._config, self._broker, listening, self._tls_folder))
             self._broker.root_key_was_shown()
         _log.info(
-            "Posthouse is ready on %s.", ", ".join(f"{h}:{p}" for h, p in listening),
-            extra={"event": "broker.ready", "ports": sorted({port for _, port in listening})},
+            "Posthouse is ready on %s.", ", ".join(f"{at.host}:{at.port}" for at in listening),
+            extra={"event": "broker.ready", "ports": sorted({at.port for at in listening})},
         )  # fmt: skip
 
 
@@ -259,12 +261,12 @@ def _files_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def welcome(
-    config: Config, broker: Broker, listening: list[tuple[str, int]], tls_folder: Path
-) -> str:
+def welcome(config: Config, broker: Broker, listening: list[Listening], tls_folder: Path) -> str:
     """What listens where, and what to paste into which client."""
-    hosts = list(dict.fromkeys(host for host, _ in listening))
-    ports = [port for host, port in listening if host == hosts[0]]
+    hosts = list(dict.fromkeys(each.host for each in listening))
+    here = [each for each in listening if each.host == hosts[0]]
+    ports = [each.port for each in here if not each.door] or [here[0].port]
+    shown = [f"{each.port} ({each.door})" if each.door else str(each.port) for each in here]
     name = "localhost" if hosts[0] in ("127.0.0.1", "::1") else hosts[0]
 
     kept = f"<the key in {config.data / ROOT_KEY}>"
@@ -276,7 +278,7 @@ def welcome(
     lines = [
         "Posthouse is ready.",
         "",
-        f"  listens on    {', '.join(hosts)}, ports {', '.join(map(str, ports))};"
+        f"  listens on    {', '.join(hosts)}, ports {', '.join(shown)};"
         " each takes every protocol, with or without TLS",
         f"  data          {'in memory only' if config.memory else config.data.absolute()}",
         f"  certificate   {tls_folder / 'ca.pem'}" if config.tls_cert is None
