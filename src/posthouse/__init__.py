@@ -1,0 +1,113 @@
+"""Posthouse: one message broker that every queue client already knows how to talk to.
+
+The client is here: `posthouse.create_client(...)`. A name is imported when it is first asked for,
+so that `import posthouse` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
+    from posthouse.client.config import (
+        AwsSqsConfig,
+        AzureServiceBusConfig,
+        InMemoryConfig,
+        PosthouseConfig,
+        QueueConfig,
+    )
+    from posthouse.client.create import create_client, create_test_client
+    from posthouse.client.errors import (
+        AuthenticationFailed,
+        BatchTooLarge,
+        CircuitOpen,
+        ConfigurationError,
+        ConnectionFailed,
+        MessageNotFound,
+        MessageTooLarge,
+        PartialFailure,
+        PermissionDenied,
+        ProviderError,
+        QueueError,
+        QueueNotFound,
+        SerializationError,
+        SessionLocked,
+        SessionLockLost,
+        SessionNotFound,
+        Throttled,
+        Timeout,
+        Unsupported,
+        ValidationError,
+    )
+    from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+    from posthouse.client.names import MessageId, QueueName, SessionId
+    from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
+    from posthouse.client.retry import (
+        CircuitBreaker,
+        ExponentialRetry,
+        FixedRetry,
+        LinearRetry,
+        NoRetry,
+        RetryByError,
+        RetryPolicy,
+    )
+    from posthouse.client.sync import (
+        SyncQueueClient,
+        SyncReceiver,
+        SyncSessionClient,
+        SyncTransaction,
+        create_sync_client,
+    )
+
+_NAMES = {
+    "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
+    "config": (
+        "AwsSqsConfig", "AzureServiceBusConfig", "InMemoryConfig", "PosthouseConfig", "QueueConfig",
+    ),
+    "create": ("create_client", "create_test_client"),
+    "errors": (
+        "AuthenticationFailed", "BatchTooLarge", "CircuitOpen", "ConfigurationError",
+        "ConnectionFailed", "MessageNotFound", "MessageTooLarge", "PartialFailure",
+        "PermissionDenied", "ProviderError", "QueueError", "QueueNotFound", "SerializationError",
+        "SessionLocked", "SessionLockLost", "SessionNotFound", "Throttled", "Timeout",
+        "Unsupported", "ValidationError",
+    ),
+    "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
+    "names": ("MessageId", "QueueName", "SessionId"),
+    "provider": ("Capabilities", "ProviderType", "SessionSupport"),
+    "retry": (
+        "CircuitBreaker", "ExponentialRetry", "FixedRetry", "LinearRetry", "NoRetry",
+        "RetryByError", "RetryPolicy",
+    ),
+    "sync": (
+        "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
+        "create_sync_client",
+    ),
+}  # fmt: skip
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
+    "Capabilities", "CircuitBreaker", "CircuitOpen", "ConfigurationError", "ConnectionFailed",
+    "ExponentialRetry", "FixedRetry", "InMemoryConfig", "LinearRetry", "Message", "MessageId",
+    "MessageNotFound", "MessageTooLarge", "NoRetry", "PartialFailure", "PermissionDenied",
+    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
+    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "RetryByError",
+    "RetryPolicy", "SerializationError", "SessionClient", "SessionId", "SessionLockLost",
+    "SessionLocked", "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver",
+    "SyncSessionClient", "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported",
+    "ValidationError", "create_client", "create_sync_client", "create_test_client",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'posthouse' has no attribute {name!r}")
+    found = getattr(import_module(f"posthouse.client.{module}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

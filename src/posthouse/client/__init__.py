@@ -1,0 +1,1 @@
+"""The Python client: one API for queues, whoever keeps them. `import posthouse` has all of it."""

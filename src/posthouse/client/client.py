@@ -1,0 +1,577 @@
+"""The client: one API, whoever keeps the queues.
+
+A provider does a thing once. Here is what all of them have in common: names are checked, messages
+get ids, are compressed and encrypted where that is wanted, calls are tried again, counted and
+traced, and have an end.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from posthouse.client.config import QueueConfig
+from posthouse.client.errors import (
+    BatchTooLarge,
+    QueueError,
+    SessionLocked,
+    Timeout,
+    Unsupported,
+    ValidationError,
+)
+from posthouse.client.figures import Figures
+from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+from posthouse.client.names import MessageId, QueueName, SessionId
+from posthouse.client.provider import (
+    ABANDON,
+    COMPLETE,
+    RELEASE,
+    Capabilities,
+    Deliveries,
+    HeldSession,
+    Provider,
+    ProviderType,
+    SessionSupport,
+    Settlement,
+    Source,
+    Transacting,
+)
+from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
+from posthouse.client.wrapping import Wrapping
+
+_log = logging.getLogger("posthouse.client")
+
+T = TypeVar("T")
+Receipt: TypeAlias = ReceiptHandle | ReceivedMessage
+_PLAIN = Wrapping()
+
+
+class Calls:
+    """How every call is made: within its time, tried again, counted."""
+
+    def __init__(self, config: QueueConfig, retry: RetryPolicy | None) -> None:
+        self.config = config
+        self.figures = Figures()
+        self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
+        self._retry = retry or ExponentialRetry(
+            config.max_retry_attempts, config.retry_base_delay, most=config.retry_max_delay
+        )
+
+    async def make(
+        self,
+        operation: str,
+        where: str,
+        attempt: Callable[[], Awaitable[T]],
+        limit: float | None = None,
+    ) -> T:
+        """Raises QueueError."""
+        self.breaker.check()
+        seconds = self.config.operation_timeout if limit is None else limit
+        begun = time.monotonic()
+        outcome = "cancelled"
+        try:
+            async with asyncio.timeout(seconds):
+                done = await self._try(operation, where, attempt)
+            outcome = "ok"
+        except TimeoutError as error:
+            if isinstance(error, QueueError):  # one of ours is one too
+                outcome = type(error).__name__
+                raise
+            outcome = "Timeout"
+            late = Timeout(seconds, f"To {operation}")
+            self.breaker.note(late)
+            raise late from error
+        except QueueError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            if outcome == "cancelled":
+                self.breaker.give_up()
+            self.figures.note(operation, outcome, time.monotonic() - begun)
+        return done
+
+    async def _try(self, operation: str, where: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        tries = 0
+        while True:
+            try:
+                done = await attempt()
+            except QueueError as error:
+                self.breaker.note(error)
+                tries += 1
+                wait = None
+                if not isinstance(error, SessionLocked):  # who has it may keep it for long
+                    wait = self._retry.delay(tries, error)
+                if wait is None:
+                    raise
+                _log.info(
+                    "To %s %s failed and is tried again in %.2f s: %s", operation, where, wait,
+                    error, extra={"operation": operation, "queue": where, "tries": tries},
+                )  # fmt: skip
+                await asyncio.sleep(wait)
+                self.breaker.check()
+            else:
+                self.breaker.note(None)
+                return done
+
+
+class QueueClient:
+    """Queues of one provider. Many may use one client at a time; close it, or use `async with`."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        config: QueueConfig,
+        *,
+        retry: RetryPolicy | None = None,
+        wrapping: Wrapping = _PLAIN,
+    ) -> None:
+        self._provider = provider
+        self._calls = Calls(config, retry)
+        self._wrapping = wrapping
+
+    async def __aenter__(self) -> "QueueClient":
+        await self._calls.make("connect", "", self._provider.open)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Gives back what it holds, and ends its connections."""
+        await self._provider.close()
+
+    # What there is.
+
+    @property
+    def provider_type(self) -> ProviderType:
+        return self._provider.type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._provider.type.capabilities
+
+    def supports_sessions(self) -> bool:
+        return self.capabilities.sessions is not SessionSupport.UNSUPPORTED
+
+    def supports_batching(self) -> bool:
+        return self._provider.type.supports_batching()
+
+    def max_batch_size(self) -> int:
+        return self.capabilities.batch_max
+
+    def max_message_size(self) -> int:
+        return self.capabilities.message_bytes_max
+
+    @property
+    def figures(self) -> Figures:
+        return self._calls.figures
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        return self._calls.breaker
+
+    # Sending.
+
+    async def send_message(self, queue: str, message: Message) -> MessageId:
+        """Returns when the provider has it. Raises QueueError."""
+        name, ready = QueueName(queue), [self._made_ready(message)]
+        [sent] = await self._calls.make("send", name, lambda: self._provider.send(name, ready))
+        return sent
+
+    async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
+        """At most `max_batch_size()` of them. Raises QueueError; PartialFailure where some went."""
+        name = QueueName(queue)
+        ready = [self._made_ready(each) for each in messages]
+        self._check_batch(ready)
+        if not ready:
+            return []
+        return await self._calls.make("send", name, lambda: self._provider.send(name, ready))
+
+    async def schedule_message(self, queue: str, message: Message, at: datetime) -> int:
+        """To be there at a moment. Returns a number by which it can be cancelled."""
+        return (await self.schedule_messages(queue, [message], at))[0]
+
+    async def schedule_messages(
+        self, queue: str, messages: Iterable[Message], at: datetime
+    ) -> list[int]:
+        name, ready = QueueName(queue), [self._made_ready(each) for each in messages]
+        self._check_batch(ready)
+        if at.tzinfo is None:
+            raise ValidationError("scheduled time", "must say its time zone")
+        return await self._calls.make(
+            "schedule", name, lambda: self._provider.schedule(name, ready, at)
+        )
+
+    async def cancel_scheduled_message(self, queue: str, *numbers: int) -> None:
+        """Raises MessageNotFound where one is not there any more."""
+        name = QueueName(queue)
+        await self._calls.make(
+            "cancel", name, lambda: self._provider.cancel_scheduled(name, numbers)
+        )
+
+    def _made_ready(self, message: Message) -> Message:
+        wrapped = self._wrapping.wrap(message)
+        if wrapped.message_id is None:
+            wrapped = msgspec.structs.replace(wrapped, message_id=MessageId())
+        return wrapped
+
+    def _check_batch(self, messages: Sequence[Message]) -> None:
+        if len(messages) > self.capabilities.batch_max:
+            raise BatchTooLarge(len(messages), self.capabilities.batch_max)
+
+    # Receiving.
+
+    async def receive_message(
+        self, queue: str, timeout: float | None = None, *, dead_letter: bool = False
+    ) -> ReceivedMessage | None:
+        """The next, or None where none comes within the time. Raises QueueError."""
+        received = await self.receive_messages(queue, 1, timeout, dead_letter=dead_letter)
+        return received[0] if received else None
+
+    async def receive_messages(
+        self,
+        queue: str,
+        max_messages: int,
+        timeout: float | None = None,
+        *,
+        dead_letter: bool = False,
+    ) -> list[ReceivedMessage]:
+        """What is there; else what comes first within the time. Raises QueueError."""
+        source = Source(QueueName(queue), dead_letter)
+        if max_messages < 1:
+            raise ValidationError("number of messages", "must be 1 or more")
+        most = min(max_messages, self.capabilities.receive_max)
+        seconds = self._calls.config.default_timeout if timeout is None else timeout
+        end = time.monotonic() + seconds
+
+        def attempt() -> Awaitable[list[ReceivedMessage]]:
+            return self._provider.receive(source, most, max(0.0, end - time.monotonic()))
+
+        limit = seconds + self._calls.config.operation_timeout
+        received = await self._calls.make("receive", source.queue, attempt, limit)
+        return await self._unwrapped(received)
+
+    def receiver(
+        self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
+    ) -> "Receiver":
+        """Messages as they come, fetched ahead: `async for message in client.receiver(queue)`."""
+        return Receiver(self, Source(QueueName(queue), dead_letter), prefetch or 0)
+
+    async def receive_deferred_messages(
+        self, queue: str, sequence_numbers: Sequence[int], *, dead_letter: bool = False
+    ) -> list[ReceivedMessage]:
+        """All of them, or MessageNotFound."""
+        source = Source(QueueName(queue), dead_letter)
+        received = await self._calls.make(
+            "receive", queue, lambda: self._provider.receive_deferred(source, sequence_numbers)
+        )
+        return await self._unwrapped(received)
+
+    async def peek_messages(
+        self, queue: str, max_messages: int = 1, *, first: int = 0, dead_letter: bool = False
+    ) -> list[ReceivedMessage]:
+        """To look at, from a sequence number on; they stay where they are."""
+        source = Source(QueueName(queue), dead_letter)
+        received = await self._calls.make(
+            "peek", queue, lambda: self._provider.peek(source, max_messages, first)
+        )
+        return await self._unwrapped(received)
+
+    async def _unwrapped(self, received: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those that can be read. The others are abandoned; if there are no more, it is raised."""
+        wrapping = self._wrapping
+        if not any(map(wrapping.concerns, received)):
+            return received
+        good: list[ReceivedMessage] = []
+        failed: QueueError | None = None
+        for each in received:
+            try:
+                good.append(wrapping.unwrap(each))
+            except QueueError as error:
+                failed = failed or error
+                self.figures.note("unwrap", type(error).__name__, 0.0)
+                _log.warning(
+                    "A message cannot be read and is abandoned: %s", error,
+                    extra={"operation": "unwrap", "message_id": each.message_id},
+                )  # fmt: skip
+                if each.receipt_handle.handle:
+                    await self._settle((each,), ABANDON)
+        if failed is not None and not good:
+            raise failed
+        return good
+
+    # Settling.
+
+    async def complete_message(self, receipt: Receipt) -> None:
+        """It has been handled, and is gone. Raises MessageNotFound."""
+        await self._settle((receipt,), COMPLETE)
+
+    async def complete_messages(self, receipts: Iterable[Receipt]) -> None:
+        """Many at once. Raises MessageNotFound for the first that is not there; others are done."""
+        await self._settle(tuple(receipts), COMPLETE)
+
+    async def abandon_message(self, receipt: Receipt) -> None:
+        """It could not be handled now, and is there again. Raises MessageNotFound."""
+        await self._settle((receipt,), ABANDON)
+
+    async def release_message(self, receipt: Receipt) -> None:
+        """As if it had never been delivered, where the provider knows such a thing."""
+        await self._settle((receipt,), RELEASE)
+
+    async def defer_message(self, receipt: Receipt) -> None:
+        """It is put aside, to be received by its sequence number."""
+        await self._settle((receipt,), Settlement("defer"))
+
+    async def dead_letter_message(
+        self, receipt: Receipt, reason: str, description: str | None = None
+    ) -> None:
+        """It cannot be handled. Raises MessageNotFound."""
+        if not self._calls.config.enable_dead_letter:
+            raise Unsupported("This client", "dead-letter: enable_dead_letter is off")
+        await self._settle((receipt,), Settlement("dead-letter", reason, description))
+
+    async def renew_message_lock(self, receipt: Receipt) -> datetime:
+        """Returns until when it is held now. Raises MessageNotFound."""
+        handle = _handle(receipt, self._provider.type)
+        return await self._calls.make("renew", "", lambda: self._provider.renew(handle))
+
+    async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
+        handles = [_handle(each, self._provider.type) for each in receipts]
+        await self._calls.make(how.ending, "", lambda: self._provider.settle(handles, how))
+
+    async def resubmit_messages(
+        self, queue: str, receipts: Iterable[Receipt], *, target: str | None = None
+    ) -> None:
+        """Dead letters of a queue, received before, are sent again to it or to another."""
+        name, to = QueueName(queue), None if target is None else QueueName(target)
+        handles = [_handle(each, self._provider.type) for each in receipts]
+        await self._calls.make("resubmit", name, lambda: self._provider.resubmit(name, handles, to))
+
+    # Sessions.
+
+    async def accept_session(
+        self, queue: str, session_id: str | None = None, timeout: float | None = None
+    ) -> "SessionClient | None":
+        """That session, or the next that has messages; None where there is none within the time.
+
+        Raises SessionLocked where another has the one that is named.
+        """
+        name = QueueName(queue)
+        session = None if session_id is None else SessionId(session_id)
+        if not self.supports_sessions():
+            raise Unsupported(self._provider.type.value, "hold sessions")
+        seconds = self._calls.config.default_timeout if timeout is None else timeout
+        end = time.monotonic() + seconds
+
+        def attempt() -> Awaitable[HeldSession | None]:
+            left = max(0.0, end - time.monotonic())
+            return self._provider.accept_session(name, session, left)
+
+        limit = seconds + self._calls.config.operation_timeout
+        held = await self._calls.make("accept-session", name, attempt, limit)
+        return None if held is None else SessionClient(self, held)
+
+    # Transactions.
+
+    @asynccontextmanager
+    async def transaction(self) -> "AsyncIterator[Transaction]":
+        """What is asked of it happens together at the end, or, where that raises, not at all."""
+        if not self.capabilities.transactions:
+            raise Unsupported(self._provider.type.value, "do several things in one transaction")
+        async with self._provider.transaction() as begun:
+            transaction = Transaction(self, begun)
+            try:
+                yield transaction
+            except BaseException:
+                await begun.roll_back()
+                raise
+            await self._calls.make("commit", "", begun.commit)
+
+
+class Receiver:
+    """Messages of a queue as they come. It goes on after the connection was lost."""
+
+    def __init__(self, client: QueueClient, source: Source, prefetch: int) -> None:
+        self._client = client
+        self._source = source
+        self._prefetch = prefetch
+        self._deliveries: Deliveries | None = None
+        self._ahead: list[ReceivedMessage] = []  # in reverse
+        self._closed = False
+
+    async def __aenter__(self) -> "Receiver":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> "Receiver":
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        if not self._ahead:
+            self._ahead = (await self.next_batch(self._client.capabilities.receive_max))[::-1]
+            if not self._ahead:
+                raise StopAsyncIteration
+        return self._ahead.pop()
+
+    async def next_batch(self, most: int = 100) -> list[ReceivedMessage]:
+        """What is there, or the first that come. Empty only once it is closed."""
+        if self._ahead:
+            return [self._ahead.pop() for _ in range(min(most, len(self._ahead)))]
+        if self._closed:
+            return []
+        if self._deliveries is None:
+            self._deliveries = self._client._provider.deliveries(self._source, self._prefetch)
+        return await self._client._unwrapped(await self._deliveries.next(most))
+
+    async def close(self) -> None:
+        """What was not handed out goes back as if it had never been delivered."""
+        self._closed = True
+        ahead, self._ahead = self._ahead, []
+        if ahead:
+            await self._client._settle(ahead, RELEASE)
+        if self._deliveries is not None:
+            await self._deliveries.close()
+
+
+class SessionClient:
+    """A session that is held by this client alone, until it is closed or its time is up."""
+
+    def __init__(self, client: QueueClient, held: HeldSession) -> None:
+        self._client = client
+        self._held = held
+
+    async def __aenter__(self) -> "SessionClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close_session()
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._held.session_id
+
+    @property
+    def session_expires_at(self) -> datetime:
+        return self._held.expires_at
+
+    async def receive_message(self, timeout: float | None = None) -> ReceivedMessage | None:
+        received = await self.receive_messages(1, timeout)
+        return received[0] if received else None
+
+    async def receive_messages(
+        self, max_messages: int, timeout: float | None = None
+    ) -> list[ReceivedMessage]:
+        """In their order. Raises SessionLockLost."""
+        calls = self._client._calls
+        seconds = calls.config.default_timeout if timeout is None else timeout
+        most = min(max_messages, self._client.capabilities.receive_max)
+        received = await calls.make(
+            "receive", self.session_id, lambda: self._held.receive(most, seconds),
+            seconds + calls.config.operation_timeout,
+        )  # fmt: skip
+        return await self._client._unwrapped(received)
+
+    async def complete_message(self, receipt: Receipt) -> None:
+        await self._settle((receipt,), COMPLETE)
+
+    async def complete_messages(self, receipts: Iterable[Receipt]) -> None:
+        await self._settle(tuple(receipts), COMPLETE)
+
+    async def abandon_message(self, receipt: Receipt) -> None:
+        await self._settle((receipt,), ABANDON)
+
+    async def defer_message(self, receipt: Receipt) -> None:
+        await self._settle((receipt,), Settlement("defer"))
+
+    async def dead_letter_message(
+        self, receipt: Receipt, reason: str, description: str | None = None
+    ) -> None:
+        await self._settle((receipt,), Settlement("dead-letter", reason, description))
+
+    async def renew_session_lock(self) -> datetime:
+        """Returns until when it is held now. Raises SessionLockLost."""
+        return await self._client._calls.make("renew", self.session_id, self._held.renew)
+
+    async def get_state(self) -> bytes | None:
+        return await self._client._calls.make("state", self.session_id, self._held.get_state)
+
+    async def set_state(self, state: bytes | None) -> None:
+        await self._client._calls.make(
+            "state", self.session_id, lambda: self._held.set_state(state)
+        )
+
+    async def close_session(self) -> None:
+        """Another may have it; what is under way goes back."""
+        await self._held.close()
+
+    async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
+        kind = self._client.provider_type
+        handles = [_handle(each, kind) for each in receipts]
+        await self._client._calls.make(
+            how.ending, self.session_id, lambda: self._held.settle(handles, how)
+        )
+
+
+class Transaction:
+    """Sends and settlements that happen together."""
+
+    def __init__(self, client: QueueClient, begun: Transacting) -> None:
+        self._client = client
+        self._begun = begun
+
+    async def send_message(self, queue: str, message: Message) -> MessageId:
+        return (await self.send_messages(queue, [message]))[0]
+
+    async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
+        name = QueueName(queue)
+        ready = [self._client._made_ready(each) for each in messages]
+        await self._begun.send(name, ready)
+        return [each.message_id for each in ready if each.message_id is not None]
+
+    async def complete_message(self, receipt: Receipt) -> None:
+        await self._settle(receipt, COMPLETE)
+
+    async def abandon_message(self, receipt: Receipt) -> None:
+        await self._settle(receipt, ABANDON)
+
+    async def defer_message(self, receipt: Receipt) -> None:
+        await self._settle(receipt, Settlement("defer"))
+
+    async def dead_letter_message(
+        self, receipt: Receipt, reason: str, description: str | None = None
+    ) -> None:
+        await self._settle(receipt, Settlement("dead-letter", reason, description))
+
+    async def _settle(self, receipt: Receipt, how: Settlement) -> None:
+        await self._begun.settle([_handle(receipt, self._client.provider_type)], how)
+
+
+def _handle(receipt: Receipt, kind: ProviderType) -> ReceiptHandle:
+    """Raises ValidationError where it is another provider's."""
+    handle = receipt.receipt_handle if isinstance(receipt, ReceivedMessage) else receipt
+    if handle.provider is not kind:
+        raise ValidationError("receipt", f"is of {handle.provider.value}, not of {kind.value}")
+    return handle

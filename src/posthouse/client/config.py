@@ -1,0 +1,231 @@
+"""Which queues, and how they are used. A value that makes no sense is refused with its name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from posthouse.client.errors import ConfigurationError
+from posthouse.client.provider import ProviderType
+
+PREFIX = "POSTHOUSE_CLIENT_"  # of variables of the environment
+
+
+def _secret() -> Any:
+    return field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class PosthouseConfig:
+    """A Posthouse broker, over AMQP 1.0."""
+
+    host: str = "localhost"
+    port: int = 5672
+    key_name: str = "RootManageSharedAccessKey"
+    key: str = _secret()
+    namespace: str = ""  # the broker's own, unless its namespaces go by hosts
+    tls: bool = False
+    ca_file: str = ""  # whom to trust; the machine's, unless said
+    prefetch: int = 256  # messages that a receiver fetches ahead
+    provider = ProviderType.POSTHOUSE
+
+    def __post_init__(self) -> None:
+        _check(bool(self.host), "host", "must not be empty")
+        _check(0 < self.port < 65_536, "port", "must be from 1 to 65535")
+        _check(1 <= self.prefetch <= 5_000, "prefetch", "must be from 1 to 5000")
+
+
+@dataclass(frozen=True)
+class AzureServiceBusConfig:
+    """Azure Service Bus, through its official SDK (`pip install 'posthouse[azure]'`)."""
+
+    connection_string: str = _secret()
+    namespace: str = ""  # host, where a credential is used in the place of a connection string
+    use_sessions: bool = True
+    session_timeout: float = 300.0  # how long a session that is in use is kept at most
+    prefetch: int = 100
+    websocket: bool = False
+    credential: object = field(default=None, repr=False)  # one of azure.identity's
+    provider = ProviderType.AZURE_SERVICE_BUS
+
+    def __post_init__(self) -> None:
+        given = bool(self.connection_string) or bool(self.namespace and self.credential)
+        _check(given, "connection_string", "must be given, or namespace and credential")
+        _check(self.session_timeout > 0, "session_timeout", "must be more than 0")
+
+
+@dataclass(frozen=True)
+class AwsSqsConfig:
+    """Amazon SQS (`pip install 'posthouse[aws]'`)."""
+
+    region: str = "us-east-1"
+    access_key_id: str = ""  # without, the machine's own credentials are used
+    secret_access_key: str = _secret()
+    session_token: str = _secret()
+    endpoint_url: str = ""
+    use_fifo_queues: bool = False  # a queue `orders` is `orders.fifo`
+    provider = ProviderType.AWS_SQS
+
+    def __post_init__(self) -> None:
+        _check(bool(self.region), "region", "must not be empty")
+        both = bool(self.access_key_id) == bool(self.secret_access_key)
+        _check(both, "secret_access_key", "goes with access_key_id; give both or neither")
+
+
+@dataclass(frozen=True)
+class InMemoryConfig:
+    """A broker of its own inside this process, which is gone with it."""
+
+    max_queue_size: int = 10_000
+    max_delivery_count: int = 3
+    lock_duration: float = 30.0
+    session_lock_duration: float = 300.0
+    auto_create: bool = False  # queues come into being when they are first used
+    duplicate_detection: bool = False
+    virtual_clock: bool = False  # time stands still until it is moved
+    provider = ProviderType.IN_MEMORY
+
+    def __post_init__(self) -> None:
+        _check(self.max_queue_size > 0, "max_queue_size", "must be more than 0")
+        _check(self.max_delivery_count > 0, "max_delivery_count", "must be more than 0")
+        _check(self.lock_duration > 0, "lock_duration", "must be more than 0")
+        _check(self.session_lock_duration > 0, "session_lock_duration", "must be more than 0")
+
+
+ProviderConfig: TypeAlias = PosthouseConfig | AzureServiceBusConfig | AwsSqsConfig | InMemoryConfig
+_SCHEMES: dict[str, type[Any]] = {
+    "posthouse": PosthouseConfig,
+    "posthouses": PosthouseConfig,
+    "sb": AzureServiceBusConfig,
+    "sqs": AwsSqsConfig,
+    "memory": InMemoryConfig,
+}
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """A provider, and what the client does beside it. To change it, make another client."""
+
+    provider: ProviderConfig = field(default_factory=InMemoryConfig)
+    default_timeout: float = 30.0  # of a receive, where none is given
+    operation_timeout: float = 60.0  # of anything else, with all its tries
+    max_retry_attempts: int = 3  # beside the first
+    retry_base_delay: float = 1.0
+    retry_max_delay: float = 60.0
+    breaker_failures: int = 5  # in a row, until calls fail at once; 0: never
+    breaker_seconds: float = 30.0  # for so long
+    enable_dead_letter: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.default_timeout >= 0, "default_timeout", "must not be negative")
+        _check(self.operation_timeout > 0, "operation_timeout", "must be more than 0")
+        _check(0 <= self.max_retry_attempts <= 100, "max_retry_attempts", "must be from 0 to 100")
+        _check(self.retry_base_delay >= 0, "retry_base_delay", "must not be negative")
+        _check(self.retry_max_delay >= 0, "retry_max_delay", "must not be negative")
+        _check(self.breaker_failures >= 0, "breaker_failures", "must not be negative")
+        _check(self.breaker_seconds > 0, "breaker_seconds", "must be more than 0")
+
+    @classmethod
+    def from_url(cls, url: str) -> "QueueConfig":
+        """`posthouse://name:key@host/namespace?prefetch=100`, `sb://`, `sqs://region`, `memory://`,
+        or a connection string of Azure's. Settings of both parts follow as a query.
+
+        Raises ConfigurationError.
+        """
+        if url.startswith("Endpoint="):
+            return cls(AzureServiceBusConfig(connection_string=url))
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError("url", f"is none: {error}") from None
+        kind = _SCHEMES.get(parts.scheme)
+        if kind is None:
+            raise ConfigurationError(
+                "url", f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}"
+            )
+        values = dict(parse_qsl(parts.query, keep_blank_values=True))
+        mine = {each.name for each in fields(cls)} - {"provider"}
+        general = {name: values.pop(name) for name in list(values) if name in mine}
+        given = _of_url(parts, port)
+        return cls(_read(kind, given | values), **_typed(cls, general))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "QueueConfig":
+        """`POSTHOUSE_CLIENT_URL`, and its settings by their names, as in
+        `POSTHOUSE_CLIENT_MAX_RETRY_ATTEMPTS`. Raises ConfigurationError.
+        """
+        given = {
+            name.removeprefix(PREFIX).lower(): value
+            for name, value in environment.items()
+            if name.startswith(PREFIX) and value
+        }
+        config = cls.from_url(given.pop("url", "memory://"))
+        mine = {each.name for each in fields(cls)} - {"provider"}
+        general = {name: given.pop(name) for name in list(given) if name in mine}
+        known = {each.name for each in fields(config.provider)}
+        for name in given:
+            if name not in known:
+                raise ConfigurationError(f"{PREFIX}{name.upper()}", "is no setting")
+        provider = replace(config.provider, **_typed(type(config.provider), given))
+        return replace(config, provider=provider, **_typed(cls, general))
+
+
+def _of_url(parts: SplitResult, port: int | None) -> dict[str, str]:
+    """What the parts of a URL say, for its scheme."""
+    name, key = unquote(parts.username or ""), unquote(parts.password or "")
+    host = parts.hostname or ""
+    found: dict[str, str] = {}
+    match parts.scheme:
+        case "posthouse" | "posthouses":
+            tls = parts.scheme == "posthouses"
+            found = {
+                "host": host or "localhost", "port": str(port or (5671 if tls else 5672)),
+                "key_name": name, "key": key, "namespace": parts.path.strip("/"),
+                "tls": "true" if tls else "",
+            }  # fmt: skip
+        case "sb":
+            where = f"{host}:{port}" if port else host
+            found["connection_string"] = (
+                f"Endpoint=sb://{where};SharedAccessKeyName={name};SharedAccessKey={key}"
+            )
+            if host in ("localhost", "127.0.0.1"):
+                found["connection_string"] += ";UseDevelopmentEmulator=true"
+        case "sqs":
+            found = {"region": host, "access_key_id": name, "secret_access_key": key}
+        case _:
+            pass
+    return {field: value for field, value in found.items() if value}
+
+
+def _read(kind: type[Any], values: dict[str, str]) -> Any:
+    known = {each.name for each in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise ConfigurationError(name, f"is no setting of {kind.__name__}")
+    return kind(**_typed(kind, values))
+
+
+def _typed(kind: type[Any], values: Mapping[str, str]) -> dict[str, Any]:
+    """Texts as what their fields hold. Raises ConfigurationError."""
+    kinds = {each.name: each.type for each in fields(kind)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            if kinds[name] in (bool, "bool"):
+                found[name] = {"true": True, "1": True, "yes": True, "false": False, "0": False,
+                               "no": False}[value.lower()]  # fmt: skip
+            elif kinds[name] in (int, "int"):
+                found[name] = int(value)
+            elif kinds[name] in (float, "float"):
+                found[name] = float(value)
+            else:
+                found[name] = value
+        except (KeyError, ValueError):
+            raise ConfigurationError(name, f"cannot be {value!r}") from None
+    return found
+
+
+def _check(right: bool, field: str, rule: str) -> None:
+    if not right:
+        raise ConfigurationError(field, rule)

@@ -1,0 +1,67 @@
+"""From a configuration to a client. A provider's package is imported only where it is used."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from posthouse.client.client import QueueClient
+from posthouse.client.config import (
+    AwsSqsConfig,
+    AzureServiceBusConfig,
+    InMemoryConfig,
+    PosthouseConfig,
+    QueueConfig,
+)
+from posthouse.client.provider import Provider
+from posthouse.client.retry import RetryPolicy
+from posthouse.client.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from posthouse.client.compression import Compression
+    from posthouse.client.encryption import Encryption
+
+
+def create_client(
+    config: QueueConfig | str | None = None,
+    *,
+    retry: RetryPolicy | None = None,
+    compression: "Compression | None" = None,
+    encryption: "Encryption | None" = None,
+    environment: Mapping[str, str] | None = None,
+) -> QueueClient:
+    """From a configuration, a URL, or the environment (`POSTHOUSE_CLIENT_URL`).
+
+    Raises ConfigurationError. It connects with the first call, or `async with`.
+    """
+    if config is None:
+        config = QueueConfig.from_environment(os.environ if environment is None else environment)
+    elif isinstance(config, str):
+        config = QueueConfig.from_url(config)
+    wrapping = Wrapping(compression, encryption)
+    return QueueClient(_provider(config), config, retry=retry, wrapping=wrapping)
+
+
+def create_test_client(*, virtual_clock: bool = False, auto_create: bool = True) -> QueueClient:
+    """In memory, where queues come into being when they are first used."""
+    config = InMemoryConfig(virtual_clock=virtual_clock, auto_create=auto_create)
+    return create_client(QueueConfig(config, default_timeout=1.0))
+
+
+def _provider(config: QueueConfig) -> Provider:
+    match config.provider:
+        case PosthouseConfig():
+            from posthouse.client.wire.provider import PosthouseProvider
+
+            return PosthouseProvider(config.provider)
+        case AzureServiceBusConfig():
+            from posthouse.client.azure import AzureProvider
+
+            return AzureProvider(config.provider)
+        case AwsSqsConfig():
+            from posthouse.client.sqs import SqsProvider
+
+            return SqsProvider(config.provider)
+        case InMemoryConfig():
+            from posthouse.client.memory import InMemoryProvider
+
+            return InMemoryProvider(config.provider)

@@ -1,0 +1,75 @@
+"""Names that are right once they exist: of queues, messages and sessions."""
+
+import re
+import uuid
+
+from posthouse.client.errors import ValidationError
+
+QUEUE_CHARS_MAX = 260
+SESSION_CHARS_MAX = 128
+MESSAGE_CHARS_MAX = 128
+
+_QUEUE = re.compile(r"[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*")
+_PRINTABLE = re.compile(r"[\x20-\x7e]+")
+
+
+class QueueName(str):
+    """1 to 260 ASCII letters, digits, hyphens and underscores; no hyphen at an end or doubled."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> "QueueName":
+        """Raises ValidationError."""
+        if type(name) is cls:
+            return name
+        if not name:
+            raise ValidationError("queue name", "must be text of 1 character or more")
+        if len(name) > QUEUE_CHARS_MAX:
+            raise ValidationError(
+                "queue name", f"has {len(name)} characters; {QUEUE_CHARS_MAX} are the most"
+            )
+        if _QUEUE.fullmatch(name) is None:
+            raise ValidationError(
+                "queue name",
+                f"{name!r} must be ASCII letters, digits, hyphens and underscores, without a hyphen"
+                " at the beginning or the end and without two in a row",
+            )
+        return super().__new__(cls, name)
+
+    @classmethod
+    def with_prefix(cls, prefix: str, base_name: str) -> "QueueName":
+        """Both with a hyphen between them. Raises ValidationError."""
+        return cls(f"{prefix}-{base_name}")
+
+
+class MessageId(str):
+    """Not empty; a new one is a UUID."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str | None = None) -> "MessageId":
+        """Raises ValidationError."""
+        if value is None:
+            return super().__new__(cls, str(uuid.uuid4()))
+        if not value or len(value) > MESSAGE_CHARS_MAX:
+            raise ValidationError("message id", f"must have 1 to {MESSAGE_CHARS_MAX} characters")
+        return super().__new__(cls, value)
+
+
+class SessionId(str):
+    """1 to 128 printable ASCII characters."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str) -> "SessionId":
+        """Raises ValidationError."""
+        if not 1 <= len(value) <= SESSION_CHARS_MAX:
+            raise ValidationError("session id", f"must have 1 to {SESSION_CHARS_MAX} characters")
+        if _PRINTABLE.fullmatch(value) is None:
+            raise ValidationError("session id", f"{value!r} must be printable ASCII")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def from_parts(cls, *parts: str) -> "SessionId":
+        """The parts with slashes between them. Raises ValidationError."""
+        return cls("/".join(parts))

@@ -1,0 +1,151 @@
+"""When to try again, and when to stop trying.
+
+A policy says how long to wait before the next try, or that there is none. What the provider itself
+has said about waiting goes before it. A breaker stops trying for everybody once enough has failed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from posthouse.client.errors import (
+    CircuitOpen,
+    ConnectionFailed,
+    ProviderError,
+    QueueError,
+    Timeout,
+)
+
+_random = random.Random()  # noqa: S311 (spreads calls out; guards nothing)
+
+
+class RetryPolicy(Protocol):
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        """Seconds until the next, after so many tries of which this was the last; None: no more."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoRetry:
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ExponentialRetry:
+    """Each delay is `factor` times the one before."""
+
+    attempts: int = 3  # beside the first
+    base: float = 0.1
+    factor: float = 2.0
+    most: float = 60.0
+    jitter: float = 0.2  # so much more or less of each delay, by chance
+
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        wait = min(self.most, self.base * self.factor ** min(tries - 1, 60))
+        return _delay(tries, error, self.attempts, wait, self.jitter)
+
+
+@dataclass(frozen=True)
+class LinearRetry:
+    """Each delay is `step` longer than the one before."""
+
+    attempts: int = 3
+    base: float = 0.1
+    step: float = 0.1
+    most: float = 60.0
+    jitter: float = 0.2
+
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        wait = min(self.most, self.base + self.step * (tries - 1))
+        return _delay(tries, error, self.attempts, wait, self.jitter)
+
+
+@dataclass(frozen=True)
+class FixedRetry:
+    attempts: int = 3
+    wait: float = 1.0
+    jitter: float = 0.0
+
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        return _delay(tries, error, self.attempts, self.wait, self.jitter)
+
+
+def _delay(
+    tries: int, error: QueueError, attempts: int, wait: float, jitter: float
+) -> float | None:
+    if not error.should_retry or tries > attempts:
+        return None
+    wait *= 1 + _random.uniform(-jitter, jitter)
+    told = vars(error).get("retry_after")  # by the provider, not by the kind of error
+    return wait if told is None else max(wait, float(told))
+
+
+@dataclass(frozen=True)
+class RetryByError:
+    """Another policy for some kinds of error; the most specific that fits is asked."""
+
+    policies: Mapping[type[QueueError], RetryPolicy]
+    otherwise: RetryPolicy = field(default_factory=NoRetry)
+
+    def delay(self, tries: int, error: QueueError) -> float | None:
+        for kind in type(error).__mro__:
+            policy = self.policies.get(kind)
+            if policy is not None:
+                return policy.delay(tries, error)
+        return self.otherwise.delay(tries, error)
+
+
+BreakerState = Literal["closed", "open", "half-open"]
+
+
+class CircuitBreaker:
+    """Closed: calls go through. Open: they fail at once. Half-open: one is let through, to see."""
+
+    def __init__(
+        self, failures: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = failures
+        self._seconds = seconds
+        self._clock = clock
+        self._failed = 0  # in a row
+        self._until = 0.0  # when it was opened, until when
+        self._probing = False
+
+    @property
+    def state(self) -> BreakerState:
+        if not self._until:
+            return "closed"
+        return "open" if self._clock() < self._until else "half-open"
+
+    def check(self) -> None:
+        """Raises CircuitOpen."""
+        if not self._until:
+            return
+        left = self._until - self._clock()
+        if left > 0 or self._probing:
+            raise CircuitOpen(max(left, 0.1))
+        self._probing = True
+
+    def note(self, error: BaseException | None) -> None:
+        """What has become of a call that went through."""
+        if error is None or not _is_outage(error):
+            if self._failed or self._until:
+                self._failed, self._until, self._probing = 0, 0.0, False
+            return
+        self._failed += 1
+        if self._most and (self._probing or self._failed >= self._most):
+            self._until, self._probing = self._clock() + self._seconds, False
+
+    def give_up(self) -> None:
+        """A call that went through was cancelled, and has shown nothing."""
+        self._probing = False
+
+
+def _is_outage(error: BaseException) -> bool:
+    """The provider is not there, or cannot; not that it has refused something."""
+    return isinstance(error, ConnectionFailed | Timeout) or (
+        isinstance(error, ProviderError) and error.is_transient
+    )

@@ -1,0 +1,253 @@
+"""The same client for programs without a loop: each method waits for that of its twin.
+
+Nothing is written twice. `_waits` makes of an async method one that runs it on the loop of a thread
+that all clients of the process share, with the same name, parameters and types.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import datetime
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
+from posthouse.client.config import QueueConfig
+from posthouse.client.create import create_client
+from posthouse.client.figures import Figures
+from posthouse.client.messages import ReceivedMessage
+from posthouse.client.names import SessionId
+from posthouse.client.provider import Capabilities, ProviderType
+from posthouse.client.retry import CircuitBreaker, RetryPolicy
+
+if TYPE_CHECKING:
+    from posthouse.client.compression import Compression
+    from posthouse.client.encryption import Encryption
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Twin = TypeVar("Twin")
+
+
+class _Loop:
+    """One loop in one thread, begun when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._loop.run_forever, name="posthouse-client", daemon=True
+                )
+                thread.start()
+        running: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()  # who is interrupted does not leave it running
+            raise
+
+
+_loop = _Loop()
+
+
+class _Sync:
+    """What is behind a twin: the async object that does the work."""
+
+    def __init__(self, twin: Any) -> None:
+        self._twin = twin
+
+
+def _waits(
+    method: Callable[Concatenate[Twin, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    @wraps(method)
+    def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _loop.run(method(self._twin, *args, **kwargs))
+
+    return wait
+
+
+class SyncReceiver(_Sync):
+    """`for message in client.receiver(queue)`."""
+
+    _twin: Receiver
+
+    next_batch = _waits(Receiver.next_batch)
+    close = _waits(Receiver.close)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while batch := self.next_batch(1):
+            yield from batch
+
+    def __enter__(self) -> "SyncReceiver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncSessionClient(_Sync):
+    _twin: SessionClient
+
+    receive_message = _waits(SessionClient.receive_message)
+    receive_messages = _waits(SessionClient.receive_messages)
+    complete_message = _waits(SessionClient.complete_message)
+    complete_messages = _waits(SessionClient.complete_messages)
+    abandon_message = _waits(SessionClient.abandon_message)
+    defer_message = _waits(SessionClient.defer_message)
+    dead_letter_message = _waits(SessionClient.dead_letter_message)
+    renew_session_lock = _waits(SessionClient.renew_session_lock)
+    get_state = _waits(SessionClient.get_state)
+    set_state = _waits(SessionClient.set_state)
+    close_session = _waits(SessionClient.close_session)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._twin.session_id
+
+    @property
+    def session_expires_at(self) -> datetime:
+        return self._twin.session_expires_at
+
+    def __enter__(self) -> "SyncSessionClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_session()
+
+
+class SyncTransaction(_Sync):
+    _twin: Transaction
+
+    send_message = _waits(Transaction.send_message)
+    send_messages = _waits(Transaction.send_messages)
+    complete_message = _waits(Transaction.complete_message)
+    abandon_message = _waits(Transaction.abandon_message)
+    defer_message = _waits(Transaction.defer_message)
+    dead_letter_message = _waits(Transaction.dead_letter_message)
+
+
+class SyncQueueClient(_Sync):
+    """`QueueClient` for programs without a loop."""
+
+    _twin: QueueClient
+
+    send_message = _waits(QueueClient.send_message)
+    send_messages = _waits(QueueClient.send_messages)
+    schedule_message = _waits(QueueClient.schedule_message)
+    schedule_messages = _waits(QueueClient.schedule_messages)
+    cancel_scheduled_message = _waits(QueueClient.cancel_scheduled_message)
+    receive_message = _waits(QueueClient.receive_message)
+    receive_messages = _waits(QueueClient.receive_messages)
+    receive_deferred_messages = _waits(QueueClient.receive_deferred_messages)
+    peek_messages = _waits(QueueClient.peek_messages)
+    complete_message = _waits(QueueClient.complete_message)
+    complete_messages = _waits(QueueClient.complete_messages)
+    abandon_message = _waits(QueueClient.abandon_message)
+    release_message = _waits(QueueClient.release_message)
+    defer_message = _waits(QueueClient.defer_message)
+    dead_letter_message = _waits(QueueClient.dead_letter_message)
+    renew_message_lock = _waits(QueueClient.renew_message_lock)
+    resubmit_messages = _waits(QueueClient.resubmit_messages)
+    close = _waits(QueueClient.close)
+    _accept = _waits(QueueClient.accept_session)
+
+    @property
+    def provider_type(self) -> ProviderType:
+        return self._twin.provider_type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._twin.capabilities
+
+    @property
+    def figures(self) -> Figures:
+        return self._twin.figures
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        return self._twin.breaker
+
+    def supports_sessions(self) -> bool:
+        return self._twin.supports_sessions()
+
+    def supports_batching(self) -> bool:
+        return self._twin.supports_batching()
+
+    def max_batch_size(self) -> int:
+        return self._twin.max_batch_size()
+
+    def max_message_size(self) -> int:
+        return self._twin.max_message_size()
+
+    def accept_session(
+        self, queue: str, session_id: str | None = None, timeout: float | None = None
+    ) -> SyncSessionClient | None:
+        held = self._accept(queue, session_id, timeout)
+        return None if held is None else SyncSessionClient(held)
+
+    def receiver(
+        self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
+    ) -> SyncReceiver:
+        twin = self._twin.receiver(queue, prefetch=prefetch, dead_letter=dead_letter)
+        return SyncReceiver(twin)
+
+    @contextmanager
+    def transaction(self) -> Iterator[SyncTransaction]:
+        twin = self._twin.transaction()
+        begun = _loop.run(twin.__aenter__())
+        try:
+            yield SyncTransaction(begun)
+        except BaseException as error:
+            _loop.run(twin.__aexit__(type(error), error, error.__traceback__))
+            raise
+        _loop.run(twin.__aexit__(None, None, None))
+
+    def __enter__(self) -> "SyncQueueClient":
+        _loop.run(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def create_sync_client(
+    config: QueueConfig | str | None = None,
+    *,
+    retry: RetryPolicy | None = None,
+    compression: "Compression | None" = None,
+    encryption: "Encryption | None" = None,
+    environment: Mapping[str, str] | None = None,
+) -> SyncQueueClient:
+    """As `create_client`, for programs without a loop."""
+
+    async def make() -> QueueClient:
+        return create_client(
+            config, retry=retry, compression=compression, encryption=encryption,
+            environment=environment,
+        )  # fmt: skip
+
+    return SyncQueueClient(_loop.run(make()))

@@ -1,0 +1,50 @@
+"""What is done to a body on its way: compressed, then encrypted; and back.
+
+Both are marked in attributes, so that whoever receives it needs no setting but the key.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from posthouse.client.messages import Message, ReceivedMessage
+
+if TYPE_CHECKING:
+    from posthouse.client.compression import Compression
+    from posthouse.client.encryption import Encryption
+
+COMPRESSED, ENCRYPTED = "posthouse-compression", "posthouse-encryption"  # attributes
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    compression: "Compression | None" = None
+    encryption: "Encryption | None" = None
+
+    def wrap(self, message: Message) -> Message:
+        """Raises SerializationError."""
+        if self.compression is not None:
+            message = self.compression.wrap(message)
+        if self.encryption is not None:
+            message = self.encryption.wrap(message)
+        return message
+
+    def concerns(self, received: ReceivedMessage) -> bool:
+        """Whether there is something to undo, or to look for."""
+        marks = received.attributes
+        return self.encryption is not None or (
+            bool(marks) and (COMPRESSED in marks or ENCRYPTED in marks)
+        )
+
+    def unwrap(self, received: ReceivedMessage) -> ReceivedMessage:
+        """Raises SerializationError, or EncryptionError."""
+        if self.encryption is not None:
+            received = self.encryption.unwrap(received)
+        elif ENCRYPTED in received.attributes:
+            from posthouse.client.encryption import KeyNotFound
+
+            raise KeyNotFound(received.attributes[ENCRYPTED])
+        if COMPRESSED in received.attributes:
+            from posthouse.client.compression import unwrap
+
+            received = unwrap(received)
+        return received
