@@ -1,0 +1,235 @@
+"""Messages as AMQP has them (3.2), and back.
+
+Messages that come one behind another differ in little: once one was read section by section, those
+behind it are compared with it, and only what differs is read.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+from typing import NamedTuple
+
+from posthouse.amqp.decode import Reader, read_fields, sections
+from posthouse.amqp.encode import described, encode, encode_list, encode_map
+from posthouse.amqp.types import Symbol, Timestamp, UInt, Value
+from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+from posthouse.client.names import MessageId, SessionId
+from posthouse.client.provider import ProviderType
+
+HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
+REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+_NULL = b"\x40"
+_TYPE = ProviderType.POSTHOUSE
+_LONG = Struct(">BI").pack
+_NOTHING: dict[str, str] = {}
+
+
+# Out.
+
+
+def write(message: Message, due_ms: int = 0) -> bytes:
+    """One that has an id. `due_ms` schedules it."""
+    id = str(message.message_id).encode()
+    plain = not (
+        message.attributes
+        or message.session_id is not None
+        or message.correlation_id is not None
+        or message.time_to_live is not None
+        or message.content_type is not None
+    )
+    if plain and len(id) < 250 and not due_ms:
+        return b"\x00\x53\x73\xc0%c\x01\xa1%c%b%b%b" % (
+            len(id) + 3, len(id), id, _data_head(len(message.body)), message.body,
+        )  # fmt: skip
+    parts: list[bytes] = []
+    if message.time_to_live is not None:
+        ttl_ms = min(0xFFFFFFFF, max(1, round(message.time_to_live.total_seconds() * 1_000)))
+        parts.append(described(HEADER, encode_list((_NULL, _NULL, encode(UInt(ttl_ms))))))
+    if due_ms:
+        due = encode(Symbol("x-opt-scheduled-enqueue-time")) + encode(Timestamp(due_ms))
+        parts.append(described(ANNOTATIONS, encode_map(2, due)))
+    fields = [encode(str(message.message_id)), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL]
+    if message.correlation_id is not None:
+        fields[5] = encode(str(message.correlation_id))
+    if message.content_type is not None:
+        fields[6] = encode(Symbol(message.content_type))
+    if message.session_id is not None:
+        fields += [_NULL, _NULL, _NULL, encode(str(message.session_id))]
+    parts.append(described(PROPERTIES, encode_list(fields)))
+    if message.attributes:
+        parts.append(described(APPLICATION, encode({str(k): str(v) for k, v in message.attributes.items()})))
+    parts += (_data_head(len(message.body)), message.body)
+    return b"".join(parts)
+
+
+def _data_head(size: int) -> bytes:
+    return b"\x00\x53\x75\xa0%c" % size if size < 256 else b"\x00\x53\x75" + _LONG(0xB0, size)
+
+
+# In.
+
+
+class Place(NamedTuple):
+    """What receipts of one link have in common."""
+
+    suffix: str  # of a receipt's handle
+    is_dead: bool
+
+
+class _Form(NamedTuple):
+    """How the last message was written, where it is of the common kind."""
+
+    head: bytes  # up to the first of the three numbers
+    before: bytes  # from behind them to the id
+    between: bytes  # from behind the id to the body's size
+    id_begin: int
+    id_end: int
+    body_at: int  # where its size stands
+    wide: bool  # it takes four bytes
+    like: ReceivedMessage  # what is not different
+
+
+def _key(name: str, code: int) -> bytes:
+    return encode(Symbol(name)) + bytes((code,))
+
+
+_ENQUEUED = _key("x-opt-enqueued-time", 0x83)
+_SEQUENCE_KEY = _key("x-opt-sequence-number", 0x81)
+_UNTIL = _key("x-opt-locked-until", 0x83)
+_NUMBERS = Struct(f">q{len(_SEQUENCE_KEY)}sq{len(_UNTIL)}sq")
+_numbers = _NUMBERS.unpack_from
+_u32 = Struct(">I").unpack_from
+
+
+class Messages:
+    """Reads the messages of one link."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._form: _Form | None = None
+
+    def read_all(self, payloads: Sequence[bytes], tags: Sequence[bytes]) -> list[ReceivedMessage]:
+        """Raises Malformed."""
+        now = datetime.now(UTC)
+        read, alike = self._read, self._read_alike
+        return [
+            alike(payload, tag, now) or read(payload, tag, now)
+            for payload, tag in zip(payloads, tags, strict=True)
+        ]
+
+    def _read_alike(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage | None:
+        form = self._form
+        if form is None or not payload.startswith(form.head):
+            return None
+        head, before, between, begin, end, body_at, wide, like = form
+        enqueued, key, sequence, until_key, until = _numbers(payload, len(head))
+        size = len(payload) - body_at
+        if (
+            key != _SEQUENCE_KEY
+            or until_key != _UNTIL
+            or not payload.startswith(before, begin - len(before))
+            or not payload.startswith(between, end)
+            or size < 5
+            or (size - 4 != _u32(payload, body_at)[0] if wide else size - 1 != payload[body_at])
+        ):
+            return None
+        expires = datetime.fromtimestamp(until / 1_000, UTC)
+        return ReceivedMessage(
+            str.__new__(MessageId, payload[begin:end].decode()),
+            payload[body_at + (4 if wide else 1) :],
+            ReceiptHandle(tag.hex() + self._place.suffix, expires, _TYPE),
+            like.delivery_count, now, dict(like.attributes) if like.attributes else {},
+            like.session_id, like.correlation_id, like.content_type,
+            None if like.first_delivered_at is None else now, like.time_to_live, sequence,
+            datetime.fromtimestamp(enqueued / 1_000, UTC),
+        )  # fmt: skip
+
+    def _read(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage:
+        found = read(payload, tag, now, self._place)
+        self._form = _form_of(payload, found)
+        return found
+
+
+def read(payload: bytes, tag: bytes, now: datetime, place: Place) -> ReceivedMessage:
+    """A delivery, or, without a tag, one that was looked at. Raises Malformed."""
+    count, ttl_ms = 0, None
+    enqueued = until = sequence = 0
+    fields: list[Value] = []
+    user: dict[str, str] = {}
+    bodies: list[bytes] = []
+    for code, _, at, end in sections(payload):
+        if code == HEADER:
+            header, _ = read_fields(payload, at, end)
+            header += [None] * (5 - len(header))
+            ttl_ms, count = header[2], int(header[4] or 0)
+        elif code == ANNOTATIONS:
+            marks = Reader(payload, at, end).value() or {}
+            enqueued = int(marks.get("x-opt-enqueued-time") or 0)
+            sequence = int(marks.get("x-opt-sequence-number") or 0)
+            until = int(marks.get("x-opt-locked-until") or 0)
+        elif code == PROPERTIES:
+            fields, _ = read_fields(payload, at, end)
+        elif code == APPLICATION:
+            given = Reader(payload, at, end).value() or {}
+            user = {str(name): _text(value) for name, value in given.items()}
+        elif code == DATA:
+            bodies.append(Reader(payload, at, end).value())
+        elif code in (VALUE, SEQUENCE):
+            bodies.append(_bytes(Reader(payload, at, end).value(), payload[at:end]))
+    fields += [None] * (13 - len(fields))
+    session, correlation, kind = fields[10], fields[5], fields[6]
+    reason, description = user.pop(REASON, None), user.pop(DESCRIPTION, None)
+    expires = datetime.fromtimestamp(until / 1_000, UTC) if until else now
+    return ReceivedMessage(
+        str.__new__(MessageId, _text(fields[0])), b"".join(bodies),
+        ReceiptHandle(tag.hex() + place.suffix if tag else "", expires, _TYPE),
+        count + 1 if tag else count, now, user,
+        None if session is None else str.__new__(SessionId, str(session)),
+        None if correlation is None else _text(correlation), None if kind is None else str(kind),
+        now if tag and not count else None,
+        None if not ttl_ms else timedelta(milliseconds=int(ttl_ms)), sequence,
+        datetime.fromtimestamp(enqueued / 1_000, UTC) if enqueued else None, reason, description,
+    )  # fmt: skip
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _bytes(value: Value, encoded: bytes) -> bytes:
+    """A body that is not data: text and bytes as such, anything else as it was encoded."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else encoded
+
+
+def _form_of(payload: bytes, message: ReceivedMessage) -> _Form | None:
+    """What is to be looked for in the next; None where this one is not of the common kind."""
+    first = payload.find(_ENQUEUED)
+    id = message.message_id.encode()
+    found = sections(payload)
+    code, section, at, _ = found[-1] if found else (0, 0, 0, 0)
+    wide = payload[at : at + 1] == b"\xb0"
+    if first < 0 or code != DATA or not id or message.dead_letter_reason is not None:
+        return None
+    numbers = first + len(_ENQUEUED)
+    if len(payload) < numbers + _NUMBERS.size:
+        return None
+    _, key, _, until_key, _ = _numbers(payload, numbers)
+    behind = numbers + _NUMBERS.size
+    begin = payload.find(b"\xa1%c%b" % (len(id), id), behind) if len(id) < 256 else -1
+    if key != _SEQUENCE_KEY or until_key != _UNTIL or begin < 0 or begin > section:
+        return None
+    begin += 2
+    end, body_at = begin + len(id), at + 1
+    if payload[behind : behind + 3] != b"\x00\x53\x73" or end > section:
+        return None
+    return _Form(
+        payload[:numbers], payload[behind:begin], payload[end:body_at], begin, end, body_at, wide,
+        message,
+    )  # fmt: skip

@@ -1,0 +1,569 @@
+"""The provider for a Posthouse broker: one connection, which is made again when it was lost."""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from posthouse.amqp.encode import described, encode, encode_list
+from posthouse.amqp.session import Link
+from posthouse.amqp.types import Array, Int, Symbol, UInt, Value
+from posthouse.client.config import PosthouseConfig
+from posthouse.client.errors import (
+    ConnectionFailed,
+    MessageNotFound,
+    PartialFailure,
+    QueueError,
+    SessionLockLost,
+    Timeout,
+    Unsupported,
+)
+from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+from posthouse.client.names import MessageId, QueueName, SessionId
+from posthouse.client.provider import COMPLETE, ProviderType, Settlement, Source
+from posthouse.client.wire.asking import Coordinator, Desk
+from posthouse.client.wire.connection import Wire, connect, node
+from posthouse.client.wire.messages import Place, read, write
+from posthouse.client.wire.receiving import Receiving, outcome
+from posthouse.client.wire.sending import Sending, sending
+
+_log = logging.getLogger("posthouse.client")
+
+RECEIPTS_MAX = 100_000  # deliveries that are remembered with their links
+LINKS_MAX = 500  # of each kind, before the one that was used least lately is given up
+RECONNECT_SECONDS = 30.0  # how long a receiver tries before it says that it cannot
+_FIRST_WAIT, _LAST_WAIT = 0.05, 1.0  # between those tries
+_LOOK_AGAIN_SECONDS = 5.0  # after which a receiver to which nothing comes asks once more
+_DEAD = "/$DeadLetterQueue"
+_SESSION_FILTER = Symbol("com.microsoft:session-filter")
+_TIMEOUT = Symbol("com.microsoft:timeout")
+_LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+_TICKS_1970 = 621_355_968_000_000_000
+_STATUS = {
+    "complete": "completed", "abandon": "abandoned", "defer": "defered", "dead-letter": "suspended",
+}  # fmt: skip
+
+
+class _End(Protocol):
+    @property
+    def is_lost(self) -> bool: ...
+
+
+E = TypeVar("E", bound=_End)
+
+
+class Receipts:
+    """Which delivery of which link a receipt is of; and what dead letters are, to send them again.
+
+    One that is not known here, because its connection was lost or it is another's, is settled by
+    its lock.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Receiving, int]] = {}
+        self._dead: dict[str, ReceivedMessage] = {}
+
+    def hold(
+        self, receiving: Receiving, messages: Sequence[ReceivedMessage], ids: Sequence[int]
+    ) -> None:
+        held = self._held
+        for message, id in zip(messages, ids, strict=True):
+            held[message.receipt_handle.handle] = receiving, id
+        if receiving.is_dead:
+            self._dead.update((each.receipt_handle.handle, each) for each in messages)
+        while len(held) > RECEIPTS_MAX:
+            oldest = next(iter(held))
+            del held[oldest]
+            self._dead.pop(oldest, None)
+
+    def drop(self, handle: str) -> int:
+        """The delivery's id, -1 where it is not known."""
+        self._dead.pop(handle, None)
+        return self._held.pop(handle, (None, -1))[1]
+
+    def take(self, handle: str) -> tuple[Receiving, int] | None:
+        self._dead.pop(handle, None)
+        return self._held.pop(handle, None)
+
+    def find(self, handle: str) -> tuple[Receiving, int] | None:
+        return self._held.get(handle)
+
+    def dead(self, handle: str) -> ReceivedMessage:
+        """Raises MessageNotFound."""
+        found = self._dead.get(handle)
+        if found is None:
+            raise MessageNotFound(handle)
+        return found
+
+    def forget(self, receiving: Receiving) -> None:
+        for handle in [h for h, (of, _) in self._held.items() if of is receiving]:
+            del self._held[handle]
+
+
+class _Links:
+    """Links of one kind on the present connection, by what they are to; made when needed."""
+
+    def __init__(self) -> None:
+        self._links: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
+
+    async def get(self, name: str, make: Callable[[], Awaitable[E]]) -> E:
+        """Raises QueueError."""
+        made = self._links.get(name)
+        if made is not None and made.done():
+            if not made.cancelled() and made.exception() is None and not made.result().is_lost:
+                self._links.move_to_end(name)
+                return made.result()  # type: ignore[no-any-return]  # it is what `make` makes
+            made = None
+        if made is None:
+            made = self._links[name] = asyncio.ensure_future(make())
+            if len(self._links) > LINKS_MAX:
+                self._links.popitem(last=False)
+        return await asyncio.shield(made)
+
+
+class PosthouseProvider:
+    """The whole of `Provider` over AMQP 1.0."""
+
+    def __init__(self, config: PosthouseConfig) -> None:
+        self._config = config
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._senders, self._receivers, self._desks = _Links(), _Links(), _Links()
+        self._coordinators = _Links()
+        self._receipts = Receipts()
+        self._streams: set[WireDeliveries] = set()
+        self._closed = False
+
+    @property
+    def type(self) -> ProviderType:
+        return ProviderType.POSTHOUSE
+
+    # The connection.
+
+    async def open(self) -> None:
+        await self.wire()
+
+    async def wire(self) -> Wire:
+        """The present connection, or a new one. Raises QueueError."""
+        if self._wire is not None and not self._wire.is_lost:
+            return self._wire
+        if self._closed:
+            raise ConnectionFailed("The client has been closed.")
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(connect(self._config))
+        wire = await asyncio.shield(self._connecting)
+        if self._closed:
+            await wire.close()
+            raise ConnectionFailed("The client has been closed.")
+        self._wire = wire
+        return wire
+
+    async def close(self) -> None:
+        self._closed = True
+        for stream in list(self._streams):
+            await stream.close()
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+        if self._wire is not None:
+            await self._wire.close()
+
+    async def _sender(self, queue: str) -> Sending:
+        async def make() -> Sending:
+            return await sending(await self.wire(), queue, queue).attached()
+
+        return await self._senders.get(queue, make)
+
+    async def _receiver(self, source: Source) -> Receiving:
+        async def make() -> Receiving:
+            return await self.receiving(await self.wire(), source, 0).attached()
+
+        return await self._receivers.get(_address(source), make)
+
+    def receiving(self, wire: Wire, source: Source, window: int) -> Receiving:
+        address, place = _address(source), _place(source)
+        end = wire.attach(
+            lambda link: Receiving(wire, link, source.queue, place, self._receipts, window),
+            sends=False, source=node(address, sends=False),
+        )  # fmt: skip
+        assert isinstance(end, Receiving)
+        return end
+
+    async def _desk(self, source: Source) -> Desk:
+        address = f"{_address(source)}/$management"
+
+        async def make() -> Desk:
+            return await Desk(await self.wire(), address, source.queue).attached()
+
+        return await self._desks.get(address, make)
+
+    async def coordinator(self) -> Coordinator:
+        async def make() -> Coordinator:
+            return await Coordinator(await self.wire()).attached()
+
+        return await self._coordinators.get("", make)
+
+    # Sending.
+
+    async def send(self, queue: QueueName, messages: Sequence[Message]) -> list[MessageId]:
+        sender = await self._sender(queue)
+        assert self._wire is not None
+        await self._wire.room()
+        ids = [each.message_id for each in messages if each.message_id is not None]
+        try:
+            await sender.send([write(each) for each in messages])
+        except PartialFailure as partly:
+            partly.ids = {at: ids[at] for at in partly.ids}
+            raise
+        return ids
+
+    async def schedule(
+        self, queue: QueueName, messages: Sequence[Message], at: datetime
+    ) -> list[int]:
+        due_ms = max(1, round(at.timestamp() * 1_000))
+        desk = await self._desk(Source(queue))
+        asked: list[Value] = [
+            {"message-id": str(each.message_id), "message": write(each, due_ms)}
+            for each in messages
+        ]
+        answer = await desk.ask("schedule-message", {"messages": asked})
+        return [int(each) for each in answer["sequence-numbers"]]
+
+    async def cancel_scheduled(self, queue: QueueName, numbers: Sequence[int]) -> None:
+        desk = await self._desk(Source(queue))
+        asked = {"sequence-numbers": Array(0x81, numbers)}
+        await desk.ask("cancel-scheduled-message", asked, ", ".join(map(str, numbers)))
+
+    # Receiving.
+
+    async def receive(self, source: Source, most: int, timeout: float) -> list[ReceivedMessage]:
+        receiver = await self._receiver(source)
+        return await receiver.take(most, timeout)
+
+    def deliveries(self, source: Source, prefetch: int) -> "WireDeliveries":
+        stream = WireDeliveries(self, source, prefetch or self._config.prefetch)
+        self._streams.add(stream)
+        return stream
+
+    def forget_stream(self, stream: "WireDeliveries") -> None:
+        self._streams.discard(stream)
+
+    async def receive_deferred(
+        self, source: Source, numbers: Sequence[int]
+    ) -> list[ReceivedMessage]:
+        desk = await self._desk(source)
+        asked = {"sequence-numbers": Array(0x81, numbers), "receiver-settle-mode": UInt(1)}
+        about = ", ".join(map(str, numbers))
+        answer = await desk.ask("receive-by-sequence-number", asked, about)
+        now, place = datetime.now(UTC), _place(source)
+        return [
+            read(each["message"], each["lock-token"].bytes_le, now, place)
+            for each in answer.get("messages", [])
+        ]
+
+    async def peek(self, source: Source, most: int, first: int) -> list[ReceivedMessage]:
+        desk = await self._desk(source)
+        asked = {"from-sequence-number": first, "message-count": Int(most)}
+        answer = await desk.ask("peek-message", asked)
+        now, place = datetime.now(UTC), _place(source)
+        return [read(each["message"], b"", now, place) for each in answer.get("messages", [])]
+
+    # Settling.
+
+    async def settle(self, receipts: Sequence[ReceiptHandle], how: Settlement) -> None:
+        await self._settle(receipts, how, None)
+
+    async def _settle(
+        self, receipts: Sequence[ReceiptHandle], how: Settlement, session: SessionId | None
+    ) -> None:
+        state = outcome(how)
+        here: dict[Receiving, dict[int, str]] = {}
+        elsewhere: list[str] = []
+        take = self._receipts.take
+        for receipt in receipts:
+            found = take(receipt.handle)
+            if found is None:
+                elsewhere.append(receipt.handle)
+            else:
+                here.setdefault(found[0], {})[found[1]] = receipt.handle
+        work: list[Awaitable[None]] = [link.settle(ids, state) for link, ids in here.items()]
+        if len(work) == 1 and not elsewhere:
+            await work[0]
+            return
+        work += [self._settle_by_lock(each, how, session) for each in elsewhere]
+        failed = [
+            each for each in await asyncio.gather(*work, return_exceptions=True) if each is not None
+        ]
+        if failed:
+            raise failed[0]
+
+    async def _settle_by_lock(
+        self, handle: str, how: Settlement, session: SessionId | None
+    ) -> None:
+        """Of what did not come on a link that is still there."""
+        source, token = _lock(handle)
+        if how.ending == "release":
+            raise Unsupported("posthouse", "release what came on a connection that was lost")
+        asked: dict[Value, Value] = {
+            "disposition-status": _STATUS[how.ending], "lock-tokens": Array(0x98, [token]),
+        }  # fmt: skip
+        if how.reason is not None:
+            asked["deadletter-reason"] = str(how.reason)
+        if how.description is not None:
+            asked["deadletter-description"] = str(how.description)
+        if how.attributes:
+            asked["properties-to-modify"] = {str(k): str(v) for k, v in how.attributes.items()}
+        if session is not None:
+            asked["session-id"] = str(session)
+        await (await self._desk(source)).ask("update-disposition", asked, handle)
+
+    async def renew(self, receipt: ReceiptHandle) -> datetime:
+        source, token = _lock(receipt.handle)
+        desk = await self._desk(source)
+        asked = {"lock-tokens": Array(0x98, [token])}
+        answer = await desk.ask("renew-lock", asked, receipt.handle)
+        return _moment(int(answer["expirations"][0]))
+
+    async def resubmit(
+        self, queue: QueueName, receipts: Sequence[ReceiptHandle], target: QueueName | None
+    ) -> None:
+        letters = [self._receipts.dead(each.handle).message() for each in receipts]
+        async with self.transaction() as together:
+            try:
+                await together.send(target or queue, letters)
+                await together.settle(receipts, COMPLETE)
+            except BaseException:
+                await together.roll_back()
+                raise
+            await together.commit()
+
+    # Sessions.
+
+    async def accept_session(
+        self, queue: QueueName, session_id: SessionId | None, timeout: float
+    ) -> "WireSession | None":
+        wire = await self.wire()
+        name = None if session_id is None else str(session_id)
+        wanted = node(queue, {_SESSION_FILTER: name}, sends=False)
+        what = name or queue
+        place = Place("q" + queue, False)
+
+        def make(link: Link) -> Receiving:
+            return Receiving(wire, link, what, place, self._receipts, 0)
+
+        end = wire.attach(
+            make, sends=False, source=wanted,
+            properties={_TIMEOUT: UInt(min(3_600_000, max(0, round(timeout * 1_000))))},
+        )  # fmt: skip
+        assert isinstance(end, Receiving)
+        try:
+            await end.attached()
+        except Timeout:
+            return None
+        except asyncio.CancelledError:
+            wire.detach(end)
+            raise
+        return WireSession(self, queue, end)
+
+    async def session_desk(self, queue: QueueName) -> Desk:
+        return await self._desk(Source(queue))
+
+    async def settle_in_session(
+        self, receipts: Sequence[ReceiptHandle], how: Settlement, session: SessionId
+    ) -> None:
+        await self._settle(receipts, how, session)
+
+    # Transactions.
+
+    def transaction(self) -> "AbstractAsyncContextManager[WireTransaction]":
+        return self._transaction()
+
+    @asynccontextmanager
+    async def _transaction(self) -> "AsyncIterator[WireTransaction]":
+        coordinator = await self.coordinator()
+        id = await coordinator.declare()
+        yield WireTransaction(self, coordinator, id)
+
+    async def send_within(
+        self, queue: QueueName, messages: Sequence[Message], state: bytes
+    ) -> None:
+        sender = await self._sender(queue)
+        await sender.send([write(each) for each in messages], state)
+
+    async def settle_within(
+        self, receipts: Sequence[ReceiptHandle], how: Settlement, id: bytes
+    ) -> None:
+        """Of what came on this connection: a transaction is the connection's."""
+        state = _within(id, outcome(how))
+        for each in receipts:
+            found = self._receipts.find(each.handle)
+            if found is None:
+                raise MessageNotFound(each.handle)
+            receiving, delivery = found
+            await receiving.settle({delivery: each.handle}, state)
+
+
+class WireDeliveries:
+    """Messages fetched ahead, over as many connections as it takes."""
+
+    def __init__(self, provider: PosthouseProvider, source: Source, window: int) -> None:
+        self._provider = provider
+        self._source = source
+        self._window = window
+        self._receiving: Receiving | None = None
+        self._closed = asyncio.Event()
+
+    async def next(self, most: int) -> list[ReceivedMessage]:
+        while not self._closed.is_set():
+            try:
+                receiving = self._receiving
+                if receiving is None or receiving.is_lost:
+                    receiving = await self._attach_again()
+                taken = await receiving.take(most, _LOOK_AGAIN_SECONDS)
+                if taken:
+                    return taken
+                receiving.ask_again()
+            except ConnectionFailed:
+                if self._closed.is_set():
+                    return []
+                if self._receiving is not None and not self._receiving.is_lost:
+                    raise
+        return []
+
+    async def _attach_again(self) -> Receiving:
+        """Until it is there. Raises QueueError where that cannot be, or takes too long."""
+        loop = asyncio.get_running_loop()
+        end, wait = loop.time() + RECONNECT_SECONDS, _FIRST_WAIT
+        while True:
+            try:
+                wire = await self._provider.wire()
+                self._receiving = self._provider.receiving(wire, self._source, self._window)
+                return await self._receiving.attached()
+            except ConnectionFailed:
+                if self._closed.is_set() or loop.time() + wait > end:
+                    raise
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), wait)
+                wait = min(_LAST_WAIT, 2 * wait)
+
+    async def close(self) -> None:
+        self._closed.set()
+        self._provider.forget_stream(self)
+        if self._receiving is not None:
+            await self._receiving.close()
+
+
+class WireSession:
+    """A session, held as long as its link is."""
+
+    def __init__(self, provider: PosthouseProvider, queue: QueueName, receiving: Receiving) -> None:
+        self._provider = provider
+        self._queue = queue
+        self._receiving = receiving
+        attach = receiving.link.attach
+        assert attach is not None
+        self._id, ticks = SessionId(_granted(attach.source)), 0
+        for name, value in (attach.properties or {}).items():
+            if name == _LOCKED_UNTIL:
+                ticks = int(value)
+        receiving.what = self._id
+        self._until = _moment((ticks - _TICKS_1970) // 10_000) if ticks else datetime.now(UTC)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._id
+
+    @property
+    def expires_at(self) -> datetime:
+        return self._until
+
+    async def receive(self, most: int, timeout: float) -> list[ReceivedMessage]:
+        try:
+            return await self._receiving.take(most, timeout)
+        except ConnectionFailed as lost:
+            raise SessionLockLost(self._id) from lost
+
+    async def settle(self, receipts: Sequence[ReceiptHandle], how: Settlement) -> None:
+        if self._receiving.is_lost:
+            raise SessionLockLost(self._id)
+        await self._provider.settle_in_session(receipts, how, self._id)
+
+    async def _ask(self, operation: str, **more: Value) -> dict[Value, Value]:
+        if self._receiving.is_lost:
+            raise SessionLockLost(self._id)
+        desk = await self._provider.session_desk(self._queue)
+        asked = {"session-id": str(self._id)} | {n.replace("_", "-"): v for n, v in more.items()}
+        return await desk.ask(operation, asked, self._id)
+
+    async def renew(self) -> datetime:
+        answer = await self._ask("renew-session-lock")
+        self._until = _moment(int(answer["expiration"]))
+        return self._until
+
+    async def get_state(self) -> bytes | None:
+        state: bytes | None = (await self._ask("get-session-state")).get("session-state")
+        return state
+
+    async def set_state(self, state: bytes | None) -> None:
+        await self._ask("set-session-state", session_state=state)
+
+    async def close(self) -> None:
+        await self._receiving.close()
+
+
+class WireTransaction:
+    def __init__(self, provider: PosthouseProvider, coordinator: Coordinator, id: bytes) -> None:
+        self._provider = provider
+        self._coordinator = coordinator
+        self._id = id
+
+    async def send(self, queue: QueueName, messages: Sequence[Message]) -> None:
+        state = described(0x34, encode_list((encode(self._id),)))
+        await self._provider.send_within(queue, messages, state)
+
+    async def settle(self, receipts: Sequence[ReceiptHandle], how: Settlement) -> None:
+        await self._provider.settle_within(receipts, how, self._id)
+
+    async def commit(self) -> None:
+        await self._coordinator.discharge(self._id, fail=False)
+
+    async def roll_back(self) -> None:
+        with contextlib.suppress(QueueError):  # it is over already
+            await self._coordinator.discharge(self._id, fail=True)
+
+
+def _address(source: Source) -> str:
+    return source.queue + _DEAD if source.dead_letter else source.queue
+
+
+def _place(source: Source) -> Place:
+    return Place(("d" if source.dead_letter else "q") + source.queue, source.dead_letter)
+
+
+def _lock(handle: str) -> tuple[Source, UUID]:
+    """What a receipt is of. Raises MessageNotFound."""
+    try:
+        token = UUID(bytes_le=bytes.fromhex(handle[:32]))
+        return Source(QueueName(handle[33:]), handle[32] == "d"), token
+    except (ValueError, IndexError):
+        raise MessageNotFound(handle) from None
+
+
+def _within(id: bytes, state: bytes) -> bytes:
+    """An outcome as part of a transaction (4.4.2)."""
+    return described(0x34, encode_list((encode(id), state)))
+
+
+def _granted(source: Value) -> str:
+    """The session that the broker has given."""
+    filters = source.value[7]
+    found = filters[_SESSION_FILTER]
+    return str(getattr(found, "value", found))
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1_000, UTC)
