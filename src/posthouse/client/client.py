@@ -14,9 +14,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-import msgspec
-
 from posthouse.client.config import QueueConfig
+from posthouse.client.deadlines import Deadlines
 from posthouse.client.errors import (
     BatchTooLarge,
     QueueError,
@@ -43,13 +42,12 @@ from posthouse.client.provider import (
     Transacting,
 )
 from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
-from posthouse.client.wrapping import Wrapping
+from posthouse.client.wrapping import PLAIN, Wrapping
 
 _log = logging.getLogger("posthouse.client")
 
 T = TypeVar("T")
 Receipt: TypeAlias = ReceiptHandle | ReceivedMessage
-_PLAIN = Wrapping()
 
 
 class Calls:
@@ -59,6 +57,7 @@ class Calls:
         self.config = config
         self.figures = Figures()
         self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
+        self._deadlines = Deadlines()
         self._retry = retry or ExponentialRetry(
             config.max_retry_attempts, config.retry_base_delay, most=config.retry_max_delay
         )
@@ -73,51 +72,52 @@ class Calls:
         """Raises QueueError."""
         self.breaker.check()
         seconds = self.config.operation_timeout if limit is None else limit
-        begun = time.monotonic()
-        outcome = "cancelled"
+        task = asyncio.current_task()
+        assert task is not None  # asyncio's own: this is awaited in one
+        before, begun = self._deadlines.set(task, seconds), time.monotonic()
+        outcome, tries = "cancelled", 0
         try:
-            async with asyncio.timeout(seconds):
-                done = await self._try(operation, where, attempt)
-            outcome = "ok"
-        except TimeoutError as error:
-            if isinstance(error, QueueError):  # one of ours is one too
-                outcome = type(error).__name__
+            while True:
+                try:
+                    done = await attempt()
+                except QueueError as error:
+                    tries += 1
+                    await self._before_the_next(operation, where, tries, error)
+                else:
+                    self.breaker.note(None)
+                    outcome = "ok"
+                    return done
+        except asyncio.CancelledError:
+            if not self._deadlines.late(task):
+                self.breaker.give_up()
                 raise
-            outcome = "Timeout"
             late = Timeout(seconds, f"To {operation}")
             self.breaker.note(late)
-            raise late from error
+            outcome = "Timeout"
+            raise late from None
         except QueueError as error:
             outcome = type(error).__name__
             raise
         finally:
-            if outcome == "cancelled":
-                self.breaker.give_up()
+            self._deadlines.clear(task, before)
             self.figures.note(operation, outcome, time.monotonic() - begun)
-        return done
 
-    async def _try(self, operation: str, where: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        tries = 0
-        while True:
-            try:
-                done = await attempt()
-            except QueueError as error:
-                self.breaker.note(error)
-                tries += 1
-                wait = None
-                if not isinstance(error, SessionLocked):  # who has it may keep it for long
-                    wait = self._retry.delay(tries, error)
-                if wait is None:
-                    raise
-                _log.info(
-                    "To %s %s failed and is tried again in %.2f s: %s", operation, where, wait,
-                    error, extra={"operation": operation, "queue": where, "tries": tries},
-                )  # fmt: skip
-                await asyncio.sleep(wait)
-                self.breaker.check()
-            else:
-                self.breaker.note(None)
-                return done
+    async def _before_the_next(
+        self, operation: str, where: str, tries: int, error: QueueError
+    ) -> None:
+        """Waits until it may be tried again. Raises the error where it may not."""
+        self.breaker.note(error)
+        wait = None
+        if not isinstance(error, SessionLocked):  # who has it may keep it for long
+            wait = self._retry.delay(tries, error)
+        if wait is None:
+            raise error
+        _log.info(
+            "To %s %s failed and is tried again in %.2f s: %s", operation, where, wait, error,
+            extra={"operation": operation, "queue": where, "tries": tries},
+        )  # fmt: skip
+        await asyncio.sleep(wait)
+        self.breaker.check()
 
 
 class QueueClient:
@@ -129,7 +129,7 @@ class QueueClient:
         config: QueueConfig,
         *,
         retry: RetryPolicy | None = None,
-        wrapping: Wrapping = _PLAIN,
+        wrapping: Wrapping = PLAIN,
     ) -> None:
         self._provider = provider
         self._calls = Calls(config, retry)
@@ -221,10 +221,14 @@ class QueueClient:
         )
 
     def _made_ready(self, message: Message) -> Message:
-        wrapped = self._wrapping.wrap(message)
-        if wrapped.message_id is None:
-            wrapped = msgspec.structs.replace(wrapped, message_id=MessageId())
-        return wrapped
+        if self._wrapping is not PLAIN:
+            message = self._wrapping.wrap(message)
+        if message.message_id is not None:
+            return message
+        return Message(
+            message.body, message.attributes, message.session_id, message.correlation_id,
+            message.time_to_live, MessageId(), message.content_type,
+        )  # fmt: skip
 
     def _check_batch(self, messages: Sequence[Message]) -> None:
         if len(messages) > self.capabilities.batch_max:

@@ -14,7 +14,7 @@ from posthouse.client.config import (
 )
 from posthouse.client.provider import Provider
 from posthouse.client.retry import RetryPolicy
-from posthouse.client.wrapping import Wrapping
+from posthouse.client.wrapping import PLAIN, Wrapping
 
 if TYPE_CHECKING:
     from posthouse.client.compression import Compression
@@ -37,7 +37,9 @@ def create_client(
         config = QueueConfig.from_environment(os.environ if environment is None else environment)
     elif isinstance(config, str):
         config = QueueConfig.from_url(config)
-    wrapping = Wrapping(compression, encryption)
+    wrapping = PLAIN
+    if compression is not None or encryption is not None:
+        wrapping = Wrapping(compression, encryption)
     return QueueClient(_provider(config), config, retry=retry, wrapping=wrapping)
 
 

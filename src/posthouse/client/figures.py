@@ -12,7 +12,7 @@ class Figure(NamedTuple):
 
     operation: str
     outcome: str
-    count: int
+    calls: int
     seconds: float  # all together
     classes: tuple[int, ...]  # how many fell into each, by BOUNDS
 

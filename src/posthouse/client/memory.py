@@ -312,16 +312,16 @@ class MemoryDeliveries:
         self._provider = provider
         self._source = source
         self._asking: asyncio.Task[list[ReceivedMessage]] | None = None
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def next(self, most: int) -> list[ReceivedMessage]:
-        while not self._closed:
+        while not self._closed.is_set():
             asked = self._provider.receive(self._source, most, 3_600.0)
             self._asking = asyncio.ensure_future(asked)
             try:
                 received = await self._asking
             except asyncio.CancelledError:
-                if self._closed:
+                if self._closed.is_set():
                     return []
                 self._asking.cancel()
                 raise
@@ -330,7 +330,7 @@ class MemoryDeliveries:
         return []
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         if self._asking is not None and not self._asking.done():
             self._asking.cancel()
 

@@ -1,7 +1,7 @@
 """Names that are right once they exist: of queues, messages and sessions."""
 
+import os
 import re
-import uuid
 
 from posthouse.client.errors import ValidationError
 
@@ -11,6 +11,23 @@ MESSAGE_CHARS_MAX = 128
 
 _QUEUE = re.compile(r"[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*")
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
+
+
+_CHANCE_BYTES = 4_096
+_chance: list[str] = []  # random digits, of which each id takes some: to ask for them costs much
+
+
+def _new_uuid() -> str:
+    """RFC 9562, version 4."""
+    if not _chance:
+        digits = os.urandom(_CHANCE_BYTES).hex()
+        _chance.extend(digits[at : at + 32] for at in range(0, len(digits), 32))
+    some = _chance.pop()
+    variant = "89ab"[int(some[16], 16) & 3]
+    return f"{some[:8]}-{some[8:12]}-4{some[13:16]}-{variant}{some[17:20]}-{some[20:]}"
+
+
+os.register_at_fork(after_in_child=_chance.clear)
 
 
 class QueueName(str):
@@ -50,7 +67,7 @@ class MessageId(str):
     def __new__(cls, value: str | None = None) -> "MessageId":
         """Raises ValidationError."""
         if value is None:
-            return super().__new__(cls, str(uuid.uuid4()))
+            return super().__new__(cls, _new_uuid())
         if not value or len(value) > MESSAGE_CHARS_MAX:
             raise ValidationError("message id", f"must have 1 to {MESSAGE_CHARS_MAX} characters")
         return super().__new__(cls, value)

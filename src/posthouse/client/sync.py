@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
+from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -68,10 +68,10 @@ class _Sync:
 def _waits(
     method: Callable[Concatenate[Twin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    @wraps(method)
-    def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return _loop.run(method(self._twin, *args, **kwargs))
 
+    update_wrapper(wait, method)
     return wait
 
 

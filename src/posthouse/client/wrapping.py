@@ -48,3 +48,6 @@ class Wrapping:
 
             received = unwrap(received)
         return received
+
+
+PLAIN = Wrapping()

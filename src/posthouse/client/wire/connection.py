@@ -56,6 +56,12 @@ class End(Protocol):
         """Everything that came together was told."""
 
 
+class Eager(Protocol):
+    """Somebody who has something to send."""
+
+    def go_on(self) -> None: ...
+
+
 class Wire(asyncio.Protocol):
     """Made by `connect`. Nothing of it is used again once it is lost."""
 
@@ -71,6 +77,7 @@ class Wire(asyncio.Protocol):
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ends: dict[Link, End] = {}
         self._touched: set[End] = set()
+        self._eager: dict[Eager, None] = {}
         self._flushing = False
         self._heard = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
@@ -116,21 +123,33 @@ class Wire(asyncio.Protocol):
             end.link.session.end()
             self.flush_soon()
 
-    def flush_soon(self) -> None:
-        """What is to be sent goes out together at the end of this turn of the loop."""
+    def flush_soon(self, eager: "Eager | None" = None) -> None:
+        """What is to be sent goes out together at the end of this turn of the loop.
+
+        Who is eager is asked then for what it has.
+        """
+        if eager is not None:
+            self._eager[eager] = None
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._eager:
+            eager, self._eager = self._eager, {}
+            for each in eager:
+                each.go_on()
         if self._transport is not None and self._amqp.has_output and not self.is_lost:
             self._transport.write(self._amqp.take())
 
+    @property
+    def has_room(self) -> bool:
+        """Not more is to be sent than the broker takes."""
+        return self._writable.is_set()
+
     async def room(self) -> None:
-        """Waits while more is to be sent than the broker takes."""
-        if not self._writable.is_set():
-            await self._writable.wait()
+        await self._writable.wait()
 
     async def opened(self) -> None:
         """Raises QueueError."""

@@ -58,7 +58,9 @@ def write(message: Message, due_ms: int = 0) -> bytes:
         fields += [_NULL, _NULL, _NULL, encode(str(message.session_id))]
     parts.append(described(PROPERTIES, encode_list(fields)))
     if message.attributes:
-        parts.append(described(APPLICATION, encode({str(k): str(v) for k, v in message.attributes.items()})))
+        parts.append(
+            described(APPLICATION, encode({str(k): str(v) for k, v in message.attributes.items()}))
+        )
     parts += (_data_head(len(message.body)), message.body)
     return b"".join(parts)
 

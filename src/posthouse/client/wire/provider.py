@@ -111,15 +111,21 @@ class _Links:
     def __init__(self) -> None:
         self._links: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
 
+    def ready(self, name: str) -> Any:
+        """The one to that name, if it is there and good."""
+        made = self._links.get(name)
+        if made is None or not made.done() or made.cancelled() or made.exception() is not None:
+            return None
+        return None if made.result().is_lost else made.result()
+
     async def get(self, name: str, make: Callable[[], Awaitable[E]]) -> E:
         """Raises QueueError."""
+        found: E | None = self.ready(name)
+        if found is not None:
+            self._links.move_to_end(name)
+            return found
         made = self._links.get(name)
-        if made is not None and made.done():
-            if not made.cancelled() and made.exception() is None and not made.result().is_lost:
-                self._links.move_to_end(name)
-                return made.result()  # type: ignore[no-any-return]  # it is what `make` makes
-            made = None
-        if made is None:
+        if made is None or made.done():
             made = self._links[name] = asyncio.ensure_future(make())
             if len(self._links) > LINKS_MAX:
                 self._links.popitem(last=False)
@@ -137,7 +143,7 @@ class PosthouseProvider:
         self._coordinators = _Links()
         self._receipts = Receipts()
         self._streams: set[WireDeliveries] = set()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     @property
     def type(self) -> ProviderType:
@@ -152,19 +158,19 @@ class PosthouseProvider:
         """The present connection, or a new one. Raises QueueError."""
         if self._wire is not None and not self._wire.is_lost:
             return self._wire
-        if self._closed:
+        if self._closed.is_set():
             raise ConnectionFailed("The client has been closed.")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(connect(self._config))
         wire = await asyncio.shield(self._connecting)
-        if self._closed:
+        if self._closed.is_set():
             await wire.close()
             raise ConnectionFailed("The client has been closed.")
         self._wire = wire
         return wire
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         for stream in list(self._streams):
             await stream.close()
         if self._connecting is not None and not self._connecting.done():
@@ -210,9 +216,10 @@ class PosthouseProvider:
     # Sending.
 
     async def send(self, queue: QueueName, messages: Sequence[Message]) -> list[MessageId]:
-        sender = await self._sender(queue)
+        sender = self._senders.ready(queue) or await self._sender(queue)
         assert self._wire is not None
-        await self._wire.room()
+        if not self._wire.has_room:
+            await self._wire.room()
         ids = [each.message_id for each in messages if each.message_id is not None]
         try:
             await sender.send([write(each) for each in messages])
@@ -392,7 +399,7 @@ class PosthouseProvider:
         self, queue: QueueName, messages: Sequence[Message], state: bytes
     ) -> None:
         sender = await self._sender(queue)
-        await sender.send([write(each) for each in messages], state)
+        await sender.send_within([write(each) for each in messages], state)
 
     async def settle_within(
         self, receipts: Sequence[ReceiptHandle], how: Settlement, id: bytes

@@ -7,7 +7,7 @@ from struct import Struct
 
 from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.session import Link
-from posthouse.client.errors import MessageTooLarge, PartialFailure, QueueError
+from posthouse.client.errors import ConnectionFailed, MessageTooLarge, PartialFailure, QueueError
 from posthouse.client.wire.connection import Wire, node
 from posthouse.client.wire.problems import refusal_in
 
@@ -17,26 +17,34 @@ _tag = Struct(">Q").pack
 class Group:
     """Messages that were handed in together; done when the broker has said what became of each."""
 
-    __slots__ = ("count", "done", "failures", "first", "left", "payloads", "sent", "state")
+    __slots__ = ("count", "done", "failures", "first", "left")
 
-    def __init__(
-        self,
-        payloads: Sequence[bytes],
-        first: int,
-        done: "asyncio.Future[None]",
-        state: bytes | None,
-    ) -> None:
-        self.payloads = payloads
+    def __init__(self, count: int, first: int, done: "asyncio.Future[None]") -> None:
         self.first = first  # the number of its first message
-        self.count = self.left = len(payloads)
-        self.sent = 0
-        self.state = state  # of a transaction
+        self.count = self.left = count
         self.done = done
         self.failures: dict[int, QueueError] = {}
 
+    def tell(self, number: int, refusal: QueueError | None) -> None:
+        if refusal is not None:
+            self.failures[number - self.first] = refusal
+        self.left -= 1
+        if self.left or self.done.done():
+            return
+        if not self.failures:
+            self.done.set_result(None)
+        elif len(self.failures) == self.count:
+            self.done.set_exception(next(iter(self.failures.values())))
+        else:
+            went = {at: "" for at in range(self.count) if at not in self.failures}
+            self.done.set_exception(PartialFailure(self.failures, went))
+
 
 class Sending:
-    """To one queue, or another node that takes messages."""
+    """To one queue, or another node that takes messages.
+
+    What is handed in within one turn of the loop goes out together, as far as there is credit.
+    """
 
     def __init__(self, wire: Wire, link: Link, what: str) -> None:
         self._wire = wire
@@ -44,9 +52,9 @@ class Sending:
         self.what = what
         self._loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = self._loop.create_future()
-        self._waiting: deque[Group] = deque()  # for credit
-        self._under_way: dict[int, Group] = {}
-        self._next = 0
+        self._waiting: deque[bytes] = deque()  # payloads, of which the last is the newest
+        self._answers: dict[int, asyncio.Future[None] | Group] = {}  # who is to be told, by number
+        self._next = 0  # the number of the next that is handed in
         self._lost: QueueError | None = None
 
     @property
@@ -58,47 +66,60 @@ class Sending:
         await asyncio.shield(self._attached)
         return self
 
-    def send(self, payloads: Sequence[bytes], state: bytes | None = None) -> "asyncio.Future[None]":
+    def send(self, payloads: Sequence[bytes]) -> "asyncio.Future[None]":
         """Done when the broker has all of them, or has refused them with a QueueError."""
         done: asyncio.Future[None] = self._loop.create_future()
-        if self._lost is not None:
-            done.set_exception(self._lost)
+        if self._lost is not None or self._is_too_large(payloads, done):
+            if self._lost is not None:
+                done.set_exception(self._lost)
             return done
-        attach = self.link.attach
-        most = 0 if attach is None else attach.max_message_size or 0
-        if most:
-            large = max(map(len, payloads))
-            if large > most:
-                done.set_exception(MessageTooLarge(large, most))
-                return done
-        group = Group(payloads, self._next, done, state)
-        self._next += group.count
-        self._waiting.append(group)
-        self._go_on()
+        first, count = self._next, len(payloads)
+        self._next += count
+        if count == 1:
+            self._answers[first] = done
+        else:
+            group = Group(count, first, done)
+            self._answers.update(dict.fromkeys(range(first, first + count), group))
+        self._waiting.extend(payloads)
+        self._wire.flush_soon(self)
         return done
 
-    def _go_on(self) -> None:
-        """As far as there is credit."""
-        link, waiting = self.link, self._waiting
-        while waiting and link.credit > 0:
-            group = waiting[0]
-            begin = group.sent
-            end = min(group.count, begin + link.credit)
-            first = group.first + begin
-            numbers = range(first, group.first + end)
-            self._under_way.update(dict.fromkeys(numbers, group))
-            tags = [_tag(number) for number in numbers]
-            if group.state is None:
-                link.send_run(group.payloads[begin:end], tags, numbers)
-            else:
-                for number, payload, tag in zip(
-                    numbers, group.payloads[begin:end], tags, strict=True
-                ):
-                    link.send(payload, tag, state=group.state, keep=number)
-            group.sent = end
-            if end == group.count:
-                waiting.popleft()
+    def send_within(self, payloads: Sequence[bytes], state: bytes) -> "asyncio.Future[None]":
+        """As part of a transaction, whose delivery state this is."""
+        self.go_on()
+        done: asyncio.Future[None] = self._loop.create_future()
+        if self._lost is not None or self._waiting or self.link.credit < len(payloads):
+            done.set_exception(self._lost or ConnectionFailed("The broker gives no credit."))
+            return done
+        group = Group(len(payloads), self._next, done)
+        for payload in payloads:
+            number, self._next = self._next, self._next + 1
+            self._answers[number] = group
+            self.link.send(payload, _tag(number), state=state, keep=number)
         self._wire.flush_soon()
+        return done
+
+    def _is_too_large(self, payloads: Sequence[bytes], done: "asyncio.Future[None]") -> bool:
+        attach = self.link.attach
+        most = 0 if attach is None else attach.max_message_size or 0
+        large = max(map(len, payloads)) if most else 0
+        if large > most:
+            done.set_exception(MessageTooLarge(large, most))
+        return large > most
+
+    def go_on(self) -> None:
+        """As far as there is credit."""
+        waiting, count = self._waiting, min(len(self._waiting), self.link.credit)
+        if count <= 0:
+            return
+        first = self._next - len(waiting)
+        numbers = range(first, first + count)
+        if count == len(waiting):
+            payloads = list(waiting)
+            waiting.clear()
+        else:
+            payloads = [waiting.popleft() for _ in numbers]
+        self.link.send_run(payloads, [_tag(number) for number in numbers], numbers)
 
     def on_attached(self) -> None:
         if not self._attached.done():
@@ -106,7 +127,7 @@ class Sending:
 
     def on_flowed(self) -> None:
         if self._waiting:
-            self._go_on()
+            self._wire.flush_soon(self)
 
     def on_arrived(self, event: Arrived | Run) -> None:
         """Nothing comes in where it goes out."""
@@ -116,38 +137,29 @@ class Sending:
 
     def on_disposed(self, event: Disposed) -> None:
         refusal = refusal_in(event.state, self.what)
-        under_way = self._under_way
+        answers = self._answers
         for number in event.kept:
-            group = under_way.pop(number)
-            if refusal is not None:
-                group.failures[number - group.first] = refusal
-            group.left -= 1
-            if not group.left:
-                _finish(group)
+            waiter = answers.pop(number)
+            if isinstance(waiter, Group):
+                waiter.tell(number, refusal)
+            elif not waiter.done():
+                if refusal is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(refusal)
 
     def on_lost(self, error: QueueError) -> None:
         self._lost = error
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()
-        groups = {id(each): each for each in (*self._under_way.values(), *self._waiting)}
-        self._under_way, self._waiting = {}, deque()
-        for group in groups.values():
-            if not group.done.done():
-                group.done.set_exception(error)
-                group.done.exception()
-
-
-def _finish(group: Group) -> None:
-    if group.done.done():  # who sent it does not wait any more
-        return
-    if not group.failures:
-        group.done.set_result(None)
-    elif len(group.failures) == group.count:
-        group.done.set_exception(next(iter(group.failures.values())))
-    else:
-        went = {at: "" for at in range(group.count) if at not in group.failures}
-        group.done.set_exception(PartialFailure(group.failures, went))
+        answers, self._answers = self._answers, {}
+        self._waiting.clear()
+        for waiter in answers.values():
+            done = waiter.done if isinstance(waiter, Group) else waiter
+            if not done.done():
+                done.set_exception(error)
+                done.exception()
 
 
 def sending(wire: Wire, address: str, what: str) -> Sending:

@@ -86,6 +86,8 @@ class Identity:
 
     def namespace(self, principal: Principal) -> str:
         """The namespace that the connection speaks of; it may have to be made yet."""
+        if self._peer.namespace and principal == self._plain:  # a token may be for its host alone
+            return self._peer.namespace
         return self._credentials.namespace(self._peer.host, principal)
 
     def _note_refusal(self, name: str) -> None:

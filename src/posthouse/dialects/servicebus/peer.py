@@ -61,6 +61,7 @@ COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
 REFUSALS_LOGGED = 10  # of one connection
 END_SECONDS = 2  # what a client has to take our goodbye
+NAMESPACE = "posthouse:namespace"  # among the properties with which a client opens
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
 Context: TypeAlias = Inlet | Outlet | RequestLink | ReplyLink | Coordinator
@@ -347,6 +348,13 @@ class Peer:
         engine = self._peers.engine
         assert engine is not None  # there is no link before it is open
         return engine
+
+    @property
+    def namespace(self) -> str:
+        """The one that a client has asked for, as ours do; nothing where it has not."""
+        told = self._amqp.open
+        found = (told.properties or {}).get(NAMESPACE) if told is not None else None
+        return str(found) if isinstance(found, str) else ""
 
     @property
     def host(self) -> str:
