@@ -50,11 +50,13 @@ _TRANSFER = TRANSFER_HEAD[:3]
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # 2.4.5: a frame that says nothing, to be heard
 FRAME_BYTES_MIN = 512  # 2.7.1: what every peer must take
 SASL_BYTES_MAX = 8 << 10
+_SASL_AUTH, _SASL_TEMPORARY = 1, 4  # 5.3.3.6: not known; no way to tell at the moment
 _HEAD = Struct(">IBBH").unpack_from
 _head = Struct(">IBBH").pack
 
-# Asked with a mechanism and what the client said in it; True where that is enough.
-Authenticate = Callable[[str, bytes], bool]
+# Asked with a mechanism and what the client said in it; True where that is enough, None where it
+# cannot be told at the moment.
+Authenticate = Callable[[str, bytes], bool | None]
 
 
 class Limits(NamedTuple):
@@ -363,12 +365,14 @@ class Connection:
         if not self.is_server or not self._in_sasl:
             raise Malformed("SASL out of turn", "amqp:connection:framing-error")
         assert self._authenticate is not None
-        known = init.mechanism in self._mechanisms
-        if known and self._authenticate(init.mechanism, init.initial_response or b""):
+        passed: bool | None = False
+        if init.mechanism in self._mechanisms:
+            passed = self._authenticate(init.mechanism, init.initial_response or b"")
+        if passed:
             self._write_sasl(SaslOutcome(0))
             self._in_sasl, self._sasl_done, self._awaits_header = False, True, True
         else:
-            self._write_sasl(SaslOutcome(1))  # 5.3.3.6: auth
+            self._write_sasl(SaslOutcome(_SASL_AUTH if passed is False else _SASL_TEMPORARY))
             self._over(Problem("amqp:unauthorized-access", "SASL was not passed", {}))
 
     def _on_sasl_mechanisms(self, _: int, offered: SaslMechanisms, *rest: object) -> None:
@@ -383,6 +387,8 @@ class Connection:
     def _on_sasl_outcome(self, _: int, outcome: SaslOutcome, *rest: object) -> None:
         if self.is_server or not self._in_sasl:
             raise Malformed("SASL out of turn", "amqp:connection:framing-error")
+        if outcome.outcome == _SASL_TEMPORARY:
+            raise Malformed("it cannot be told now who we are", "amqp:connection:forced")
         if outcome.outcome:
             raise Malformed("the credentials were not taken", "amqp:unauthorized-access")
         self._in_sasl, self._sasl_done, self._awaits_header = False, True, True

@@ -132,7 +132,7 @@ class Messages:
             or until_key != _UNTIL
             or not payload.startswith(before, begin - len(before))
             or not payload.startswith(between, end)
-            or size < 5
+            or size < (4 if wide else 1)
             or (size - 4 != _u32(payload, body_at)[0] if wide else size - 1 != payload[body_at])
         ):
             return None

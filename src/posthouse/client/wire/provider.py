@@ -127,6 +127,7 @@ class _Links:
         made = self._links.get(name)
         if made is None or made.done():
             made = self._links[name] = asyncio.ensure_future(make())
+            made.add_done_callback(_look_at)  # who waited for it may be gone
             if len(self._links) > LINKS_MAX:
                 self._links.popitem(last=False)
         return await asyncio.shield(made)
@@ -162,6 +163,7 @@ class PosthouseProvider:
             raise ConnectionFailed("The client has been closed.")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(connect(self._config))
+            self._connecting.add_done_callback(_look_at)
         wire = await asyncio.shield(self._connecting)
         if self._closed.is_set():
             await wire.close()
@@ -426,19 +428,21 @@ class WireDeliveries:
 
     async def next(self, most: int) -> list[ReceivedMessage]:
         while not self._closed.is_set():
+            receiving = self._receiving
             try:
-                receiving = self._receiving
                 if receiving is None or receiving.is_lost:
                     receiving = await self._attach_again()
-                taken = await receiving.take(most, _LOOK_AGAIN_SECONDS)
-                if taken:
-                    return taken
-                receiving.ask_again()
             except ConnectionFailed:
                 if self._closed.is_set():
-                    return []
-                if self._receiving is not None and not self._receiving.is_lost:
-                    raise
+                    break
+                raise
+            try:
+                taken = await receiving.take(most, _LOOK_AGAIN_SECONDS)
+            except ConnectionFailed:
+                continue  # it was lost, and is attached again
+            if taken:
+                return taken
+            receiving.ask_again()
         return []
 
     async def _attach_again(self) -> Receiving:
@@ -541,6 +545,11 @@ class WireTransaction:
     async def roll_back(self) -> None:
         with contextlib.suppress(QueueError):  # it is over already
             await self._coordinator.discharge(self._id, fail=True)
+
+
+def _look_at(made: "asyncio.Future[Any]") -> None:
+    if not made.cancelled():
+        made.exception()
 
 
 def _address(source: Source) -> str:

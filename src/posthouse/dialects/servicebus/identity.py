@@ -54,11 +54,14 @@ class Identity:
             scopes.setdefault(claim.principal, set()).add(claim.scope)
         return scopes
 
-    def authenticate(self, mechanism: str, response: bytes) -> bool:
+    def authenticate(self, mechanism: str, response: bytes) -> bool | None:
+        """None while the broker is starting, and knows nobody yet."""
         if mechanism != "PLAIN":
             return True
+        if not self._peer.is_open:
+            return None
         _, name, key = (*response.split(b"\0"), b"", b"")[:3]
-        if not self._peer.is_open or response.count(b"\0") != 2:
+        if response.count(b"\0") != 2:
             return False
         try:
             self._plain_key = key_is(key.decode())

@@ -1,0 +1,115 @@
+"""The broker is stopped and started under load: every receiver goes on, or says that it cannot."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import posthouse
+from posthouse import Message, QueueClient, QueueError
+from tests.pipeline.elsewhere import free_port
+from tests.server.running import Running
+
+RESTARTS = 50 if os.environ.get("TORTURE") else 4
+RECEIVERS, SENDERS = 4, 2
+AGAIN_SECONDS = 5.0  # within which each receiver has to be consuming again
+
+
+class Load:
+    """Clients that send and receive for as long as they are let."""
+
+    def __init__(self, client: QueueClient) -> None:
+        self._client = client
+        self.sent: set[str] = set()  # what was acknowledged
+        self.received: set[str] = set()
+        self.last = [0.0] * RECEIVERS  # when each has last received something
+
+    async def send(self, number: int) -> None:
+        at = 0
+        while True:
+            name = f"{number}-{at}"
+            at += 1
+            try:
+                await self._client.send_message("load", Message(name.encode()))
+                self.sent.add(name)
+            except QueueError:
+                pass  # it may have come, and is not said to have
+            await asyncio.sleep(0.001)
+
+    async def receive(self, number: int) -> None:
+        async with self._client.receiver("load", prefetch=10) as receiver:
+            while True:
+                for each in await receiver.next_batch(10):
+                    self.received.add(each.body.decode())
+                    self.last[number] = time.monotonic()
+                    try:
+                        await self._client.complete_message(each)
+                    except QueueError:
+                        pass  # it comes again
+
+
+def start(folder: Path, port: int) -> Running:
+    flags = ("--data", str(folder), "--dev", "--auto-create", "--port", str(port))
+    return Running(*flags, "--stop-limit", "1")
+
+
+def test_every_receiver_is_consuming_again_soon_after_each_restart(tmp_path: Path) -> None:
+    asyncio.run(_restart_again_and_again(tmp_path))
+
+
+async def _restart_again_and_again(folder: Path) -> None:
+    port = free_port()
+    broker = start(folder, port)
+    url = f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
+    client = posthouse.create_client(f"{url}?retry_base_delay=0.05&breaker_failures=0")
+    load = Load(client)
+    working = [asyncio.create_task(load.send(number)) for number in range(SENDERS)]
+    working += [asyncio.create_task(load.receive(number)) for number in range(RECEIVERS)]
+    try:
+        for turn in range(RESTARTS):
+            how = signal.SIGKILL if turn % 2 else signal.SIGTERM
+            await asyncio.to_thread(broker.stop, how)
+            broker = await asyncio.to_thread(start, folder, port)
+            back = time.monotonic()
+            while min(load.last) < back:
+                assert time.monotonic() - back < AGAIN_SECONDS, f"{load.last} since {back}"
+                for each in working:
+                    if each.done():
+                        each.result()  # raises what has ended it
+                await asyncio.sleep(0.02)
+        for each in working[:SENDERS]:
+            each.cancel()
+        deadline = time.monotonic() + 90  # what was locked when a broker was killed comes again
+        while load.sent - load.received:
+            assert time.monotonic() < deadline, f"missing: {sorted(load.sent - load.received)[:10]}"
+            await asyncio.sleep(0.1)
+    finally:
+        for each in working:
+            each.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await client.close()
+        await asyncio.to_thread(broker.stop)
+    assert len(load.sent) > 10 * RESTARTS
+
+
+def test_a_receiver_whose_broker_stays_away_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.client.wire.provider.RECONNECT_SECONDS", 0.5)
+
+    async def run() -> None:
+        broker = start(tmp_path, port := free_port())
+        key = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+        async with posthouse.create_client(f"posthouse://{key}@127.0.0.1:{port}") as client:
+            async with client.receiver("load") as receiver:
+                waiting = asyncio.create_task(receiver.next_batch())
+                await asyncio.sleep(0.2)
+                assert not waiting.done()
+                await asyncio.to_thread(broker.kill)
+                with pytest.raises(posthouse.ConnectionFailed):
+                    await waiting
+
+    asyncio.run(run())
