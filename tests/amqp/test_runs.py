@@ -157,6 +157,31 @@ def test_it_comes_to_the_same(
     assert found[0] == found[1]
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from((10, 11, 40)), st.booleans()),
+             min_size=1, max_size=6),
+    st.lists(st.integers(0, 1 << 20), max_size=3),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=2),
+)  # fmt: skip
+def test_many_of_one_size_come_to_the_same(
+    sent: list[tuple[int, int, bool]], cuts: list[int], changed: list[tuple[int, int]]
+) -> None:
+    found = []
+    for takes_runs in (False, True):
+        both = joined(takes_runs=takes_runs, frame_bytes=1_000)
+        for count, size, settled in sent:
+            for number in range(count):
+                payload, tag = b"%0*d" % (size, number), b"%02d" % number
+                both.mine[0].send(payload, tag, settled=settled)
+        data = bytearray(both.pair.client.take())
+        for at, value in changed:
+            data[at % len(data)] = value
+        both.pair.client.put(bytes(data))
+        told = both.arrive(cuts)
+        found.append((flat(told), both.pair.server.closed, both.pair.server.take()))
+    assert found[0] == found[1]
+
+
 # The other way.
 
 

@@ -319,7 +319,18 @@ def test_messages_of_one_sender_are_read_as_each_by_itself(
         assert reads.read(bytes(data)) == alone
 
 
-@given(st.lists(WHOLE, min_size=2, max_size=8))
+ALIKE = st.builds(
+    lambda ids, body: [section(PROPERTIES, [id]) + section(DATA, body) for id in ids],
+    st.lists(st.integers(0, 99).map(lambda n: f"id-{n:02}"), min_size=8, max_size=20),
+    st.sampled_from([b"x", b"y" * 300]),
+)
+
+
+@given(st.lists(WHOLE, min_size=2, max_size=8) | st.builds(
+    lambda some, odd, at: [*some[:at], *odd, *some[at:]],
+    ALIKE, st.lists(WHOLE | st.just(section(PROPERTIES, ["id-\u00e4"]) + section(DATA, b"x")),
+                    max_size=1), st.integers(0, 20),
+))  # fmt: skip
 def test_messages_are_read_alike_as_far_as_they_are(payloads: list[bytes]) -> None:
     reads = Messages(new_id)
     at = 0

@@ -134,8 +134,13 @@ class Inlet:
                     bad.add(number)
                 at += 1
         if messages:
-            good = (each for each in event.delivery_ids if each not in bad)
-            ids: list[int | None] = [None] * len(messages) if settled else list(good)
+            ids: list[int | None] = [None] * len(messages)
+            if not settled:
+                ids = (
+                    [each for each in event.delivery_ids if each not in bad]
+                    if bad
+                    else [*event.delivery_ids]
+                )
             self._add(messages, ids, sum(map(len, payloads)), whole=False)
 
     def _is_beyond_its_credit(self) -> bool:

@@ -99,6 +99,8 @@ class Form(NamedTuple):
 
 _DATA8, _DATA32 = b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0"
 _FORM_BYTES_MAX = 4_096
+_COLUMNS_MIN = 8  # messages that are worth being read all at once
+_struct = lru_cache(64)(Struct)
 
 
 class Messages:
@@ -124,6 +126,14 @@ class Messages:
             return found
         (before, between, begin, end, body, head, tail, native, rest, group, priority, ttl_ms,
          due_ms) = self._form  # fmt: skip
+        columns = _columns(self._form, payloads, first)
+        if columns is not None:
+            return [
+                NewMessage(
+                    head + id + tail, content, native + id + rest, group, priority, ttl_ms, due_ms
+                )
+                for id, content in zip(*columns, strict=True)
+            ]
         length, at, size = 0, 0, b""  # of the one before
         for payload in islice(payloads, first, None):
             id = payload[begin:end]
@@ -143,6 +153,33 @@ class Messages:
                 )
             )  # fmt: skip
         return found
+
+
+def _columns(
+    form: Form, payloads: Sequence[bytes], first: int
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
+    """Ids and bodies of all from the first on, where they are of one size and of the form."""
+    count = len(payloads) - first
+    if count < _COLUMNS_MIN or first > 1:  # where one is not, it is not tried again for each
+        return None
+    some = payloads if not first else payloads[first:]
+    size = len(some[0])
+    at = _body_at(some[0], form.body) if len(some[0]) > form.body else 0
+    if not at or set(map(len, some)) != {size}:
+        return None
+    layout = _struct(
+        f"{form.id_begin}s{form.id_end - form.id_begin}s{form.body - form.id_end}s"
+        f"{at - form.body}s{size - at}s"
+    )
+    befores, ids, betweens, sizes, bodies = zip(*layout.iter_unpack(b"".join(some)), strict=True)
+    if (
+        befores.count(form.before) == count
+        and betweens.count(form.between) == count
+        and sizes.count(some[0][form.body : at]) == count
+        and b"".join(ids).isascii()
+    ):
+        return ids, bodies
+    return None
 
 
 def _body_at(data: bytes, at: int) -> int:
