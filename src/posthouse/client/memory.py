@@ -315,19 +315,22 @@ class MemoryDeliveries:
         self._closed = False
 
     async def next(self, most: int) -> list[ReceivedMessage]:
-        while not self._closed:
+        while not self._is_closed():
             asked = self._provider.receive(self._source, most, 3_600.0)
             self._asking = asyncio.ensure_future(asked)
             try:
                 received = await self._asking
             except asyncio.CancelledError:
-                if self._closed:
+                if self._is_closed():
                     return []
                 self._asking.cancel()
                 raise
             if received:
                 return received
         return []
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     async def close(self) -> None:
         self._closed = True

@@ -69,7 +69,7 @@ def _waits(
     method: Callable[Concatenate[Twin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     @wraps(method)
-    def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return _loop.run(method(self._twin, *args, **kwargs))
 
     return wait
