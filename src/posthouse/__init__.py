@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         SyncTransaction,
         create_sync_client,
     )
+    from posthouse.client.telemetry import processing
 
 _NAMES = {
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
@@ -102,6 +103,7 @@ _NAMES = {
         "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
     ),
+    "telemetry": ("processing",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -118,7 +120,7 @@ __all__ = [
     "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver", "SyncSessionClient",
     "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported", "UnsupportedVersion",
     "ValidationError", "create_client", "create_sync_client", "create_test_client",
-    "register_codec",
+    "processing", "register_codec",
 ]  # fmt: skip
 
 
