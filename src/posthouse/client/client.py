@@ -211,10 +211,11 @@ class QueueClient:
         self._check_batch(ready)
         if not ready:
             return []
-        if self._telemetry is None:
+        telemetry = self._telemetry
+        if telemetry is None or not telemetry.is_tracing:
             sent = await self._send(name, ready)
         else:
-            with self._telemetry.sending("send", name, ready) as carrying:
+            with telemetry.sending("send", name, ready) as carrying:
                 sent = await self._send(name, carrying)
         self.figures.count("sent", len(sent))
         return sent
@@ -257,10 +258,11 @@ class QueueClient:
             raise ValidationError("scheduled time", "must say its time zone")
         if not ready:
             return []
-        if self._telemetry is None:
+        telemetry = self._telemetry
+        if telemetry is None or not telemetry.is_tracing:
             numbers = await self._schedule(name, ready, at)
         else:
-            with self._telemetry.sending("schedule", name, ready) as carrying:
+            with telemetry.sending("schedule", name, ready) as carrying:
                 numbers = await self._schedule(name, carrying, at)
         self.figures.count("sent", len(numbers))
         return numbers
@@ -655,7 +657,7 @@ class Transaction:
         name = QueueName(queue)
         ready = [self._client._made_ready(each) for each in messages]
         telemetry = self._client._telemetry
-        if telemetry is None:
+        if telemetry is None or not telemetry.is_tracing:
             await self._begun.send(name, ready)
         else:
             with telemetry.sending("send", name, ready) as carrying:

@@ -40,6 +40,7 @@ class Telemetry:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._trace = trace
+        self._own = tracers is not None
         self._context = TraceContextTextMapPropagator()
         self._tracer = trace.get_tracer("posthouse", tracer_provider=tracers)
         self._system = _SYSTEMS.get(kind, kind.value.replace("-", "_"))
@@ -48,6 +49,12 @@ class Telemetry:
             "s",
             "How long what a client was asked to do took.",
         )
+
+    @property
+    def is_tracing(self) -> bool:
+        """Not where the API is installed and the program has set nothing that takes spans."""
+        set_now = self._trace.get_tracer_provider()
+        return self._own or not isinstance(set_now, self._trace.ProxyTracerProvider)
 
     def record(self, operation: str, outcome: str, seconds: float) -> None:
         """One operation, for the metrics."""
@@ -82,7 +89,7 @@ class Telemetry:
         error: QueueError | None = None,
     ) -> None:
         """A span of a receive that is over. One without messages or an error is not worth one."""
-        if not messages and error is None:
+        if (not messages and error is None) or not self.is_tracing:
             return
         span = self._tracer.start_span(
             f"receive {queue}", kind=self._trace.SpanKind.CLIENT, start_time=begun_ns,
