@@ -111,6 +111,13 @@ def test_an_outage_after_some_went_tells_which() -> None:
     run(work, provider)
 
 
+class Forgetful(InMemoryProvider):
+    """It settles nothing, but for those who hold a session."""
+
+    async def settle(self, receipts: object, how: object) -> None:
+        raise LOST
+
+
 def test_a_session_gives_back_what_cannot_be_read() -> None:
     keys = Encryption({"k": bytes(32)})
 
@@ -126,12 +133,7 @@ def test_a_session_gives_back_what_cannot_be_read() -> None:
             await session.receive_message()
         assert client.figures.messages["rejected"] == 2
 
-    run(work, wrapping=Wrapping(encryption=keys))
-
-
-class Forgetful(InMemoryProvider):
-    async def settle(self, receipts: object, how: object) -> None:
-        raise LOST
+    run(work, Forgetful(MEMORY), wrapping=Wrapping(encryption=keys))
 
 
 def test_what_cannot_be_given_back_does_not_lose_the_others() -> None:
