@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
+    from posthouse.client.codecs import register_codec
+    from posthouse.client.compression import Compression
     from posthouse.client.config import (
         AwsSqsConfig,
         AzureServiceBusConfig,
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
         QueueConfig,
     )
     from posthouse.client.create import create_client, create_test_client
+    from posthouse.client.encryption import (
+        Encryption,
+        EncryptionError,
+        InvalidEnvelope,
+        KeyNotFound,
+        MessageExpired,
+        NonceReused,
+        NotAuthentic,
+        PlaintextRefused,
+        UnsupportedVersion,
+    )
     from posthouse.client.errors import (
         AuthenticationFailed,
         BatchTooLarge,
@@ -58,13 +71,20 @@ if TYPE_CHECKING:
         SyncTransaction,
         create_sync_client,
     )
+    from posthouse.client.telemetry import processing
 
 _NAMES = {
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
+    "codecs": ("register_codec",),
+    "compression": ("Compression",),
     "config": (
         "AwsSqsConfig", "AzureServiceBusConfig", "InMemoryConfig", "PosthouseConfig", "QueueConfig",
     ),
     "create": ("create_client", "create_test_client"),
+    "encryption": (
+        "Encryption", "EncryptionError", "InvalidEnvelope", "KeyNotFound", "MessageExpired",
+        "NonceReused", "NotAuthentic", "PlaintextRefused", "UnsupportedVersion",
+    ),
     "errors": (
         "AuthenticationFailed", "BatchTooLarge", "CircuitOpen", "ConfigurationError",
         "ConnectionFailed", "MessageNotFound", "MessageTooLarge", "PartialFailure",
@@ -83,20 +103,24 @@ _NAMES = {
         "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
     ),
+    "telemetry": ("processing",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
-    "Capabilities", "CircuitBreaker", "CircuitOpen", "ConfigurationError", "ConnectionFailed",
-    "ExponentialRetry", "FixedRetry", "InMemoryConfig", "LinearRetry", "Message", "MessageId",
-    "MessageNotFound", "MessageTooLarge", "NoRetry", "PartialFailure", "PermissionDenied",
-    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
-    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "RetryByError",
-    "RetryPolicy", "SerializationError", "SessionClient", "SessionId", "SessionLockLost",
-    "SessionLocked", "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver",
-    "SyncSessionClient", "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported",
+    "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression", "ConfigurationError",
+    "ConnectionFailed", "Encryption", "EncryptionError", "ExponentialRetry", "FixedRetry",
+    "InMemoryConfig", "InvalidEnvelope", "KeyNotFound", "LinearRetry", "Message", "MessageExpired",
+    "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "NonceReused", "NotAuthentic",
+    "PartialFailure", "PermissionDenied", "PlaintextRefused", "PosthouseConfig", "ProviderError",
+    "ProviderType", "QueueClient", "QueueConfig", "QueueError", "QueueName", "QueueNotFound",
+    "ReceiptHandle", "ReceivedMessage", "Receiver", "RetryByError", "RetryPolicy",
+    "SerializationError", "SessionClient", "SessionId", "SessionLockLost", "SessionLocked",
+    "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver", "SyncSessionClient",
+    "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported", "UnsupportedVersion",
     "ValidationError", "create_client", "create_sync_client", "create_test_client",
+    "processing", "register_codec",
 ]  # fmt: skip
 
 

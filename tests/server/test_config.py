@@ -88,7 +88,8 @@ def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path: Path)
     file = tmp_path / "posthouse.yaml"
     file.write_text("stop_limit: 1\nhandshake_limit: 2\nconnections_max: 3\nport: [1, 2]\n")
     environment = {"POSTHOUSE_HANDSHAKE_LIMIT": "20", "POSTHOUSE_CONNECTIONS_MAX": "30",
-                   "POSTHOUSE_CONFIG": str(file), "POSTHOUSE_URL": "x", "HOME": "/"}  # fmt: skip
+                   "POSTHOUSE_CONFIG": str(file), "POSTHOUSE_URL": "x", "POSTHOUSE_CLIENT_URL": "x",
+                   "HOME": "/"}  # fmt: skip
     config = load({"connections_max": "300", "dev": None}, environment)
     assert (config.stop_limit, config.handshake_limit, config.connections_max) == (1, 20, 300)
     assert config.port == (Port(1), Port(2))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TypeAlias, TypeVar
@@ -18,13 +18,15 @@ from posthouse.client.config import QueueConfig
 from posthouse.client.deadlines import Deadlines
 from posthouse.client.errors import (
     BatchTooLarge,
+    CircuitOpen,
+    PartialFailure,
     QueueError,
     SessionLocked,
     Timeout,
     Unsupported,
     ValidationError,
 )
-from posthouse.client.figures import Figures
+from posthouse.client.figures import Fate, Figures
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import (
@@ -33,6 +35,7 @@ from posthouse.client.provider import (
     RELEASE,
     Capabilities,
     Deliveries,
+    Ending,
     HeldSession,
     Provider,
     ProviderType,
@@ -42,20 +45,27 @@ from posthouse.client.provider import (
     Transacting,
 )
 from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
+from posthouse.client.telemetry import Telemetry, find_telemetry
 from posthouse.client.wrapping import PLAIN, Wrapping
 
 _log = logging.getLogger("posthouse.client")
 
 T = TypeVar("T")
 Receipt: TypeAlias = ReceiptHandle | ReceivedMessage
+_FATES: dict[Ending, Fate] = {
+    "complete": "acknowledged", "abandon": "rejected", "release": "released", "defer": "deferred",
+    "dead-letter": "dead_lettered",
+}  # fmt: skip
 
 
 class Calls:
     """How every call is made: within its time, tried again, counted."""
 
-    def __init__(self, config: QueueConfig, retry: RetryPolicy | None) -> None:
+    def __init__(
+        self, config: QueueConfig, retry: RetryPolicy | None, telemetry: Telemetry | None = None
+    ) -> None:
         self.config = config
-        self.figures = Figures()
+        self.figures = Figures(None if telemetry is None else telemetry.record)
         self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
         self._deadlines = Deadlines()
         self._retry = retry or ExponentialRetry(
@@ -70,7 +80,11 @@ class Calls:
         limit: float | None = None,
     ) -> T:
         """Raises QueueError."""
-        self.breaker.check()
+        try:
+            self.breaker.check()
+        except CircuitOpen:
+            self.figures.note(operation, "CircuitOpen", 0.0)
+            raise
         seconds = self.config.operation_timeout if limit is None else limit
         task = asyncio.current_task()
         assert task is not None  # asyncio's own: this is awaited in one
@@ -82,7 +96,7 @@ class Calls:
                     done = await attempt()
                 except QueueError as error:
                     tries += 1
-                    await self._before_the_next(operation, where, tries, error)
+                    await self._before_the_next(operation, where, tries, error, begun + seconds)
                 else:
                     self.breaker.note(None)
                     outcome = "ok"
@@ -103,14 +117,14 @@ class Calls:
             self.figures.note(operation, outcome, time.monotonic() - begun)
 
     async def _before_the_next(
-        self, operation: str, where: str, tries: int, error: QueueError
+        self, operation: str, where: str, tries: int, error: QueueError, end: float
     ) -> None:
         """Waits until it may be tried again. Raises the error where it may not."""
         self.breaker.note(error)
         wait = None
         if not isinstance(error, SessionLocked):  # who has it may keep it for long
             wait = self._retry.delay(tries, error)
-        if wait is None:
+        if wait is None or time.monotonic() + wait >= end:  # it would never be made
             raise error
         _log.info(
             "To %s %s failed and is tried again in %.2f s: %s", operation, where, wait, error,
@@ -132,7 +146,8 @@ class QueueClient:
         wrapping: Wrapping = PLAIN,
     ) -> None:
         self._provider = provider
-        self._calls = Calls(config, retry)
+        self._telemetry = find_telemetry(provider.type)
+        self._calls = Calls(config, retry, self._telemetry)
         self._wrapping = wrapping
 
     async def __aenter__(self) -> "QueueClient":
@@ -185,9 +200,7 @@ class QueueClient:
 
     async def send_message(self, queue: str, message: Message) -> MessageId:
         """Returns when the provider has it. Raises QueueError."""
-        name, ready = QueueName(queue), [self._made_ready(message)]
-        [sent] = await self._calls.make("send", name, lambda: self._provider.send(name, ready))
-        return sent
+        return (await self.send_messages(queue, [message]))[0]
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
         """At most `max_batch_size()` of them. Raises QueueError; PartialFailure where some went."""
@@ -196,7 +209,39 @@ class QueueClient:
         self._check_batch(ready)
         if not ready:
             return []
-        return await self._calls.make("send", name, lambda: self._provider.send(name, ready))
+        telemetry = self._telemetry
+        if telemetry is None or not telemetry.is_tracing:
+            sent = await self._send(name, ready)
+        else:
+            with telemetry.sending("send", name, ready) as carrying:
+                sent = await self._send(name, carrying)
+        self.figures.count("sent", len(sent))
+        return sent
+
+    async def _send(self, name: QueueName, messages: list[Message]) -> list[MessageId]:
+        """Where some of them went, only the others are sent again."""
+        ids: dict[int, MessageId] = {}
+        left: Sequence[int] = range(len(messages))  # places of those that are to go
+
+        async def attempt() -> None:
+            nonlocal left
+            part = [messages[place] for place in left] if ids else messages
+            failures: dict[int, QueueError] = {}
+            try:
+                ids.update(zip(left, await self._provider.send(name, part), strict=True))
+            except PartialFailure as partial:
+                ids.update((left[at], MessageId(each)) for at, each in partial.ids.items())
+                failures = {left[at]: error for at, error in partial.failures.items()}
+            except QueueError as error:
+                if not ids:
+                    raise
+                failures = dict.fromkeys(left, error)
+            if failures:
+                left = sorted(failures)
+                raise PartialFailure(failures, dict(ids))
+
+        await self._calls.make("send", name, attempt)
+        return [ids[place] for place in range(len(messages))]
 
     async def schedule_message(self, queue: str, message: Message, at: datetime) -> int:
         """To be there at a moment. Returns a number by which it can be cancelled."""
@@ -209,8 +254,20 @@ class QueueClient:
         self._check_batch(ready)
         if at.tzinfo is None:
             raise ValidationError("scheduled time", "must say its time zone")
+        if not ready:
+            return []
+        telemetry = self._telemetry
+        if telemetry is None or not telemetry.is_tracing:
+            numbers = await self._schedule(name, ready, at)
+        else:
+            with telemetry.sending("schedule", name, ready) as carrying:
+                numbers = await self._schedule(name, carrying, at)
+        self.figures.count("sent", len(numbers))
+        return numbers
+
+    async def _schedule(self, name: QueueName, messages: list[Message], at: datetime) -> list[int]:
         return await self._calls.make(
-            "schedule", name, lambda: self._provider.schedule(name, ready, at)
+            "schedule", name, lambda: self._provider.schedule(name, messages, at)
         )
 
     async def cancel_scheduled_message(self, queue: str, *numbers: int) -> None:
@@ -253,9 +310,7 @@ class QueueClient:
     ) -> list[ReceivedMessage]:
         """What is there; else what comes first within the time. Raises QueueError."""
         source = Source(QueueName(queue), dead_letter)
-        if max_messages < 1:
-            raise ValidationError("number of messages", "must be 1 or more")
-        most = min(max_messages, self.capabilities.receive_max)
+        most = self._most(max_messages)
         seconds = self._calls.config.default_timeout if timeout is None else timeout
         end = time.monotonic() + seconds
 
@@ -263,8 +318,41 @@ class QueueClient:
             return self._provider.receive(source, most, max(0.0, end - time.monotonic()))
 
         limit = seconds + self._calls.config.operation_timeout
-        received = await self._calls.make("receive", source.queue, attempt, limit)
-        return await self._unwrapped(received)
+        asking = self._calls.make("receive", source.queue, attempt, limit)
+        return await self._received(source.queue, asking)
+
+    def _most(self, messages: int) -> int:
+        if messages < 1:
+            raise ValidationError("number of messages", "must be 1 or more")
+        return min(messages, self.capabilities.receive_max)
+
+    async def _received(
+        self,
+        queue: str,
+        asking: Awaitable[list[ReceivedMessage]],
+        abandon: Callable[[ReceivedMessage], Awaitable[None]] | None = None,
+    ) -> list[ReceivedMessage]:
+        begun = time.time_ns()
+        try:
+            received = await asking
+        except QueueError as error:
+            if self._telemetry is not None:
+                self._telemetry.received(queue, (), begun, error)
+            raise
+        return await self._arrived(queue, received, begun, abandon)
+
+    async def _arrived(
+        self,
+        queue: str,
+        received: list[ReceivedMessage],
+        begun: int,
+        abandon: Callable[[ReceivedMessage], Awaitable[None]] | None = None,
+    ) -> list[ReceivedMessage]:
+        if self._telemetry is not None:
+            self._telemetry.received(queue, received, begun)
+        good = await self._unwrapped(received, abandon)
+        self.figures.count("received", len(good))
+        return good
 
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
@@ -277,22 +365,26 @@ class QueueClient:
     ) -> list[ReceivedMessage]:
         """All of them, or MessageNotFound."""
         source = Source(QueueName(queue), dead_letter)
-        received = await self._calls.make(
+        asking = self._calls.make(
             "receive", queue, lambda: self._provider.receive_deferred(source, sequence_numbers)
         )
-        return await self._unwrapped(received)
+        return await self._received(queue, asking)
 
     async def peek_messages(
         self, queue: str, max_messages: int = 1, *, first: int = 0, dead_letter: bool = False
     ) -> list[ReceivedMessage]:
         """To look at, from a sequence number on; they stay where they are."""
-        source = Source(QueueName(queue), dead_letter)
+        source, most = Source(QueueName(queue), dead_letter), self._most(max_messages)
         received = await self._calls.make(
-            "peek", queue, lambda: self._provider.peek(source, max_messages, first)
+            "peek", queue, lambda: self._provider.peek(source, most, first)
         )
         return await self._unwrapped(received)
 
-    async def _unwrapped(self, received: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    async def _unwrapped(
+        self,
+        received: list[ReceivedMessage],
+        abandon: Callable[[ReceivedMessage], Awaitable[None]] | None = None,
+    ) -> list[ReceivedMessage]:
         """Those that can be read. The others are abandoned; if there are no more, it is raised."""
         wrapping = self._wrapping
         if not any(map(wrapping.concerns, received)):
@@ -310,7 +402,8 @@ class QueueClient:
                     extra={"operation": "unwrap", "message_id": each.message_id},
                 )  # fmt: skip
                 if each.receipt_handle.handle:
-                    await self._settle((each,), ABANDON)
+                    with suppress(QueueError):  # its lock ends by itself
+                        await (abandon or self.abandon_message)(each)
         if failed is not None and not good:
             raise failed
         return good
@@ -341,9 +434,12 @@ class QueueClient:
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
         """It cannot be handled. Raises MessageNotFound."""
+        await self._settle((receipt,), self._dead_letter(reason, description))
+
+    def _dead_letter(self, reason: str, description: str | None) -> Settlement:
         if not self._calls.config.enable_dead_letter:
             raise Unsupported("This client", "dead-letter: enable_dead_letter is off")
-        await self._settle((receipt,), Settlement("dead-letter", reason, description))
+        return Settlement("dead-letter", reason, description)
 
     async def renew_message_lock(self, receipt: Receipt) -> datetime:
         """Returns until when it is held now. Raises MessageNotFound."""
@@ -353,6 +449,7 @@ class QueueClient:
     async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
         handles = [_handle(each, self._provider.type) for each in receipts]
         await self._calls.make(how.ending, "", lambda: self._provider.settle(handles, how))
+        self.figures.count(_FATES[how.ending], len(handles))
 
     async def resubmit_messages(
         self, queue: str, receipts: Iterable[Receipt], *, target: str | None = None
@@ -384,7 +481,7 @@ class QueueClient:
 
         limit = seconds + self._calls.config.operation_timeout
         held = await self._calls.make("accept-session", name, attempt, limit)
-        return None if held is None else SessionClient(self, held)
+        return None if held is None else SessionClient(self, held, name)
 
     # Transactions.
 
@@ -401,6 +498,8 @@ class QueueClient:
                 await begun.roll_back()
                 raise
             await self._calls.make("commit", "", begun.commit)
+            for fate, messages in transaction._done.items():
+                self.figures.count(fate, messages)
 
 
 class Receiver:
@@ -443,7 +542,8 @@ class Receiver:
             return []
         if self._deliveries is None:
             self._deliveries = self._client._provider.deliveries(self._source, self._prefetch)
-        return await self._client._unwrapped(await self._deliveries.next(most))
+        received = await self._deliveries.next(most)
+        return await self._client._arrived(self._source.queue, received, time.time_ns())
 
     async def close(self) -> None:
         """What was not handed out goes back as if it had never been delivered."""
@@ -458,9 +558,10 @@ class Receiver:
 class SessionClient:
     """A session that is held by this client alone, until it is closed or its time is up."""
 
-    def __init__(self, client: QueueClient, held: HeldSession) -> None:
+    def __init__(self, client: QueueClient, held: HeldSession, queue: QueueName) -> None:
         self._client = client
         self._held = held
+        self._queue = queue
 
     async def __aenter__(self) -> "SessionClient":
         return self
@@ -491,12 +592,15 @@ class SessionClient:
         """In their order. Raises SessionLockLost."""
         calls = self._client._calls
         seconds = calls.config.default_timeout if timeout is None else timeout
-        most = min(max_messages, self._client.capabilities.receive_max)
-        received = await calls.make(
-            "receive", self.session_id, lambda: self._held.receive(most, seconds),
-            seconds + calls.config.operation_timeout,
-        )  # fmt: skip
-        return await self._client._unwrapped(received)
+        most = self._client._most(max_messages)
+        end = time.monotonic() + seconds
+
+        def attempt() -> Awaitable[list[ReceivedMessage]]:
+            return self._held.receive(most, max(0.0, end - time.monotonic()))
+
+        limit = seconds + calls.config.operation_timeout
+        asking = calls.make("receive", self.session_id, attempt, limit)
+        return await self._client._received(self._queue, asking, self.abandon_message)
 
     async def complete_message(self, receipt: Receipt) -> None:
         await self._settle((receipt,), COMPLETE)
@@ -513,7 +617,7 @@ class SessionClient:
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
-        await self._settle((receipt,), Settlement("dead-letter", reason, description))
+        await self._settle((receipt,), self._client._dead_letter(reason, description))
 
     async def renew_session_lock(self) -> datetime:
         """Returns until when it is held now. Raises SessionLockLost."""
@@ -537,6 +641,7 @@ class SessionClient:
         await self._client._calls.make(
             how.ending, self.session_id, lambda: self._held.settle(handles, how)
         )
+        self._client.figures.count(_FATES[how.ending], len(handles))
 
 
 class Transaction:
@@ -545,6 +650,7 @@ class Transaction:
     def __init__(self, client: QueueClient, begun: Transacting) -> None:
         self._client = client
         self._begun = begun
+        self._done: dict[Fate, int] = {}  # messages, once it is committed
 
     async def send_message(self, queue: str, message: Message) -> MessageId:
         return (await self.send_messages(queue, [message]))[0]
@@ -552,7 +658,13 @@ class Transaction:
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
         name = QueueName(queue)
         ready = [self._client._made_ready(each) for each in messages]
-        await self._begun.send(name, ready)
+        telemetry = self._client._telemetry
+        if telemetry is None or not telemetry.is_tracing:
+            await self._begun.send(name, ready)
+        else:
+            with telemetry.sending("send", name, ready) as carrying:
+                await self._begun.send(name, carrying)
+        self._note("sent", len(ready))
         return [each.message_id for each in ready if each.message_id is not None]
 
     async def complete_message(self, receipt: Receipt) -> None:
@@ -567,10 +679,14 @@ class Transaction:
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
-        await self._settle(receipt, Settlement("dead-letter", reason, description))
+        await self._settle(receipt, self._client._dead_letter(reason, description))
 
     async def _settle(self, receipt: Receipt, how: Settlement) -> None:
         await self._begun.settle([_handle(receipt, self._client.provider_type)], how)
+        self._note(_FATES[how.ending], 1)
+
+    def _note(self, fate: Fate, messages: int) -> None:
+        self._done[fate] = self._done.get(fate, 0) + messages
 
 
 def _handle(receipt: Receipt, kind: ProviderType) -> ReceiptHandle:

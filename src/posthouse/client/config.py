@@ -1,5 +1,6 @@
 """Which queues, and how they are used. A value that makes no sense is refused with its name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
@@ -9,6 +10,9 @@ from posthouse.client.errors import ConfigurationError
 from posthouse.client.provider import ProviderType
 
 PREFIX = "POSTHOUSE_CLIENT_"  # of variables of the environment
+_NO_URL = (
+    "is none: a host and a port are missing or wrong, or a key has / or @ that is not %2F, %40"
+)
 
 
 def _secret() -> Any:
@@ -30,6 +34,7 @@ class PosthouseConfig:
     provider = ProviderType.POSTHOUSE
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check(bool(self.host), "host", "must not be empty")
         _check(0 < self.port < 65_536, "port", "must be from 1 to 65535")
         _check(1 <= self.prefetch <= 5_000, "prefetch", "must be from 1 to 5000")
@@ -49,6 +54,7 @@ class AzureServiceBusConfig:
     provider = ProviderType.AZURE_SERVICE_BUS
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         given = bool(self.connection_string) or bool(self.namespace and self.credential)
         _check(given, "connection_string", "must be given, or namespace and credential")
         _check(self.session_timeout > 0, "session_timeout", "must be more than 0")
@@ -67,6 +73,7 @@ class AwsSqsConfig:
     provider = ProviderType.AWS_SQS
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check(bool(self.region), "region", "must not be empty")
         both = bool(self.access_key_id) == bool(self.secret_access_key)
         _check(both, "secret_access_key", "goes with access_key_id; give both or neither")
@@ -86,6 +93,7 @@ class InMemoryConfig:
     provider = ProviderType.IN_MEMORY
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check(self.max_queue_size > 0, "max_queue_size", "must be more than 0")
         _check(self.max_delivery_count > 0, "max_delivery_count", "must be more than 0")
         _check(self.lock_duration > 0, "lock_duration", "must be more than 0")
@@ -117,6 +125,7 @@ class QueueConfig:
     enable_dead_letter: bool = True
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check(self.default_timeout >= 0, "default_timeout", "must not be negative")
         _check(self.operation_timeout > 0, "operation_timeout", "must be more than 0")
         _check(0 <= self.max_retry_attempts <= 100, "max_retry_attempts", "must be from 0 to 100")
@@ -137,8 +146,10 @@ class QueueConfig:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise ConfigurationError("url", f"is none: {error}") from None
+        except ValueError:  # whose text may show a part of the key
+            raise ConfigurationError("url", _NO_URL) from None
+        if "@" in parts.path:
+            raise ConfigurationError("url", _NO_URL)
         kind = _SCHEMES.get(parts.scheme)
         if kind is None:
             raise ConfigurationError(
@@ -185,6 +196,7 @@ def _of_url(parts: SplitResult, port: int | None) -> dict[str, str]:
                 "tls": "true" if tls else "",
             }  # fmt: skip
         case "sb":
+            _check(bool(host), "url", "must name a host")
             where = f"{host}:{port}" if port else host
             found["connection_string"] = (
                 f"Endpoint=sb://{where};SharedAccessKeyName={name};SharedAccessKey={key}"
@@ -224,6 +236,21 @@ def _typed(kind: type[Any], values: Mapping[str, str]) -> dict[str, Any]:
         except (KeyError, ValueError):
             raise ConfigurationError(name, f"cannot be {value!r}") from None
     return found
+
+
+def _check_kinds(config: Any) -> None:
+    """Every field holds what it is for. Raises ConfigurationError, without the value."""
+    for each in fields(config):
+        value, kind = getattr(config, each.name), each.type
+        if kind is float:
+            right = type(value) in (int, float) and math.isfinite(value)
+            _check(right, each.name, "must be a finite number")
+        elif kind is int:
+            _check(type(value) is int, each.name, "must be a whole number")
+        elif kind is ProviderConfig:
+            _check(isinstance(value, ProviderConfig), each.name, "must be a provider's settings")
+        elif isinstance(kind, type):
+            _check(isinstance(value, kind), each.name, f"must be of the type {kind.__name__}")
 
 
 def _check(right: bool, field: str, rule: str) -> None:

@@ -6,6 +6,7 @@ its code.
 """
 
 from datetime import datetime
+from typing import Any
 
 
 class QueueError(Exception):
@@ -17,6 +18,16 @@ class QueueError(Exception):
     @property
     def should_retry(self) -> bool:
         return self.is_transient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Across processes, as it is: what it is about is not to be told a second time."""
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[QueueError], args: tuple[Any, ...]) -> QueueError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class QueueNotFound(QueueError):

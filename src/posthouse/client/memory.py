@@ -129,6 +129,8 @@ class InMemoryProvider:
 
     async def _make(self, command: Any) -> bool:
         """A queue for what is to be done with it."""
+        if isinstance(command, core.Work):  # in a transaction
+            command = command.command
         queue = getattr(command, "queue", None)
         kinds = (core.Send, core.Receive, core.Attach, core.AcceptSession, core.Peek)
         if queue is None or not isinstance(command, kinds):

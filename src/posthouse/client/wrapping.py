@@ -21,7 +21,7 @@ class Wrapping:
     encryption: "Encryption | None" = None
 
     def wrap(self, message: Message) -> Message:
-        """Raises SerializationError."""
+        """Raises EncryptionError."""
         if self.compression is not None:
             message = self.compression.wrap(message)
         if self.encryption is not None:
@@ -36,7 +36,7 @@ class Wrapping:
         )
 
     def unwrap(self, received: ReceivedMessage) -> ReceivedMessage:
-        """Raises SerializationError, or EncryptionError."""
+        """Raises SerializationError, EncryptionError, ConfigurationError."""
         if self.encryption is not None:
             received = self.encryption.unwrap(received)
         elif ENCRYPTED in received.attributes:
@@ -44,9 +44,12 @@ class Wrapping:
 
             raise KeyNotFound(received.attributes[ENCRYPTED])
         if COMPRESSED in received.attributes:
-            from posthouse.client.compression import unwrap
+            from posthouse.client.compression import UNPACKED_BYTES_MAX, unwrap
 
-            received = unwrap(received)
+            own = self.compression
+            received = unwrap(
+                received, UNPACKED_BYTES_MAX if own is None else own.unpacked_bytes_max
+            )
         return received
 
 

@@ -261,7 +261,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         for name, value in content.items():
             take(name, value, str(path))
     for name, value in given.items():
-        if name not in _FOR_CLIENTS:
+        if name not in _FOR_CLIENTS and not name.startswith(_OF_THE_CLIENT):
             take(name, value, f"POSTHOUSE_{name.upper()}")
     for name, value in flags.items():
         if value is not None:
@@ -272,6 +272,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
 
 
 _FOR_CLIENTS = frozenset(("url", "key", "namespace", "ca"))  # the command line reads these
+_OF_THE_CLIENT = "client_"  # those with it belong to `posthouse.create_client`
 
 
 def _check(config: Config) -> None:

@@ -21,8 +21,7 @@ from posthouse.client.errors import (
 
 _PROVIDER = "posthouse"
 _TRANSIENT = frozenset((
-    "amqp:connection:forced", "amqp:link:detach-forced", "amqp:internal-error",
-    "amqp:resource-limit-exceeded", "amqp:transaction:rollback", "amqp:transaction:timeout",
+    "amqp:internal-error", "amqp:resource-limit-exceeded", "amqp:transaction:rollback", "amqp:transaction:timeout",
 ))  # fmt: skip
 
 # For a condition: from what was told, and what it was about.
@@ -40,6 +39,7 @@ _ERRORS: dict[str, Callable[[Problem, str], QueueError]] = {
     ),
     "com.microsoft:argument-error": lambda told, what: ValidationError("request", told.text),
     "amqp:connection:forced": lambda told, what: ConnectionFailed(told.text or "It was ended."),
+    "amqp:link:detach-forced": lambda told, what: ConnectionFailed(told.text or "It was ended."),
 }
 
 

@@ -1,0 +1,16 @@
+"""Received messages without a queue."""
+
+from datetime import UTC, datetime
+
+from posthouse import Message, MessageId, ProviderType, ReceiptHandle, ReceivedMessage
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def delivered(message: Message, *, number: int = 1, count: int = 1) -> ReceivedMessage:
+    """What a provider would hand out of a message that was sent."""
+    return ReceivedMessage(
+        message.message_id or MessageId(), message.body,
+        ReceiptHandle("r", NOW, ProviderType.IN_MEMORY), count, NOW, dict(message.attributes),
+        message.session_id, message.correlation_id, message.content_type, sequence_number=number,
+    )  # fmt: skip

@@ -1,0 +1,33 @@
+"""What docs/client.md shows has to work, and what there is has to be in it."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from posthouse import (
+    AwsSqsConfig,
+    AzureServiceBusConfig,
+    InMemoryConfig,
+    PosthouseConfig,
+    QueueConfig,
+)
+from posthouse.client import codecs
+
+TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_every_program_runs(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "_codecs", {})
+    exec(program, {"__name__": "example"})
+
+
+@pytest.mark.parametrize(
+    "kind", [QueueConfig, PosthouseConfig, AzureServiceBusConfig, AwsSqsConfig, InMemoryConfig]
+)
+def test_every_setting_is_told(kind: type[QueueConfig]) -> None:
+    missing = {each.name for each in fields(kind) if f"`{each.name}`" not in TEXT}
+    assert missing <= {"provider"}

@@ -1,0 +1,311 @@
+"""When to try again, and when to stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from posthouse import (
+    CircuitBreaker,
+    CircuitOpen,
+    ConnectionFailed,
+    ExponentialRetry,
+    FixedRetry,
+    LinearRetry,
+    MessageTooLarge,
+    NoRetry,
+    ProviderError,
+    QueueConfig,
+    QueueError,
+    QueueNotFound,
+    RetryByError,
+    RetryPolicy,
+    SessionLocked,
+    Throttled,
+    Timeout,
+)
+from posthouse.client import retry
+from posthouse.client.client import Calls
+
+LOST = ConnectionFailed("gone")
+
+
+class Chance:
+    """Chance that is told what to be, from -1 to 1."""
+
+    def __init__(self, where: float) -> None:
+        self._where = where
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2 + self._where * (high - low) / 2
+
+
+@pytest.fixture(autouse=True)
+def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_random", Chance(0))
+
+
+def delays(policy: RetryPolicy, error: QueueError = LOST) -> list[float | None]:
+    return [policy.delay(tries, error) for tries in range(1, 6)]
+
+
+def test_exponential_delays_double_up_to_the_most() -> None:
+    assert delays(ExponentialRetry(5, 0.1)) == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
+    assert delays(ExponentialRetry(5, 1, 10, most=50)) == [1, 10, 50, 50, 50]
+    assert ExponentialRetry(10_000, 1).delay(9_999, LOST) == 60  # no number is too large
+
+
+def test_linear_delays_grow_by_a_step() -> None:
+    assert delays(LinearRetry(5, 1, 0.5, most=2.2)) == [1, 1.5, 2, 2.2, 2.2]
+
+
+def test_fixed_delays_are_all_the_same_and_end() -> None:
+    assert delays(FixedRetry(3, 2.0)) == [2, 2, 2, None, None]
+
+
+def test_no_retry_is_none() -> None:
+    assert delays(NoRetry()) == [None] * 5
+
+
+def test_what_cannot_succeed_is_not_tried_again() -> None:
+    for error in (QueueNotFound("q"), MessageTooLarge(2, 1)):
+        assert ExponentialRetry().delay(1, error) is None
+
+
+def test_jitter_is_a_fifth_more_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    for where, wait in ((-1, 0.8), (1, 1.2)):
+        monkeypatch.setattr(retry, "_random", Chance(where))
+        assert ExponentialRetry(base=1.0).delay(1, LOST) == pytest.approx(wait)
+        assert LinearRetry(base=1.0).delay(1, LOST) == pytest.approx(wait)
+        assert FixedRetry(wait=1.0).delay(1, LOST) == 1.0
+    monkeypatch.undo()
+    found = {ExponentialRetry(base=1.0).delay(1, LOST) for _ in range(100)}
+    assert len(found) > 50
+    assert all(each is not None and 0.8 <= each <= 1.2 for each in found)
+
+
+def test_what_the_provider_says_about_waiting_goes_before_the_policy() -> None:
+    throttled = Throttled("AWS", "429", "slower", 7.0)
+    assert ExponentialRetry(base=1.0).delay(1, throttled) == 7.0
+    assert ExponentialRetry(base=10.0).delay(1, throttled) == 10.0
+    assert ExponentialRetry(base=1.0).delay(1, LOST) == 1.0  # a class's own hint does not
+
+
+def test_kinds_of_error_can_have_policies_of_their_own() -> None:
+    policy = RetryByError(
+        {ProviderError: FixedRetry(wait=1), Throttled: FixedRetry(wait=90)}, FixedRetry(wait=5)
+    )
+    assert policy.delay(1, ProviderError("AWS", "500", "x")) == 1
+    assert policy.delay(1, Throttled("AWS", "429", "x")) == 90
+    assert policy.delay(1, LOST) == 5
+    assert RetryByError({}).delay(1, LOST) is None
+
+
+def state(breaker: CircuitBreaker) -> str:
+    return breaker.state
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(clock: Clock) -> CircuitBreaker:
+    breaker = CircuitBreaker(3, 30.0, clock)
+    for _ in range(3):
+        assert state(breaker) == "closed"
+        breaker.check()
+        breaker.note(LOST)
+    return breaker
+
+
+def test_a_breaker_opens_after_failures_in_a_row() -> None:
+    breaker = opened(Clock())
+    assert state(breaker) == "open"
+    with pytest.raises(CircuitOpen) as caught:
+        breaker.check()
+    assert caught.value.retry_after == 30.0
+
+
+def test_a_success_in_between_begins_the_count_anew() -> None:
+    breaker = CircuitBreaker(2, 30.0, Clock())
+    for _ in range(5):
+        breaker.note(LOST)
+        breaker.note(None)
+    assert state(breaker) == "closed"
+
+
+def test_what_the_provider_refuses_is_no_outage() -> None:
+    breaker = CircuitBreaker(2, 30.0, Clock())
+    for refused in (QueueNotFound("q"), MessageTooLarge(2, 1), SessionLocked("s")):
+        breaker.note(refused)
+    assert state(breaker) == "closed"
+    for error in (Timeout(1), ProviderError("AWS", "503", "x")):
+        breaker.note(error)
+    assert state(breaker) == "open"
+
+
+def test_half_open_lets_one_call_through_and_a_success_closes() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += 30
+    assert state(breaker) == "half-open"
+    breaker.check()
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+    breaker.note(None)
+    assert state(breaker) == "closed"
+    breaker.check()
+    breaker.check()
+
+
+def test_half_open_opens_again_with_one_failure() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += 30
+    breaker.check()
+    breaker.note(LOST)
+    assert state(breaker) == "open"
+    clock.now += 29.9
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+
+
+def test_a_probe_that_was_cancelled_leaves_the_place_to_another() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += 30
+    breaker.check()
+    breaker.give_up()
+    breaker.check()
+
+
+def test_a_breaker_can_be_off() -> None:
+    breaker = CircuitBreaker(0, 30.0, Clock())
+    for _ in range(100):
+        breaker.note(LOST)
+    assert state(breaker) == "closed"
+
+
+class Failing:
+    """Fails in the ways that are given, then succeeds."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self._errors = list(errors)
+        self.tries = 0
+
+    async def __call__(self) -> str:
+        self.tries += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return "done"
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Delays between tries, which take no time."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return waits
+
+
+def made(attempt: Callable[[], Awaitable[Any]], calls: Calls, limit: float | None = None) -> Any:
+    return asyncio.run(calls.make("send", "orders", attempt, limit))
+
+
+def test_a_call_is_tried_again_until_it_succeeds(slept: list[float]) -> None:
+    calls = Calls(QueueConfig(), None)
+    assert made(Failing(LOST, Throttled("AWS", "429", "x", 7.0)), calls) == "done"
+    assert slept == [1.0, 7.0]
+    [figure] = calls.figures.all()
+    assert (figure.operation, figure.outcome, figure.count) == ("send", "ok", 1)
+
+
+def test_a_call_is_tried_so_often_and_then_fails_with_what_went_wrong(slept: list[float]) -> None:
+    calls = Calls(QueueConfig(max_retry_attempts=2, breaker_failures=0), None)
+    failing = Failing(*[ConnectionFailed(str(each)) for each in range(9)])
+    with pytest.raises(ConnectionFailed, match="2"):
+        made(failing, calls)
+    assert failing.tries == 3
+    assert slept == [1.0, 2.0]
+
+
+def test_a_wait_that_would_outlast_the_call_is_not_begun(slept: list[float]) -> None:
+    with pytest.raises(Throttled):
+        made(Failing(Throttled("AWS", "429", "x")), Calls(QueueConfig(), None), 10.0)
+    assert not slept
+
+
+def test_a_session_that_another_holds_is_not_waited_for(slept: list[float]) -> None:
+    with pytest.raises(SessionLocked):
+        made(Failing(SessionLocked("s")), Calls(QueueConfig(), None))
+    assert not slept
+
+
+def test_an_outage_makes_calls_fail_at_once_until_its_time_is_over(slept: list[float]) -> None:
+    clock = Clock()
+    calls = Calls(QueueConfig(breaker_failures=4), NoRetry())
+    calls.breaker = CircuitBreaker(4, 30.0, clock)
+    failing = Failing(*[LOST] * 4)
+    for _ in range(4):
+        with pytest.raises(ConnectionFailed):
+            made(failing, calls)
+    for _ in range(3):
+        with pytest.raises(CircuitOpen):
+            made(failing, calls)
+    assert failing.tries == 4
+    clock.now += 30
+    assert made(failing, calls) == "done"
+    assert state(calls.breaker) == "closed"
+    counted = {each.outcome: each.count for each in calls.figures.all()}
+    assert counted == {"ConnectionFailed": 4, "CircuitOpen": 3, "ok": 1}
+
+
+def test_the_tries_of_one_call_can_open_the_breaker(slept: list[float]) -> None:
+    calls = Calls(QueueConfig(breaker_failures=2, max_retry_attempts=9), None)
+    failing = Failing(*[LOST] * 9)
+    with pytest.raises(CircuitOpen) as caught:
+        made(failing, calls)
+    assert failing.tries == 2
+    assert caught.value.__context__ is LOST
+
+
+def test_a_call_that_takes_too_long_is_a_timeout() -> None:
+    calls = Calls(QueueConfig(breaker_failures=1), None)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Timeout) as caught:
+        made(never, calls, 0.001)
+    assert caught.value.duration == 0.001
+    assert state(calls.breaker) == "open"
+
+
+def test_what_is_cancelled_is_no_failure() -> None:
+    calls = Calls(QueueConfig(breaker_failures=1), None)
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def never() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(calls.make("send", "orders", never))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert state(calls.breaker) == "closed"
+    assert [each.outcome for each in calls.figures.all()] == ["cancelled"]
