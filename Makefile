@@ -6,6 +6,7 @@ SECONDS ?= 600
 BIN := .venv/bin
 # The Service Bus SDK before the present one, which speaks AMQP a little differently; what is tried with it.
 OLD := 7.14.3
+PYRIGHT := 1.1.414
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
@@ -33,11 +34,12 @@ test: .venv/ready .venv/js .venv/proton .venv/servicebus-$(OLD)
 	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(BY_CHANCE)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 
-check: .venv/ready
+check: .venv/ready .venv/pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if [ -e .venv/pyright ]; then .venv/pyright-npm/node_modules/.bin/pyright --warnings; fi
 
 bench: .venv/ready
 	$(BIN)/python -m bench.core
@@ -76,6 +78,13 @@ clean:
 	$(BIN)/python -m pip install --quiet -c constraints.txt --target $@ --upgrade \
 	  'pandas<3' grpcio grpcio-status googleapis-common-protos zstandard
 	touch $@
+
+# The type checker that users' editors run on the client, which is typed for them.
+.venv/pyright: | .venv/ready
+	@if ! command -v npm >/dev/null; then \
+	  echo "Node is missing: the client is not checked by pyright." >&2; test -z "$$CI"; \
+	else npm install --silent --no-save --no-package-lock --prefix .venv/pyright-npm pyright@$(PYRIGHT) \
+	  && touch $@; fi
 
 # Clients of other makers, with which the dialects are tested. Where they cannot be had their tests are
 # skipped, but not in CI.

@@ -70,8 +70,9 @@ def _encode(value: Any) -> tuple[bytes, str | None]:
         return bytes(value), None
     if isinstance(value, str) and not isinstance(value, Enum):
         return value.encode(), TEXT
-    if hasattr(type(value), "model_dump_json"):
-        return value.model_dump_json().encode(), JSON
+    dump = getattr(value, "model_dump_json", None)
+    if dump is not None:
+        return str(dump()).encode(), JSON
     return msgspec.json.encode(value), JSON
 
 

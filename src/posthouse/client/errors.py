@@ -5,6 +5,7 @@ where that is known. What the provider said is the error's `__cause__`, and a `P
 its code.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -115,7 +116,7 @@ class PartialFailure(QueueError):
     `failures` has what went wrong by the place in the batch, `ids` the ids of the others.
     """
 
-    def __init__(self, failures: dict[int, QueueError], ids: dict[int, str]) -> None:
+    def __init__(self, failures: dict[int, QueueError], ids: Mapping[int, str]) -> None:
         self.failures, self.ids = failures, ids
         self.is_transient = all(each.is_transient for each in failures.values())
         first = next(iter(failures.values()))
