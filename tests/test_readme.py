@@ -38,7 +38,7 @@ def commands(section: str) -> list[list[str]]:
     ]
 
 
-WITH_SDK, EXAMPLE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+WITH_CLIENT, WITH_SDK, EXAMPLE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_example_prints_what_it_says() -> None:
@@ -119,6 +119,8 @@ def test_the_first_minute_goes_as_it_is_told(newcomer: Newcomer) -> None:
         assert (message["id"], message["body"]) == ("p1", "a pen")
         rows = [json.loads(line) for line in feed.splitlines()]
         assert [row["body"] for row in rows if row["kind"] == "sent"] == ["a book", "a pen"]
+        said = run("-c", WITH_CLIENT.replace("@localhost", f"@localhost:{newcomer.port}"))
+        assert said.strip() == "b'a ruler'"
         said = run("-c", WITH_SDK.replace("sb://localhost", f"sb://localhost:{newcomer.port}"))
         assert said.strip() == "a pencil"
         [docs] = newcomer.types(["curl http://localhost:5300/docs"])

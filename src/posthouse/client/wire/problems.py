@@ -21,7 +21,8 @@ from posthouse.client.errors import (
 
 _PROVIDER = "posthouse"
 _TRANSIENT = frozenset((
-    "amqp:internal-error", "amqp:resource-limit-exceeded", "amqp:transaction:rollback", "amqp:transaction:timeout",
+    "amqp:internal-error", "amqp:resource-limit-exceeded", "amqp:transaction:rollback",
+    "amqp:transaction:timeout",
 ))  # fmt: skip
 
 # For a condition: from what was told, and what it was about.
