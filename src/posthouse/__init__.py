@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Unsupported,
         ValidationError,
     )
+    from posthouse.client.handling import Context, Outcome, Reject, Requeue
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
     from posthouse.client.names import MessageId, QueueName, SessionId
     from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         SyncTransaction,
         create_sync_client,
     )
+    from posthouse.client.worker import Worker
 
 _NAMES = {
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
@@ -72,6 +74,7 @@ _NAMES = {
         "SessionLocked", "SessionLockLost", "SessionNotFound", "Throttled", "Timeout",
         "Unsupported", "ValidationError",
     ),
+    "handling": ("Context", "Outcome", "Reject", "Requeue"),
     "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
     "names": ("MessageId", "QueueName", "SessionId"),
     "provider": ("Capabilities", "ProviderType", "SessionSupport"),
@@ -83,20 +86,22 @@ _NAMES = {
         "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
     ),
+    "worker": ("Worker",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
     "Capabilities", "CircuitBreaker", "CircuitOpen", "ConfigurationError", "ConnectionFailed",
-    "ExponentialRetry", "FixedRetry", "InMemoryConfig", "LinearRetry", "Message", "MessageId",
-    "MessageNotFound", "MessageTooLarge", "NoRetry", "PartialFailure", "PermissionDenied",
-    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
-    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "RetryByError",
-    "RetryPolicy", "SerializationError", "SessionClient", "SessionId", "SessionLockLost",
-    "SessionLocked", "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver",
-    "SyncSessionClient", "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported",
-    "ValidationError", "create_client", "create_sync_client", "create_test_client",
+    "Context", "ExponentialRetry", "FixedRetry", "InMemoryConfig", "LinearRetry", "Message",
+    "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "Outcome", "PartialFailure",
+    "PermissionDenied", "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient",
+    "QueueConfig", "QueueError", "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage",
+    "Receiver", "Reject", "Requeue", "RetryByError", "RetryPolicy", "SerializationError",
+    "SessionClient", "SessionId", "SessionLockLost", "SessionLocked", "SessionNotFound",
+    "SessionSupport", "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
+    "Throttled", "Timeout", "Transaction", "Unsupported", "ValidationError", "Worker",
+    "create_client", "create_sync_client", "create_test_client",
 ]  # fmt: skip
 
 
