@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Unsupported,
         ValidationError,
     )
-    from posthouse.client.handling import Context, Outcome, Reject, Requeue
+    from posthouse.client.handling import CallNext, Context, Outcome, Reject, Requeue
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
     from posthouse.client.names import MessageId, QueueName, SessionId
     from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
@@ -74,7 +74,7 @@ _NAMES = {
         "SessionLocked", "SessionLockLost", "SessionNotFound", "Throttled", "Timeout",
         "Unsupported", "ValidationError",
     ),
-    "handling": ("Context", "Outcome", "Reject", "Requeue"),
+    "handling": ("CallNext", "Context", "Outcome", "Reject", "Requeue"),
     "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
     "names": ("MessageId", "QueueName", "SessionId"),
     "provider": ("Capabilities", "ProviderType", "SessionSupport"),
@@ -92,7 +92,8 @@ _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
-    "Capabilities", "CircuitBreaker", "CircuitOpen", "ConfigurationError", "ConnectionFailed",
+    "CallNext", "Capabilities", "CircuitBreaker", "CircuitOpen", "ConfigurationError",
+    "ConnectionFailed",
     "Context", "ExponentialRetry", "FixedRetry", "InMemoryConfig", "LinearRetry", "Message",
     "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "Outcome", "PartialFailure",
     "PermissionDenied", "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient",

@@ -63,7 +63,7 @@ class Run:
         self.client = client
         self.home = home
         self.stop = asyncio.Event()
-        self.is_over = False  # nothing is settled any more
+        self.is_over = False  # nothing is settled or counted any more
         self.figures = {each: Figures() for each in queues}
         self._hands = hands
         self._middleware = middleware
@@ -76,7 +76,8 @@ class Run:
             outcome = await work
         else:
             outcome = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._hands))
-        self._note(route, context, outcome)
+        if not self.is_over:
+            self._note(route, context, outcome)
         return outcome
 
     def cancel(self, route: Route, context: Context) -> None:

@@ -126,6 +126,11 @@ class Worker:
     def queues(self) -> list[str]:
         return [queue for queue, _ in self._routes]
 
+    @property
+    def config(self) -> QueueConfig | QueueClient | str | None:
+        """What it was made with."""
+        return self._config
+
     # While it runs.
 
     @property
@@ -220,14 +225,27 @@ class Worker:
             for each in routes
         ]
 
-        async def start() -> None:
-            for each in intakes:
-                await each.start()
+        started = asyncio.Event()
+        draining: list[asyncio.Task[bool]] = []
 
         async def drain() -> bool:
-            run.stop.set()
+            await run.stop.wait()
+            await started.wait()
             ends = await asyncio.gather(*[each.drain(self._drain_seconds) for each in intakes])
             return all(ends)
+
+        async def start() -> None:
+            # It is drained from its home, also while a handler computes on the other loop.
+            draining.append(asyncio.create_task(drain()))
+            try:
+                for each in intakes:
+                    await each.start()
+            finally:
+                started.set()
+
+        async def end() -> bool:
+            run.stop.set()
+            return await draining[0]
 
         self._is_drained = False
         try:
@@ -237,7 +255,7 @@ class Worker:
                       extra={"event": "worker.ready", "queues": queues})  # fmt: skip
             yield
         finally:
-            self._is_drained = await run.home.call(drain())
+            self._is_drained = await run.home.call(end())
             _log.info("Every handler came to its end." if self._is_drained else
                       "Some handlers did not come to their end.",
                       extra={"event": "worker.stopped", "drained": self._is_drained})  # fmt: skip
