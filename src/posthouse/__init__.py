@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Unsupported,
         ValidationError,
     )
+    from posthouse.client.handling import CallNext, Context, Outcome, Reject, Requeue
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
     from posthouse.client.names import MessageId, QueueName, SessionId
     from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         create_sync_client,
     )
     from posthouse.client.telemetry import processing
+    from posthouse.client.worker import Worker
 
 _NAMES = {
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
@@ -92,6 +94,7 @@ _NAMES = {
         "SessionLocked", "SessionLockLost", "SessionNotFound", "Throttled", "Timeout",
         "Unsupported", "ValidationError",
     ),
+    "handling": ("CallNext", "Context", "Outcome", "Reject", "Requeue"),
     "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
     "names": ("MessageId", "QueueName", "SessionId"),
     "provider": ("Capabilities", "ProviderType", "SessionSupport"),
@@ -104,23 +107,24 @@ _NAMES = {
         "create_sync_client",
     ),
     "telemetry": ("processing",),
+    "worker": ("Worker",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
+    "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge", "CallNext",
     "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression", "ConfigurationError",
-    "ConnectionFailed", "Encryption", "EncryptionError", "ExponentialRetry", "FixedRetry",
-    "InMemoryConfig", "InvalidEnvelope", "KeyNotFound", "LinearRetry", "Message", "MessageExpired",
-    "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "NonceReused", "NotAuthentic",
-    "PartialFailure", "PermissionDenied", "PlaintextRefused", "PosthouseConfig", "ProviderError",
-    "ProviderType", "QueueClient", "QueueConfig", "QueueError", "QueueName", "QueueNotFound",
-    "ReceiptHandle", "ReceivedMessage", "Receiver", "RetryByError", "RetryPolicy",
-    "SerializationError", "SessionClient", "SessionId", "SessionLockLost", "SessionLocked",
-    "SessionNotFound", "SessionSupport", "SyncQueueClient", "SyncReceiver", "SyncSessionClient",
-    "SyncTransaction", "Throttled", "Timeout", "Transaction", "Unsupported", "UnsupportedVersion",
-    "ValidationError", "create_client", "create_sync_client", "create_test_client",
-    "processing", "register_codec",
+    "ConnectionFailed", "Context", "Encryption", "EncryptionError", "ExponentialRetry",
+    "FixedRetry", "InMemoryConfig", "InvalidEnvelope", "KeyNotFound", "LinearRetry", "Message",
+    "MessageExpired", "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "NonceReused",
+    "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied", "PlaintextRefused",
+    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
+    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "Reject",
+    "Requeue", "RetryByError", "RetryPolicy", "SerializationError", "SessionClient", "SessionId",
+    "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport", "SyncQueueClient",
+    "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled", "Timeout", "Transaction",
+    "Unsupported", "UnsupportedVersion", "ValidationError", "Worker", "create_client",
+    "create_sync_client", "create_test_client", "processing", "register_codec",
 ]  # fmt: skip
 
 

@@ -64,6 +64,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_access(rooms)
     _add_store(rooms)
     _add_pipeline(rooms)
+    _add_worker(rooms)
     _add_tools(rooms, settings=settings)
     return parser
 
@@ -626,6 +627,20 @@ def _add_out(made: argparse.ArgumentParser, folder: str) -> None:
                       help=f"where the page and the tables go (posthouse-{folder})")  # fmt: skip
     made.add_argument("--format", choices=("parquet", "csv", "json"), default="parquet",
                       help="of the tables")  # fmt: skip
+
+
+def _add_worker(rooms: Rooms) -> None:
+    made = _action(
+        rooms, "worker", "worker:worker", "run a worker: functions that handle messages",
+        "posthouse worker shop.orders:app --url posthouse://localhost",
+    )  # fmt: skip
+    made.add_argument("app", metavar="MODULE:APP", help="where a posthouse.Worker is")
+    made.add_argument("--url", help="which broker, before what the worker says itself"
+                      " (POSTHOUSE_CLIENT_URL)")  # fmt: skip
+    made.add_argument("--concurrency", type=_positive, metavar="N",
+                      help="messages, or sessions, that each handler has at a time")  # fmt: skip
+    made.add_argument("--reload", action="store_true", help="start again when its code changes")
+    made.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_tools(rooms: Rooms, *, settings: bool) -> None:

@@ -4,10 +4,7 @@ Nothing is written twice. `_waits` makes of an async method one that runs it on 
 that all clients of the process share, with the same name, parameters and types.
 """
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
 from functools import update_wrapper
@@ -18,6 +15,7 @@ from posthouse.client.client import QueueClient, Receiver, SessionClient, Transa
 from posthouse.client.config import QueueConfig
 from posthouse.client.create import create_client
 from posthouse.client.figures import Figures
+from posthouse.client.home import SHARED, Home
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.names import SessionId
 from posthouse.client.provider import Capabilities, ProviderType
@@ -32,44 +30,20 @@ T = TypeVar("T")
 Twin = TypeVar("Twin")
 
 
-class _Loop:
-    """One loop in one thread, begun when it is first needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(
-                    target=self._loop.run_forever, name="posthouse-client", daemon=True
-                )
-                thread.start()
-        running: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:
-            running.cancel()  # who is interrupted does not leave it running
-            raise
-
-
-_loop = _Loop()
-
-
 class _Sync:
     """What is behind a twin: the async object that does the work."""
 
-    def __init__(self, twin: Any) -> None:
+    def __init__(self, twin: Any, home: Home = SHARED) -> None:
         self._twin = twin
+        self._home = home
 
 
 def _waits(
     method: Callable[Concatenate[Twin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _loop.run(method(self._twin, *args, **kwargs))
+        home: Home = self._home
+        return home.run(method(self._twin, *args, **kwargs))
 
     update_wrapper(wait, method)
     return wait
@@ -202,27 +176,27 @@ class SyncQueueClient(_Sync):
         self, queue: str, session_id: str | None = None, timeout: float | None = None
     ) -> SyncSessionClient | None:
         held = self._accept(queue, session_id, timeout)
-        return None if held is None else SyncSessionClient(held)
+        return None if held is None else SyncSessionClient(held, self._home)
 
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
     ) -> SyncReceiver:
         twin = self._twin.receiver(queue, prefetch=prefetch, dead_letter=dead_letter)
-        return SyncReceiver(twin)
+        return SyncReceiver(twin, self._home)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncTransaction]:
         twin = self._twin.transaction()
-        begun = _loop.run(twin.__aenter__())
+        begun = self._home.run(twin.__aenter__())
         try:
-            yield SyncTransaction(begun)
+            yield SyncTransaction(begun, self._home)
         except BaseException as error:
-            _loop.run(twin.__aexit__(type(error), error, error.__traceback__))
+            self._home.run(twin.__aexit__(type(error), error, error.__traceback__))
             raise
-        _loop.run(twin.__aexit__(None, None, None))
+        self._home.run(twin.__aexit__(None, None, None))
 
     def __enter__(self) -> "SyncQueueClient":
-        _loop.run(self._twin.__aenter__())
+        self._home.run(self._twin.__aenter__())
         return self
 
     def __exit__(
@@ -250,4 +224,4 @@ def create_sync_client(
             environment=environment,
         )  # fmt: skip
 
-    return SyncQueueClient(_loop.run(make()))
+    return SyncQueueClient(SHARED.run(make()))

@@ -1,0 +1,107 @@
+"""Running a worker: finding it, and saying what came of it."""
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posthouse.cli.codes import FAILED, NOT_ALLOWED, NOT_FOUND, OK, USAGE, fail, say
+
+if TYPE_CHECKING:
+    from posthouse.client.worker import Worker
+
+
+class Missing(Exception):
+    """What was named cannot be run; the text says why, the code is the process's."""
+
+    def __init__(self, text: str, code: int = NOT_FOUND) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def worker(options: argparse.Namespace) -> int:
+    from posthouse.server.log import set_up
+
+    set_up("json" if options.json else "auto", "info", colour="NO_COLOR" not in os.environ)
+    try:
+        if options.reload:
+            from posthouse.cli.reload import watch
+
+            return watch(options)
+        return _run(options)
+    except Missing as error:
+        return fail(str(error), error.code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from posthouse.client import errors
+
+    app = find(options.app)
+    if options.url is None and app.config is None and "POSTHOUSE_CLIENT_URL" not in os.environ:
+        raise Missing(
+            "Nobody says which broker: give --url posthouse://localhost, or POSTHOUSE_CLIENT_URL.",
+            USAGE,
+        )
+    try:
+        is_drained = asyncio.run(app.run(options.url, concurrency=options.concurrency))
+    except errors.QueueNotFound as error:
+        return fail(str(error), NOT_FOUND)
+    except (errors.PermissionDenied, errors.AuthenticationFailed) as error:
+        return fail(str(error), NOT_ALLOWED)
+    except (errors.ConfigurationError, errors.ValidationError) as error:
+        return fail(str(error), USAGE)
+    except errors.QueueError as error:
+        return fail(str(error), FAILED)
+    if options.json:
+        queues = {
+            queue: {
+                each.outcome: {"count": each.count, "seconds": round(each.seconds, 3)}
+                for each in figures.all()
+            }
+            for queue, figures in app.figures.items()
+        }
+        say(json.dumps({"drained": is_drained, "queues": queues}))
+    if is_drained:
+        return OK
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)  # without waiting for threads in which handlers still are
+
+
+def find(target: str) -> "Worker":
+    """Raises Missing. What goes wrong inside of the module is its own, and is raised as it is."""
+    from posthouse.client.worker import Worker
+
+    module_name, name = split(target)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise Missing(
+            f"There is no module {error.name}; it was looked for in {here} too."
+        ) from error
+    found = getattr(module, name, None)
+    if isinstance(found, Worker):
+        return found
+    there = [each for each, value in vars(module).items() if isinstance(value, Worker)]
+    advice = f" There is {module_name}:{there[0]}." if there else ""
+    if found is None:
+        raise Missing(f"There is no {name} in {module_name}.{advice}")
+    raise Missing(f"{target} is no posthouse.Worker but {type(found).__name__}.{advice}", USAGE)
+
+
+def split(target: str) -> tuple[str, str]:
+    """Raises Missing."""
+    module, colon, name = target.partition(":")
+    words = [*module.split("."), name or "app"]
+    if not all(map(str.isidentifier, words)) or (colon and not name):
+        raise Missing(f"{target} must be MODULE:NAME, as in shop.orders:app.", USAGE)
+    return module, name or "app"

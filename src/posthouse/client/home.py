@@ -1,0 +1,46 @@
+"""Where a client lives: the loop on which everything of it happens, whoever asks."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Home:
+    """A loop that is there, or one in a thread of its own, begun when it is first needed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._lock = threading.Lock()
+        self._loop = loop
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._loop.run_forever, name="posthouse-client", daemon=True
+                )
+                thread.start()
+            return self._loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """From a thread without a loop, or at least another one; it waits."""
+        running: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()  # who is interrupted does not leave it running
+            raise
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """From any loop."""
+        if asyncio.get_running_loop() is self.loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+SHARED = Home()  # of all clients of the process that have no loop of their own
