@@ -189,15 +189,20 @@ class Broker:
                     schedule.queue, schedule.name, schedule.when, message, schedule.zone
                 ))  # fmt: skip
         for principal in declared.principals:
-            if not self._is_as_declared(principal, world.accounts.get(principal.name)):
-                keys = [self.guard.seal(principal.name, principal.key)]
-                new = principal.name not in world.accounts
-                command_ = SetAccount(principal.name, principal.grants, keys, new)
+            account = world.accounts.get(principal.name)
+            if not self._is_as_declared(principal, account):
+                if principal.key is None and account is not None:
+                    keys = account.keys
+                else:
+                    keys = [self.guard.seal(principal.name, principal.key or new_key())]
+                command_ = SetAccount(principal.name, principal.grants, keys, account is None)
                 await engine.ask(BROKER, "", command_)
 
     def _is_as_declared(self, declared: PrincipalDeclared, account: Account | None) -> bool:
         if account is None or account.grants != list(declared.grants):
             return False
+        if declared.key is None:
+            return True
         keys = self.guard.keys({account.name: account}, account.name)
         return keys[:1] == [declared.key]
 
