@@ -30,8 +30,8 @@ from posthouse.core.commands import (
     Send,
     Work,
 )
-from posthouse.core.errors import Refused, Unauthenticated
-from posthouse.core.message import Properties
+from posthouse.core.errors import Refused, Throttled, Unauthenticated
+from posthouse.core.message import NewMessage, Properties
 from posthouse.core.model import Lock
 from posthouse.core.plan import Delivered
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
@@ -40,7 +40,8 @@ from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Slot
+from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun, Run
+from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Result, Slot
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
     JOB_BYTES,
@@ -116,6 +117,7 @@ class Peer:
         self._until = credentials.FOR_EVER  # when its credentials end
         self._tries = 0
         self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
+        self._run: Run | None = None  # what is gathered while there is more to look at
         self._worker = ""
         self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
         self._unanswered_bytes = self._held_bytes = 0
@@ -216,11 +218,13 @@ class Peer:
             self._unanswered_bytes += slot.size
             self._do(slot, frame)
             count += 1
+        self._end_run()
         self._count_held(decoder.held_bytes, is_new=count > 0)
         return count >= COMMANDS_MAX
 
     def _say_last(self, text: str) -> None:
         """Behind what is to be answered yet."""
+        self._end_run()
         self.end()
         slot = Slot(self, Frame(b"", b""))
         self._slots.append(slot)
@@ -233,8 +237,16 @@ class Peer:
             and self._unanswered_bytes < UNANSWERED_BYTES_MAX and not self._is_paused
         )  # fmt: skip
 
+    def _end_run(self) -> None:
+        """What was gathered is asked for, before anything else is."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._ask(run.command(), run)
+
     def _do(self, slot: Slot, frame: Frame) -> None:
         word = frame.word
+        if self._run is not None and word not in _IN_RUNS:
+            self._end_run()
         try:
             if self._principal is None and word != b"AUTH":
                 self.end()
@@ -255,9 +267,9 @@ class Peer:
         if slow is None:
             raise Failed(_unknown(word))
         call = Call(self.desk, self._principal, self._line.address, word, frame.payload)
-        self._busy = self._loop.create_task(self._run(slot, slow, call))
+        self._busy = self._loop.create_task(self._take_steps(slot, slow, call))
 
-    async def _run(self, slot: Slot, slow: orders.Order, call: Call) -> None:
+    async def _take_steps(self, slot: Slot, slow: orders.Order, call: Call) -> None:
         try:
             payload = await slow(call)
             if len(payload) > FRAME_BYTES_MAX - 64:
@@ -281,10 +293,19 @@ class Peer:
             self._go_on_soon()
 
     def submit(self, slot: Slot, command: Command) -> None:
+        self._end_run()
+        self._ask(command, slot)
+
+    def _ask(self, command: Command, reply: Callable[[Result], None]) -> None:
+        """The reply is called once, also where it is not asked for."""
         assert self._principal is not None
         desk = self.desk
-        desk.charge_for(self._line.address, command)
-        desk.engine.submit(self._principal, desk.settings.namespace, command, slot)
+        try:
+            desk.charge_for(self._line.address, command)
+        except Throttled as throttled:
+            reply(throttled)
+            return
+        desk.engine.submit(self._principal, desk.settings.namespace, command, reply)
 
     # Answering.
 
@@ -393,12 +414,33 @@ class Peer:
         assert self._principal is not None
         desk.make_queue(self._principal, "send", queue)
         slot.says(task.id.encode())
+        if form.transaction_id is None and not task.key and self._gathers(queue, task.message):
+            assert isinstance(self._run, PushRun)
+            self._run.add(slot, task.message)
+            return
         send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
         if form.transaction_id is None:
             self.submit(slot, send)
         else:
+            self._end_run()
             orders.check_is_new(desk, queue, task.key)
             self.submit(slot, self._in(slot, form.transaction_id, send))
+
+    def _gathers(self, name: str, message: NewMessage) -> bool:
+        """Whether a task can go with those before it: where none would be refused for another."""
+        queue, run = self.desk.state.queues.get(name), self._run
+        if (
+            queue is None or message.group is not None or message.ttl_ms is not None
+            or self.desk.engine.throttle.is_on or queue.properties.status != "active"
+            or queue.properties.max_message_bytes is not None or queue.properties.requires_session
+        ):  # fmt: skip
+            return False
+        most = queue.properties.max_messages
+        if isinstance(run, PushRun) and run.queue == name and not run.is_full:
+            return most is None or sum(queue.counts) + len(run.slots) < most
+        self._end_run()
+        self._run = PushRun(self, name)
+        return True
 
     def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
         assert self._principal is not None
@@ -429,7 +471,7 @@ class Peer:
         async def push(call: Call) -> bytes:
             return orders.batch_told(await orders.push_together(call, into))
 
-        self._busy = self._loop.create_task(self._run(slot, push, call))
+        self._busy = self._loop.create_task(self._take_steps(slot, push, call))
 
     # Pulling.
 
@@ -451,9 +493,27 @@ class Peer:
             desk.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
             return
+        if slot.is_batch:
+            self._end_run()
+            self._ask(self._receive_of(queue, limit), slot)
+            return
+        run = self._run
+        if not isinstance(run, PullRun) or run.queue != queue or len(run.slots) >= RUN_MAX:
+            self._end_run()
+            one = self._receive_of(queue, 1)
+            run = self._run = PullRun(self, queue, one.receiver, one.bound)
+        run.slots.append(slot)
+
+    def _receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
-        number = desk.engine.new_receiver()
-        self.submit(slot, Receive(queue, number, limit, bound=bound, by_id=True))
+        return Receive(queue, self.desk.engine.new_receiver(), limit, bound=bound, by_id=True)
+
+    def pull_again(self, slot: PullSlot) -> None:
+        """What it should have had may have been too much for one answer."""
+        if self._is_gone:
+            slot.fill(b"", b"NO_JOB")
+        else:
+            self._ask(self._receive_of(slot.on, 1), slot)
 
     def pulled(self, slot: Slot, deliveries: Sequence[Delivery], *, batch: bool) -> None:
         queue = slot.on
@@ -515,12 +575,25 @@ class Peer:
     def _ack(self, slot: Slot, payload: bytes) -> None:
         assert isinstance(slot, AckSlot)
         form = _settled(payload)
+        if not isinstance(self._run, AckRun):
+            self._end_run()
         token, lock = self._held(form.task_id)
+        if isinstance(self._run, AckRun) and token in self._run.slots:
+            self._end_run()  # it is over when this is asked
+            token, lock = self._held(form.task_id)
         slot.since_ms = self.desk.now_ms
         slot.on = queue = "" if lock is None else lock.queue.name
         if lock is not None:
             slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
-        self._end(slot, form, Complete(queue, [token]), b"Task acknowledged")
+        if lock is None or form.transaction_id is not None:
+            self._end(slot, form, Complete(queue, [token]), b"Task acknowledged")
+            return
+        slot.says(b"Task acknowledged")
+        run = self._run
+        if not isinstance(run, AckRun) or run.queue != queue or len(run.slots) >= RUN_MAX:
+            self._end_run()
+            run = self._run = AckRun(self, queue)
+        run.slots[token] = slot
 
     def _nack(self, slot: Slot, payload: bytes) -> None:
         form = _settled(payload)
@@ -617,6 +690,7 @@ _SLOTS: dict[bytes, type[Slot]] = {
     b"PULL_BATCH": PullSlot,
     b"PUSH_BATCH": BatchSlot,
 }
+_IN_RUNS = frozenset((b"PUSH", b"PULL", b"ACK"))
 _HOT: dict[bytes, Callable[[Peer, Any, bytes], None]] = {
     b"AUTH": Peer._auth,
     b"PUSH": Peer._push,

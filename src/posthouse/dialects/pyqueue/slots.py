@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from posthouse.core.commands import Answer, Delivery, Enqueued, Received
+from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Received
 from posthouse.core.errors import Refused, TransactionLost
 from posthouse.dialects.pyqueue import orders
 from posthouse.dialects.pyqueue.codec import Frame, encode
@@ -22,6 +22,10 @@ class Asker(Protocol):
     def answered(self, slot: "Slot") -> None: ...
 
     def pulled(self, slot: "Slot", deliveries: Sequence[Delivery], *, batch: bool) -> None: ...
+
+    def submit(self, slot: "Slot", command: Command) -> None: ...
+
+    def pull_again(self, slot: "PullSlot") -> None: ...
 
     def end(self) -> None: ...
 
