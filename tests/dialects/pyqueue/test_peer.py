@@ -15,7 +15,7 @@ from posthouse.core.errors import REFUSALS
 from posthouse.core.message import Envelope, NewMessage, decode_envelope, encode_envelope
 from posthouse.core.model import QueueProperties
 from posthouse.dialects.pyqueue import peer as peers
-from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, encode
+from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Frame, encode
 from posthouse.dialects.pyqueue.refusals import CODES
 from tests.dialects.pyqueue.client import frame
 from tests.dialects.pyqueue.rig import START_MS, Client, Rig
@@ -141,6 +141,85 @@ def test_an_answer_has_the_form_of_what_it_answers() -> None:
         client = rig.connect()
         [first, second] = await client.say(encode(b"PING", binary=True) + frame("PING"))
         assert (first.binary, second.binary) == (True, False)
+
+    with_rig(work)
+
+
+def words(answers: list[Frame]) -> list[str]:
+    return [each.word.decode() for each in answers]
+
+
+def test_a_pipelined_pull_sees_the_push_before_it_and_an_acknowledgement_the_pull() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        id = await client.push("1", queue="q")
+        pull, push = frame("PULL", {"queue": "q"}), frame("PUSH", {"payload": "2", "queue": "q"})
+        asked = [pull, frame("ACK", id), pull, push, pull, pull, frame("ACK", id), frame("ACK", id)]
+        answers = await client.say(b"".join(asked))
+        assert words(answers) == ["JOB", "OK", "NO_JOB", "OK", "JOB", "NO_JOB", "ERROR", "ERROR"]
+
+    with_rig(work)
+
+
+def test_what_is_gathered_is_answered_one_by_one() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        ids = [await client.push(str(n), queue="ab"[n % 2]) for n in range(8)]
+        pulls = frame("PULL", {"queue": "a"}) * 3 + frame("PULL_BATCH", {"queue": "a", "count": 3})
+        answers = await client.say(pulls + frame("PULL", {"queue": "b"}) * 4)
+        assert words(answers) == ["JOB"] * 3 + ["JOB_BATCH"] + ["JOB"] * 4
+        jobs = [json.loads(each.payload) for each in answers]
+        assert [each["payload"] for each in jobs[:3]] == ["0", "2", "4"]
+        assert [each["payload"] for each in jobs[3]["jobs"]] == ["6"]
+        assert [each["payload"] for each in jobs[4:]] == ["1", "3", "5", "7"]
+        acks = [frame("ACK", id) for id in (ids[0], "none", ids[2], ids[0], ids[1], ids[4])]
+        pulls = [frame("PULL", {"queue": "a"})] * len(acks)
+        mixed = b"".join(ack + pull for ack, pull in zip(acks, pulls, strict=True))
+        said = words(await client.say(mixed))
+        assert said[::2] == ["OK", "ERROR", "OK", "ERROR", "OK", "OK"]
+        assert set(said[1::2]) == {"NO_JOB"}
+        assert (await client.ok("STATS"))["processing"] == 4
+
+    with_rig(work)
+
+
+def test_of_pipelined_pushes_those_are_taken_for_which_there_is_room() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        push = frame("PUSH", {"payload": "x", "queue": "q"})
+        answers = await client.say(push * 5 + frame("PULL", {"queue": "q"}) + push)
+        assert words(answers) == ["OK"] * 3 + ["ERROR"] * 2 + ["JOB", "ERROR"]
+        assert answers[3].payload == b"Queue 'q' is at capacity (3/3)"
+
+    with_rig(work, depth=3)
+
+
+def test_pushes_of_every_kind_keep_their_order_in_a_pipeline() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        more: list[dict[str, Any]] = [
+            {}, {"idempotency_key": "k"}, {}, {"ttl": 60}, {}, {"idempotency_key": "k"}, {},
+            {"priority": "URGENT"}, {},
+        ]  # fmt: skip
+        asked = [frame("PUSH", {"payload": str(n), **each}) for n, each in enumerate(more)]
+        said = words(await client.say(b"".join(asked)))
+        assert said == ["OK"] * 5 + ["ERROR", "OK", "ERROR", "OK"]
+        found = [(await client.pull())["payload"] for _ in range(7)]
+        assert found == ["0", "1", "2", "3", "4", "6", "8"]
+
+    with_rig(work)
+
+
+def test_large_tasks_that_are_pulled_in_a_pipeline_all_come() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        for number in range(8):
+            await client.push(str(number) * (5 << 20))
+        answers = await client.say(frame("PULL") * 9)
+        while len(answers) < 9:
+            await rig.settle()
+            answers += client.heard()
+        assert words(answers) == ["JOB"] * 8 + ["NO_JOB"]
 
     with_rig(work)
 

@@ -40,7 +40,7 @@ from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun, Run
+from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun
 from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Result, Slot
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
@@ -117,7 +117,10 @@ class Peer:
         self._until = credentials.FOR_EVER  # when its credentials end
         self._tries = 0
         self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
-        self._run: Run | None = None  # what is gathered while there is more to look at
+        # What is gathered while there is more to look at. Acknowledgements go before pulls that
+        # came between them, of which they cannot be; never before pushes, which must not be lost.
+        self._run: PushRun | PullRun | None = None
+        self._acks: AckRun | None = None
         self._worker = ""
         self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
         self._unanswered_bytes = self._held_bytes = 0
@@ -239,13 +242,16 @@ class Peer:
 
     def _end_run(self) -> None:
         """What was gathered is asked for, before anything else is."""
+        acks, self._acks = self._acks, None
         run, self._run = self._run, None
+        if acks is not None:
+            self._ask(acks.command(), acks)
         if run is not None:
             self._ask(run.command(), run)
 
     def _do(self, slot: Slot, frame: Frame) -> None:
         word = frame.word
-        if self._run is not None and word not in _IN_RUNS:
+        if word not in _IN_RUNS:
             self._end_run()
         try:
             if self._principal is None and word != b"AUTH":
@@ -436,7 +442,7 @@ class Peer:
         ):  # fmt: skip
             return False
         most = queue.properties.max_messages
-        if isinstance(run, PushRun) and run.queue == name and not run.is_full:
+        if isinstance(run, PushRun) and run.queue == name and not run.is_full:  # so no acks
             return most is None or sum(queue.counts) + len(run.slots) < most
         self._end_run()
         self._run = PushRun(self, name)
@@ -487,22 +493,19 @@ class Peer:
         assert isinstance(slot, PullSlot)
         assert self._principal is not None
         slot.on = queue
-        slot.is_batch = slot.word == b"PULL_BATCH"
+        slot.limit = limit
         desk = self.desk
         if queue not in desk.state.queues:
             desk.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
             return
-        if slot.is_batch:
-            self._end_run()
-            self._ask(self._receive_of(queue, limit), slot)
-            return
         run = self._run
-        if not isinstance(run, PullRun) or run.queue != queue or len(run.slots) >= RUN_MAX:
-            self._end_run()
+        if not isinstance(run, PullRun) or run.queue != queue or run.limit >= RUN_MAX:
+            if run is not None:
+                self._end_run()
             one = self._receive_of(queue, 1)
             run = self._run = PullRun(self, queue, one.receiver, one.bound)
-        run.slots.append(slot)
+        run.add(slot)
 
     def _receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
@@ -513,9 +516,9 @@ class Peer:
         if self._is_gone:
             slot.fill(b"", b"NO_JOB")
         else:
-            self._ask(self._receive_of(slot.on, 1), slot)
+            self._ask(self._receive_of(slot.on, slot.limit), slot)
 
-    def pulled(self, slot: Slot, deliveries: Sequence[Delivery], *, batch: bool) -> None:
+    def pulled(self, slot: Slot, deliveries: Sequence[Delivery]) -> None:
         queue = slot.on
         if self._is_gone:  # nobody is there to work on them
             self._give_back(queue, deliveries)
@@ -536,7 +539,7 @@ class Peer:
             jobs.append(job)
         if not jobs:
             slot.fail("The task is too large to be pulled, and was moved to DLQ")
-        elif batch:
+        elif slot.word == b"PULL_BATCH":
             told = b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
             slot.fill(told, b"JOB_BATCH")
         else:
@@ -574,12 +577,12 @@ class Peer:
 
     def _ack(self, slot: Slot, payload: bytes) -> None:
         assert isinstance(slot, AckSlot)
-        form = _settled(payload)
-        if not isinstance(self._run, AckRun):
+        form, acks = _settled(payload), self._acks
+        if isinstance(self._run, PushRun):
             self._end_run()
         token, lock = self._held(form.task_id)
-        if isinstance(self._run, AckRun) and token in self._run.slots:
-            self._end_run()  # it is over when this is asked
+        if lock is None or (acks is not None and token in acks.slots):
+            self._end_run()  # what was asked before may give it, or has ended it
             token, lock = self._held(form.task_id)
         slot.since_ms = self.desk.now_ms
         slot.on = queue = "" if lock is None else lock.queue.name
@@ -589,11 +592,11 @@ class Peer:
             self._end(slot, form, Complete(queue, [token]), b"Task acknowledged")
             return
         slot.says(b"Task acknowledged")
-        run = self._run
-        if not isinstance(run, AckRun) or run.queue != queue or len(run.slots) >= RUN_MAX:
+        acks = self._acks
+        if acks is None or acks.queue != queue or len(acks.slots) >= RUN_MAX:
             self._end_run()
-            run = self._run = AckRun(self, queue)
-        run.slots[token] = slot
+            acks = self._acks = AckRun(self, queue)
+        acks.slots[token] = slot
 
     def _nack(self, slot: Slot, payload: bytes) -> None:
         form = _settled(payload)
@@ -690,7 +693,7 @@ _SLOTS: dict[bytes, type[Slot]] = {
     b"PULL_BATCH": PullSlot,
     b"PUSH_BATCH": BatchSlot,
 }
-_IN_RUNS = frozenset((b"PUSH", b"PULL", b"ACK"))
+_IN_RUNS = frozenset((b"PUSH", b"PULL", b"PULL_BATCH", b"ACK"))
 _HOT: dict[bytes, Callable[[Peer, Any, bytes], None]] = {
     b"AUTH": Peer._auth,
     b"PUSH": Peer._push,

@@ -81,27 +81,30 @@ class PullRun(Run):
     def __init__(self, peer: Asker, queue: str, receiver: int, bound: int) -> None:
         super().__init__(peer, queue)
         self.slots: list[PullSlot] = []
+        self.limit = 0
         self.receiver = receiver
         self.bound = bound
 
+    def add(self, slot: PullSlot) -> None:
+        self.slots.append(slot)
+        self.limit += slot.limit
+
     def command(self) -> Receive:
-        count = len(self.slots)
-        return Receive(self.queue, self.receiver, count, bound=self.bound, by_id=True)
+        return Receive(self.queue, self.receiver, self.limit, bound=self.bound, by_id=True)
 
     def __call__(self, answer: Result) -> None:
         if not isinstance(answer, Received):
             for slot in self.slots:
                 slot(answer)
             return
-        given = answer.deliveries
-        for slot, delivery in zip(self.slots, given, strict=False):
-            slot(Received([delivery]))
-        is_cut = sum(_body_bytes(each) for each in given) > _CUT_BYTES
-        for slot in self.slots[len(given) :]:
-            if is_cut:
-                self.peer.pull_again(slot)
+        given, at = answer.deliveries, 0
+        is_cut = sum(map(_body_bytes, given)) > _CUT_BYTES
+        for slot in self.slots:
+            mine, at = given[at : at + slot.limit], at + slot.limit
+            if mine or not is_cut:
+                slot(Received(mine))
             else:
-                slot(Received([]))
+                self.peer.pull_again(slot)
 
 
 def _body_bytes(delivery: Delivery) -> int:

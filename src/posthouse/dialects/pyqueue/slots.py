@@ -21,7 +21,7 @@ class Asker(Protocol):
 
     def answered(self, slot: "Slot") -> None: ...
 
-    def pulled(self, slot: "Slot", deliveries: Sequence[Delivery], *, batch: bool) -> None: ...
+    def pulled(self, slot: "Slot", deliveries: Sequence[Delivery]) -> None: ...
 
     def submit(self, slot: "Slot", command: Command) -> None: ...
 
@@ -91,12 +91,12 @@ class AckSlot(Slot):
 
 
 class PullSlot(Slot):
-    __slots__ = ("is_batch",)
-    is_batch: bool
+    __slots__ = ("limit",)
+    limit: int  # how many tasks it is for
 
     def __call__(self, answer: Result) -> None:
         if isinstance(answer, Received):
-            self.peer.pulled(self, answer.deliveries, batch=self.is_batch)
+            self.peer.pulled(self, answer.deliveries)
         else:
             assert isinstance(answer, Refused | StoreError)
             self.refuse(answer)
