@@ -112,7 +112,7 @@ class Rig:
         """A principal."""
         assert self.engine is not None
         given = [Grant("default", entity, rights) for entity, rights in grants]
-        command = SetAccount(name, given, [self.guard.seal(name, key)])
+        command = SetAccount(name, given, [self.guard.seal(name, key)], new=True)
         await self.engine.ask(BROKER, "", command)
 
 

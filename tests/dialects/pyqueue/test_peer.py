@@ -173,8 +173,7 @@ def test_what_is_gathered_is_answered_one_by_one() -> None:
         assert [each["payload"] for each in jobs[3]["jobs"]] == ["6"]
         assert [each["payload"] for each in jobs[4:]] == ["1", "3", "5", "7"]
         acks = [frame("ACK", id) for id in (ids[0], "none", ids[2], ids[0], ids[1], ids[4])]
-        pulls = [frame("PULL", {"queue": "a"})] * len(acks)
-        mixed = b"".join(ack + pull for ack, pull in zip(acks, pulls, strict=True))
+        mixed = b"".join(ack + frame("PULL", {"queue": "a"}) for ack in acks)
         said = words(await client.say(mixed))
         assert said[::2] == ["OK", "ERROR", "OK", "ERROR", "OK", "OK"]
         assert set(said[1::2]) == {"NO_JOB"}
