@@ -25,7 +25,8 @@ BACKLOG_MAX = 300
 LOCK_SECONDS = 1
 LOAD = ("sent", "delivered", "completed", "buried", "abandoned", "moved")
 FLAGS = ("--dev", "--segment-size", "256K", "--fold-size", "256K", "--keep", "0s", "--keep-size",
-         "0", "--bodies-limit", "16K", "--pyqueue-lock", f"{LOCK_SECONDS}s")  # fmt: skip
+         "0", "--bodies-limit", "16K", "--pyqueue-lock", f"{LOCK_SECONDS}s", "--compress", "gzip",
+         "--compress-from", "64")  # fmt: skip
 Reply = tuple[str, bytes]
 
 

@@ -366,12 +366,14 @@ def test_pyqueue_s_names_are_ours_and_ours_go_before_them() -> None:
     theirs = {
         "SECURITY_ENABLED": "true", "API_KEY": "k" * 20, "JWT_SECRET": "s" * 40,
         "QUEUE_MAX_DEPTH": "7", "QUEUE_TTL": "60", "VISIBILITY_TIMEOUT": "5", "MAX_RETRIES": "4",
-        "BROKER_HOST": "0.0.0.0", "BROKER_PORT": "5999",
+        "BROKER_HOST": "0.0.0.0", "BROKER_PORT": "5999", "COMPRESSION_ENABLED": "true",
+        "COMPRESSION_MIN_SIZE": "2048",
     }  # fmt: skip
     config = load({}, {**theirs, "POSTHOUSE_PYQUEUE_DEPTH": "9"})
     assert (config.pyqueue_depth, config.pyqueue_ttl, config.pyqueue_lock) == (9, 60, 5)
     assert (config.pyqueue_retries, config.host, config.port) == (4, ("0.0.0.0",), (Port(5999),))
     assert (config.pyqueue_security, config.jwt_secret) == (True, "s" * 40)
+    assert (config.compress, config.compress_from) == ("gzip", 2_048)
     assert config.origins["pyqueue_lock"] == "VISIBILITY_TIMEOUT"
     [principal] = config.declared.principals
     assert (principal.name, principal.key) == ("api_key_user", "k" * 20)

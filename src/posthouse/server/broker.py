@@ -14,6 +14,7 @@ from posthouse.broker.access import BROKER, Guard, Principal, new_key
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
+from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.throttle import Throttle
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
@@ -96,6 +97,7 @@ class Broker:
                 snapshots=store.snapshots if isinstance(store, FileStore) else None,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
                 throttle=Throttle(config.rate_principal, config.rate_address, config.rate_entity),
+                compression=_compression(config),
             )  # fmt: skip
         except BaseException:
             await store.close()
@@ -205,6 +207,11 @@ class Broker:
             return True
         keys = self.guard.keys({account.name: account}, account.name)
         return keys[:1] == [declared.key]
+
+
+def _compression(config: Config) -> Compression | None:
+    codec = CODECS.get(config.compress)
+    return None if codec is None else Compression(codec, config.compress_from)
 
 
 def _entities(declared: Declared) -> list[tuple[str, CreateQueue | CreateSubscription]]:

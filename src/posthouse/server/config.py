@@ -205,6 +205,12 @@ class Config:
         "SIZE",
     )  # fmt: skip
     segment_size: int = _set(64 << 20, _some, "of one file of the journal", "SIZE")
+    compress: str = _set(
+        "none", _one_of("none", "gzip", "zstd"), "how the journal is compressed from now on", "WORD"
+    )
+    compress_from: int = _set(
+        1 << 10, _size, "what is written at a time is compressed from this size on", "SIZE"
+    )
     keep: int = _set(7 * 86_400, _seconds, "how long the journal is kept for the feed", "TIME")
     keep_size: int = _set(16 << 30, _size, "how much of the journal is kept for the feed", "SIZE")
     fold_size: int = _set(256 << 20, _size, "how much is written between snapshots", "SIZE")
@@ -308,6 +314,7 @@ ALIASES = {
     "BROKER_HOST": "host", "BROKER_PORT": "port", "VISIBILITY_TIMEOUT": "pyqueue_lock",
     "MAX_RETRIES": "pyqueue_retries", "TLS_CERT_FILE": "tls_cert", "TLS_KEY_FILE": "tls_key",
     "QUEUE_MAX_DEPTH": "pyqueue_depth", "QUEUE_TTL": "pyqueue_ttl",
+    "COMPRESSION_MIN_SIZE": "compress_from", "COMPRESSION_ENABLED": "compress",
     "SECURITY_ENABLED": "pyqueue_security", "API_KEY": "pyqueue_api_key",
     "JWT_SECRET": "jwt_secret",
 }  # fmt: skip
@@ -346,7 +353,10 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     secured = environment.get("SECURITY_ENABLED", "").lower() in ("true", "yes", "1")
     for name, ours in ALIASES.items():
         if environment.get(name) and (secured or name not in _GUARDED):
-            take(ours, environment[name], name)
+            value = environment[name]
+            if ours == "compress":
+                value = {"true": "gzip", "false": "none"}.get(value.lower(), value)
+            take(ours, value, name)
     for name, value in given.items():
         if name not in _FOR_CLIENTS:
             take(name, value, f"POSTHOUSE_{name.upper()}")

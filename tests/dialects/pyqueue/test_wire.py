@@ -156,6 +156,22 @@ def test_everything_is_there_after_kill_9(tmp_path: Path) -> None:
         assert found == ["HIGH1", "HIGH2", "NORMAL1", "NORMAL2", "LOW1", "LOW2"]
 
 
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+def test_a_compressed_journal_is_read_by_all_who_read_it(tmp_path: Path, codec: str) -> None:
+    data, payload = tmp_path / "data", "a long payload, " * 200
+    with running("--data", str(data), "--dev", "--compress", codec) as broker:
+        with Client(broker.port) as client:
+            client.push(payload, queue="q")
+        rows = [json.loads(line) for line in broker.call("GET", "/feed").body.splitlines()]
+        assert payload in [row.get("body") for row in rows]
+        broker.kill()
+    assert not [path for path in data.rglob("*") if path.is_file() and b"a long payload, a long"
+                in path.read_bytes()]  # fmt: skip
+    with running("--data", str(data), "--dev") as broker, Client(broker.port) as client:
+        assert client.ok("ADMIN_REPLAY", {})["replayed"] == 0
+        assert client.work_off("q") == [payload]
+
+
 # The API over HTTP.
 
 
