@@ -12,6 +12,7 @@ from typing import NamedTuple
 FRAME_BYTES_MAX = 10 << 20  # all of a frame
 WORD_BYTES_MAX = 32
 _DIGITS_MAX = 8
+_USUAL = frozenset((b"PUSH", b"PULL", b"ACK", b"PULL_BATCH", b"PUSH_BATCH"))  # most frames
 _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_-")
 
 
@@ -85,7 +86,9 @@ class Decoder:
                 return None
             begin, length = end + 1, int(digits)
         end = begin + length
-        if end - at > self.frame_bytes_max or not word or not _LETTERS.issuperset(word):
+        if end - at > self.frame_bytes_max:
+            raise Malformed
+        if word not in _USUAL and (not word or not _LETTERS.issuperset(word)):
             raise Malformed
         if len(data) < end:
             self._missing = end - len(data)

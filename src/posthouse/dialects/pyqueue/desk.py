@@ -219,8 +219,8 @@ class Desk:
         records = self.engine.figures.records
         return Totals(records[Sent], records[Completed], records[DeadLettered], records[Expired])
 
-    def acknowledged(self, seconds: float) -> None:
-        self.processing_seconds += seconds
+    def acknowledged(self, after_ms: int) -> None:
+        self.processing_seconds += max(0, after_ms) / 1_000
         self.processed += 1
 
     def _sample(self) -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -32,7 +32,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import NewMessage, Properties
-from posthouse.core.model import Lock
+from posthouse.core.model import Lock, Queue
 from posthouse.core.plan import Delivered
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
@@ -61,6 +61,7 @@ _log = logging.getLogger(__name__)
 
 STRANGER_BYTES_MAX = 64 << 10  # of a frame of who has not shown who he is
 PULL_MAX = 10  # tasks in one batch
+PULL_BYTES_MAX = 4_096  # of what a pull says
 COMMANDS_MAX = 500  # under way, before nothing more is read
 UNANSWERED_BYTES_MAX = 8 << 20  # of requests, likewise
 REQUEST_SECONDS = 30.0  # for a frame that has begun
@@ -101,6 +102,26 @@ class _SettleForm(msgspec.Struct):
 
 class _BeatForm(msgspec.Struct):
     worker_id: str
+
+
+_decode_pull = msgspec.json.Decoder(_PullForm).decode
+
+
+@lru_cache(1_000)
+def _short_pull_form(payload: bytes) -> tuple[str, int]:
+    """Most are the same again and again."""
+    form = _decode_pull(payload) if payload else _PullForm()
+    return form.queue or DEFAULT_QUEUE, max(1, min(form.count, PULL_MAX))
+
+
+def _pull_form(payload: bytes) -> tuple[str, int]:
+    """The queue, and how many. Raises Failed."""
+    if len(payload) > PULL_BYTES_MAX:
+        raise Failed(refusals.BAD_JSON)
+    try:
+        return _short_pull_form(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Failed(refusals.BAD_JSON) from None
 
 
 class Peer:
@@ -413,40 +434,44 @@ class Peer:
 
     def _push(self, slot: Slot, payload: bytes) -> None:
         desk, form = self.desk, read_push(payload)
-        slot.on = queue = queue_in(form)
+        slot.on = queue = form.queue or DEFAULT_QUEUE
         if desk.settings.rate:
             desk.charge(self._line.address, 1)
         task = new_task(form, deduplicate=desk.settings.deduplicate)
-        assert self._principal is not None
-        desk.make_queue(self._principal, "send", queue)
+        state = desk.state
+        if queue not in state.queues:
+            assert self._principal is not None
+            desk.make_queue(self._principal, "send", queue)
         slot.says(task.id.encode())
-        if form.transaction_id is None and not task.key and self._gathers(queue, task.message):
-            assert isinstance(self._run, PushRun)
-            self._run.add(slot, task.message)
-            return
+        transaction, there = form.transaction_id, state.queues.get(queue)
+        if transaction is None and not task.key and there is not None:
+            run = self._push_run(there, task.message)
+            if run is not None:
+                run.add(slot, task.message)
+                return
         send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
-        if form.transaction_id is None:
+        if transaction is None:
             self.submit(slot, send)
         else:
             self._end_run()
             orders.check_is_new(desk, queue, task.key)
-            self.submit(slot, self._in(slot, form.transaction_id, send))
+            self.submit(slot, self._in(slot, transaction, send))
 
-    def _gathers(self, name: str, message: NewMessage) -> bool:
-        """Whether a task can go with those before it: where none would be refused for another."""
-        queue, run = self.desk.state.queues.get(name), self._run
+    def _push_run(self, queue: Queue, message: NewMessage) -> PushRun | None:
+        """That a task can be part of: where none would be refused for another."""
+        run, like = self._run, queue.properties
         if (
-            queue is None or message.group is not None or message.ttl_ms is not None
-            or self.desk.engine.throttle.is_on or queue.properties.status != "active"
-            or queue.properties.max_message_bytes is not None or queue.properties.requires_session
+            message.group is not None or message.ttl_ms is not None or like.status != "active"
+            or like.max_message_bytes is not None or like.requires_session
+            or self.desk.engine.throttle.is_on
         ):  # fmt: skip
-            return False
-        most = queue.properties.max_messages
-        if isinstance(run, PushRun) and run.queue == name and not run.is_full:  # so no acks
-            return most is None or sum(queue.counts) + len(run.slots) < most
+            return None
+        if isinstance(run, PushRun) and run.queue == queue.name and not run.is_full:
+            most = like.max_messages
+            return run if most is None or sum(queue.counts) + len(run.slots) < most else None
         self._end_run()
-        self._run = PushRun(self, name)
-        return True
+        run = self._run = PushRun(self, queue.name)
+        return run
 
     def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
         assert self._principal is not None
@@ -481,16 +506,13 @@ class Peer:
 
     # Pulling.
 
-    def _pull(self, slot: Slot, payload: bytes) -> None:
-        form = read(_PullForm, payload) if payload else _PullForm()
-        self._receive(slot, form.queue or DEFAULT_QUEUE, 1)
+    def _pull(self, slot: PullSlot, payload: bytes) -> None:
+        self._receive(slot, _pull_form(payload)[0], 1)
 
-    def _pull_batch(self, slot: Slot, payload: bytes) -> None:
-        form = read(_PullForm, payload) if payload else _PullForm()
-        self._receive(slot, form.queue or DEFAULT_QUEUE, max(1, min(form.count, PULL_MAX)))
+    def _pull_batch(self, slot: PullSlot, payload: bytes) -> None:
+        self._receive(slot, *_pull_form(payload))
 
-    def _receive(self, slot: Slot, queue: str, limit: int) -> None:
-        assert isinstance(slot, PullSlot)
+    def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
         assert self._principal is not None
         slot.on = queue
         slot.limit = limit
@@ -568,8 +590,12 @@ class Peer:
         if task.startswith(LOCK):
             token = token_in(task)
             return token, state.locks.get(token)
+        tokens = state.ids.get(task, ())
+        if len(tokens) == 1:
+            [token] = tokens
+            return token, state.locks[token]
         now_ms = self.desk.now_ms
-        for token in state.ids.get(task, ()):
+        for token in tokens:
             lock = state.locks[token]
             if lock.until_ms > now_ms and token not in state.enlisted:
                 return token, lock
@@ -584,8 +610,8 @@ class Peer:
         if lock is None or (acks is not None and token in acks.slots):
             self._end_run()  # what was asked before may give it, or has ended it
             token, lock = self._held(form.task_id)
-        slot.since_ms = self.desk.now_ms
         slot.on = queue = "" if lock is None else lock.queue.name
+        slot.since_ms = 0
         if lock is not None:
             slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
         if lock is None or form.transaction_id is not None:

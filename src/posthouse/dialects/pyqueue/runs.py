@@ -72,9 +72,14 @@ class AckRun(Run):
                 slot.refuse(answer)
             return
         assert isinstance(answer, Settled)
-        lost = set(answer.lost)
+        lost, desk = set(answer.lost), self.peer.desk
+        now_ms = desk.now_ms
         for token, slot in self.slots.items():
-            slot(LockLost(self.queue, token) if token in lost else None)
+            if token in lost:
+                slot.refuse(LockLost(self.queue, token))
+            else:
+                desk.acknowledged(now_ms - slot.since_ms)
+                slot.is_filled()
 
 
 class PullRun(Run):

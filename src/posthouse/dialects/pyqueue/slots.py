@@ -79,14 +79,14 @@ class Slot:
 
 class AckSlot(Slot):
     __slots__ = ("since_ms",)
-    since_ms: int
+    since_ms: int  # when the task was pulled
 
     def __call__(self, answer: Result) -> None:
         if isinstance(answer, Refused | StoreError):
             self.refuse(answer)
         else:
-            desk = self.peer.desk
-            desk.acknowledged(max(0, desk.now_ms - self.since_ms) / 1_000)
+            if not self.transaction:
+                self.peer.desk.acknowledged(self.peer.desk.now_ms - self.since_ms)
             self.is_filled()
 
 
