@@ -79,3 +79,15 @@ def test_dead_letters_stand_in_order_of_arrival() -> None:
     world.do(DeadLetter(queue, [one.token]))
     world.do(DeadLetter(queue, [nine.token]))
     assert bodies(world.receive(dead_letter_queue(queue), 2)) == numbered(1, 9)
+
+
+def test_the_expired_are_passed_over_in_every_priority() -> None:
+    world = World()
+    queue = world.queue(order="priority")
+    world.send(
+        queue, a_message("late", priority=5, ttl_ms=10), a_message("low", priority=1),
+        a_message("high", priority=9), a_message("middle", priority=5),
+    )  # fmt: skip
+    world.now_ms += 10
+    assert bodies(world.receive(queue, 2)) == ["high", "middle"]
+    assert bodies(world.receive(queue, 2)) == ["low"]

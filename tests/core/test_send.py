@@ -369,3 +369,33 @@ def test_a_group_is_a_session_s_if_the_envelope_says_so() -> None:
     assert not has_session(NewMessage(session, b""))
     assert not has_session(NewMessage(encode_envelope(Envelope()), b"", group="g"))
     assert not has_session(NewMessage(b"?", b"", group="g"))
+
+
+def test_what_has_no_key_is_no_duplicate_and_is_not_remembered() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, max_messages=4)
+    same = [a_message("a", id="x"), a_message("b", id="x")]
+    assert world.do(Send(queue, same, keys=["", ""])).answer == Enqueued(range(1, 3))
+    assert world.do(
+        Send(
+            queue,
+            same[:1],
+            keys=[
+                "",
+            ][:1],
+            refuse_duplicates=True,
+        )
+    ).answer == Enqueued(range(3, 4))
+    assert not world.state.queues[queue].seen
+    with pytest.raises(QuotaExceeded):
+        world.do(Send(queue, same, keys=["", ""]))
+    world.do(Send(queue, same[:1], keys=["k"]))
+    assert list(world.state.queues[queue].seen) == ["k"]
+
+
+def test_what_has_no_key_goes_to_who_waits() -> None:
+    world = World()
+    queue = world.queue(duplicate_detection=True, max_messages=1)
+    world.wait(queue)
+    world.do(Send(queue, [a_message("a")], keys=[""]))
+    assert bodies(world.deliveries) == ["a"]

@@ -356,5 +356,65 @@ def test_show_prints_values_with_their_origins_and_no_secrets(tmp_path: Path) ->
 def test_every_setting_is_a_flag_with_help() -> None:
     command = [sys.executable, "-m", "posthouse.cli", "serve", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for name in SETTINGS:
-        assert "--" + name.replace("_", "-") in said
+    for name, setting in SETTINGS.items():  # but for secrets, which others could see there
+        assert ("--" + name.replace("_", "-") in said) is not setting.secret
+
+
+# PyQueue's own names.
+
+
+def test_pyqueue_s_names_are_ours_and_ours_go_before_them() -> None:
+    theirs = {
+        "SECURITY_ENABLED": "true", "API_KEY": "k" * 20, "JWT_SECRET": "s" * 40,
+        "QUEUE_MAX_DEPTH": "7", "QUEUE_TTL": "60", "VISIBILITY_TIMEOUT": "5", "MAX_RETRIES": "4",
+        "BROKER_HOST": "0.0.0.0", "BROKER_PORT": "5999", "COMPRESSION_ENABLED": "true",
+        "COMPRESSION_MIN_SIZE": "2048",
+    }  # fmt: skip
+    config = load({}, {**theirs, "POSTHOUSE_PYQUEUE_DEPTH": "9"})
+    assert (config.pyqueue_depth, config.pyqueue_ttl, config.pyqueue_lock) == (9, 60, 5)
+    assert (config.pyqueue_retries, config.host, config.port) == (4, ("0.0.0.0",), (Port(5999),))
+    assert (config.pyqueue_security, config.jwt_secret) == (True, "s" * 40)
+    assert (config.compress, config.compress_from) == ("gzip", 2_048)
+    assert config.origins["pyqueue_lock"] == "VISIBILITY_TIMEOUT"
+    [principal] = config.declared.principals
+    assert (principal.name, principal.key) == ("api_key_user", "k" * 20)
+    assert [grant.entity for grant in principal.grants] == ["*"]
+
+
+def test_a_key_that_is_for_something_else_is_not_taken() -> None:
+    config = load({}, {"API_KEY": "of another program", "JWT_SECRET": "short"})
+    assert (config.pyqueue_api_key, config.jwt_secret) == (None, None)
+    assert not config.declared.principals
+
+
+def test_nobody_is_let_in_unasked_without_dev() -> None:
+    with pytest.raises(BadConfig, match="SECURITY_ENABLED"):
+        load({}, {"SECURITY_ENABLED": "false"})
+    assert load({"dev": "true"}, {"SECURITY_ENABLED": "false"}).pyqueue_security is False
+
+
+def test_a_secret_is_not_told_where_it_is_wrong() -> None:
+    with pytest.raises(BadConfig) as wrong:
+        load({}, {"SECURITY_ENABLED": "true", "API_KEY": "too short"})
+    assert "too short" not in str(wrong.value)
+    assert "16" in str(wrong.value)
+
+
+def test_pyqueue_s_permissions_become_principals(tmp_path: Path) -> None:
+    file = tmp_path / "pyqueue.yaml"
+    file.write_text(
+        "security:\n  enabled: true\n  api_key: a key of sixteen\n"
+        "  permissions: {api_key_user: [orders*], alice: ['*']}\n"
+    )
+    config = load({"config": str(file)}, {})
+    found = {each.name: each for each in config.declared.principals}
+    assert [grant.entity for grant in found["api_key_user"].grants] == ["orders*"]
+    assert (found["api_key_user"].key, found["alice"].key) == ("a key of sixteen", None)
+    file.write_text("security:\n  api_key: a key of sixteen\n  permissions: {alice: ['*']}\n")
+    with pytest.raises(BadConfig, match="api_key_user"):
+        load({"config": str(file)}, {})
+    for wrong in ("security: 5", "security: {magic: 1}", "security: {permissions: {a: []}}",
+                  "security: {permissions: 7}"):  # fmt: skip
+        file.write_text(wrong)
+        with pytest.raises(BadConfig):
+            load({"config": str(file)}, {})

@@ -107,6 +107,21 @@ class Guard:
             return Principal(ROOT, everything=True)
         return Principal(name, accounts[name].number)
 
+    def identify_by_key(self, accounts: Accounts, key: str) -> Principal:
+        """By the key alone, where a protocol knows no names. Raises Unauthenticated.
+
+        It is held against every key there is, whichever fits.
+        """
+        fits, found = key_is(key), []
+        for name in (ROOT, *accounts):
+            found += [name for each in self.keys(accounts, name) if fits(each)]
+        if not found:
+            raise Unauthenticated
+        name = found[0]
+        if name == ROOT:
+            return Principal(ROOT, everything=True)
+        return Principal(name, accounts[name].number)
+
     def keys(self, accounts: Accounts, name: str) -> list[str]:
         """Those that a principal may sign or come with, always two; none if there is no such."""
         if name == ROOT:

@@ -229,6 +229,7 @@ class Engine:
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
         self.throttle = Throttle()
+        self._compression: payload.Compression | None = None
         self.failed = asyncio.Event()
 
     @classmethod
@@ -244,6 +245,7 @@ class Engine:
         auto_create: bool = False,
         throttle: Throttle | None = None,
         progress: Progress | None = None,
+        compression: payload.Compression | None = None,
     ) -> "Engine":
         """Recovers from the last snapshot and the journal, and starts a new epoch.
 
@@ -264,6 +266,7 @@ class Engine:
         last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
         engine = cls(store, clock, salt, access or Open(), limits, world, last, auto_create)
         engine.throttle = throttle or Throttle()
+        engine._compression = compression
         for name, state in world.states.items():
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
                 passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
@@ -707,7 +710,7 @@ class Engine:
         last = self._last
         frame = Frame(
             last.epoch, last.number + 1, last.end, self._position - last.end, self._store.durable,
-            now_ms, payload.encode(batch.entries),
+            now_ms, payload.encode(batch.entries, self._compression),
         )  # fmt: skip
         self._store.append(frame)
         self._last = frame.without_payload()

@@ -1,9 +1,9 @@
 """Rate limits: how much a principal, an address or an entity may ask for in a second.
 
-A bucket holds as many tokens as may be used in a second, and fills at that rate. What is asked for
-takes one, a send one for each message; where there are none left it is refused, with how long to
-wait. A send of many may leave a bucket in debt, and then it is the next that waits. What ends
-something, such as settling, is never held up.
+A bucket holds as many tokens as may be used in a second, or in a burst, and fills at its rate. What
+is asked for takes one, a send one for each message; where there are none left it is refused, with
+how long to wait. A send of many may leave a bucket in debt, and then it is the next that waits.
+What ends something, such as settling, is never held up.
 """
 
 import time
@@ -36,8 +36,11 @@ _COSTS = frozenset((
 class Buckets:
     """One for each name."""
 
-    def __init__(self, rate: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rate: int, now: Callable[[], float] = time.monotonic, burst: int = 0
+    ) -> None:
         self._rate = rate  # tokens a second; 0: no limit
+        self._burst = burst or rate  # what a full one holds
         self._now = now
         self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when that was
         self._forget_after = 0.0
@@ -60,15 +63,15 @@ class Buckets:
 
     def _level(self, name: str) -> tuple[float, float]:
         now = self._now()
-        level, then = self._levels.get(name, (float(self._rate), now))
-        return min(self._rate, level + (now - then) * self._rate), now
+        level, then = self._levels.get(name, (float(self._burst), now))
+        return min(self._burst, level + (now - then) * self._rate), now
 
     def _forget(self, now: float) -> None:
         rate = self._rate
         self._levels = {
             name: (level, then)
             for name, (level, then) in self._levels.items()
-            if level + (now - then) * rate < rate
+            if level + (now - then) * rate < self._burst
         }
 
 

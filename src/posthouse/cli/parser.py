@@ -186,7 +186,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting. Each may also be in the environment, or in a file."""
     from posthouse.server.config import SETTINGS
 
-    for name, (_, help, metavar) in SETTINGS.items():
+    for name, (_, help, metavar, secret) in SETTINGS.items():
+        if secret:
+            continue
         flag = "--" + name.replace("_", "-")
         if not metavar:
             parser.add_argument(flag, dest=name, action="store_const", const="true", help=help)

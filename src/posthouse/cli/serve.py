@@ -30,7 +30,7 @@ def config_show(options: argparse.Namespace) -> int:
         config = _config(options)
     except BadConfig as error:
         return fail(str(error), USAGE)
-    shown = {name: _plain(getattr(config, name)) for name in SETTINGS}
+    shown = {name: _shown(config, name) for name in SETTINGS}
     origins = {name: config.origins.get(name, "default") for name in SETTINGS}
     declared = {each.name: getattr(config.declared, each.name) for each in fields(config.declared)}
     named = {name: [_name(each) for each in some] for name, some in declared.items() if some}
@@ -47,8 +47,13 @@ def config_show(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> Config:
-    flags = {name: getattr(options, name) for name in SETTINGS}
+    flags = {name: getattr(options, name) for name in SETTINGS if not SETTINGS[name].secret}
     return load(flags, os.environ)
+
+
+def _shown(config: Config, name: str) -> object:
+    value = getattr(config, name)
+    return "(secret)" if SETTINGS[name].secret and value is not None else _plain(value)
 
 
 def _plain(value: object) -> object:

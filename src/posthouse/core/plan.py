@@ -482,13 +482,18 @@ def pick(queue: Queue, sequences: Iterable[int], limit: int, now_ms: int) -> lis
 
 def pick_ready(queue: Queue, limit: int, now_ms: int, *, delete: bool = False) -> list[Message]:
     """The next `limit` messages for a receiver of any kind."""
-    if len(queue.lanes) == 1 and not queue.groups:
-        lane, chunks, picked = queue.lanes[0], queue.messages.chunks, []
-        for sequence in lane.head(limit):
-            message = chunks[sequence // CHUNK][sequence]
-            if message.expires_ms and message.expires_ms <= now_ms:
-                return pick(queue, lane.walk(), limit, now_ms)
-            picked.append(message)
+    if not queue.groups:
+        chunks: dict[int, dict[int, Message]] = queue.messages.chunks
+        picked: list[Message] = []
+        for lane in queue.lanes:
+            for sequence in lane.head(limit - len(picked)):
+                message = chunks[sequence // CHUNK][sequence]
+                if message.expires_ms and message.expires_ms <= now_ms:
+                    every = (s for each in queue.lanes for s in each.walk())
+                    return pick(queue, every, limit, now_ms)
+                picked.append(message)
+            if len(picked) == limit:
+                break
         return picked
     in_lanes = ((level, s) for level, lane in enumerate(queue.lanes) for s in lane.walk())
     in_order = merge(in_lanes, ((level, s) for level, s, _ in free_heads(queue)))

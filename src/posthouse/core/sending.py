@@ -50,7 +50,8 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
         blocked = _blocked(state, queue, command, len(messages), total, now_ms)
         if blocked is not None:
             return Outcome([SendBlocked(blocked)], Waiting(command.sender))
-    if properties.duplicate_detection or is_limited(queue):
+    is_special = properties.duplicate_detection or is_limited(queue)
+    if is_special and not _is_plain(queue, command, len(messages), total):
         plan = Plan(state, now_ms)
         plan.may_refuse = True
         return plan.outcome(send_on(plan, queue, messages, command))
@@ -62,6 +63,20 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
     if queue.waiting or queue.accepting or queue.relays:
         return _sent(state, queue, record, answer)
     return Outcome([record], answer)
+
+
+def _is_plain(queue: Queue, command: Send, messages: int, size: int) -> bool:
+    """Whether a send need not be planned, though its queue looks for duplicates or has limits.
+
+    Nothing in it has a key, there is room for all of it, and nobody waits for it.
+    """
+    if queue.waiting or queue.accepting or queue.relays:
+        return False
+    if queue.properties.duplicate_detection:
+        keys = command.keys
+        if keys is None or keys.count("") < len(keys):
+            return False
+    return not is_limited(queue) or has_room(queue, used(queue), messages, size)
 
 
 def _blocked(

@@ -14,6 +14,7 @@ from posthouse.broker.access import BROKER, Guard, Principal, new_key
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
+from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.throttle import Throttle
 from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
@@ -96,6 +97,7 @@ class Broker:
                 snapshots=store.snapshots if isinstance(store, FileStore) else None,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
                 throttle=Throttle(config.rate_principal, config.rate_address, config.rate_entity),
+                compression=_compression(config),
             )  # fmt: skip
         except BaseException:
             await store.close()
@@ -189,17 +191,27 @@ class Broker:
                     schedule.queue, schedule.name, schedule.when, message, schedule.zone
                 ))  # fmt: skip
         for principal in declared.principals:
-            if not self._is_as_declared(principal, world.accounts.get(principal.name)):
-                keys = [self.guard.seal(principal.name, principal.key)]
-                new = principal.name not in world.accounts
-                command_ = SetAccount(principal.name, principal.grants, keys, new)
+            account = world.accounts.get(principal.name)
+            if not self._is_as_declared(principal, account):
+                if principal.key is None and account is not None:
+                    keys = account.keys
+                else:
+                    keys = [self.guard.seal(principal.name, principal.key or new_key())]
+                command_ = SetAccount(principal.name, principal.grants, keys, account is None)
                 await engine.ask(BROKER, "", command_)
 
     def _is_as_declared(self, declared: PrincipalDeclared, account: Account | None) -> bool:
         if account is None or account.grants != list(declared.grants):
             return False
+        if declared.key is None:
+            return True
         keys = self.guard.keys({account.name: account}, account.name)
         return keys[:1] == [declared.key]
+
+
+def _compression(config: Config) -> Compression | None:
+    codec = CODECS.get(config.compress)
+    return None if codec is None else Compression(codec, config.compress_from)
 
 
 def _entities(declared: Declared) -> list[tuple[str, CreateQueue | CreateSubscription]]:

@@ -10,11 +10,20 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posthouse.server.declared import Declared, read_declared, read_emulator
+from posthouse.broker.access import KEY_CHARS_MAX
+from posthouse.core.errors import InvalidArgument
+from posthouse.core.recurrence import parse
+from posthouse.server.declared import (
+    KEY_CHARS_MIN,
+    Declared,
+    read_declared,
+    read_emulator,
+    read_permissions,
+)
 
 PORTS = (5672, 5671, 5300, 5555, 2925, 7071, 4566)  # what clients dial
 # Dialects whose paths over HTTP collide with others: each has ports that are declared for it.
@@ -76,6 +85,24 @@ def _scaled(units: Mapping[str, int], example: str, least: int) -> Callable[[obj
 _size = _scaled(_UNITS, "512M or 4G", 0)
 _some = _scaled(_UNITS, "512M or 4G", 4_096)
 _seconds = _scaled(_SECONDS, "30s, 12h or 7d", 0)
+_some_seconds = _scaled(_SECONDS, "30s, 12h or 7d", 1)
+
+
+def _secret(least: int, most: int) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most or value != value.strip():
+            raise ValueError(f"must have {least} to {most} characters, and none around it is blank")
+        return value
+
+    return read
+
+
+def _zone(value: object) -> str:
+    try:
+        parse("every 1 hour", _text(value))
+    except InvalidArgument:
+        raise ValueError("must be a time zone such as Europe/Berlin") from None
+    return _text(value)
 
 
 def _host_name(value: object) -> str:
@@ -132,10 +159,14 @@ class Setting(NamedTuple):
     read: Callable[[object], Any]
     help: str
     metavar: str = ""  # what a flag takes, if anything; with ... it may be repeated
+    secret: bool = False  # it has no flag, which others could see, and is not shown
 
 
-def _set(default: Any, read: Callable[[object], Any], help: str, metavar: str = "") -> Any:
-    return field(default=default, metadata={"setting": Setting(read, help, metavar)})
+def _set(
+    default: Any, read: Callable[[object], Any], help: str, metavar: str = "", *,
+    secret: bool = False,
+) -> Any:  # fmt: skip
+    return field(default=default, metadata={"setting": Setting(read, help, metavar, secret)})
 
 
 @dataclass(frozen=True)
@@ -174,6 +205,12 @@ class Config:
         "SIZE",
     )  # fmt: skip
     segment_size: int = _set(64 << 20, _some, "of one file of the journal", "SIZE")
+    compress: str = _set(
+        "none", _one_of("none", "gzip", "zstd"), "how the journal is compressed from now on", "WORD"
+    )
+    compress_from: int = _set(
+        1 << 10, _size, "what is written at a time is compressed from this size on", "SIZE"
+    )
     keep: int = _set(7 * 86_400, _seconds, "how long the journal is kept for the feed", "TIME")
     keep_size: int = _set(16 << 30, _size, "how much of the journal is kept for the feed", "SIZE")
     fold_size: int = _set(256 << 20, _size, "how much is written between snapshots", "SIZE")
@@ -215,6 +252,46 @@ class Config:
     localzure_entities: int = _set(
         1_000, _count(1, 1_000_000), "queues, and as many topics, that its API makes", "N"
     )
+    jwt_secret: str | None = _set(
+        None, _secret(32, 4_096), "what tokens (JWT) are signed with, by HS256", secret=True
+    )
+    jwt_public_key: Path | None = _set(
+        None, _path, "the public key of who signs tokens (JWT) by RS256, in PEM", "FILE"
+    )
+    pyqueue_security: bool | None = _set(
+        None, _flag, "PyQueue clients must say who they are, also with --dev; without it they"
+        " always must",
+    )  # fmt: skip
+    pyqueue_api_key: str | None = _set(
+        None, _secret(KEY_CHARS_MIN, KEY_CHARS_MAX), "a key that makes a PyQueue client the"
+        " principal api_key_user", secret=True,
+    )  # fmt: skip
+    pyqueue_lock: int = _set(
+        10, _some_seconds, "how long a pulled task is hidden from others, in queues that PyQueue"
+        " clients make", "TIME",
+    )  # fmt: skip
+    pyqueue_retries: int = _set(
+        3, _count(1, 1_000), "how often a task may fail there before it is a dead letter", "N"
+    )
+    pyqueue_depth: int = _set(10_000, _count(1), "how many tasks such a queue holds", "N")
+    pyqueue_ttl: int | None = _set(
+        None, _some_seconds, "how long tasks live there; default: for ever", "TIME"
+    )
+    pyqueue_deduplicate: bool = _set(
+        False, _flag, "tasks without an idempotency key are duplicates where their payloads are"
+        " equal",
+    )  # fmt: skip
+    pyqueue_rate: int | None = _set(
+        None, _count(0, 1_000_000_000), "tasks that one address may push in a second; 0: any"
+        " number; default: 10, with --dev any number", "N",
+    )  # fmt: skip
+    pyqueue_burst: int = _set(20, _count(1, 1_000_000_000), "that it may push at once", "N")
+    pyqueue_connections: int = _set(
+        1_000, _count(1, 1_000_000), "connections of PyQueue clients at a time", "N"
+    )
+    pyqueue_zone: str = _set(
+        "UTC", _zone, "the time zone of schedules that PyQueue clients make", "NAME"
+    )
     stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = _set(
         "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",
@@ -232,6 +309,18 @@ SETTINGS: dict[str, Setting] = {
     each.name: each.metadata["setting"] for each in fields(Config) if "setting" in each.metadata
 }
 _DECLARED = frozenset(("namespaces", "queues", "topics", "schedules", "principals"))
+# What PyQueue's own settings are called here, in the environment; those of ours go before them.
+ALIASES = {
+    "BROKER_HOST": "host", "BROKER_PORT": "port", "VISIBILITY_TIMEOUT": "pyqueue_lock",
+    "MAX_RETRIES": "pyqueue_retries", "TLS_CERT_FILE": "tls_cert", "TLS_KEY_FILE": "tls_key",
+    "QUEUE_MAX_DEPTH": "pyqueue_depth", "QUEUE_TTL": "pyqueue_ttl",
+    "COMPRESSION_MIN_SIZE": "compress_from", "COMPRESSION_ENABLED": "compress",
+    "SECURITY_ENABLED": "pyqueue_security", "API_KEY": "pyqueue_api_key",
+    "JWT_SECRET": "jwt_secret",
+}  # fmt: skip
+# Others use these names too. They are ours only beside the one that says so.
+_GUARDED = frozenset(("API_KEY", "JWT_SECRET"))
+_API_USER = "api_key_user"
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
@@ -248,7 +337,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         try:
             values[name] = SETTINGS[name].read(value)
         except ValueError as error:
-            raise BadConfig(f"{origin}: {name} {error}, not {reprlib.repr(value)}.") from None
+            given = "" if SETTINGS[name].secret else f", not {reprlib.repr(value)}"
+            raise BadConfig(f"{origin}: {name} {error}{given}.") from None
         origins[name] = origin
 
     file = flags.get("config") or given.get("config")
@@ -260,6 +350,13 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             raise BadConfig(f"{path}: a file cannot name another; give that one instead.")
         for name, value in content.items():
             take(name, value, str(path))
+    secured = environment.get("SECURITY_ENABLED", "").lower() in ("true", "yes", "1")
+    for name, ours in ALIASES.items():
+        if environment.get(name) and (secured or name not in _GUARDED):
+            value = environment[name]
+            if ours == "compress":
+                value = {"true": "gzip", "false": "none"}.get(value.lower(), value)
+            take(ours, value, name)
     for name, value in given.items():
         if name not in _FOR_CLIENTS and not name.startswith(_OF_THE_CLIENT):
             take(name, value, f"POSTHOUSE_{name.upper()}")
@@ -268,7 +365,12 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             take(name, value, f"--{name.replace('_', '-')}")
     config = Config(**values, declared=declared, origins=origins)
     _check(config)
-    return config
+    if config.pyqueue_api_key is not None:
+        try:
+            declared = declared.with_key(_API_USER, config.pyqueue_api_key, DEFAULT_NAMESPACE)
+        except ValueError as error:
+            raise BadConfig(f"{origins['pyqueue_api_key']}: {error}.") from None
+    return replace(config, declared=declared)
 
 
 _FOR_CLIENTS = frozenset(("url", "key", "namespace", "ca"))  # the command line reads these
@@ -280,10 +382,32 @@ def _check(config: Config) -> None:
         raise BadConfig("tls_cert and tls_key belong together; give both or neither.")
     if config.dev_allow and not config.dev:
         raise BadConfig("dev_allow goes with dev; without it every peer may come, with a key.")
+    if config.pyqueue_security is False and not config.dev:
+        raise BadConfig(f"{config.origins['pyqueue_security']}: without --dev every client has to"
+                        " say who it is; leave it out, or give --dev.")  # fmt: skip
     if "memory" in config.origins and config.memory and "data" in config.origins:
         raise BadConfig("data and memory exclude each other; give one of them.")
     if not config.port or not config.host:
         raise BadConfig("port and host must not be empty.")
+
+
+def _security(content: dict[str, object]) -> object:
+    """PyQueue's section of that name becomes settings of ours; returns its permissions.
+
+    Raises ValueError.
+    """
+    section = content.pop("security", {})
+    if not isinstance(section, dict):
+        raise ValueError("security must hold settings by name")  # noqa: TRY004
+    named = {"enabled": "pyqueue_security", "api_key": "pyqueue_api_key",
+             "jwt_secret": "jwt_secret"}  # fmt: skip
+    unknown = section.keys() - named.keys() - {"permissions"}
+    if unknown:
+        raise ValueError(f"security: there is no {min(map(str, unknown))!r}")
+    for name, ours in named.items():
+        if section.get(name) is not None:
+            content.setdefault(ours, section[name])
+    return section.get("permissions", {})
 
 
 def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
@@ -308,6 +432,8 @@ def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
         if "UserConfig" in content:
             return {}, read_emulator(content, DEFAULT_NAMESPACE)
         mine = {name: content.pop(name) for name in list(content) if name in _DECLARED}
-        return content, read_declared(mine, DEFAULT_NAMESPACE)
+        security = _security(content)
+        declared = read_declared(mine, DEFAULT_NAMESPACE)
+        return content, read_permissions(declared, security, DEFAULT_NAMESPACE)
     except ValueError as error:
         raise BadConfig(f"{path}: {error}") from None

@@ -23,7 +23,7 @@ Ours:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,7 +64,7 @@ class ScheduleDeclared(ScheduleForm, kw_only=True):
 
 class PrincipalDeclared(msgspec.Struct, frozen=True):
     name: str
-    key: str
+    key: str | None  # None: it comes by other means than a key of its own
     grants: tuple[Grant, ...]
 
     def __repr__(self) -> str:
@@ -80,6 +80,36 @@ class Declared:
     topics: tuple[TopicDeclared, ...] = ()
     schedules: tuple[ScheduleDeclared, ...] = ()
     principals: tuple[PrincipalDeclared, ...] = ()
+    permissions: bool = False  # who may do what was said in PyQueue's way
+
+    def with_key(self, name: str, key: str, namespace: str) -> "Declared":
+        """With a principal of that key, who may do everything where nothing is said of anybody.
+
+        Raises ValueError.
+        """
+        mine = [each for each in self.principals if each.name == name]
+        if not mine and self.permissions:
+            raise ValueError(f"security.permissions must say what {name} may do")
+        grants = mine[0].grants if mine else _everything(namespace, ["*"])
+        others = tuple(each for each in self.principals if each.name != name)
+        return replace(self, principals=(*others, PrincipalDeclared(name, key, grants)))
+
+
+def _everything(namespace: str, patterns: list[str]) -> tuple[Grant, ...]:
+    return tuple(Grant(namespace, each, ["manage", "send", "listen"]) for each in patterns)
+
+
+def read_permissions(declared: Declared, permissions: object, namespace: str) -> Declared:
+    """PyQueue's: names of queues, or their beginnings and *, by principal. Raises ValueError."""
+    found = _convert("permissions", {"permissions": permissions or {}}, dict[str, list[str]])
+    named = {each.name for each in declared.principals}
+    for name, patterns in found.items():
+        if name in named or name == ROOT or ":" in name or not patterns:
+            raise ValueError(f"security.permissions of {name!r}: it must list queues, and have a"
+                             " name without a colon that is not declared elsewhere")  # fmt: skip
+    made = [PrincipalDeclared(n, None, _everything(namespace, p)) for n, p in found.items()]
+    principals = (*declared.principals, *made)
+    return replace(declared, principals=principals, permissions=bool(found))
 
 
 class _GrantForm(msgspec.Struct, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
 
 if TYPE_CHECKING:
+    from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.web import Web
 
@@ -51,10 +52,14 @@ def http_dialects(
     )
 
 
-def doors() -> dict[str, HttpDialect]:
+def doors(pyqueue: Callable[[], "PyQueueWeb"]) -> dict[str, HttpDialect]:
     """Who answers on a port that was declared for it."""
+
+    def to_pyqueue(request: Request) -> Awaitable[WholeAnswer]:
+        return pyqueue().answer(request)
+
     return {
-        "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, None),
+        "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, to_pyqueue),
         "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, None),
     }
 

@@ -42,6 +42,9 @@ from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
 
 if TYPE_CHECKING:
+    from posthouse.dialects.pyqueue.desk import Desk
+    from posthouse.dialects.pyqueue.peer import Peer as PyQueuePeer
+    from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
     from posthouse.dialects.servicebus.credentials import Credentials
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.peer import Peer, Peers
@@ -53,6 +56,7 @@ OK, FAILED, LOST = 0, 1, 74
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
+PYQUEUE_RATE = 10  # tasks that one address may push in a second, unless it is set
 _LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
 
@@ -90,10 +94,13 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
         self._contexts = Contexts(tls_folder, config.tls_name, own)
+        self._jwt_public_key = None  # read now: a start without it is not to succeed
+        if config.jwt_public_key is not None:
+            self._jwt_public_key = config.jwt_public_key.read_text()
         app = App(
             self._broker,
             http_dialects(lambda: self._web, lambda: self._localzure),
-            doors(),
+            doors(lambda: self._pyqueue_web),
             limits.answers_bytes,
         )
         uvicorn, state = make_config(app), ServerState()
@@ -107,7 +114,7 @@ class Server:
         dialects = (
             Dialect("amqp", is_amqp, self._amqp),
             Dialect("vibemq", is_vibemq, None),
-            Dialect("pyqueue", is_pyqueue, None),
+            Dialect("pyqueue", is_pyqueue, self._pyqueue),
             Dialect("http", is_http, http),
         )
         networks = None
@@ -165,6 +172,41 @@ class Server:
             config.servicebus_namespace, config.auto_create, config.dev,
         )  # fmt: skip
         return Credentials(self._broker, self._broker.guard, settings)
+
+    def _pyqueue(self, connection: Connection) -> "PyQueuePeer":
+        from posthouse.dialects.pyqueue.peer import Peer as PyQueuePeer
+
+        return PyQueuePeer(self._pyqueue_desk, connection)
+
+    @cached_property
+    def _pyqueue_web(self) -> "PyQueueWeb":
+        from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
+
+        return PyQueueWeb(self._pyqueue_desk)
+
+    @cached_property
+    def _pyqueue_desk(self) -> "Desk":
+        """What all connections of PyQueue clients share."""
+        from posthouse.dialects.pyqueue.credentials import Signing
+        from posthouse.dialects.pyqueue.desk import Desk, Settings
+
+        config = self._config
+        rate = 0 if config.dev else PYQUEUE_RATE
+        settings = Settings(
+            namespace=DEFAULT_NAMESPACE,
+            is_open=config.dev and not config.pyqueue_security,
+            signing=Signing(config.jwt_secret, self._jwt_public_key),
+            lock_ms=config.pyqueue_lock * 1_000,
+            retries=config.pyqueue_retries,
+            depth=config.pyqueue_depth,
+            ttl_ms=None if config.pyqueue_ttl is None else config.pyqueue_ttl * 1_000,
+            deduplicate=config.pyqueue_deduplicate,
+            rate=rate if config.pyqueue_rate is None else config.pyqueue_rate,
+            burst=config.pyqueue_burst,
+            connections=config.pyqueue_connections,
+            zone=config.pyqueue_zone,
+        )
+        return Desk(self._broker, self._broker.guard, settings)
 
     def _admits(self, headers: dict[bytes, bytes]) -> bool:
         """With --dev the key is known to everybody, so no web page elsewhere may come in."""
@@ -289,10 +331,11 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
         f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
         "",
+        f"  PyQueue       {name}:{port(5555)}",
+        "",
         "  Clients of these will connect as follows; this version does not speak to them yet:",
         "",
         f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
-        f"  PyQueue       {name}:{port(5555)}",
         f"  VibeMQ        {name}:{port(2925)}",
     ]  # fmt: skip
     if config.dev:

@@ -1,0 +1,109 @@
+"""Who a PyQueue client is: by a key, or by a token that was signed with a secret we know.
+
+The algorithm of a token is the one that belongs to what is configured, whatever the token says.
+"""
+
+import logging
+from typing import Any, NamedTuple
+
+import msgspec
+
+from posthouse.broker.access import Accounts, Guard, Principal
+from posthouse.core.errors import Unauthenticated
+from posthouse.dialects.pyqueue.refusals import Failed
+
+_audit = logging.getLogger("posthouse.audit")
+
+TOKEN_CHARS_MAX = 8_192
+FOR_EVER = float("inf")
+_SCHEMES = {"apikey": "apikey", "bearer": "jwt"}
+
+
+class Signing(NamedTuple):
+    """What tokens are checked with, where any are taken."""
+
+    secret: str | None = None  # HS256
+    public_key: str | None = None  # RS256, in PEM
+
+
+class Known(NamedTuple):
+    principal: Principal
+    until: float = FOR_EVER  # Unix time
+
+
+class _AuthForm(msgspec.Struct):
+    type: str
+    value: str
+
+
+def read(payload: bytes) -> tuple[str, str]:
+    """The kind of credentials, and what they are. Raises Failed."""
+    if not payload:
+        raise Failed("AUTH command requires payload")
+    if payload[:1] != b"{":
+        return read_header(payload)
+    try:
+        form = msgspec.json.decode(payload, type=_AuthForm)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Failed("Invalid auth payload") from None
+    if form.type not in ("apikey", "jwt"):
+        raise Failed("Invalid auth type")
+    return form.type, form.value
+
+
+def read_header(given: bytes) -> tuple[str, str]:
+    """`ApiKey KEY` or `Bearer TOKEN`. Raises Failed."""
+    try:
+        scheme, space, value = given.decode().strip().partition(" ")
+    except UnicodeDecodeError:
+        raise Failed("Invalid auth payload") from None
+    kind = _SCHEMES.get(scheme.lower())
+    if not space or kind is None:
+        raise Failed("Invalid auth payload" if not space else "Invalid auth type")
+    return kind, value.strip()
+
+
+class Credentials:
+    def __init__(self, guard: Guard, signing: Signing) -> None:
+        self._guard = guard
+        self._signing = signing
+
+    def identify(self, accounts: Accounts, kind: str, value: str, address: str) -> Known:
+        """Raises Unauthenticated."""
+        try:
+            if len(value) > TOKEN_CHARS_MAX:
+                raise Unauthenticated  # noqa: TRY301 (told below like the others)
+            if kind == "apikey":
+                return Known(self._guard.identify_by_key(accounts, value))
+            return self._by_token(accounts, value)
+        except Unauthenticated:
+            _audit.warning(
+                "Somebody at %s came without valid credentials.", address,
+                extra={"event": "access.unknown", "address": address},
+            )  # fmt: skip
+            raise
+
+    def _by_token(self, accounts: Accounts, token: str) -> Known:
+        claims = self._claims(token)
+        name = claims.get("principal")
+        account = accounts.get(name) if isinstance(name, str) else None
+        if account is None:
+            raise Unauthenticated
+        return Known(Principal(account.name, account.number), float(claims["exp"]))
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        """Of a token that is good now."""
+        import jwt  # not needed by every client
+
+        secret, public_key = self._signing
+        for key, algorithm in ((secret, "HS256"), (public_key, "RS256")):
+            if key is None:
+                continue
+            try:
+                claims: dict[str, Any] = jwt.decode(
+                    token, key, algorithms=[algorithm], options={"require": ["exp", "principal"]}
+                )
+            except (jwt.InvalidTokenError, ValueError):
+                continue
+            return claims
+        raise Unauthenticated

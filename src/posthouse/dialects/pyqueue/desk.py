@@ -1,0 +1,248 @@
+"""What all connections of PyQueue clients share: the broker, who they are, and what was counted."""
+
+import asyncio
+import time
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal
+from posthouse.broker.engine import Engine
+from posthouse.broker.throttle import Buckets, cost_of
+from posthouse.core.checks import check_name
+from posthouse.core.commands import Answer, Command, CreateQueue
+from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
+from posthouse.core.model import Queue, QueueProperties, Right, State, entity_of
+from posthouse.core.records import Completed, DeadLettered, Expired, Sent
+from posthouse.dialects.pyqueue.credentials import Credentials, Known, Signing
+from posthouse.dialects.pyqueue.ledger import Ledger
+from posthouse.dialects.pyqueue.tasks import DEFAULT_QUEUE
+from posthouse.dialects.pyqueue.workers import Workers
+
+CHECK_SECONDS = 2.0
+DUPLICATE_MS = 3_600_000
+RATE_SECONDS = 60.0  # over which the rate of completed tasks is told
+HELD_BYTES_MAX = 256 << 20  # of frames that have come in part, of all connections together
+
+
+class Settings(NamedTuple):
+    namespace: str = "default"
+    is_open: bool = False  # who comes without TLS needs no credentials
+    signing: Signing = Signing()
+    lock_ms: int = 10_000
+    retries: int = 3
+    depth: int = 10_000
+    ttl_ms: int | None = None
+    deduplicate: bool = False
+    rate: int = 0  # pushed tasks a second, of one address; 0: any number
+    burst: int = 20
+    connections: int = 1_000
+    zone: str = "UTC"
+
+
+class Broker(Protocol):
+    """Until it is open there is no engine."""
+
+    engine: Engine | None
+
+
+class Guest(Protocol):
+    """A connection, as the desk sees it."""
+
+    def check(self, now: float) -> None:
+        """Now and then: whether it may go on."""
+
+
+class Totals(NamedTuple):
+    """Since the start."""
+
+    pushed: int
+    completed: int
+    failed: int
+    expired: int
+
+
+class Desk:
+    def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
+        self._broker = broker
+        self.guard = guard
+        self.settings = settings
+        self.credentials = Credentials(guard, settings.signing)
+        self.workers, self.ledger = Workers(), Ledger()
+        self.rate = Buckets(settings.rate, burst=settings.burst)
+        self.started = time.monotonic()
+        self.processing_seconds, self.processed = 0.0, 0  # from pull to acknowledgement
+        self.held_bytes = 0
+        self._guests: set[Guest] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._samples: deque[tuple[float, int]] = deque([(self.started, 0)])
+
+    @property
+    def is_ready(self) -> bool:
+        return self._broker.engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        engine = self._broker.engine
+        assert engine is not None  # nobody asks before it is open
+        return engine
+
+    @property
+    def state(self) -> State:
+        """To look at. Raises NotFound."""
+        state = self.engine.namespaces.states.get(self.settings.namespace)
+        if state is None:
+            raise NotFound("namespace", self.settings.namespace)
+        return state
+
+    @property
+    def now_ms(self) -> int:
+        return self.engine.clock_ms(self.settings.namespace)
+
+    # Connections.
+
+    def add(self, guest: Guest) -> bool:
+        """Whether there is room for one more."""
+        if len(self._guests) >= self.settings.connections:
+            return False
+        self._guests.add(guest)
+        self._arm()
+        return True
+
+    def remove(self, guest: Guest) -> None:
+        self._guests.discard(guest)
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        now = time.time()
+        for each in list(self._guests):
+            each.check(now)
+        self.workers.forget(now)
+        if self.is_ready:
+            self._sample()
+        if self._guests:
+            self._arm()
+
+    # Who somebody is, and what he may do.
+
+    def identify(self, kind: str, value: str, address: str) -> Known:
+        """Raises Unauthenticated."""
+        accounts = self.engine.namespaces.accounts
+        return self.credentials.identify(accounts, kind, value, address)
+
+    def stranger(self, *, is_tls: bool) -> Principal | None:
+        """Who somebody is that has not said so."""
+        return ANYBODY if self.settings.is_open and not is_tls else None
+
+    def check(self, principal: Principal, right: Right, entity: str) -> None:
+        """For what is not asked of the engine in his name. Raises Unauthorized."""
+        accounts, namespace = self.engine.namespaces.accounts, self.settings.namespace
+        self.guard.check_right(accounts, principal, right, namespace, entity_of(entity))
+
+    def may(self, principal: Principal, right: Right, entity: str) -> bool:
+        try:
+            self.check(principal, right, entity)
+        except Unauthorized:
+            return False
+        return True
+
+    def knows(self, principal: Principal, queue: str) -> bool:
+        """Whether he may do anything with a queue."""
+        rights: tuple[Right, ...] = ("listen", "send", "manage")
+        return any(self.may(principal, right, queue) for right in rights)
+
+    def charge(self, address: str, tasks: int) -> None:
+        """By the rate of what one address may push. Raises Throttled."""
+        self.rate.check(address)
+        self.rate.take(address, tasks)
+
+    # Asking.
+
+    async def ask(self, principal: Principal, command: Command) -> Answer:
+        """Raises Refused or StoreError."""
+        return await self.engine.ask(principal, self.settings.namespace, command)
+
+    def charge_for(self, address: str, command: Command) -> None:
+        """By the broker's own limit. Raises Throttled."""
+        throttle = self.engine.throttle
+        if throttle.is_on:
+            throttle.check_address(address, cost_of(command))
+
+    def queue(self, name: str) -> Queue | None:
+        """A queue that tasks can be in."""
+        queue = self.state.queues.get(name)
+        if queue is None or queue.origin is not None or queue.topic is not None:
+            return None
+        return None if queue.properties.delivery == "topic" else queue
+
+    def properties(self) -> QueueProperties:
+        """Of a queue that comes into being by being used."""
+        settings = self.settings
+        return QueueProperties(
+            lock_ms=settings.lock_ms, max_delivery=settings.retries, ttl_ms=settings.ttl_ms,
+            max_messages=settings.depth, duplicate_detection=True,
+            duplicate_window_ms=DUPLICATE_MS, order="priority", grouping="group",
+            counting="abandon",
+        )  # fmt: skip
+
+    def make_queue(self, principal: Principal, right: Right, name: str) -> None:
+        """Where there is none: PyQueue's queues are there when they are used.
+
+        What becomes of it shows in what is asked of the queue next. Raises Refused.
+        """
+        state = self.state
+        if name not in state.queues:
+            self.check(principal, right, name)
+            check_name("queue", name)
+            if name.casefold() in state.folded:
+                raise AlreadyExists("queue", state.folded[name.casefold()])
+            command = CreateQueue(name, self.properties())
+            self.engine.submit(BROKER, self.settings.namespace, command, _ignore)
+
+    def welcome(self) -> None:
+        """There is always a queue for who names none."""
+        if self.is_ready:
+            try:
+                self.make_queue(BROKER, "send", DEFAULT_QUEUE)
+            except Refused:
+                return
+
+    # Figures.
+
+    def totals(self) -> Totals:
+        """Of the whole broker, whoever sent and received."""
+        records = self.engine.figures.records
+        return Totals(records[Sent], records[Completed], records[DeadLettered], records[Expired])
+
+    def acknowledged(self, after_ms: int) -> None:
+        self.processing_seconds += max(0, after_ms) / 1_000
+        self.processed += 1
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        self._samples.append((now, self.totals().completed))
+        while len(self._samples) > 2 and self._samples[1][0] < now - RATE_SECONDS:
+            self._samples.popleft()
+
+    def per_second(self) -> float:
+        """Completed tasks, lately."""
+        then, before = self._samples[0]
+        passed = time.monotonic() - then
+        return (self.totals().completed - before) / passed if passed > 0 else 0.0
+
+    def uptime(self) -> float:
+        return time.monotonic() - self.started
+
+
+def changed(queue: Queue, **properties: object) -> QueueProperties:
+    """What a queue is like, but for some of it."""
+    return msgspec.structs.replace(queue.properties, **properties)
+
+
+def _ignore(_: object) -> None:
+    """What comes of it shows elsewhere."""

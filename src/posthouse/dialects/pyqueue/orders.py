@@ -1,0 +1,264 @@
+"""What takes several steps: tasks into several queues at once, transactions, schedules."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from posthouse.broker.access import BROKER, Principal
+from posthouse.core.commands import (
+    Answer,
+    Begin,
+    Begun,
+    Command,
+    Commit,
+    Committed,
+    Enqueued,
+    RollBack,
+    Send,
+    SetSchedule,
+    Work,
+)
+from posthouse.core.errors import (
+    AlreadyExists,
+    Duplicate,
+    InvalidArgument,
+    Refused,
+    TransactionLost,
+)
+from posthouse.core.message import NewMessage
+from posthouse.core.model import Right
+from posthouse.core.room import check_room, is_limited, used
+from posthouse.dialects.pyqueue import ledger
+from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.refusals import Failed
+from posthouse.dialects.pyqueue.tasks import NewTask, PushForm, new_id, new_task, queue_in, read
+
+_CRON = "cron:"
+
+
+class Call:
+    """One request: who asks, and for what."""
+
+    __slots__ = ("address", "desk", "on", "op", "payload", "principal")
+
+    def __init__(
+        self, desk: Desk, principal: Principal, address: str, op: str, payload: bytes
+    ) -> None:
+        self.desk = desk
+        self.principal = principal
+        self.address = address
+        self.op = op
+        self.payload = payload
+        self.on = ""  # what it is about
+
+    def form(self, kind: type[Any]) -> Any:
+        """Raises Failed."""
+        return read(kind, self.payload)
+
+    def name(self) -> str:
+        """A payload that is a name and nothing else. Raises Failed."""
+        try:
+            self.on = self.payload.decode().strip()
+        except UnicodeDecodeError:
+            raise Failed("A name must be UTF-8") from None
+        return self.on
+
+    async def ask(self, command: Command) -> Answer:
+        """Raises Refused or StoreError."""
+        return await self.desk.ask(self.principal, command)
+
+    async def ask_as_broker(self, command: Command) -> Answer:
+        """What was allowed by other rights than its own. Raises Refused or StoreError."""
+        return await self.desk.ask(BROKER, command)
+
+    def check(self, right: Right, entity: str) -> None:
+        """Raises Unauthorized."""
+        self.on = entity
+        self.desk.check(self.principal, right, entity)
+
+
+Order = Callable[[Call], Awaitable[bytes]]
+told = msgspec.json.Encoder().encode
+
+
+# Many tasks at once.
+
+
+def accepted(ids: Sequence[str], answer: Enqueued) -> list[str]:
+    """Of some tasks, those that were no duplicates: they have the numbers that are new."""
+    new = len(answer.sequences) - answer.duplicates
+    if new == len(ids):
+        return list(ids)
+    left = set(range(max(answer.sequences) - new + 1, max(answer.sequences) + 1) if new else ())
+    found = []
+    for id, sequence in zip(ids, answer.sequences, strict=True):
+        if sequence in left:
+            left.remove(sequence)
+            found.append(id)
+    return found
+
+
+def batch_told(ids: list[str]) -> bytes:
+    return told({"task_ids": ids, "count": len(ids)})
+
+
+async def push_together(call: Call, tasks: Sequence[tuple[str, NewTask]]) -> list[str]:
+    """All of them or none, each into its queue; the ids of those that are no duplicates."""
+    if not tasks:
+        return []
+    by_queue: dict[str, list[NewTask]] = {}
+    for queue, task in tasks:
+        by_queue.setdefault(queue, []).append(task)
+    sends = [
+        Send(queue, [task.message for task in some], [task.key for task in some])
+        for queue, some in by_queue.items()
+    ]
+    taken: set[str] = set()
+    for send, enqueued in zip(sends, await send_together(call, sends, call.principal), strict=True):
+        taken.update(accepted([task.id for task in by_queue[send.queue]], enqueued))
+    return [task.id for _, task in tasks if task.id in taken]
+
+
+async def send_together(call: Call, sends: list[Send], principal: Principal) -> Sequence[Enqueued]:
+    """In one commit. Raises Refused or Failed."""
+    desk = call.desk
+    if len(sends) == 1:
+        answer = await desk.ask(principal, sends[0])
+        assert isinstance(answer, Enqueued)
+        return [answer]
+    begun = await desk.ask(principal, Begin(ledger.TIMEOUT_MS))
+    assert isinstance(begun, Begun)
+    try:
+        for send in sends:
+            call.on = send.queue
+            await desk.ask(principal, Work(begun.transaction, send))
+    except Refused:
+        await desk.ask(principal, RollBack(begun.transaction))
+        raise
+    done = await desk.ask(principal, Commit(begun.transaction))
+    if isinstance(done, Committed):
+        return done.sent
+    for send in sends:
+        _check_room(desk, send.queue, send.messages)
+    raise Failed(f"Failed to add batch: {getattr(done, 'reason', '')}")
+
+
+def _check_room(desk: Desk, name: str, messages: Sequence[NewMessage]) -> None:
+    """Raises QuotaExceeded, which says more than that a transaction has failed."""
+    queue = desk.queue(name)
+    if queue is not None and is_limited(queue):
+        check_room(queue, used(queue), len(messages), 0)
+
+
+def check_is_new(desk: Desk, name: str, key: str) -> None:
+    """For a task that waits for a commit, which would be refused for it. Raises Duplicate."""
+    queue = desk.queue(name)
+    if key and queue is not None:
+        until_ms, sequence = queue.seen.get(key, (0, 0))
+        if until_ms > desk.now_ms:
+            raise Duplicate(name, key, sequence)
+
+
+async def push(call: Call, form: PushForm) -> str:
+    """One task; its id. Raises Refused, StoreError or Failed."""
+    desk = call.desk
+    call.on = queue = queue_in(form)
+    desk.charge(call.address, 1)
+    task = new_task(form, deduplicate=desk.settings.deduplicate)
+    desk.make_queue(call.principal, "send", queue)
+    await call.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True))
+    return task.id
+
+
+# Transactions.
+
+
+class _TransactionForm(msgspec.Struct):
+    transaction_id: str
+
+
+async def begin(call: Call) -> bytes:
+    begun = await call.ask(Begin(ledger.TIMEOUT_MS))
+    assert isinstance(begun, Begun)
+    call.desk.engine.note_owner(call.principal, begun.transaction)
+    call.desk.ledger.begun(begun.transaction, begun.until_ms)
+    return told({"transaction_id": ledger.id_of(begun.transaction)})
+
+
+async def commit(call: Call) -> bytes:
+    id, number = _transaction(call)
+    try:
+        done = await call.ask(Commit(call.desk.engine.owned(call.principal, number)))
+    except TransactionLost:
+        raise Failed(call.desk.ledger.why_not(id, call.desk.now_ms)) from None
+    if not isinstance(done, Committed):
+        call.desk.ledger.ended(number, ledger.FAILED)
+        reason = getattr(done, "reason", "")
+        raise Failed(f"Transaction {id} could not be committed: {reason}")
+    call.desk.ledger.ended(number, ledger.COMMITTED)
+    return told({"transaction_id": id, "operations": len(done.sent) + done.settled})
+
+
+async def roll_back(call: Call) -> bytes:
+    id, number = _transaction(call)
+    try:
+        await call.ask(RollBack(call.desk.engine.owned(call.principal, number)))
+    except TransactionLost:
+        raise Failed(call.desk.ledger.why_not(id, call.desk.now_ms)) from None
+    call.desk.ledger.ended(number, ledger.ROLLED_BACK)
+    return told({"transaction_id": id, "status": ledger.ROLLED_BACK})
+
+
+def _transaction(call: Call) -> tuple[str, int]:
+    form: _TransactionForm = call.form(_TransactionForm)
+    return form.transaction_id, ledger.number_of(form.transaction_id)
+
+
+# Schedules.
+
+
+class _ScheduleForm(PushForm, kw_only=True):
+    schedule: str
+    timezone: str | None = None
+
+
+async def schedule(call: Call) -> bytes:
+    """A schedule has the id of its task; what it sends has that and the moment."""
+    desk = call.desk
+    form: _ScheduleForm = call.form(_ScheduleForm)
+    call.on = queue = queue_in(form)
+    desk.charge(call.address, 1)
+    name = new_id()
+    if form.idempotency_key:  # as long as that schedule is there, there is no other
+        name = "key-" + sha256(form.idempotency_key.encode()).hexdigest()
+        form.idempotency_key = None
+    task = new_task(form, id=name)
+    desk.make_queue(call.principal, "send", queue)
+    zone = form.timezone or desk.settings.zone
+    try:
+        await call.ask(SetSchedule(queue, name, when_in(form.schedule), task.message, zone))
+    except AlreadyExists:
+        raise Failed("Duplicate task detected") from None
+    except InvalidArgument as wrong:
+        if wrong.argument not in ("when", "zone"):
+            raise
+        raise Failed(f"Invalid schedule format: {form.schedule[:100]} ({wrong})") from None
+    made = desk.state.schedules.get(name)
+    next_run = 0 if made is None else made.next_ms / 1_000
+    return told({"task_id": name, "next_run": next_run})
+
+
+def when_in(text: str) -> str:
+    """As the core has it: there a cron line has no word in front."""
+    words = text.strip()
+    return words[len(_CRON) :].strip() if words.lower().startswith(_CRON) else words
+
+
+ORDERS: dict[str, Order] = {
+    "BEGIN_TX": begin,
+    "COMMIT_TX": commit,
+    "ROLLBACK_TX": roll_back,
+    "SCHEDULE": schedule,
+}

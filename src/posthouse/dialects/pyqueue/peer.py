@@ -1,0 +1,734 @@
+"""One connection of a PyQueue client.
+
+Requests may come one behind the other without waiting; they are answered in their order. Pushing,
+pulling and settling are plain calls into the engine; each has a slot, and slots that are filled are
+written together. What takes several steps is a task of its own, and nothing behind it is looked at
+before it is done, so a connection sees the effects of its own requests in order.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from posthouse.broker.access import BROKER, Principal
+from posthouse.core.commands import (
+    Abandon,
+    Attach,
+    Command,
+    Complete,
+    DeadLetter,
+    Delivery,
+    Detach,
+    Receive,
+    Release,
+    Send,
+    Work,
+)
+from posthouse.core.errors import Refused, Throttled, Unauthenticated
+from posthouse.core.message import NewMessage, Properties
+from posthouse.core.model import Lock, Queue
+from posthouse.core.plan import Delivered
+from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
+from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
+from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
+from posthouse.dialects.pyqueue.ledger import number_of
+from posthouse.dialects.pyqueue.orders import Call
+from posthouse.dialects.pyqueue.refusals import Failed
+from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun
+from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Result, Slot
+from posthouse.dialects.pyqueue.tasks import (
+    DEFAULT_QUEUE,
+    JOB_BYTES,
+    LOCK,
+    BatchForm,
+    job_of,
+    new_task,
+    queue_in,
+    read,
+    read_push,
+    token_in,
+)
+from posthouse.dialects.pyqueue.workers import ID_CHARS_MAX
+from posthouse.store.errors import StoreError
+
+_log = logging.getLogger(__name__)
+
+STRANGER_BYTES_MAX = 64 << 10  # of a frame of who has not shown who he is
+PULL_MAX = 10  # tasks in one batch
+PULL_BYTES_MAX = 4_096  # of what a pull says
+COMMANDS_MAX = 500  # under way, before nothing more is read
+UNANSWERED_BYTES_MAX = 8 << 20  # of requests, likewise
+REQUEST_SECONDS = 30.0  # for a frame that has begun
+IDLE_SECONDS = 3_600.0  # without any
+AUTH_TRIES_MAX = 5
+BOUND_MAX = 100  # queues from which a worker's tasks end with its connection
+ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
+END_SECONDS = 2.0  # what a client has to take our last answer
+_JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64
+
+
+class Line(Protocol):
+    """What the listener knows of a connection."""
+
+    @property
+    def handshake_seconds(self) -> float: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def is_tls(self) -> bool: ...
+
+    def gone(self) -> None:
+        """It is over."""
+
+
+class _PullForm(msgspec.Struct):
+    queue: str | None = None
+    count: int = PULL_MAX
+
+
+class _SettleForm(msgspec.Struct):
+    task_id: str
+    transaction_id: str | None = None
+    error: Any = None
+
+
+class _BeatForm(msgspec.Struct):
+    worker_id: str
+
+
+_decode_pull = msgspec.json.Decoder(_PullForm).decode
+
+
+@lru_cache(1_000)
+def _short_pull_form(payload: bytes) -> tuple[str, int]:
+    """Most are the same again and again."""
+    form = _decode_pull(payload) if payload else _PullForm()
+    return form.queue or DEFAULT_QUEUE, max(1, min(form.count, PULL_MAX))
+
+
+def _pull_form(payload: bytes) -> tuple[str, int]:
+    """The queue, and how many. Raises Failed."""
+    if len(payload) > PULL_BYTES_MAX:
+        raise Failed(refusals.BAD_JSON)
+    try:
+        return _short_pull_form(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Failed(refusals.BAD_JSON) from None
+
+
+class Peer:
+    """One connection, as asyncio wants it."""
+
+    def __init__(self, desk: Desk, line: Line) -> None:
+        self.desk = desk
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
+        self._decoder = Decoder()
+        self._slots: deque[Slot] = deque()
+        self._principal: Principal | None = None
+        self._until = credentials.FOR_EVER  # when its credentials end
+        self._tries = 0
+        self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
+        # What is gathered while there is more to look at. Acknowledgements go before pulls that
+        # came between them, of which they cannot be; never before pushes, which must not be lost.
+        self._run: PushRun | PullRun | None = None
+        self._acks: AckRun | None = None
+        self._worker = ""
+        self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
+        self._unanswered_bytes = self._held_bytes = 0
+        self._made = self._heard = self._loop.time()
+        self._begun = 0.0  # when what came of a frame began to come
+        self._is_paused = self._is_going = self._is_gone = False
+        self._is_over = self._is_ending = False  # the client says no more; nothing more is taken
+        self._is_reading = True
+
+    # As asyncio sees it.
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        why = "The broker is starting; try again shortly"
+        if self.desk.is_ready:
+            why = "" if self.desk.add(self) else refusals.TOO_MANY
+        if why:
+            self._transport.write(encode(b"ERROR", why.encode()))
+            self.end()
+            self._flush()
+            return
+        self._trust(self.desk.stranger(is_tls=self._line.is_tls))
+
+    def _trust(self, principal: Principal | None) -> None:
+        self._principal = principal
+        self._decoder.frame_bytes_max = STRANGER_BYTES_MAX
+        if principal is not None:
+            self._decoder.frame_bytes_max = FRAME_BYTES_MAX
+            self.desk.welcome()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        self._decoder.feed(data)
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        """Who has said all he wants still gets his answers."""
+        self._is_over = True
+        self._go_on()
+        return not self._line.is_tls and not self._transport.is_closing()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_ending = self._is_gone = True
+        self._let_go()
+        self._count_held(0, is_new=True)
+        self.desk.remove(self)
+        self._line.gone()
+
+    def shutdown(self) -> None:
+        """The broker is going: what was asked is answered first."""
+        self.end()
+        self._flush()
+
+    def end(self) -> None:
+        """Nothing more is taken; it is closed when what was asked is answered."""
+        self._is_ending = True
+
+    # The work.
+
+    def _go_on(self) -> None:
+        """With what has come, as far as there is room for it."""
+        self._is_going = True  # what is answered at once is written below
+        try:
+            self._write()
+            is_more = self._work()
+        except Exception:  # noqa: BLE001 (here a connection's bytes come in)
+            _log.exception("A connection has failed.", extra={"event": "pyqueue.failed"})
+            self._transport.abort()
+            return
+        self._flush()
+        self._is_going = False
+        if is_more:
+            self._go_on_soon()
+        self._read_or_not()
+
+    def _work(self) -> bool:
+        """Whether others are to have their turn before it goes on."""
+        slots, decoder = self._slots, self._decoder
+        count = 0
+        while self._has_room and not self._is_ending and count < COMMANDS_MAX:
+            try:
+                frame = decoder.take()
+            except Malformed:
+                self._say_last(refusals.MALFORMED)
+                break
+            if frame is None:
+                self._is_ending = self._is_over
+                break
+            slots.append(slot := _SLOTS.get(frame.word, Slot)(self, frame))
+            self._unanswered_bytes += slot.size
+            self._do(slot, frame)
+            count += 1
+        self._end_run()
+        self._count_held(decoder.held_bytes, is_new=count > 0)
+        return count >= COMMANDS_MAX
+
+    def _say_last(self, text: str) -> None:
+        """Behind what is to be answered yet."""
+        self._end_run()
+        self.end()
+        slot = Slot(self, Frame(b"", b""))
+        self._slots.append(slot)
+        slot.fail(text)
+
+    @property
+    def _has_room(self) -> bool:
+        return (
+            self._busy is None and len(self._slots) < COMMANDS_MAX
+            and self._unanswered_bytes < UNANSWERED_BYTES_MAX and not self._is_paused
+        )  # fmt: skip
+
+    def _end_run(self) -> None:
+        """What was gathered is asked for, before anything else is."""
+        acks, self._acks = self._acks, None
+        run, self._run = self._run, None
+        if acks is not None:
+            self._ask(acks.command(), acks)
+        if run is not None:
+            self._ask(run.command(), run)
+
+    def _do(self, slot: Slot, frame: Frame) -> None:
+        word = frame.word
+        if word not in _IN_RUNS:
+            self._end_run()
+        try:
+            if self._principal is None and word != b"AUTH":
+                self.end()
+                slot.fail(refusals.NEEDS_AUTH)
+            elif (hot := _HOT.get(word)) is not None:
+                hot(self, slot, frame.payload)
+            else:
+                self._do_slowly(slot, frame)
+        except Failed as failed:
+            slot.fail(_FAILING.get(word, "") + str(failed))
+        except Refused as refused:
+            slot.refuse(refused)
+
+    def _do_slowly(self, slot: Slot, frame: Frame) -> None:
+        assert self._principal is not None
+        word = frame.word.decode()
+        slow = _SLOW.get(word)
+        if slow is None:
+            raise Failed(_unknown(word))
+        call = Call(self.desk, self._principal, self._line.address, word, frame.payload)
+        self._busy = self._loop.create_task(self._take_steps(slot, slow, call))
+
+    async def _take_steps(self, slot: Slot, slow: orders.Order, call: Call) -> None:
+        try:
+            payload = await slow(call)
+            if len(payload) > FRAME_BYTES_MAX - 64:
+                raise Failed("The answer would be too large; ask for less")  # noqa: TRY301
+            slot.says(payload, b"STATS" if slot.word == b"STATS" else b"OK")
+        except Failed as failed:
+            slot.says(str(failed).encode(errors="replace"), b"ERROR")
+        except Refused as refused:
+            slot.on = slot.on or call.on
+            slot.refuse(refused)
+        except StoreError as lost:
+            slot.refuse(lost)
+        except Exception:  # noqa: BLE001 (here a connection's bytes come in)
+            _log.exception("A command has failed.", extra={"event": "pyqueue.failed"})
+            slot.says(b"Something went wrong; the log of the broker says what", b"ERROR")
+            self.end()
+        finally:
+            self._busy = None
+            if not slot.is_done:
+                slot.is_filled()
+            self._go_on_soon()
+
+    def submit(self, slot: Slot, command: Command) -> None:
+        self._end_run()
+        self._ask(command, slot)
+
+    def _ask(self, command: Command, reply: Callable[[Result], None]) -> None:
+        """The reply is called once, also where it is not asked for."""
+        assert self._principal is not None
+        desk = self.desk
+        try:
+            desk.charge_for(self._line.address, command)
+        except Throttled as throttled:
+            reply(throttled)
+            return
+        desk.engine.submit(self._principal, desk.settings.namespace, command, reply)
+
+    # Answering.
+
+    def answered(self, slot: Slot) -> None:
+        self._unanswered_bytes -= slot.size
+        slot.size = 0
+        if self._slots and slot is self._slots[0]:
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """After what is going on now: what is answered in one go is written in one go."""
+        if not self._is_going and not self._is_gone:
+            self._is_going = True
+            self._loop.call_soon(self._go_on)
+
+    def _write(self) -> None:
+        slots = self._slots
+        if not slots or not slots[0].is_done:
+            return
+        frames = []
+        while slots and slots[0].is_done:
+            frames.append(slots.popleft().frame)
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
+
+    def _flush(self) -> None:
+        self._write()
+        is_over = self._is_ending and not self._slots and self._busy is None
+        if is_over and not self._transport.is_closing():
+            self._transport.close()
+            self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def _read_or_not(self) -> None:
+        """Nothing is read that could not be dealt with."""
+        wanted = self._has_room and not self._is_ending
+        if wanted != self._is_reading and not self._transport.is_closing():
+            self._is_reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
+        """Of frames that have come in part. Where all have too much of it, who adds to it goes."""
+        if not held_bytes:
+            self._begun = 0.0
+        elif is_new or not self._begun:
+            self._begun = self._loop.time()
+        self.desk.held_bytes += held_bytes - self._held_bytes
+        more = held_bytes > self._held_bytes
+        self._held_bytes = held_bytes
+        if more and held_bytes > STRANGER_BYTES_MAX and self.desk.held_bytes > HELD_BYTES_MAX:
+            self._fail_all("Too much is being sent at a time; try again shortly")
+
+    def _fail_all(self, text: str) -> None:
+        """The connection is of no use any more."""
+        self.end()
+        if not self._transport.is_closing():
+            self._write()
+            if not self._slots:
+                self._transport.write(encode(b"ERROR", text.encode()))
+            self._transport.close()
+            self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def check(self, now: float) -> None:
+        """Now and then: whether it may go on."""
+        loop_now = self._loop.time()
+        slow = self._begun and self._is_reading and loop_now - self._begun > REQUEST_SECONDS
+        if self._principal is None and loop_now - self._made > self._line.handshake_seconds:
+            self._fail_all(refusals.NEEDS_AUTH)
+        elif slow:
+            self._fail_all(refusals.TOO_SLOW)
+        elif loop_now - self._heard > IDLE_SECONDS and not self._slots:
+            self.end()
+            self._flush()
+        if now >= self._until:
+            self._until = credentials.FOR_EVER
+            self._made = loop_now
+            self._trust(None)
+        if self._bound and not self.desk.workers.is_alive(self._worker, now):
+            self._let_go()
+
+    # Who it is.
+
+    def _auth(self, slot: Slot, payload: bytes) -> None:
+        kind, value = credentials.read(payload)
+        try:
+            known = self.desk.identify(kind, value, self._line.address)
+        except Unauthenticated:
+            self._tries += 1
+            if self._tries >= AUTH_TRIES_MAX:
+                self.end()
+            raise
+        self._until = known.until
+        self._trust(known.principal)
+        slot.fill(msgspec.json.encode({"authenticated": True, "principal": known.principal.name}))
+
+    # Pushing.
+
+    def _push(self, slot: Slot, payload: bytes) -> None:
+        desk, form = self.desk, read_push(payload)
+        slot.on = queue = form.queue or DEFAULT_QUEUE
+        if desk.settings.rate:
+            desk.charge(self._line.address, 1)
+        task = new_task(form, deduplicate=desk.settings.deduplicate)
+        state = desk.state
+        if queue not in state.queues:
+            assert self._principal is not None
+            desk.make_queue(self._principal, "send", queue)
+        slot.says(task.id.encode())
+        transaction, there = form.transaction_id, state.queues.get(queue)
+        if transaction is None and not task.key and there is not None:
+            run = self._push_run(there, task.message)
+            if run is not None:
+                run.add(slot, task.message)
+                return
+        send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
+        if transaction is None:
+            self.submit(slot, send)
+        else:
+            self._end_run()
+            orders.check_is_new(desk, queue, task.key)
+            self.submit(slot, self._in(slot, transaction, send))
+
+    def _push_run(self, queue: Queue, message: NewMessage) -> PushRun | None:
+        """That a task can be part of: where none would be refused for another."""
+        run, like = self._run, queue.properties
+        if (
+            message.group is not None or message.ttl_ms is not None or like.status != "active"
+            or like.max_message_bytes is not None or like.requires_session
+            or self.desk.engine.throttle.is_on
+        ):  # fmt: skip
+            return None
+        if isinstance(run, PushRun) and run.queue == queue.name and not run.is_full:
+            most = like.max_messages
+            return run if most is None or sum(queue.counts) + len(run.slots) < most else None
+        self._end_run()
+        run = self._run = PushRun(self, queue.name)
+        return run
+
+    def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
+        assert self._principal is not None
+        slot.transaction = transaction
+        number = self.desk.engine.owned(self._principal, number_of(transaction))
+        return Work(number, command)
+
+    def _push_batch(self, slot: Slot, payload: bytes) -> None:
+        desk = self.desk
+        form: BatchForm = read(BatchForm, payload)
+        if desk.settings.rate:
+            desk.charge(self._line.address, len(form.tasks))
+        tasks = [new_task(each, deduplicate=desk.settings.deduplicate) for each in form.tasks]
+        queues = list(dict.fromkeys(map(queue_in, form.tasks)))
+        assert self._principal is not None
+        for queue in queues:
+            slot.on = queue
+            desk.make_queue(self._principal, "send", queue)
+        if len(queues) == 1:
+            assert isinstance(slot, BatchSlot)
+            slot.ids = [task.id for task in tasks]
+            messages, keys = [task.message for task in tasks], [task.key for task in tasks]
+            self.submit(slot, Send(queues[0], messages, keys))
+            return
+        call = Call(desk, self._principal, self._line.address, "PUSH_BATCH", payload)
+        into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
+
+        async def push(call: Call) -> bytes:
+            return orders.batch_told(await orders.push_together(call, into))
+
+        self._busy = self._loop.create_task(self._take_steps(slot, push, call))
+
+    # Pulling.
+
+    def _pull(self, slot: PullSlot, payload: bytes) -> None:
+        self._receive(slot, _pull_form(payload)[0], 1)
+
+    def _pull_batch(self, slot: PullSlot, payload: bytes) -> None:
+        self._receive(slot, *_pull_form(payload))
+
+    def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
+        assert self._principal is not None
+        slot.on = queue
+        slot.limit = limit
+        desk = self.desk
+        if queue not in desk.state.queues:
+            desk.check(self._principal, "listen", queue)
+            slot.fill(b"", b"NO_JOB")
+            return
+        run = self._run
+        if not isinstance(run, PullRun) or run.queue != queue or run.limit >= RUN_MAX:
+            if run is not None:
+                self._end_run()
+            one = self._receive_of(queue, 1)
+            run = self._run = PullRun(self, queue, one.receiver, one.bound)
+        run.add(slot)
+
+    def _receive_of(self, queue: str, limit: int) -> Receive:
+        bound = self._receiver(queue) if self._worker else 0
+        return Receive(queue, self.desk.engine.new_receiver(), limit, bound=bound, by_id=True)
+
+    def pull_again(self, slot: PullSlot) -> None:
+        """What it should have had may have been too much for one answer."""
+        if self._is_gone:
+            slot.fill(b"", b"NO_JOB")
+        else:
+            self._ask(self._receive_of(slot.on, slot.limit), slot)
+
+    def pulled(self, slot: Slot, deliveries: Sequence[Delivery]) -> None:
+        queue = slot.on
+        if self._is_gone:  # nobody is there to work on them
+            self._give_back(queue, deliveries)
+        if not deliveries or self._is_gone:
+            slot.fill(b"", b"NO_JOB")
+            return
+        ids = self.desk.state.ids
+        jobs, size = [], 0
+        for at, delivery in enumerate(deliveries):
+            job = job_of(delivery, queue, ids)
+            if len(job) > _JOBS_BYTES_MAX - JOB_BYTES:
+                self._bury(queue, delivery)
+                continue
+            size += len(job) + 1
+            if size > _JOBS_BYTES_MAX:
+                self._give_back(queue, deliveries[at:])
+                break
+            jobs.append(job)
+        if not jobs:
+            slot.fail("The task is too large to be pulled, and was moved to DLQ")
+        elif slot.word == b"PULL_BATCH":
+            told = b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
+            slot.fill(told, b"JOB_BATCH")
+        else:
+            slot.fill(jobs[0], b"JOB")
+
+    def _give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            self._settle(Release(queue, [each.token for each in deliveries], partial=True))
+
+    def _bury(self, queue: str, delivery: Delivery) -> None:
+        text = f"A PyQueue client cannot be given more than {FRAME_BYTES_MAX} bytes."
+        self._settle(DeadLetter(queue, [delivery.token], True, 0, "TaskTooLarge", text))
+
+    def _settle(self, command: Command) -> None:
+        """On the broker's own behalf."""
+        self.desk.engine.submit(BROKER, self.desk.settings.namespace, command, _ignore)
+
+    # Settling.
+
+    def _held(self, task: str) -> tuple[int, Lock | None]:
+        """The token and the lock under which a task is worked on.
+
+        Where there is none it is refused like any other, when what went before is durable.
+        """
+        state = self.desk.state
+        if task.startswith(LOCK):
+            token = token_in(task)
+            return token, state.locks.get(token)
+        tokens = state.ids.get(task, ())
+        if len(tokens) == 1:
+            [token] = tokens
+            return token, state.locks[token]
+        now_ms = self.desk.now_ms
+        for token in tokens:
+            lock = state.locks[token]
+            if lock.until_ms > now_ms and token not in state.enlisted:
+                return token, lock
+        return 0, None
+
+    def _ack(self, slot: Slot, payload: bytes) -> None:
+        assert isinstance(slot, AckSlot)
+        form, acks = _settled(payload), self._acks
+        if isinstance(self._run, PushRun):
+            self._end_run()
+        token, lock = self._held(form.task_id)
+        if lock is None or (acks is not None and token in acks.slots):
+            self._end_run()  # what was asked before may give it, or has ended it
+            token, lock = self._held(form.task_id)
+        slot.on = queue = "" if lock is None else lock.queue.name
+        slot.since_ms = 0
+        if lock is not None:
+            slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
+        if lock is None or form.transaction_id is not None:
+            self._end(slot, form, Complete(queue, [token]), b"Task acknowledged")
+            return
+        slot.says(b"Task acknowledged")
+        acks = self._acks
+        if acks is None or acks.queue != queue or len(acks.slots) >= RUN_MAX:
+            self._end_run()
+            acks = self._acks = AckRun(self, queue)
+        acks.slots[token] = slot
+
+    def _nack(self, slot: Slot, payload: bytes) -> None:
+        form = _settled(payload)
+        token, lock = self._held(form.task_id)
+        slot.on = queue = "" if lock is None else lock.queue.name
+        said = b"Task retry scheduled"
+        if lock is not None and lock.message.count >= lock.queue.properties.max_delivery:
+            said = b"Task moved to DLQ"
+        properties: Properties = {}
+        if form.error:
+            properties = {"error": str(form.error)[:ERROR_CHARS_MAX]}
+        self._end(slot, form, Abandon(queue, [token], properties=properties), said)
+
+    def _end(self, slot: Slot, form: _SettleForm, command: Complete | Abandon, said: bytes) -> None:
+        if form.transaction_id is None:
+            slot.says(said)
+            self.submit(slot, command)
+        else:
+            slot.says(b"Task added to transaction")
+            self.submit(slot, self._in(slot, form.transaction_id, command))
+
+    # Workers.
+
+    def _heartbeat(self, slot: Slot, payload: bytes) -> None:
+        form: _BeatForm = read(_BeatForm, payload)
+        if not form.worker_id or len(form.worker_id) > ID_CHARS_MAX:
+            raise Failed(f"worker_id must have 1 to {ID_CHARS_MAX} characters")
+        if form.worker_id != self._worker:
+            self._let_go()
+        self._worker = form.worker_id
+        self.desk.workers.heard(form.worker_id, time.time())
+        slot.fill(b"Heartbeat received")
+
+    def _receiver(self, queue: str) -> int:
+        """With which the locks of this connection end; 0 where they last until they expire."""
+        number = self._bound.get(queue, 0)
+        if number or len(self._bound) >= BOUND_MAX:
+            return number
+        desk = self.desk
+        namespace, principal = desk.settings.namespace, self._principal
+        assert principal is not None
+        number = desk.engine.new_receiver(partial(self._noticed, queue))
+        desk.engine.submit(principal, namespace, Attach(queue, number, bound=True), _ignore)
+        if number not in desk.state.receivers:  # it was refused, or has to wait
+            self._settle(Detach(number))
+            return 0
+        self._bound[queue] = number
+        return number
+
+    def _noticed(self, queue: str, _: Sequence[Delivered]) -> None:
+        """It has no credit, so this is about its end."""
+        state = self.desk.state
+        number = self._bound.get(queue, 0)
+        if number not in state.receivers:
+            self._bound.pop(queue, None)
+
+    def _let_go(self) -> None:
+        """Of what was pulled here and is not settled."""
+        for number in self._bound.values():
+            self._settle(Detach(number))
+        self._bound.clear()
+
+    def _ping(self, slot: Slot, payload: bytes) -> None:
+        slot.fill(b"PONG")
+
+
+def _settled(payload: bytes) -> _SettleForm:
+    """A task's id, or more in JSON. Raises Failed."""
+    if payload[:1] == b"{":
+        form: _SettleForm = read(_SettleForm, payload)
+        return form
+    try:
+        return _SettleForm(payload.decode())
+    except UnicodeDecodeError:
+        raise Failed(refusals.NOT_FOUND) from None
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("ADMIN_"):
+        return f"Unknown admin command: {word}"
+    if word.startswith("RAFT_"):
+        return refusals.NO_CLUSTER
+    return refusals.INVALID
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for this answer."""
+
+
+_FAILING = {b"PUSH": "Failed to add task: ", b"PUSH_BATCH": "Failed to add batch: "}
+_SLOTS: dict[bytes, type[Slot]] = {
+    b"ACK": AckSlot,
+    b"PULL": PullSlot,
+    b"PULL_BATCH": PullSlot,
+    b"PUSH_BATCH": BatchSlot,
+}
+_IN_RUNS = frozenset((b"PUSH", b"PULL", b"PULL_BATCH", b"ACK"))
+_HOT: dict[bytes, Callable[[Peer, Any, bytes], None]] = {
+    b"AUTH": Peer._auth,
+    b"PUSH": Peer._push,
+    b"PUSH_BATCH": Peer._push_batch,
+    b"PULL": Peer._pull,
+    b"PULL_BATCH": Peer._pull_batch,
+    b"ACK": Peer._ack,
+    b"NACK": Peer._nack,
+    b"HEARTBEAT": Peer._heartbeat,
+    b"PING": Peer._ping,
+}
+_SLOW: dict[str, orders.Order] = {**orders.ORDERS, **topics.ORDERS, **admin.ORDERS}

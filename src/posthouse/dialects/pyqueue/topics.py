@@ -1,0 +1,174 @@
+"""Topics: what is published under a name goes into every queue that is bound to it.
+
+A binding is a subscription of one topic that all of them share: its rule is the pattern, and it
+forwards to the queue, so that what others publish there gets into the queues too. What a PyQueue
+client publishes is sent into the queues directly, in one commit, because each copy is a task with
+an id of its own: one worker's acknowledgement must not be taken for another's.
+"""
+
+import secrets
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+
+from posthouse.broker.access import BROKER
+from posthouse.core.commands import CreateQueue, CreateSubscription, DeleteQueue, Send
+from posthouse.core.errors import AlreadyExists
+from posthouse.core.filters.patterns import check_pattern
+from posthouse.core.filters.problems import SyntaxProblem
+from posthouse.core.filters.view import View
+from posthouse.core.message import Envelope, encode_envelope
+from posthouse.core.model import QueueProperties, State, subscription_queue
+from posthouse.core.routing import router_of
+from posthouse.core.rules import PatternFilter, Rule
+from posthouse.dialects.pyqueue.orders import Call, Order, send_together, told
+from posthouse.dialects.pyqueue.refusals import Failed
+from posthouse.dialects.pyqueue.tasks import PushForm, new_task
+
+TOPIC = "pyqueue-topics"  # the one that all bindings are subscriptions of
+TOPIC_CHARS_MAX = 200  # so that a queue can be called after it
+
+
+class Binding(NamedTuple):
+    pattern: str
+    queue: str
+    subscription: str  # the name of its queue
+
+
+def bindings(state: State) -> Iterator[Binding]:
+    topic = state.queues.get(TOPIC)
+    for each in topic.subscriptions.values() if topic is not None else ():
+        for rule in each.rules.values():
+            to = each.properties.forward_to
+            if isinstance(rule.filter, PatternFilter) and to is not None:
+                yield Binding(rule.filter.pattern, to, each.name)
+
+
+def bound_to(state: State, topic: str) -> list[str]:
+    """The queues that get what is published under a name."""
+    shared = state.queues.get(TOPIC)
+    if shared is None:
+        return []
+    view = View(encode_envelope(Envelope(subject=topic)), new_id=lambda: b"")
+    hits = router_of(shared).match(view)
+    names = [hit.queue.properties.forward_to for hit in hits if not hit.problem]
+    return list(dict.fromkeys(name for name in names if name and name in state.queues))
+
+
+class _PublishForm(msgspec.Struct):
+    topic: str = ""
+    message: Any = ""
+    priority: str | int | None = None
+    idempotency_key: str | None = None
+    ttl: int | float | None = None
+    partition_key: str | None = None
+
+    def as_push(self) -> PushForm:
+        return PushForm(
+            self.message, self.priority, None, self.idempotency_key, None, self.ttl,
+            self.partition_key,
+        )  # fmt: skip
+
+
+async def publish(call: Call) -> bytes:
+    form: _PublishForm = call.form(_PublishForm)
+    desk, topic = call.desk, form.topic
+    if not topic:
+        raise Failed("Topic name required")
+    call.check("send", topic)
+    desk.charge(call.address, 1)
+    queues = bound_to(desk.state, topic)
+    if not queues:
+        raise Failed(f"No subscribers for topic '{topic}'")
+    tasks = [new_task(form.as_push(), topic=topic) for _ in queues]
+    sends = [
+        Send(queue, [task.message], [task.key]) for queue, task in zip(queues, tasks, strict=True)
+    ]
+    # Who subscribed was allowed to have it there.
+    answers = await send_together(call, sends, BROKER)
+    pairs = zip(tasks, answers, strict=True)
+    ids = [task.id for task, enqueued in pairs if not enqueued.duplicates]
+    return told({"topic": topic, "published": len(ids), "task_ids": ids})
+
+
+class _BindForm(msgspec.Struct):
+    topic: str = ""
+    queue: str | None = None
+
+
+def _bind_form(call: Call) -> _BindForm:
+    form: _BindForm = call.form(_BindForm)
+    if not form.topic:
+        raise Failed("Topic name required")
+    return form
+
+
+def check_topic(pattern: str) -> None:
+    """Raises Failed."""
+    levels = pattern.split(".")
+    if len(pattern) > TOPIC_CHARS_MAX:
+        raise Failed(f"Invalid topic pattern: it has more than {TOPIC_CHARS_MAX} characters")
+    if any(len(each) > 1 and ("*" in each or "#" in each) for each in levels):
+        raise Failed(f"Invalid topic pattern: {pattern} (a wildcard is a whole level)")
+    try:
+        check_pattern(pattern, "amqp")
+    except SyntaxProblem as problem:
+        raise Failed(f"Invalid topic pattern: {problem}") from None
+
+
+async def subscribe(call: Call) -> bytes:
+    form = _bind_form(call)
+    desk, pattern = call.desk, form.topic
+    check_topic(pattern)
+    queue = form.queue or f"sub_{pattern}_{secrets.token_hex(4)}"
+    call.check("listen", pattern)
+    call.check("listen", queue)
+    desk.make_queue(call.principal, "listen", queue)
+    if TOPIC not in desk.state.queues:
+        await _make(call, CreateQueue(TOPIC, QueueProperties(delivery="topic")))
+    digest = sha256(f"{pattern}\0{queue}".encode()).hexdigest()[:32]
+    rules = [Rule("pattern", PatternFilter(pattern, "amqp"))]
+    properties = QueueProperties(forward_to=queue)
+    await _make(call, CreateSubscription(subscription_queue(TOPIC, digest), properties, rules))
+    return told({"topic": pattern, "queue": queue})
+
+
+async def _make(call: Call, command: CreateQueue | CreateSubscription) -> None:
+    """It may be there already."""
+    try:
+        await call.ask_as_broker(command)
+    except AlreadyExists:
+        return
+
+
+async def unsubscribe(call: Call) -> bytes:
+    form = _bind_form(call)
+    topic, queue = form.topic, form.queue
+    bound = [each for each in bindings(call.desk.state) if each.pattern == topic]
+    if not bound:
+        raise Failed(f"Topic '{topic}' not found")
+    if queue is not None:
+        bound = [each for each in bound if each.queue == queue]
+        if not bound:
+            raise Failed(f"Queue '{queue}' not subscribed to topic '{topic}'")
+    for each in bound:
+        call.check("listen", each.queue)
+    for each in bound:
+        await call.ask_as_broker(DeleteQueue(each.subscription))
+    return told({"unsubscribed": queue if queue is not None else len(bound), "topic": topic})
+
+
+async def unbind_all(call: Call, queue: str) -> None:
+    """Of a queue that is no more."""
+    for each in list(bindings(call.desk.state)):
+        if each.queue == queue:
+            await call.ask_as_broker(DeleteQueue(each.subscription))
+
+
+ORDERS: dict[str, Order] = {
+    "PUBLISH": publish,
+    "SUBSCRIBE": subscribe,
+    "UNSUBSCRIBE": unsubscribe,
+}

@@ -1,0 +1,252 @@
+"""PyQueue's API over HTTP, on a port that is declared for it.
+
+GET  /                    a page to look at
+GET  /health              {status, broker_running}
+GET  /api/queues          as ADMIN_LIST_QUEUES
+GET  /api/queues/Q        as ADMIN_QUEUE_INFO
+POST /api/tasks           {payload, priority, queue, idempotency_key}
+POST /api/tasks/batch     {tasks}
+GET  /api/metrics         as STATS
+GET  /api/workers, /api/dlq
+GET  /metrics             for Prometheus
+GET  /docs                this list
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from html import escape
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from posthouse.broker.access import Principal
+from posthouse.core.errors import (
+    Busy,
+    Duplicate,
+    QuotaExceeded,
+    Refused,
+    Throttled,
+    Unauthenticated,
+    Unauthorized,
+)
+from posthouse.core.message import LOCKED
+from posthouse.dialects.pyqueue import admin, credentials, orders
+from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.finding import depth_of, queues_of
+from posthouse.dialects.pyqueue.orders import Call
+from posthouse.dialects.pyqueue.refusals import Failed, told
+from posthouse.dialects.pyqueue.tasks import BatchForm, PushForm, new_task, queue_in
+
+Header = tuple[bytes, bytes]
+JSON = (b"content-type", b"application/json")
+TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+HTML = (b"content-type", b"text/html; charset=utf-8")
+POLICY = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline';"
+          b" frame-ancestors 'none'")  # fmt: skip
+REFRESH_SECONDS = 5
+PAGE_QUEUES_MAX = 200
+_STATUS: dict[type[Refused], int] = {
+    Unauthenticated: 401, Unauthorized: 403, Duplicate: 409, QuotaExceeded: 507, Throttled: 429,
+    Busy: 503,
+}  # fmt: skip
+
+
+class Request(Protocol):
+    """As the HTTP side has it."""
+
+    method: str
+    parts: list[bytes]  # of the path, still encoded, without the slash it begins with
+    headers: dict[bytes, bytes]
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def scheme(self) -> str: ...
+
+    async def body(self) -> bytes: ...
+
+
+class Answer(NamedTuple):
+    body: bytes = b""
+    status: int = 200
+    headers: tuple[Header, ...] = (JSON,)
+
+
+class Wrong(Exception):
+    """A request that is not for what there is."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class Web:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def answer(self, request: Request) -> Answer:
+        call: Call | None = None
+        try:
+            if request.parts == [b"health"] and request.method == "GET":
+                return _json({"status": "healthy", "broker_running": True})
+            principal = self._principal(request)
+            self._desk.welcome()
+            call = Call(self._desk, principal, request.address, "", b"")
+            return await self._answer(call, request)
+        except Wrong as wrong:
+            return _failed(wrong.status, str(wrong))
+        except Failed as failed:
+            status = 404 if str(failed).endswith(" not found") else 400
+            return _failed(status, str(failed))
+        except Refused as refused:
+            op, on = ("", "") if call is None else (call.op, call.on)
+            return _failed(_STATUS.get(type(refused), 400), told(refused, op, on))
+
+    def _principal(self, request: Request) -> Principal:
+        """Raises Unauthenticated or Failed."""
+        given, key = request.headers.get(b"authorization"), request.headers.get(b"x-api-key")
+        if given is None and key is None:
+            stranger = self._desk.stranger(is_tls=request.scheme == "https")
+            if stranger is None:
+                raise Unauthenticated
+            return stranger
+        if given is not None:
+            kind, value = credentials.read_header(given)
+        else:
+            kind, value = "apikey", (key or b"").decode("latin-1")
+        return self._desk.identify(kind, value, request.address).principal
+
+    async def _answer(self, call: Call, request: Request) -> Answer:
+        match (request.method, *request.parts):
+            case ("GET", b""):
+                return _page(call)
+            case ("GET", b"docs"):
+                return Answer(_docs(), 200, (HTML, POLICY))
+            case ("GET", b"metrics"):
+                return Answer(metrics(call).encode(), 200, (TEXT,))
+            case ("POST", b"api", b"tasks"):
+                call.op = "PUSH"
+                id = await orders.push(call, await _form(request, PushForm))
+                return _json({"task_id": id, "status": "created"})
+            case ("POST", b"api", b"tasks", b"batch"):
+                return await _batch(call, await _form(request, BatchForm))
+            case ("GET", b"api", b"queues", _):
+                return _json(await admin.queue_info(call, _name(request.parts[2])))
+            case ("GET", b"api", _) if request.parts[1] in _LOOKS:
+                found = _LOOKS[request.parts[1]](call)
+                return _json(found if isinstance(found, dict) else await found)
+            case _:
+                raise Wrong(404, "Not Found")
+
+
+_LOOKS: dict[bytes, Callable[[Call], dict[str, Any] | Awaitable[dict[str, Any]]]] = {
+    b"queues": admin.list_queues,
+    b"metrics": admin.stats,
+    b"workers": admin.list_workers,
+    b"dlq": admin.get_dlq,
+}
+
+
+async def _batch(call: Call, form: BatchForm) -> Answer:
+    call.op, desk = "PUSH_BATCH", call.desk
+    desk.charge(call.address, len(form.tasks))
+    tasks = [new_task(each, deduplicate=desk.settings.deduplicate) for each in form.tasks]
+    queues = list(map(queue_in, form.tasks))
+    for call.on in dict.fromkeys(queues):
+        desk.make_queue(call.principal, "send", call.on)
+    ids = await orders.push_together(call, list(zip(queues, tasks, strict=True)))
+    return Answer(orders.batch_told(ids))
+
+
+async def _form(request: Request, kind: type[Any]) -> Any:
+    """Raises Wrong, in the way of who wrote the clients."""
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Wrong(422, str(error)) from None
+
+
+def _name(part: bytes) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Wrong(404, "Queue not found") from None
+
+
+def _json(content: object) -> Answer:
+    return Answer(orders.told(content))
+
+
+def _failed(status: int, detail: str) -> Answer:
+    headers: tuple[Header, ...] = (JSON,)
+    if status == 401:
+        headers = (JSON, (b"www-authenticate", b"ApiKey"))
+    return Answer(orders.told({"detail": detail}), status, headers)
+
+
+# Metrics.
+
+
+def metrics(call: Call) -> str:
+    """For Prometheus."""
+    desk = call.desk
+    totals, now = desk.totals(), time.time()
+    queues = [each for each in queues_of(desk.state) if desk.knows(call.principal, each.name)]
+    lines: list[str] = []
+
+    def tell(name: str, kind: str, help: str, *samples: tuple[str, float]) -> None:
+        lines.extend((f"# HELP pyqueue_{name} {help}", f"# TYPE pyqueue_{name} {kind}"))
+        lines.extend(f"pyqueue_{name}{labels} {value:.10g}" for labels, value in samples)
+
+    tell("tasks_pushed_total", "counter", "Tasks that were pushed.", ("", totals.pushed))
+    tell("tasks_completed_total", "counter", "Tasks that were acknowledged.",
+         ("", totals.completed))  # fmt: skip
+    tell("tasks_failed_total", "counter", "Tasks that became dead letters.", ("", totals.failed))
+    tell("tasks_expired_total", "counter", "Tasks whose time to live was over.",
+         ("", totals.expired))  # fmt: skip
+    depths = [(f'{{queue_name="{_label(each.name)}"}}', depth_of(each)) for each in queues]
+    tell("queue_depth", "gauge", "Tasks that can be pulled.", *depths)
+    processing = sum(each.counts[LOCKED] for each in queues)
+    tell("processing_tasks", "gauge", "Tasks that are worked on.", ("", processing))
+    tell("active_workers", "gauge", "Workers that send heartbeats.", ("", desk.workers.active(now)))
+    tell("processing_time_seconds", "summary", "From pull to acknowledgement.",
+         ("_sum", desk.processing_seconds), ("_count", desk.processed))  # fmt: skip
+    tell("throughput_tasks_per_second", "gauge", "Tasks that were acknowledged lately.",
+         ("", desk.per_second()))  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+# Pages.
+
+
+def _page(call: Call) -> Answer:
+    facts = admin.stats(call)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{each['depth']}</td><td>{each['processing']}</td></tr>"
+        for name, each in list(facts["queues"].items())[:PAGE_QUEUES_MAX]
+    )
+    told = "".join(
+        f"<tr><td>{name.replace('_', ' ')}</td><td>{facts[name]:.6g}</td></tr>"
+        for name in ("tasks_pushed", "tasks_completed", "tasks_failed", "tasks_expired",
+                     "scheduled_tasks", "dlq_count", "active_workers", "tasks_per_second",
+                     "uptime_seconds")
+    )  # fmt: skip
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>PyQueue</title>'
+        f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">'
+        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:left}"
+        "</style><h1>PyQueue</h1>"
+        f"<table>{told}</table><h2>Queues</h2>"
+        f"<table><tr><th>queue<th>ready<th>processing</tr>{rows}</table></html>"
+    )
+    return Answer(page.encode(), 200, (HTML, POLICY))
+
+
+def _docs() -> bytes:
+    return f"<!doctype html><title>PyQueue</title><pre>{escape(__doc__ or '')}</pre>".encode()

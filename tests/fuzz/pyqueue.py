@@ -1,0 +1,120 @@
+"""Hostile bytes for PyQueue peers: what a client says, changed a little.
+
+As for Service Bus peers: a conversation in which everything happens is played to a new peer with
+something changed in it, and cut anywhere. Whatever comes, the peer answers or closes that
+connection, says nothing larger than what it was told deserves, and the engine goes on.
+"""
+
+import asyncio
+import random
+import sys
+import time
+
+from tests.dialects.pyqueue.client import binary_frame, frame
+from tests.dialects.pyqueue.rig import ROOT_KEY, Rig
+
+SAY_BYTES = 16 << 20  # that a peer may say in one case
+
+
+def conversation() -> list[bytes]:
+    """Frame by frame. Ids are not known before, so some are of tasks that are not there."""
+    id = "0f4c9a51-0000-4000-8000-000000000000"
+    return [
+        frame("AUTH", {"type": "apikey", "value": ROOT_KEY}), frame("PING"),
+        frame("PUSH", b"hello"), binary_frame("PUSH", b'{"payload": "x", "queue": "q"}'),
+        frame("PUSH", {"payload": "x", "queue": "q", "priority": "HIGH", "idempotency_key": "k",
+                       "ttl": 5, "partition_key": "p"}),
+        frame("PUSH_BATCH", {"tasks": [{"payload": "1", "queue": "q"}, {"payload": "2"}]}),
+        frame("HEARTBEAT", {"worker_id": "w"}), frame("PULL", {"queue": "q"}), frame("PULL"),
+        frame("PULL_BATCH", {"queue": "q", "count": 5}), frame("ACK", id),
+        frame("ACK", {"task_id": id}), frame("NACK", {"task_id": id, "error": "e"}),
+        frame("ACK", "lock-00000001000000010000000000000001"), frame("BEGIN_TX"),
+        frame("PUSH", {"payload": "x", "transaction_id": "00000001-0000-0001-0000-000000000001"}),
+        frame("COMMIT_TX", {"transaction_id": "00000001-0000-0001-0000-000000000001"}),
+        frame("ROLLBACK_TX", {"transaction_id": "x"}),
+        frame("SCHEDULE", {"payload": "s", "schedule": "cron: */5 1-4 * * 1,2", "queue": "q"}),
+        frame("SUBSCRIBE", {"topic": "a.*", "queue": "s"}), frame("SUBSCRIBE", {"topic": "a.#"}),
+        frame("PUBLISH", {"topic": "a.b", "message": "m"}), frame("PUBLISH", {"topic": "x"}),
+        frame("UNSUBSCRIBE", {"topic": "a.*"}), frame("STATS"), frame("ADMIN_LIST_QUEUES"),
+        frame("ADMIN_QUEUE_INFO", b"q"), frame("ADMIN_LIST_TASKS", {"status": "all"}),
+        frame("ADMIN_GET_TASK", id), frame("ADMIN_CANCEL_TASK", id), frame("ADMIN_LIST_WORKERS"),
+        frame("ADMIN_GET_DLQ"), frame("ADMIN_REQUEUE_DLQ", {"task_ids": [id]}),
+        frame("ADMIN_PURGE_DLQ", {"queue": "q"}), frame("ADMIN_HEALTH"),
+        frame("ADMIN_SET_QUEUE_TTL", {"queue": "q", "ttl": 9}),
+        frame("ADMIN_SET_QUEUE_LIMIT", {"queue": "q", "max_depth": 9}),
+        frame("ADMIN_QUEUE_METRICS", b"q"), frame("ADMIN_REPLAY", {"from_timestamp": 1}),
+        frame("ADMIN_PURGE_QUEUE", b"q"), frame("ADMIN_DELETE_QUEUE", b"q"),
+    ]  # fmt: skip
+
+
+def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
+    frames = list(frames)
+    for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        at, what = chance.randrange(len(frames)), chance.randrange(10)
+        data = bytearray(frames[at])
+        place = chance.randrange(len(data))
+        if what < 5:
+            data[place] = chance.randrange(256)
+        elif what == 5:
+            data[place] ^= 1 << chance.randrange(8)
+        elif what == 6:
+            begin = data.find(b" ") + 1
+            end = data.find(b" ", begin)
+            data[begin : max(begin, end)] = chance.choice(
+                (b"0", b"1", b"99", b"99999999", b"10485750", b"-1", b"\0\0\0\1", b"\0\xff\xff\xff")
+            )
+        elif what == 7:
+            frames.insert(chance.randrange(len(frames)), bytes(data))
+            continue
+        elif what == 8:
+            frames.insert(chance.randrange(len(frames)), frames.pop(at))
+            continue
+        else:
+            del data[place : place + chance.randrange(1, 9)]
+        if chance.random() < 0.5 and b" " in data:  # so that the change is within a frame
+            word, _, rest = bytes(data).partition(b" ")
+            payload = rest.partition(b" ")[2]
+            data = bytearray(b"%s %d %s" % (word, len(payload), payload))
+        frames[at] = bytes(data)
+    return frames
+
+
+async def play(rig: Rig, frames: list[bytes], chance: random.Random) -> None:
+    client = rig.connect()
+    data, pos, said = b"".join(frames), 0, 0
+    while pos < len(data) and not client.transport.is_closing():
+        size = chance.choice((1, 7, 100, 1_000, 100_000))
+        client.peer.data_received(data[pos : pos + size])
+        pos += size
+        await rig.settle()
+        said += sum(map(len, client.transport.written))
+        client.transport.written.clear()
+    assert said < SAY_BYTES, f"a peer said {said} bytes"
+    client.peer.check(time.time())
+    client.leave()
+    await rig.settle()
+    assert not rig.failures.found, rig.failures.found[0].getMessage()
+    assert rig.engine is not None
+    assert not rig.engine.failed.is_set()
+
+
+async def run(seed: int, cases: int, seconds: float) -> int:
+    """How many cases were played. Raises AssertionError, with the case's number."""
+    frames, end, number = conversation(), time.monotonic() + seconds, 0
+    while number < cases and time.monotonic() < end:
+        async with await Rig.open(is_open=number % 200 == 0) as rig:
+            for _ in range(100):
+                if number >= cases or time.monotonic() >= end:
+                    break
+                number += 1
+                chance = random.Random(f"{seed}-{number}")
+                try:
+                    await play(rig, changed(frames, chance), chance)
+                except BaseException:
+                    sys.stderr.write(f"case {number} of seed {seed}, PyQueue\n")
+                    raise
+    return number
+
+
+def main(seed: int, cases: int, seconds: float) -> int:
+    return asyncio.run(run(seed, cases, seconds))
