@@ -178,6 +178,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
         drop(plan, queue, late)
     elif late:
         bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
+        answer = msgspec.structs.replace(answer, buried=len(late))
     return answer
 
 
