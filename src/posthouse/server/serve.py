@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.peer import Peer, Peers
     from posthouse.dialects.servicebus.web import Web
+    from posthouse.dialects.vibemq.peer import Peer as VibemqPeer
+    from posthouse.dialects.vibemq.peer import Peers as VibemqPeers
+    from posthouse.dialects.vibemq.users import Users
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +109,7 @@ class Server:
 
         dialects = (
             Dialect("amqp", is_amqp, self._amqp),
-            Dialect("vibemq", is_vibemq, None),
+            Dialect("vibemq", is_vibemq, self._vibemq),
             Dialect("pyqueue", is_pyqueue, None),
             Dialect("http", is_http, http),
         )
@@ -138,6 +141,27 @@ class Server:
 
             self._peers = Peers(self._credentials)
         return self._peers
+
+    def _vibemq(self, connection: Connection) -> "VibemqPeer":
+        return self._vibemq_peers.make(connection)
+
+    @cached_property
+    def _vibemq_peers(self) -> "VibemqPeers":
+        from posthouse.dialects.vibemq.peer import Peers
+
+        return Peers(self._vibemq_users)
+
+    @cached_property
+    def _vibemq_users(self) -> "Users":
+        from posthouse.dialects.vibemq.users import Settings, Users
+
+        config = self._config
+        settings = Settings(
+            DEFAULT_NAMESPACE, config.vibemq_message_size, config.vibemq_window,
+            config.vibemq_keep_alive, config.vibemq_token or "", config.vibemq_connection_rate,
+            config.vibemq_message_rate, config.dev,
+        )  # fmt: skip
+        return Users(self._broker, self._broker.guard, settings)
 
     @cached_property
     def _web(self) -> "Web":
@@ -193,6 +217,12 @@ class Server:
             _log.error("The broker cannot start: %s", error, extra={"event": "broker.failed"})
             await self._listener.close(0)
             return LOST if isinstance(error, Lost) else FAILED
+        try:
+            await self._make_superuser()
+        except (Refused, StoreError, ValueError) as error:
+            _log.error("There is no VibeMQ superuser: %s", error, extra={"event": "broker.failed"})
+            await self._listener.close(0)
+            return FAILED
         self._metrics.lag.start()
         self._announce(listening)
         loop.call_later(_LATER_SECONDS, self._servicebus)
@@ -201,6 +231,12 @@ class Server:
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
         return await self._end()
+
+    async def _make_superuser(self) -> None:
+        """Raises Refused, StoreError or ValueError."""
+        name, password = self._config.vibemq_superuser, self._config.vibemq_superuser_password
+        if name is not None and password is not None:
+            await self._vibemq_users.make_first(name, password)
 
     async def _end(self) -> int:
         engine = self._broker.engine
