@@ -20,6 +20,7 @@ from posthouse.server.problems import HttpProblem
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.web import Web
+    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 Header = tuple[bytes, bytes]
 _HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -51,11 +52,15 @@ def http_dialects(
     )
 
 
-def doors() -> dict[str, HttpDialect]:
+def doors(vibemq: Callable[[], "VibemqWeb"]) -> dict[str, HttpDialect]:
     """Who answers on a port that was declared for it."""
+
+    def to_vibemq(request: Request) -> Awaitable[WholeAnswer]:
+        return vibemq().answer(request)
+
     return {
         "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, None),
-        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, None),
+        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, to_vibemq),
     }
 
 

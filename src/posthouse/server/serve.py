@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from posthouse.dialects.vibemq.peer import Peer as VibemqPeer
     from posthouse.dialects.vibemq.peer import Peers as VibemqPeers
     from posthouse.dialects.vibemq.users import Users
+    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Server:
         app = App(
             self._broker,
             http_dialects(lambda: self._web, lambda: self._localzure),
-            doors(),
+            doors(lambda: self._vibemq_web),
             limits.answers_bytes,
         )
         uvicorn, state = make_config(app), ServerState()
@@ -150,6 +151,12 @@ class Server:
         from posthouse.dialects.vibemq.peer import Peers
 
         return Peers(self._vibemq_users)
+
+    @cached_property
+    def _vibemq_web(self) -> "VibemqWeb":
+        from posthouse.dialects.vibemq.web import Web
+
+        return Web(self._vibemq_peers)
 
     @cached_property
     def _vibemq_users(self) -> "Users":
@@ -324,12 +331,12 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
         f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
         f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
+        f"  VibeMQ        {name}:{port(2925)}",
         "",
         "  Clients of these will connect as follows; this version does not speak to them yet:",
         "",
         f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
         f"  PyQueue       {name}:{port(5555)}",
-        f"  VibeMQ        {name}:{port(2925)}",
     ]  # fmt: skip
     if config.dev:
         lines += [

@@ -20,7 +20,8 @@ NAMES = {
 }  # fmt: skip
 NUMBERS = {name.lower(): number for number, name in NAMES.items()}
 (CONNECT, CONNECT_ACK, DISCONNECT, PING, PONG, PUBLISH, PUBLISH_ACK, SUBSCRIBE, SUBSCRIBE_ACK,
- UNSUBSCRIBE, UNSUBSCRIBE_ACK, DELIVER, ACK, CREATE, DELETE, INFO, LIST) = list(NAMES)[:17]  # fmt: skip
+ UNSUBSCRIBE, UNSUBSCRIBE_ACK, DELIVER, ACK, CREATE, DELETE, INFO, LIST,
+ ) = list(NAMES)[:17]  # fmt: skip
 ERROR = 99
 
 
@@ -123,6 +124,12 @@ class Client:
         self._ids = 0
         self.heard: list[Said] = []  # that was not asked for yet
 
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.socket.close()
 
@@ -192,15 +199,13 @@ class Client:
             while True:
                 self.next()
         except (EOFError, ConnectionError):
+            self.close()
             return True
 
 
 @contextlib.contextmanager
 def connected(port: int, generation: str = FLAGGED, **headers: str) -> Iterator[Client]:
-    client = Client(port, generation)
-    try:
+    with Client(port, generation) as client:
         said = client.connect(**headers)
         assert said.type == CONNECT_ACK, said
         yield client
-    finally:
-        client.close()

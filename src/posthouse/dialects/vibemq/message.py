@@ -14,6 +14,8 @@ from functools import lru_cache
 import msgspec
 from msgspec.msgpack import Ext
 
+from posthouse.core.checks import check_name
+from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import (
     SPAN,
     TIMESTAMP,
@@ -49,6 +51,10 @@ REASONS = {
 
 @lru_cache(10_000)
 def is_name(queue: str) -> bool:
+    try:
+        check_name("queue", queue)
+    except InvalidArgument:
+        return False
     return len(queue) <= QUEUE_CHARS_MAX and _NAME.fullmatch(queue) is not None
 
 
@@ -57,7 +63,8 @@ def check_queue(queue: str) -> None:
     if not is_name(queue):
         raise Wrong(
             INVALID_QUEUE,
-            f"A queue's name is 1 to {QUEUE_CHARS_MAX} letters, digits, dots, dashes, underscores.",
+            f"A queue's name is 1 to {QUEUE_CHARS_MAX} letters, digits, dots, dashes, underscores, and"
+            " not dots alone.",
         )
 
 

@@ -380,10 +380,10 @@ class Peer:
             self._read_or_not()
         self.engine.submit(self._voucher, self.namespace, command, answered)
 
-    def leave(self, command: Command) -> None:
+    def leave(self, command: Command, reply: Reply | None = None) -> None:
         """Gives back what a client had; that needs no right."""
         if self.peers.engine is not None:
-            self.peers.engine.submit(BROKER, self.namespace, command, _ignore)
+            self.peers.engine.submit(BROKER, self.namespace, command, reply or _ignore)
 
     async def ask(self, command: Command) -> Answer:
         """Raises Refused or StoreError."""
@@ -427,15 +427,16 @@ class Peer:
             held = self._unacknowledged.get(id)
             if held is None:
                 return
-        if frame.queue and len(held) > 1:
-            at = next((n for n, each in enumerate(held) if each[0].name == frame.queue), 0)
-            subscription, token = held[at]
-            del held[at]
-        else:
-            subscription, token = held.popleft()
-        if not held:
-            del self._unacknowledged[id]
+        subscription, token = held[0] if len(held) == 1 else self._meant(held, frame.queue)
+        self.let_go(id, subscription, token)
         subscription.acknowledge(token)
+
+    def _meant(self, held: deque[tuple[Subscription, int]], queue: str) -> tuple[Subscription, int]:
+        """Of several deliveries of one id: the oldest that can be acknowledged yet."""
+        now_ms = self.engine.clock_ms(self.namespace)
+        fresh = [each for each in held if each[0].held[each[1]][1] > now_ms]
+        mine = [each for each in fresh if each[0].name == queue]
+        return (mine or fresh or held)[0]
 
     def gather(self, subscription: Subscription) -> None:
         """It has something to be sent on when all that has come was looked at."""

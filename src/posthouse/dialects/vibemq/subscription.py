@@ -185,9 +185,7 @@ class Subscription:
     def stop(self) -> None:
         """Nothing more is given; what the client has it may still acknowledge."""
         self.is_over = True
-        queue = self._peer.state.queues.get(self.queue)
-        alone = queue is not None and queue.properties.delivery != "competing"
-        if alone or not self.held:
+        if not self._is_shared or not self.held:
             self.end()
         elif self._number:
             self._peer.leave(Credit(self._number, 0))
@@ -199,11 +197,25 @@ class Subscription:
         tokens, self._completing = self._completing, []
         if tokens:
             self._complete(tokens)
-        self._release(list(self.held))
-        self.forget()
-        if number:
+        if number and self._is_shared:
+            # Without credit first, or what goes back would come again; and with what is under way
+            # given back too before the receiver goes, which would count it as an attempt.
+            self._peer.leave(Credit(number, 0), lambda _: self._detach_soon(number))
+            self._release(list(self.held))
+        elif number:
             self._peer.leave(Detach(number))
+        self.forget()
         self._peer.ended(self)
+
+    def _detach_soon(self, number: int) -> None:
+        """Behind the deliveries that are handed over now."""
+        asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number))
+
+    @property
+    def _is_shared(self) -> bool:
+        """What this one does not take is for others; else it has copies of its own."""
+        queue = self._peer.state.queues.get(self.queue)
+        return queue is not None and queue.properties.delivery == "competing"
 
     def forget(self) -> None:
         for token, (id, _) in self.held.items():
