@@ -63,8 +63,8 @@ def check_queue(queue: str) -> None:
     if not is_name(queue):
         raise Wrong(
             INVALID_QUEUE,
-            f"A queue's name is 1 to {QUEUE_CHARS_MAX} letters, digits, dots, dashes, underscores, and"
-            " not dots alone.",
+            f"A queue's name is 1 to {QUEUE_CHARS_MAX} letters, digits, dots, dashes and"
+            " underscores, and not dots alone.",
         )
 
 

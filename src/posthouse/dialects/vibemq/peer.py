@@ -27,6 +27,7 @@ from posthouse.dialects.vibemq.codec import (
 )
 from posthouse.dialects.vibemq.malformed import Malformed
 from posthouse.dialects.vibemq.message import check_frame
+from posthouse.dialects.vibemq.queues import owner
 from posthouse.dialects.vibemq.subscription import Subscription
 from posthouse.dialects.vibemq.users import NOTHING, SUBSCRIBE, Rights, Users
 from posthouse.store.errors import StoreError
@@ -324,7 +325,7 @@ class Peer:
 
     def check_right(self, operation: str, queue: str) -> None:
         """Raises Wrong."""
-        if not self.rights.allows(operation, queue):
+        if not self.rights.allows(operation, owner(self.state, queue)):
             raise Wrong(
                 answers.NOT_AUTHORIZED, f"This user may not do that ({operation}) with {queue!r}."
             )
@@ -338,7 +339,7 @@ class Peer:
             self.close(answers.NOT_AUTHENTICATED, "This user is no more.")
             return
         for name, each in list(self.subscriptions.items()):
-            if not rights.allows(SUBSCRIBE, each.name):
+            if not rights.allows(SUBSCRIBE, owner(self.state, each.name)):
                 del self.subscriptions[name]
                 each.end()
                 text = f"This user may not subscribe to {each.name!r} any more."

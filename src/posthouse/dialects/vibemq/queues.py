@@ -14,6 +14,7 @@ from posthouse.core.model import (
     Spread,
     State,
     dead_letter_queue,
+    entity_of,
     find,
 )
 from posthouse.dialects.vibemq.answers import INVALID_PAYLOAD, Wrong
@@ -155,6 +156,11 @@ def resolve(state: State, name: str) -> str:
         if owner is not None:
             return dead_letter_queue(owner)
     return name
+
+
+def owner(state: State, name: str) -> str:
+    """Whose rights count: dead letters are those of the queue they are of."""
+    return entity_of(resolve(state, name))
 
 
 def told_name(queue: str) -> str:

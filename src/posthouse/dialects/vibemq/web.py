@@ -30,12 +30,12 @@ from posthouse.broker.memory import REFUSE
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
 from posthouse.core.errors import Busy, Refused, Unauthenticated
 from posthouse.core.message import LOCKED, STATES, message_id
-from posthouse.core.model import Queue, State, entity_of
+from posthouse.core.model import Queue, State
 from posthouse.core.records import Completed, DeadLettered, Locked, Sent, Taken
 from posthouse.dialects.vibemq.answers import CODES, NOT_AUTHORIZED
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.dialects.vibemq.peer import Peers
-from posthouse.dialects.vibemq.queues import Info, info_of, iso_time, resolve, told_name
+from posthouse.dialects.vibemq.queues import Info, info_of, iso_time, owner, resolve, told_name
 from posthouse.dialects.vibemq.users import (
     DELETE,
     INFO,
@@ -273,7 +273,7 @@ class _Call:
 
     def _check(self, operation: str, queue: str) -> None:
         rights = self._web.rights(self._principal)
-        if rights is None or not rights.allows(operation, queue):
+        if rights is None or not rights.allows(operation, owner(self._web.state, queue)):
             raise _Failed(403, f"{NOT_AUTHORIZED}: this takes {operation} on {queue!r}.")
 
     def _found(self, operation: str) -> tuple[str, Queue]:
@@ -281,7 +281,7 @@ class _Call:
         self._check(operation, self.name)
         queue = resolve(self._web.state, self.name)
         found = self._web.state.queues.get(queue)
-        if found is None or entity_of(queue) not in self._web.state.names:
+        if found is None or "$" in self.name:  # such names are not for clients
             raise _Failed(404, f"There is no queue {self.name!r}.")
         return queue, found
 
