@@ -1,4 +1,4 @@
-"""Hostile bytes for Service Bus peers: what a client says, changed a little; then filters.
+"""Hostile bytes for Service Bus peers: what a client says, changed a little; then for others.
 
     python -m tests.fuzz [--seconds N | --cases N] [--seed S]
 
@@ -7,7 +7,8 @@ new peer with something changed in it: a byte, a few, one bit, a length; a frame
 somewhere else. Whatever comes, the peer goes on or closes that connection, says nothing that is
 larger than what it was told deserves, and the engine goes on.
 
-The last tenth of the time is for the texts of filters and actions: see filters.py.
+The last two fifths of the time are for VibeMQ's peers (vibemq.py) and, the smaller part, for the
+texts of filters and actions (filters.py).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from posthouse.amqp.encode import described, encode
 from posthouse.amqp.performatives import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from posthouse.amqp.types import Array, Int, Symbol, Timestamp, UInt
 from tests.dialects.servicebus.rig import Client, Rig, session_filter
-from tests.fuzz import filters
+from tests.fuzz import filters, vibemq
 
 PEAK_BYTES = 64 << 20  # that one case may take of memory
 SAY_BYTES = 16 << 20  # that a peer may say in one case
@@ -207,7 +208,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()
     begun = time.monotonic()
-    count = asyncio.run(run(given.seed, given.cases, given.seconds * 0.9))
+    count = asyncio.run(run(given.seed, given.cases, given.seconds * 0.6))
+    count += asyncio.run(vibemq.run(given.seed, given.cases, given.seconds * 0.3))
     texts = filters.run(given.seed, given.cases, given.seconds * 0.1)
     said = f"{count} cases and {texts} texts of seed {given.seed}"
     sys.stdout.write(f"{said} in {time.monotonic() - begun:.0f} s\n")

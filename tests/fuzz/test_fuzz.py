@@ -4,13 +4,18 @@ import asyncio
 
 import pytest
 
-from tests.fuzz import filters
+from tests.fuzz import filters, vibemq
 from tests.fuzz.__main__ import run
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_peer_survives_what_is_changed_in_a_conversation(seed: int) -> None:
     assert asyncio.run(run(seed, cases=150, seconds=600)) == 150
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_vibemq_peer_does_too(seed: int) -> None:
+    assert asyncio.run(vibemq.run(seed, cases=150, seconds=600)) == 150
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -174,9 +174,7 @@ class Peer:
             for frame in self.decoder.receive(data):
                 if not self._take(frame):
                     break
-            for each in list(self._gathered):
-                each.flush()
-            self._gathered.clear()
+            self._flush_gathered()
             if self._empty is not None and not self._unacknowledged:
                 self._empty.set()
         except Malformed as malformed:
@@ -267,6 +265,8 @@ class Peer:
         if frame.type == Type.ACK:
             self._acknowledge(frame)
             return True
+        if self._gathered:  # what comes behind an acknowledgement is done behind it
+            self._flush_gathered()
         try:
             self._route(frame)(self, frame)
         except (Wrong, Refused) as wrong:
@@ -442,6 +442,11 @@ class Peer:
     def gather(self, subscription: Subscription) -> None:
         """It has something to be sent on when all that has come was looked at."""
         self._gathered[subscription] = None
+
+    def _flush_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for each in gathered:
+            each.flush()
 
     def unsubscribe(self, queue: str) -> None:
         subscription = self.subscriptions.pop(queue, None)
