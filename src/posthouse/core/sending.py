@@ -50,7 +50,10 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
         blocked = _blocked(state, queue, command, len(messages), total, now_ms)
         if blocked is not None:
             return Outcome([SendBlocked(blocked)], Waiting(command.sender))
-    if properties.duplicate_detection or is_limited(queue):
+    if properties.duplicate_detection or (
+        is_limited(queue)
+        and (queue.relays or not has_room(queue, used(queue), len(messages), total))
+    ):
         plan = Plan(state, now_ms)
         plan.may_refuse = True
         return plan.outcome(send_on(plan, queue, messages, command))
