@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from posthouse.broker import memory
+from posthouse.broker.access import BROKER, Principal
 from posthouse.core.errors import REFUSALS
 from posthouse.dialects.vibemq import peer as peers
-from posthouse.dialects.vibemq import publishing, squeezing
+from posthouse.dialects.vibemq import publishing, requests, squeezing
 from posthouse.dialects.vibemq.answers import CODES
 from posthouse.dialects.vibemq.codec import Type
 from tests.dialects.vibemq.broker import started
@@ -23,6 +24,7 @@ from tests.dialects.vibemq.client import (
     DISCONNECT,
     ERROR,
     GENERATIONS,
+    LIST,
     NAMES,
     PING,
     PONG,
@@ -52,6 +54,34 @@ def test_gzip_is_always_there() -> None:
     assert squeezing.METHODS["gzip"].flag == 1
     for method in squeezing.METHODS.values():
         assert method.unsqueeze(method.squeeze(b"x" * 5_000)) == b"x" * 5_000
+
+
+def test_whoever_has_no_permission_is_refused_everything() -> None:
+    """Every command there is. One that asks for nothing has to be named here."""
+    needs_nothing = {CONNECT, DISCONNECT, PING, LIST, Type.UNSUBSCRIBE}  # what is listed: nothing
+    form = {"username": "ann", "password": "x", "newPassword": "x", "queuePattern": "*",
+            "operations": ["Publish"]}  # fmt: skip
+
+    async def main() -> None:
+        rig = await Rig.open()
+        await rig.peers.users.create(BROKER, "ann", "pw", superuser=False)
+        assert rig.engine is not None
+        wire = await rig.connect()
+        await wire.say(Said(PUBLISH, "m", "q", b"1"))
+        ann = Principal("ann", rig.engine.namespaces.accounts["ann"].number)
+        wire.peer.trust(ann)
+        for kind in requests.ROUTES.keys() - needs_nothing:
+            payload = json.dumps(form).encode() if kind >= 50 else b""
+            said = await wire.say(Said(kind, f"k{kind}", "q", payload))
+            assert [(e.id, e.code) for e in said] == [
+                (f"k{kind}", "FORBIDDEN" if kind >= 50 else "NOT_AUTHORIZED")
+            ]
+        [listed] = await wire.say(Said(LIST, "l"))
+        assert listed.json == []
+        wire.lose()
+        await rig.close()
+
+    asyncio.run(main())
 
 
 def test_who_is_silent_for_a_few_intervals_is_closed() -> None:
@@ -129,6 +159,23 @@ def test_a_subscriber_has_a_window_and_gets_more_as_it_acknowledges() -> None:
         assert [each.id for each in got] == [f"m{n}" for n in range(10)]
         more = await wire.say(*(Said(ACK, f"m{n}") for n in range(6)))
         assert [each.id for each in more] == [f"m{n}" for n in range(10, 16)]
+        wire.lose()
+        await rig.close()
+
+    asyncio.run(main())
+
+
+def test_a_window_is_small_where_messages_are_large() -> None:
+    async def main() -> None:
+        rig = await Rig.open()
+        wire = await rig.connect()
+        large = b'"' + b"x" * 900_000 + b'"'
+        for number in range(12):
+            assert kinds(await wire.say(Said(PUBLISH, f"m{number}", "q", large)))
+        got = [e for e in await wire.say(Said(SUBSCRIBE, "s", "q")) if e.type == DELIVER]
+        assert len(got) == 4
+        more = await wire.say(*(Said(ACK, each.id) for each in got))
+        assert [each.id for each in more] == ["m4", "m5", "m6", "m7"]
         wire.lose()
         await rig.close()
 

@@ -79,7 +79,8 @@ def test_metrics_ask_who_it_is_and_count(guarded: Vibe) -> None:
 def test_the_api_asks_who_it_is(guarded: Vibe) -> None:
     for path in ("version", "health", "metrics", "queues", "queues/q", "queues/q/messages",
                  "queues/q/messages/1", "nothing"):  # fmt: skip
-        for user in (None, "boss:wrong", "nobody:x", "boss"):
+        wrong = ("boss:wrong", "nobody:x") if path == "queues" else ()  # each takes its time
+        for user in (None, "boss", *wrong):
             reply = guarded.call("GET", f"/api/{path}", user=user)
             assert reply.status == 401, (path, user)
             assert reply.headers["www-authenticate"].startswith("Basic")

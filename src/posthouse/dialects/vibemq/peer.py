@@ -133,6 +133,7 @@ class Peer:
         self.decoder = Decoder()
         self.encoder = Encoder(self.decoder)
         self.principal: Principal | None = None
+        self._engine: Engine | None = None
         self._voucher = BROKER  # its name, and what was looked at before a command is given
         self.subscriptions: dict[str, Subscription] = {}  # by the queues' names, as they are here
         self._stopped: set[Subscription] = set()  # with something to be acknowledged
@@ -296,6 +297,7 @@ class Peer:
 
     def trust(self, principal: Principal) -> None:
         self.principal = principal
+        self._engine = self.peers.engine
         self._voucher = Principal(principal.name, principal.account, everything=True)
         self.decoder.frame_bytes_max = FRAME_BYTES_MAX
         self.stop_waiting()
@@ -350,9 +352,8 @@ class Peer:
 
     @property
     def engine(self) -> Engine:
-        engine = self.peers.engine
-        assert engine is not None  # nobody is let in before it is open
-        return engine
+        assert self._engine is not None  # nobody is let in before it is open
+        return self._engine
 
     @property
     def state(self) -> State:

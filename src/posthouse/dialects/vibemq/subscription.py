@@ -28,7 +28,8 @@ from posthouse.store.errors import StoreError
 if TYPE_CHECKING:
     from posthouse.dialects.vibemq.peer import Peer
 
-WINDOW_BYTES = 4 << 20  # of messages that are asked for at a time
+WINDOWS_BYTES = 16 << 20  # of messages that are asked for at a time for one client,
+WINDOW_BYTES_MAX, WINDOW_BYTES_MIN = 4 << 20, 64 << 10  # and for one of its subscriptions
 BUSY_SECONDS = 0.5
 Reply = Answer | Refused | StoreError
 
@@ -41,7 +42,7 @@ class Subscription:
         self.queue = name  # and as it is called here
         self._number = 0  # of the receiver; 0: not attached
         self._given = self._asked = 0  # messages, and credit that is left of what was asked for
-        self._window = 1
+        self._window, self._is_strict = 1, False  # strict: one at a time, the first there is
         self.held: dict[int, tuple[str, int]] = {}  # by token: the id, and until when
         self._completing: list[int] = []
         self.is_over = False  # no more is to be given; what was may still be acknowledged
@@ -89,13 +90,17 @@ class Subscription:
     def _first_window(self) -> int:
         """How many messages fit, as large as they are in the queue on the average."""
         queue = self._peer.state.queues.get(self.queue)
-        if queue is None:
+        self._is_strict = queue is None or queue.properties.order == "priority"
+        if queue is None or self._is_strict:
             return 1
-        if queue.properties.order == "priority":
-            return 1
-        count, most = sum(queue.counts), self._peer.settings.window
-        fit = WINDOW_BYTES * count // queue.size_bytes if queue.size_bytes else most
-        return max(1, min(most, fit))
+        return self._fit(sum(queue.counts), queue.size_bytes)
+
+    def _fit(self, count: int, size: int) -> int:
+        """How many messages there may be, if so many are of this size."""
+        most, mine = self._peer.settings.window, len(self._peer.subscriptions)
+        share = WINDOWS_BYTES // max(1, mine)
+        share = max(WINDOW_BYTES_MIN, min(WINDOW_BYTES_MAX, share))
+        return max(1, min(most, share * count // size if size else most))
 
     # Deliveries.
 
@@ -119,9 +124,8 @@ class Subscription:
             if each.token:
                 self.held[each.token] = (frame.id, each.until_ms)
                 self._peer.hold(frame.id, self, each.token)
-        if len(given) > 1 and size and self._window > 1:
-            fit = WINDOW_BYTES * len(given) // size
-            self._window = max(2, min(self._peer.settings.window, fit))
+        if size and not self._is_strict:
+            self._window = self._fit(len(given), size)
         for notice in what:
             if isinstance(notice, Notice) and notice.kind == "deleted":
                 self._number = 0  # there may be a queue of that name again
