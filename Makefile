@@ -50,6 +50,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.feed
 	$(BIN)/python -m bench.servicebus
+	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from posthouse.broker.access import BROKER, ROOT, Guard, Principal, new_key
+from posthouse.broker.access import BROKER, ROOT, Guard, Principal, fits, new_key
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
@@ -93,6 +93,22 @@ def test_what_names_no_queue_needs_the_right_on_all_of_them() -> None:
         assert may(all_of_it, "shop", command)
     assert may(some, "shop", Credit(1, 5))
     assert not may(some, "other", Credit(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "those", "not_those"),
+    [
+        ("orders", ["orders"], ["order", "orders2", "Orders", "*"]),
+        ("orders*", ["orders", "orders.eu"], ["order", "*"]),
+        ("*.eu", [".eu", "orders.eu", "a.b.eu"], ["eu", "orders.eu2", "*"]),
+        ("a*b*c", ["abc", "axbxc", "abbcc", "abcbc"], ["ab", "acb", "abcd", "cba", "*"]),
+        ("a*a", ["aa", "aba"], ["a", "ab", "*"]),
+        ("*", ["", "anything", "*"], []),
+    ],
+)
+def test_a_star_stands_for_anything(pattern: str, those: list[str], not_those: list[str]) -> None:
+    assert all(fits(pattern, each) for each in those)
+    assert not any(fits(pattern, each) for each in not_those)
 
 
 def test_a_target_is_asked_for_too() -> None:

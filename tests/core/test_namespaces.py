@@ -1,6 +1,7 @@
 """Namespaces: isolated worlds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,9 @@ from posthouse.core.errors import AlreadyExists, InvalidArgument, LockLost, NotF
 from posthouse.core.model import Account, Grant, Reader
 from posthouse.core.namespaces import (
     ACCOUNTS_MAX,
+    EXTRAS_CHARS_MAX,
     READERS_MAX,
+    SEALED_BYTES_MAX,
     CreateNamespace,
     DeleteNamespace,
     ListAccounts,
@@ -180,6 +183,31 @@ def test_an_account_is_made_changed_listed_and_revoked() -> None:
     assert broker.do(ListAccounts()).answer == [bob]
     broker.do(an_account("ann"))
     assert broker.spaces.accounts["ann"].number == 5  # another one of that name
+
+
+def test_a_password_and_extras_stay_until_they_are_changed() -> None:
+    broker = Broker()
+    broker.do(SetAccount("ann", [], [], new=True, password=b"hash", extras={"a": "b"}))
+    broker.do(SetAccount("ann", GRANTS, [b"k"]))
+    ann = Account("ann", 1, 1_000, 1_000, GRANTS, [b"k"], b"hash", {"a": "b"})
+    assert broker.spaces.accounts["ann"] == ann
+    broker.do(SetAccount("ann", GRANTS, [b"k"], password=b"", extras={}))
+    assert broker.spaces.accounts["ann"] == Account("ann", 1, 1_000, 1_000, GRANTS, [b"k"])
+    with pytest.raises(InvalidArgument, match="keys"):
+        broker.do(SetAccount("ann", GRANTS, []))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"password": bytes(SEALED_BYTES_MAX + 1)},
+        {"extras": {"a": "x" * (EXTRAS_CHARS_MAX + 1)}},
+        {"extras": {"a": "x" * (EXTRAS_CHARS_MAX // 2), "b": "x" * (EXTRAS_CHARS_MAX // 2)}},
+    ],
+)
+def test_what_is_kept_of_an_account_has_limits(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Broker().do(SetAccount("ann", GRANTS, [b"k"], new=True, **wrong))
 
 
 def test_an_account_is_made_once_and_only_one_that_is_there_is_changed() -> None:

@@ -95,7 +95,7 @@ def test_what_does_not_fit_may_go_to_the_dead_letters() -> None:
     world = World()
     queue = world.queue(max_messages=2, overflow="to-dead-letter")
     receiver = world.attach(dead_letter_queue(queue), credit=5)
-    assert enqueued(world, queue, "a", "b", "c") == Enqueued(range(1, 4))
+    assert enqueued(world, queue, "a", "b", "c") == Enqueued(range(1, 4), buried=1)
     assert bodies(world.deliveries) == ["c"]
     assert [each.receiver for each in world.deliveries] == [receiver]
     assert (held(world, queue), held(world, dead_letter_queue(queue))) == (["a", "b"], ["c"])

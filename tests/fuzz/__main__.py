@@ -7,8 +7,8 @@ new peer with something changed in it: a byte, a few, one bit, a length; a frame
 somewhere else. Whatever comes, the peer goes on or closes that connection, says nothing that is
 larger than what it was told deserves, and the engine goes on.
 
-A fifth of the time is for PyQueue's peers (pyqueue.py), a tenth for the texts of filters and
-actions (filters.py).
+A fifth of the time is for PyQueue's peers (pyqueue.py), a fifth for VibeMQ's (vibemq.py), a tenth
+for the texts of filters and actions (filters.py).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from posthouse.amqp.encode import described, encode
 from posthouse.amqp.performatives import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from posthouse.amqp.types import Array, Int, Symbol, Timestamp, UInt
 from tests.dialects.servicebus.rig import Client, Rig, session_filter
-from tests.fuzz import filters, pyqueue
+from tests.fuzz import filters, pyqueue, vibemq
 
 PEAK_BYTES = 64 << 20  # that one case may take of memory
 SAY_BYTES = 16 << 20  # that a peer may say in one case
@@ -208,8 +208,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()
     begun = time.monotonic()
-    count = asyncio.run(run(given.seed, given.cases, given.seconds * 0.7))
+    count = asyncio.run(run(given.seed, given.cases, given.seconds * 0.5))
     tasks = pyqueue.main(given.seed, given.cases, given.seconds * 0.2)
+    tasks += asyncio.run(vibemq.run(given.seed, given.cases, given.seconds * 0.2))
     texts = filters.run(given.seed, given.cases, given.seconds * 0.1)
     said = f"{count} and {tasks} cases and {texts} texts of seed {given.seed}"
     sys.stdout.write(f"{said} in {time.monotonic() - begun:.0f} s\n")

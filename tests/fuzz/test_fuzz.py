@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.fuzz import filters, pyqueue
+from tests.fuzz import filters, pyqueue, vibemq
 from tests.fuzz.__main__ import run
 
 
@@ -16,6 +16,11 @@ def test_a_peer_survives_what_is_changed_in_a_conversation(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_pyqueue_peer_survives_it_too(seed: int) -> None:
     assert pyqueue.main(seed, cases=200, seconds=600) == 200
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_vibemq_peer_does_too(seed: int) -> None:
+    assert asyncio.run(vibemq.run(seed, cases=150, seconds=600)) == 150
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -134,6 +134,10 @@ class Guard:
         keys = [key for key in found if key is not None]
         return keys if len(keys) != 1 else keys * 2
 
+    def password_hash(self, account: Account) -> str | None:
+        """None where it has no password, or one that cannot be opened."""
+        return self._unsealed(account.name, account.password) if account.password else None
+
     def seal(self, name: str, key: str) -> bytes:
         """Only for the principal of that name. Raises InvalidArgument."""
         if name == ROOT or ":" in name:
@@ -212,8 +216,8 @@ class Guard:
 def is_granted(grants: Sequence[Grant], right: Right, namespace: str, entity: str) -> bool:
     return any(
         right in grant.rights
-        and _fits(grant.namespace, namespace)
-        and (not entity or _fits(grant.entity, entity) or _fits(grant.entity, topic_of(entity)))
+        and fits(grant.namespace, namespace)
+        and (not entity or fits(grant.entity, entity) or fits(grant.entity, topic_of(entity)))
         for grant in grants
     )
 
@@ -228,10 +232,23 @@ def new_key() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    if pattern.endswith(_ALL):
-        return name.startswith(pattern[:-1])
-    return name == pattern
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name is such; * in a pattern stands for anything, also for nothing."""
+    first, star, rest = pattern.partition(_ALL)
+    if not star:
+        return name == pattern
+    if not name.startswith(first):
+        return False
+    if not rest:
+        return True
+    *inner, last = rest.split(_ALL)
+    at = len(first)
+    for part in inner:  # each as far to the left as it goes: what follows has the most room then
+        at = name.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return len(name) - at >= len(last) and name.endswith(last)
 
 
 def _reached(namespace: str, command: Command | SpaceCommand) -> list[tuple[str, str]]:

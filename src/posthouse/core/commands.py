@@ -644,6 +644,7 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     sequences: Sequence[int]
     duplicates: int = 0
     dropped: int = 0  # for which there was no room; their sequence number is 0
+    buried: int = 0  # for which there was none either, and which are dead letters now
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):

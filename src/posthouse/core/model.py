@@ -293,7 +293,7 @@ class State(msgspec.Struct):
 
 
 class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Rights on what fits; a pattern is a name, or the beginning of one and *."""
+    """Rights on what fits; a pattern is a name, in which * stands for anything."""
 
     namespace: str
     entity: str
@@ -301,7 +301,7 @@ class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Account(msgspec.Struct, array_like=True, frozen=True):
-    """What is kept of a principal. The keys are sealed."""
+    """What is kept of a principal. Keys and password are sealed. Fields are added at the end."""
 
     name: str
     number: int  # the position at which it came into being
@@ -309,6 +309,8 @@ class Account(msgspec.Struct, array_like=True, frozen=True):
     updated_ms: int
     grants: list[Grant]
     keys: list[bytes]
+    password: bytes = b""  # its hash; empty: there is none
+    extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
 
 
 class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -6,7 +6,7 @@ module is to namespaces what `decide` and `evolve` are to one of them. Beside th
 """
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, get_args
 
 import msgspec
@@ -32,6 +32,7 @@ ACCOUNTS_MAX = 10_000
 GRANTS_MAX = 100  # of one principal
 KEYS_MAX = 2
 SEALED_BYTES_MAX = 1_024
+EXTRAS_CHARS_MAX = 65_536  # of one principal
 READERS_MAX = 1_000
 
 
@@ -74,13 +75,19 @@ class ListNamespaces(_Command, frozen=True):
 
 
 class SetAccount(_Command, frozen=True):
-    """Give a principal rights and keys, in place of those it had. `new`: it must not be there."""
+    """Give a principal rights and keys, in place of those it had. `new`: it must not be there.
+
+    Its password and extras stay as they were where they are None. One with a password may have
+    neither rights nor keys.
+    """
 
     right = "manage"
     name: str
     grants: Sequence[Grant]
     keys: Sequence[bytes]
     new: bool = False
+    password: bytes | None = None
+    extras: Mapping[str, str] | None = None
 
 
 class RevokeAccount(_Command, frozen=True):
@@ -181,24 +188,34 @@ def _create(spaces: Namespaces, command: CreateNamespace, now_ms: int) -> SpaceO
 
 def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceOutcome:
     check_name("principal", command.name)
-    there = command.name in spaces.accounts
-    if there and command.new:
+    old = spaces.accounts.get(command.name)
+    if old is not None and command.new:
         raise AlreadyExists("principal", command.name)
-    if not there:
+    if old is None:
         _check_few("principals", len(spaces.accounts), ACCOUNTS_MAX)
         if not command.new:
             raise NotFound("principal", command.name)
-    check_count("the number of grants", len(command.grants), 1, GRANTS_MAX)
-    check_count("the number of keys", len(command.keys), 1, KEYS_MAX)
+    password, extras = command.password, command.extras
+    if password is None:
+        password = b"" if old is None else old.password
+    if extras is None:
+        extras = {} if old is None else old.extras
+    least = 0 if password else 1
+    check_count("the number of grants", len(command.grants), least, GRANTS_MAX)
+    check_count("the number of keys", len(command.keys), least, KEYS_MAX)
     for grant in command.grants:
         check_text("namespace", grant.namespace, NAME_CHARS_MAX)
         check_text("entity", grant.entity, NAME_CHARS_MAX)
         if not grant.rights or not set(grant.rights) <= set(get_args(Right)):
             raise InvalidArgument("rights", "must be some of manage, send and listen")
-    if any(len(key) > SEALED_BYTES_MAX for key in command.keys):
+    if any(len(key) > SEALED_BYTES_MAX for key in (*command.keys, password)):
         raise InvalidArgument("a key", f"must be at most {SEALED_BYTES_MAX} bytes, sealed")
-    record = AccountSet(command.name, now_ms, list(command.grants), list(command.keys))
-    return SpaceOutcome([record])
+    for text in (*extras, *extras.values()):
+        check_text("extras", text, EXTRAS_CHARS_MAX)
+    if sum(map(len, (*extras, *extras.values()))) > EXTRAS_CHARS_MAX:
+        raise InvalidArgument("extras", f"must be at most {EXTRAS_CHARS_MAX} characters in all")
+    grants, keys = list(command.grants), list(command.keys)
+    return SpaceOutcome([AccountSet(command.name, now_ms, grants, keys, password, dict(extras))])
 
 
 def _set_reader(spaces: Namespaces, command: SetReader, now_ms: int) -> SpaceOutcome:
@@ -227,10 +244,12 @@ def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
         case NamespaceDeleted(name):
             del spaces.states[name]
             spaces.names.remove(name)
-        case AccountSet(name, time_ms, grants, keys):
+        case AccountSet(name, time_ms, grants, keys, password, extras):
             old = spaces.accounts.get(name)
             number, made_ms = (position, time_ms) if old is None else (old.number, old.created_ms)
-            spaces.accounts[name] = Account(name, number, made_ms, time_ms, grants, keys)
+            spaces.accounts[name] = Account(
+                name, number, made_ms, time_ms, grants, keys, password, extras
+            )
         case AccountRevoked(name):
             spaces.accounts.pop(name, None)
         case ReaderSet(name, time_ms, place):

@@ -270,6 +270,8 @@ class AccountSet(_Kept, frozen=True, tag=30):
     time_ms: int
     grants: list[Grant]
     keys: list[bytes]
+    password: bytes = b""  # its hash, sealed; empty: there is none
+    extras: dict[str, str] = {}
 
 
 class AccountRevoked(_Kept, frozen=True, tag=31):

@@ -68,9 +68,9 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
 def _is_plain(queue: Queue, command: Send, messages: int, size: int) -> bool:
     """Whether a send need not be planned, though its queue looks for duplicates or has limits.
 
-    Nothing in it has a key, there is room for all of it, and nobody waits for it.
+    Nothing in it has a key, there is room for all of it, and it is not handed on.
     """
-    if queue.waiting or queue.accepting or queue.relays:
+    if queue.relays:
         return False
     if queue.properties.duplicate_detection:
         keys = command.keys
@@ -193,6 +193,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
         drop(plan, queue, late)
     elif late:
         bury(plan, queue, late, "QueueFull", "There was no room in the queue.", {})
+        answer = msgspec.structs.replace(answer, buried=len(late))
     return answer
 
 

@@ -292,6 +292,32 @@ class Config:
     pyqueue_zone: str = _set(
         "UTC", _zone, "the time zone of schedules that PyQueue clients make", "NAME"
     )
+    vibemq_message_size: int = _set(
+        16 << 20, _some, "of one payload that a VibeMQ client publishes, not compressed", "SIZE"
+    )
+    vibemq_window: int = _set(
+        100, _count(1, 10_000), "messages that a VibeMQ subscriber is given before it acknowledges",
+        "N",
+    )  # fmt: skip
+    vibemq_keep_alive: int = _set(
+        30, _count(1, 86_400), "how often a VibeMQ client is to be heard of; after three times as"
+        " long it is closed", "SECONDS",
+    )  # fmt: skip
+    vibemq_connection_rate: int = _set(
+        0, _count(0, 1_000_000), "VibeMQ connections from one address in a minute; 0: any number",
+        "N",
+    )  # fmt: skip
+    vibemq_message_rate: int = _set(
+        0, _count(0, 1_000_000), "requests on one VibeMQ connection in a second; 0: any number", "N"
+    )
+    vibemq_token: str | None = _set(
+        None, _text, "what VibeMQ clients before 1.8 may all come with", secret=True
+    )
+    vibemq_superuser: str | None = _set(
+        None, _text, "a VibeMQ user that is made at the start where there is none of that name",
+        "NAME",
+    )  # fmt: skip
+    vibemq_superuser_password: str | None = _set(None, _text, "its password", secret=True)
     stop_limit: int = _set(30, _count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = _set(
         "auto", _one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",
@@ -387,6 +413,8 @@ def _check(config: Config) -> None:
                         " say who it is; leave it out, or give --dev.")  # fmt: skip
     if "memory" in config.origins and config.memory and "data" in config.origins:
         raise BadConfig("data and memory exclude each other; give one of them.")
+    if (config.vibemq_superuser is None) != (config.vibemq_superuser_password is None):
+        raise BadConfig("vibemq_superuser and vibemq_superuser_password belong together.")
     if not config.port or not config.host:
         raise BadConfig("port and host must not be empty.")
 

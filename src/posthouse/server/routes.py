@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.web import Web
+    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 Header = tuple[bytes, bytes]
 _HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -52,15 +53,20 @@ def http_dialects(
     )
 
 
-def doors(pyqueue: Callable[[], "PyQueueWeb"]) -> dict[str, HttpDialect]:
+def doors(
+    pyqueue: Callable[[], "PyQueueWeb"], vibemq: Callable[[], "VibemqWeb"]
+) -> dict[str, HttpDialect]:
     """Who answers on a port that was declared for it."""
 
     def to_pyqueue(request: Request) -> Awaitable[WholeAnswer]:
         return pyqueue().answer(request)
 
+    def to_vibemq(request: Request) -> Awaitable[WholeAnswer]:
+        return vibemq().answer(request)
+
     return {
         "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, to_pyqueue),
-        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, None),
+        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, to_vibemq),
     }
 
 

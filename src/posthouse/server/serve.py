@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.peer import Peer, Peers
     from posthouse.dialects.servicebus.web import Web
+    from posthouse.dialects.vibemq.peer import Peer as VibemqPeer
+    from posthouse.dialects.vibemq.peer import Peers as VibemqPeers
+    from posthouse.dialects.vibemq.users import Users
+    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +104,7 @@ class Server:
         app = App(
             self._broker,
             http_dialects(lambda: self._web, lambda: self._localzure),
-            doors(lambda: self._pyqueue_web),
+            doors(lambda: self._pyqueue_web, lambda: self._vibemq_web),
             limits.answers_bytes,
         )
         uvicorn, state = make_config(app), ServerState()
@@ -113,7 +117,7 @@ class Server:
 
         dialects = (
             Dialect("amqp", is_amqp, self._amqp),
-            Dialect("vibemq", is_vibemq, None),
+            Dialect("vibemq", is_vibemq, self._vibemq),
             Dialect("pyqueue", is_pyqueue, self._pyqueue),
             Dialect("http", is_http, http),
         )
@@ -145,6 +149,33 @@ class Server:
 
             self._peers = Peers(self._credentials)
         return self._peers
+
+    def _vibemq(self, connection: Connection) -> "VibemqPeer":
+        return self._vibemq_peers.make(connection)
+
+    @cached_property
+    def _vibemq_peers(self) -> "VibemqPeers":
+        from posthouse.dialects.vibemq.peer import Peers
+
+        return Peers(self._vibemq_users)
+
+    @cached_property
+    def _vibemq_web(self) -> "VibemqWeb":
+        from posthouse.dialects.vibemq.web import Web
+
+        return Web(self._vibemq_peers)
+
+    @cached_property
+    def _vibemq_users(self) -> "Users":
+        from posthouse.dialects.vibemq.users import Settings, Users
+
+        config = self._config
+        settings = Settings(
+            DEFAULT_NAMESPACE, config.vibemq_message_size, config.vibemq_window,
+            config.vibemq_keep_alive, config.vibemq_token or "", config.vibemq_connection_rate,
+            config.vibemq_message_rate, config.dev,
+        )  # fmt: skip
+        return Users(self._broker, self._broker.guard, settings)
 
     @cached_property
     def _web(self) -> "Web":
@@ -235,6 +266,12 @@ class Server:
             _log.error("The broker cannot start: %s", error, extra={"event": "broker.failed"})
             await self._listener.close(0)
             return LOST if isinstance(error, Lost) else FAILED
+        try:
+            await self._make_superuser()
+        except (Refused, StoreError, ValueError) as error:
+            _log.error("There is no VibeMQ superuser: %s", error, extra={"event": "broker.failed"})
+            await self._listener.close(0)
+            return FAILED
         self._metrics.lag.start()
         self._announce(listening)
         loop.call_later(_LATER_SECONDS, self._servicebus)
@@ -243,6 +280,12 @@ class Server:
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
         return await self._end()
+
+    async def _make_superuser(self) -> None:
+        """Raises Refused, StoreError or ValueError."""
+        name, password = self._config.vibemq_superuser, self._config.vibemq_superuser_password
+        if name is not None and password is not None:
+            await self._vibemq_users.make_first(name, password)
 
     async def _end(self) -> int:
         engine = self._broker.engine
@@ -330,13 +373,12 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
         f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
         f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
-        "",
         f"  PyQueue       {name}:{port(5555)}",
+        f"  VibeMQ        {name}:{port(2925)}",
         "",
-        "  Clients of these will connect as follows; this version does not speak to them yet:",
+        "  Clients of this one will connect as follows; this version does not speak to it yet:",
         "",
         f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
-        f"  VibeMQ        {name}:{port(2925)}",
     ]  # fmt: skip
     if config.dev:
         lines += [

@@ -60,8 +60,10 @@ class Credentials:
 
     def is_for_what_is_there(self, account: Account) -> bool:
         """Not where the entity of a key was deleted, also if there is one of that name again."""
-        grant = account.grants[0]
-        if not account.name.endswith(entity_key(grant.namespace, grant.entity, "")):
+        grant = account.grants[0] if account.grants else None
+        if grant is None or not account.name.endswith(
+            entity_key(grant.namespace, grant.entity, "")
+        ):
             return True  # it is not a key of an entity
         state = self.engine.namespaces.states.get(grant.namespace)
         queue = None if state is None else state.queues.get(grant.entity)
@@ -137,9 +139,10 @@ def keys_by_entity(accounts: Accounts, namespace: str) -> dict[str, list[str]]:
     """What the keys of entities are called among all principals; entities are by folded names."""
     found: dict[str, list[str]] = {}
     for name, account in accounts.items():
+        if len(account.grants) != 1:
+            continue
         grant = account.grants[0]
-        here = grant.namespace == namespace and len(account.grants) == 1
-        if here and name.endswith(entity_key(namespace, grant.entity, "")):
+        if grant.namespace == namespace and name.endswith(entity_key(namespace, grant.entity, "")):
             found.setdefault(grant.entity.casefold(), []).append(name)
     return found
 

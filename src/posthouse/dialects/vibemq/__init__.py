@@ -1,0 +1,1 @@
+"""VibeMQ: its three wire generations over TCP, and its API over HTTP."""

@@ -1,0 +1,297 @@
+"""Bytes to frames and back, in the three generations of the protocol. It does no input or output.
+
+    1.4 to 1.8    u32 length | u8 flag (0 plain, 1 gzip, 2 brotli) | body, of that length
+    1.0 to 1.3    u32 length | body
+    before 1.0    u32 length | JSON
+
+All integers are big-endian. The first frame is a Connect that is not compressed, so byte 4 tells
+them apart: 0 is the flag, 1 the version in a body, and { begins JSON. A body in binary:
+
+    u8 version (1) | u8 type | str16 id | str16 queue | u32 length, payload (JSON; nothing: none)
+    | u16 count, and for each header str16 name, str16 value
+    | only in an error: str16 code, str16 text
+
+A str16 is a u16 length and UTF-8; of length 0 it is nothing. JSON has the same by name: id, type (a
+name), queue, payload, headers, schemaVersion, errorCode, errorMessage.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from struct import Struct, error
+from typing import Any, Literal
+
+import msgspec
+
+from posthouse.dialects.vibemq.malformed import Malformed
+from posthouse.dialects.vibemq.squeezing import BY_FLAG, SQUEEZE_BYTES_MIN, Method
+
+FRAME_BYTES_MIN, FRAME_BYTES_MAX = 2, 1 << 20  # as it is sent
+NEW_FRAME_BYTES_MAX = 64 << 10  # of somebody who has not shown yet who he is
+HEADERS_MAX = 1_000  # that are looked at; what is valid is another matter
+VERSION = 1
+SCHEMA = "1.0"
+
+Generation = Literal["flagged", "plain", "json"]
+_BY_BYTE: dict[int, Generation] = {0: "flagged", 1: "plain", 0x7B: "json"}
+
+
+class Type(IntEnum):
+    CONNECT = 0
+    CONNECT_ACK = 1
+    DISCONNECT = 2
+    PING = 10
+    PONG = 11
+    PUBLISH = 20
+    PUBLISH_ACK = 21
+    SUBSCRIBE = 22
+    SUBSCRIBE_ACK = 23
+    UNSUBSCRIBE = 24
+    UNSUBSCRIBE_ACK = 25
+    DELIVER = 26
+    ACK = 30
+    CREATE_QUEUE = 40
+    DELETE_QUEUE = 41
+    QUEUE_INFO = 42
+    LIST_QUEUES = 43
+    ADMIN_CREATE_USER = 50
+    ADMIN_DELETE_USER = 51
+    ADMIN_CHANGE_PASSWORD = 52
+    ADMIN_GRANT_PERMISSION = 53
+    ADMIN_REVOKE_PERMISSION = 54
+    ADMIN_LIST_USERS = 55
+    ADMIN_GET_USER_PERMISSIONS = 56
+    ERROR = 99
+
+
+_PASCAL = {each.value: each.name.title().replace("_", "") for each in Type}
+_CAMEL = {number: name[0].lower() + name[1:] for number, name in _PASCAL.items()}
+_BY_NAME = {name.lower(): number for number, name in _PASCAL.items()}
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class Frame(msgspec.Struct):
+    """What one side says to the other. The payload is JSON, as it was written."""
+
+    type: int
+    id: str = ""
+    queue: str = ""
+    payload: bytes = b""
+    headers: Mapping[str, str] = NO_HEADERS
+    code: str = ""  # of an error,
+    text: str = ""  # and what it says
+
+
+class _JsonFrame(msgspec.Struct):
+    type: str | int
+    id: str | None = None
+    queue: str | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"")
+    headers: dict[str, Any] | None = None
+    errorCode: str | None = None
+    errorMessage: str | None = None
+
+
+_read_json = msgspec.json.Decoder(_JsonFrame).decode
+_write_json = msgspec.json.Encoder().encode
+_U16, _U32 = Struct(">H"), Struct(">I")
+_u16, _u32 = _U16.unpack_from, _U32.unpack_from
+_pack16, _pack32 = _U16.pack, _U32.pack
+_BARE = b"\0\0\0\0\0\0"  # no payload and no headers
+UNKNOWN = -1  # a type whose name is not known
+
+
+class Decoder:
+    """What a client says. It is told the generation by the first frame."""
+
+    def __init__(self) -> None:
+        self.generation: Generation | None = None
+        self.is_camel = False  # how the client writes the names of types
+        self.frame_bytes_max = NEW_FRAME_BYTES_MAX
+        self.squeezed = False  # whether it may be compressed
+        self._data = bytearray()
+
+    def keep(self, data: bytes, most_bytes: int) -> None:
+        """For later. Raises Malformed where it is too much."""
+        self._data += data
+        if len(self._data) > most_bytes:
+            raise Malformed("too much has come before it is known from whom")
+
+    def receive(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now. Raises Malformed, after those before."""
+        held = self._data
+        held += data
+        at, end = 0, len(held)
+        try:
+            while end - at >= 5:
+                length = _u32(held, at)[0]
+                if not FRAME_BYTES_MIN <= length <= self.frame_bytes_max:
+                    raise Malformed(f"a frame cannot have {length} bytes")
+                if self.generation is None:
+                    self.generation = _BY_BYTE.get(held[at + 4])
+                    if self.generation is None:
+                        raise Malformed("this is no generation of the protocol that is known")
+                begin = at + 5 if self.generation == "flagged" else at + 4
+                if end - begin < length:
+                    break
+                flag = held[at + 4] if self.generation == "flagged" else 0
+                body = bytes(memoryview(held)[begin : begin + length])
+                at = begin + length
+                yield self._frame(flag, body)
+        finally:
+            del held[:at]
+
+    def _frame(self, flag: int, body: bytes) -> Frame:
+        if flag:
+            method = BY_FLAG.get(flag)
+            if method is None or not self.squeezed:
+                raise Malformed("this compression was not agreed on")
+            body = method.unsqueeze(body)
+        if self.generation == "json":
+            return self._json(body)
+        return decode(body)
+
+    def _json(self, body: bytes) -> Frame:
+        try:
+            body.decode()
+            found = _read_json(body)
+            payload = bytes(found.payload)
+            headers = _headers(found.headers) if found.headers else NO_HEADERS
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise Malformed("a frame's JSON cannot be read") from None
+        if isinstance(found.type, int):
+            kind = found.type
+        else:
+            kind = _BY_NAME.get(found.type.replace("_", "").lower(), UNKNOWN)
+            self.is_camel = found.type[:1].islower()
+        return Frame(
+            kind, found.id or "", found.queue or "", b"" if payload == b"null" else payload,
+            headers, found.errorCode or "", found.errorMessage or "",
+        )  # fmt: skip
+
+
+def _headers(given: dict[str, Any]) -> dict[str, str]:
+    """What is a number or a truth is as JSON writes it. Raises ValueError."""
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, bool | int | float):
+            found[name] = _write_json(value).decode()
+        elif value is not None:
+            raise ValueError(name)
+    return found
+
+
+def decode(body: bytes) -> Frame:
+    """A body in binary. Raises Malformed."""
+    try:
+        if body[0] != VERSION:
+            raise Malformed(f"version {body[0]} is not known")
+        kind = body[1]
+        size = _u16(body, 2)[0]
+        at = 4 + size
+        id = body[4:at].decode()
+        size = _u16(body, at)[0]
+        queue = body[at + 2 : at + 2 + size].decode()
+        at += 2 + size
+        size = _u32(body, at)[0]
+        payload = body[at + 4 : at + 4 + size]
+        at += 4 + size
+        count = _u16(body, at)[0]
+        at += 2
+        headers = NO_HEADERS
+        if count:
+            if count > HEADERS_MAX:
+                raise Malformed(f"a frame cannot have {count} headers")
+            found: dict[str, str] = {}
+            for _ in range(count):
+                size = _u16(body, at)[0]
+                name = body[at + 2 : at + 2 + size].decode()
+                at += 2 + size
+                size = _u16(body, at)[0]
+                if size:
+                    found[name] = body[at + 2 : at + 2 + size].decode()
+                at += 2 + size
+            headers = found
+        code = text = ""
+        if kind == Type.ERROR:
+            size = _u16(body, at)[0]
+            code = body[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+            size = _u16(body, at)[0]
+            text = body[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+    except (error, IndexError, UnicodeDecodeError):
+        raise Malformed("a frame is not as long as it says, or its text is not UTF-8") from None
+    if at != len(body):
+        raise Malformed("a frame is not as long as it says")
+    return Frame(kind, id, queue, payload, headers, code, text)
+
+
+class Encoder:
+    """How a client is spoken to."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.method: Method | None = None  # that was agreed on
+
+    def frame(self, frame: Frame) -> bytes | None:
+        """None where it is larger than a frame may be."""
+        generation = self._decoder.generation
+        if generation == "json":
+            body = _as_json(frame, camel=self._decoder.is_camel)
+        else:
+            found = encode(frame)
+            if found is None:
+                return None
+            body = found
+        if generation != "flagged":
+            return _pack32(len(body)) + body if len(body) <= FRAME_BYTES_MAX else None
+        flag = 0
+        if self.method is not None and len(body) >= SQUEEZE_BYTES_MIN:
+            squeezed = self.method.squeeze(body)
+            if len(squeezed) < len(body):
+                flag, body = self.method.flag, squeezed
+        if len(body) > FRAME_BYTES_MAX:
+            return None
+        return b"%b%c%b" % (_pack32(len(body)), flag, body)
+
+
+def encode(frame: Frame) -> bytes | None:
+    """A body in binary; None where something in it is too long to be said."""
+    id, queue, headers = frame.id.encode(), frame.queue.encode(), frame.headers
+    try:
+        head = b"\x01%c%b%b%b%b" % (frame.type, _pack16(len(id)), id, _pack16(len(queue)), queue)
+        if not headers and not frame.payload:
+            body = head + _BARE
+        else:
+            parts = [head, _pack32(len(frame.payload)), frame.payload, _pack16(len(headers))]
+            for name, value in headers.items():
+                parts += (_str16(name), _str16(value))
+            body = b"".join(parts)
+        if frame.type == Type.ERROR:
+            body += _str16(frame.code) + _str16(frame.text)
+    except error:
+        return None
+    return body
+
+
+def _str16(text: str) -> bytes:
+    data = text.encode()
+    return _pack16(len(data)) + data
+
+
+def _as_json(frame: Frame, *, camel: bool) -> bytes:
+    """As the design document has it: what is not there is left out."""
+    names = _CAMEL if camel else _PASCAL
+    found: dict[str, Any] = {"id": frame.id, "type": names[frame.type]}
+    if frame.queue:
+        found["queue"] = frame.queue
+    if frame.payload:
+        found["payload"] = msgspec.Raw(frame.payload)
+    if frame.headers:
+        found["headers"] = dict(frame.headers)
+    found["schemaVersion"] = SCHEMA
+    if frame.type == Type.ERROR:
+        found |= {"errorCode": frame.code, "errorMessage": frame.text}
+    return _write_json(found)

@@ -1,0 +1,536 @@
+"""One connection of a VibeMQ client: what comes in and goes out, and when it has to go."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, cast
+
+from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.engine import Engine
+from posthouse.broker.throttle import Buckets, cost_of
+from posthouse.core.commands import Answer, Command, Delivery
+from posthouse.core.errors import Refused, Throttled
+from posthouse.core.model import State
+from posthouse.dialects.vibemq import answers, requests
+from posthouse.dialects.vibemq.answers import Wrong, told
+from posthouse.dialects.vibemq.codec import (
+    FRAME_BYTES_MAX,
+    NO_HEADERS,
+    Decoder,
+    Encoder,
+    Frame,
+    Type,
+)
+from posthouse.dialects.vibemq.malformed import Malformed
+from posthouse.dialects.vibemq.message import check_frame
+from posthouse.dialects.vibemq.queues import owner
+from posthouse.dialects.vibemq.subscription import Subscription
+from posthouse.dialects.vibemq.users import NOTHING, SUBSCRIBE, Rights, Users
+from posthouse.store.errors import StoreError
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0  # how often it is looked whether something is late
+MISSED_MAX = 3  # intervals of keep-alive in which nothing is heard
+AUTHENTICATE_SECONDS = 30  # what it may take to look at a password, others before it included
+HELD_BYTES_MAX = 256 << 10  # that are kept meanwhile
+UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
+COMMANDS_MAX = 500  # of one client under way, likewise
+REFUSALS_MAX = 100  # of a client that has not shown who it is
+END_SECONDS = 2  # what a client has to take our goodbye
+GRACE_SECONDS = 10  # and to acknowledge what it has, where the broker is stopping
+Reply = Callable[[Answer | Refused | StoreError], None]
+
+
+class Line(Protocol):
+    """What the listener knows of a connection."""
+
+    @property
+    def handshake_seconds(self) -> float: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def is_tls(self) -> bool: ...
+
+    def gone(self) -> None:
+        """It is over."""
+
+
+class Peers:
+    """All connections of VibeMQ clients, and what is counted about them."""
+
+    def __init__(self, users: Users) -> None:
+        self.users = users
+        self.settings = users.settings
+        self.peers: set[Peer] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        rate = self.settings.connection_rate
+        self.addresses = Buckets(rate, lambda: time.monotonic() / 60)  # in a minute
+        self.requests = Buckets(self.settings.message_rate)
+        self.accepted = self.rejected = self.errors = self.retries = 0
+        self.delivered = self.latency_ms = 0
+
+    @property
+    def engine(self) -> Engine | None:
+        return self.users.engine
+
+    def make(self, line: Line) -> "Peer":
+        return Peer(self, line)
+
+    def count_delivery(self, delivery: Delivery) -> None:
+        if delivery.count > 1:
+            self.retries += 1
+            return
+        engine = self.users.engine
+        assert engine is not None
+        self.delivered += 1
+        waited_ms = engine.clock_ms(self.settings.namespace) - delivery.message.enqueued_ms
+        self.latency_ms += max(0, waited_ms)
+
+    def add(self, peer: "Peer") -> None:
+        self.peers.add(peer)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+        engine = self.engine
+        if engine is not None and self._look_again not in engine.access_watchers:
+            engine.access_watchers.append(self._look_again)
+
+    def remove(self, peer: "Peer") -> None:
+        self.peers.discard(peer)
+        if not self.peers and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_again(self) -> None:
+        """What somebody may do has changed."""
+        loop = asyncio.get_running_loop()
+        for peer in list(self.peers):
+            loop.call_soon(peer.check_rights)
+
+    def _check(self) -> None:
+        self._timer = None
+        for peer in list(self.peers):
+            peer.check()
+        if self.peers:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+
+
+class Peer:
+    """One connection, as asyncio wants it."""
+
+    def __init__(self, peers: Peers, line: Line) -> None:
+        self.peers = peers
+        self.line = line
+        self.users = peers.users
+        self.settings = peers.settings
+        self.namespace = peers.settings.namespace
+        self.decoder = Decoder()
+        self.encoder = Encoder(self.decoder)
+        self.principal: Principal | None = None
+        self._engine: Engine | None = None
+        self._voucher = BROKER  # its name, and what was looked at before a command is given
+        self.subscriptions: dict[str, Subscription] = {}  # by the queues' names, as they are here
+        self._stopped: set[Subscription] = set()  # with something to be acknowledged
+        self._unacknowledged: dict[str, deque[tuple[Subscription, int]]] = {}
+        self._gathered: dict[Subscription, None] = {}
+        self.blocked: set[int] = set()  # sends that wait for room
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
+        self._out: list[bytes] = []
+        self._flushing = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = self._loop.time()
+        self._refusals = 0
+        self._under_way = self._unanswered_bytes = 0
+        self._reading = True
+        self.is_paused = False  # the client does not read
+        self.is_waiting = False  # it is being looked at who this is; nothing else is until then
+        self.is_over = False
+        self._stopping = False
+        self._empty: asyncio.Event | None = None  # where it is waited for: all is acknowledged
+        self._limited = f"{id(self):x}"  # what it is called among the rates
+
+    # As asyncio sees it.
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.peers.add(self)
+        self._deadline = self._loop.call_later(self.line.handshake_seconds, self._too_late)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        if self.is_over:
+            return
+        try:
+            if self.is_waiting:
+                self.decoder.keep(data, HELD_BYTES_MAX)
+                return
+            for frame in self.decoder.receive(data):
+                if not self._take(frame):
+                    break
+            self._flush_gathered()
+            if self._empty is not None and not self._unacknowledged:
+                self._empty.set()
+        except Malformed as malformed:
+            self.close(answers.INVALID_MESSAGE, f"The frame cannot be read: {malformed}.")
+        except Exception:  # noqa: BLE001 (here a connection's bytes come in)
+            _log.exception("A connection has failed.", extra={"event": "vibemq.failed"})
+            self._transport.abort()
+            return
+        self._flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """Who does not read is not read from, and is given nothing more."""
+        self.is_paused = True
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self._read_or_not()
+        for each in list(self.subscriptions.values()):
+            each.fill()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._leave()
+        for task in self._tasks:
+            task.cancel()
+        self.peers.remove(self)
+        self.line.gone()
+
+    def _leave(self) -> None:
+        """What the client had goes back, in its place; what it waits for is given up."""
+        self.is_over = True
+        for each in (*self.subscriptions.values(), *self._stopped):
+            each.end()
+        self.subscriptions.clear()
+        engine = self.peers.engine
+        for number in list(self.blocked):
+            if engine is not None:
+                engine.give_up(number)
+
+    def shutdown(self) -> None:
+        """The broker is going: what has come is answered, and what is held may be acknowledged."""
+        if not self._stopping and not self.is_over:
+            self._stopping = True
+            self.spawn(self._stop())
+
+    async def _stop(self) -> None:
+        for each in list(self.subscriptions.values()):
+            each.stop()
+        if self.peers.engine is not None:
+            with contextlib.suppress(Refused, StoreError):
+                await self.peers.engine.flush()  # whoever asked before has his answer
+        if self.decoder.generation is not None:
+            self._say_goodbye("server_shutdown")
+            self._empty = asyncio.Event()
+            if self._unacknowledged:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GRACE_SECONDS):
+                        await self._empty.wait()
+        self._end()
+
+    # Reading.
+
+    def _read_or_not(self) -> None:
+        """Nothing is read that could not be dealt with."""
+        wanted = (
+            not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
+            and self._under_way < COMMANDS_MAX and not self.is_waiting
+        )  # fmt: skip
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def count_unanswered(self, change: int) -> None:
+        """Bytes of messages that were sent and are not answered yet."""
+        self._unanswered_bytes += change
+        self._read_or_not()
+
+    def _take(self, frame: Frame) -> bool:
+        """Whether what comes behind it can be looked at now."""
+        if frame.type == Type.ACK:
+            self._acknowledge(frame)
+            return True
+        if self._gathered:  # what comes behind an acknowledgement is done behind it
+            self._flush_gathered()
+        try:
+            self._route(frame)(self, frame)
+        except (Wrong, Refused) as wrong:
+            self.refuse(frame.id, *told(wrong))
+            if self.principal is None:
+                self._refusals += 1
+                if self._refusals >= REFUSALS_MAX:
+                    self.close(answers.AUTH_REQUIRED, "The client was refused too often.")
+        return not self.is_waiting and not self.is_over
+
+    def _route(self, frame: Frame) -> requests.Route:
+        """Who answers it. Raises Wrong or Throttled."""
+        check_frame(frame)
+        route = requests.ROUTES.get(frame.type)
+        if route is None:
+            raise Wrong(answers.UNKNOWN_COMMAND, f"There is no command {frame.type}.")
+        if self.principal is None and frame.type not in requests.BEFORE:
+            raise Wrong(answers.NOT_AUTHENTICATED, "Connect first.")
+        if frame.type not in requests.FREE:
+            if self._stopping:
+                raise Wrong(answers.SERVER_BUSY, "The broker is being stopped.")
+            self.peers.requests.check(self._limited)
+            self.peers.requests.take(self._limited, 1)
+        return route
+
+    # Who it is.
+
+    def trust(self, principal: Principal) -> None:
+        self.principal = principal
+        self._engine = self.peers.engine
+        self._voucher = Principal(principal.name, principal.account, everything=True)
+        self.decoder.frame_bytes_max = FRAME_BYTES_MAX
+        self.stop_waiting()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def wait(self) -> None:
+        """Until it is known who this is."""
+        self.is_waiting = True
+        self._read_or_not()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
+
+    def stop_waiting(self) -> None:
+        if self.is_waiting:
+            self.is_waiting = False
+            self._read_or_not()
+            self._loop.call_soon(self.data_received, b"")
+
+    @property
+    def rights(self) -> Rights:
+        if self.principal is None:
+            return NOTHING
+        return self.users.rights(self.principal) or NOTHING
+
+    def check_right(self, operation: str, queue: str) -> None:
+        """Raises Wrong."""
+        if not self.rights.allows(operation, owner(self.state, queue)):
+            raise Wrong(
+                answers.NOT_AUTHORIZED, f"This user may not do that ({operation}) with {queue!r}."
+            )
+
+    def check_rights(self) -> None:
+        """Somebody's rights have changed, perhaps this one's."""
+        if self.principal is None or self.is_over:
+            return
+        rights = self.users.rights(self.principal)
+        if rights is None:
+            self.close(answers.NOT_AUTHENTICATED, "This user is no more.")
+            return
+        for name, each in list(self.subscriptions.items()):
+            if not rights.allows(SUBSCRIBE, owner(self.state, each.name)):
+                del self.subscriptions[name]
+                each.end()
+                text = f"This user may not subscribe to {each.name!r} any more."
+                self.refuse(each.id, answers.NOT_AUTHORIZED, text)
+        self._flush()
+
+    # Commands.
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None  # nobody is let in before it is open
+        return self._engine
+
+    @property
+    def state(self) -> State:
+        return self.engine.namespaces.states[self.namespace]
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """What was found to be allowed. Where too much is under way, nothing more is read."""
+
+        def answered(answer: Answer | Refused | StoreError) -> None:
+            self._under_way -= 1
+            if not self._reading:
+                self._read_or_not()
+            if isinstance(answer, StoreError):
+                self.close(answers.SERVER_ERROR, "The journal cannot be written.")
+            reply(answer)
+
+        throttle = self.engine.throttle
+        if throttle.is_on:
+            try:
+                throttle.check_address(self.line.address, cost_of(command))
+            except Throttled as throttled:
+                reply(throttled)
+                return
+        self._under_way += 1
+        if self._under_way >= COMMANDS_MAX:
+            self._read_or_not()
+        self.engine.submit(self._voucher, self.namespace, command, answered)
+
+    def leave(self, command: Command, reply: Reply | None = None) -> None:
+        """Gives back what a client had; that needs no right."""
+        if self.peers.engine is not None:
+            self.peers.engine.submit(BROKER, self.namespace, command, reply or _ignore)
+
+    async def ask(self, command: Command) -> Answer:
+        """Raises Refused or StoreError."""
+        return await self.engine.ask(self._voucher, self.namespace, command)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """For what takes long, and is rare. It ends with the connection."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("A request has failed.", exc_info=error, extra={"event": "vibemq.failed"})
+            self._transport.abort()
+
+    # Acknowledgement.
+
+    def hold(self, id: str, subscription: Subscription, token: int) -> None:
+        """A client acknowledges by id, which another message may have as well."""
+        held = self._unacknowledged.get(id)
+        if held is None:
+            held = self._unacknowledged[id] = deque()
+        held.append((subscription, token))
+
+    def let_go(self, id: str, subscription: Subscription, token: int) -> None:
+        held = self._unacknowledged.get(id)
+        if held is not None:
+            with contextlib.suppress(ValueError):
+                held.remove((subscription, token))
+            if not held:
+                del self._unacknowledged[id]
+
+    def _acknowledge(self, frame: Frame) -> None:
+        """The oldest of that id; there is no answer."""
+        id = frame.id
+        held = self._unacknowledged.get(id)
+        if held is None:
+            id = frame.headers.get("messageId", "")
+            held = self._unacknowledged.get(id)
+            if held is None:
+                return
+        subscription, token = held[0] if len(held) == 1 else self._meant(held, frame.queue)
+        self.let_go(id, subscription, token)
+        subscription.acknowledge(token)
+
+    def _meant(self, held: deque[tuple[Subscription, int]], queue: str) -> tuple[Subscription, int]:
+        """Of several deliveries of one id: the oldest that can be acknowledged yet."""
+        now_ms = self.engine.clock_ms(self.namespace)
+        fresh = [each for each in held if each[0].held[each[1]][1] > now_ms]
+        mine = [each for each in fresh if each[0].name == queue]
+        return (mine or fresh or held)[0]
+
+    def gather(self, subscription: Subscription) -> None:
+        """It has something to be sent on when all that has come was looked at."""
+        self._gathered[subscription] = None
+
+    def _flush_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for each in gathered:
+            each.flush()
+
+    def unsubscribe(self, queue: str) -> None:
+        subscription = self.subscriptions.pop(queue, None)
+        if subscription is not None:
+            self._stopped.add(subscription)
+            subscription.stop()
+
+    def ended(self, subscription: Subscription) -> None:
+        self._stopped.discard(subscription)
+
+    # Writing.
+
+    def say(self, data: bytes) -> None:
+        """What is said in one go is written in one go."""
+        self._out.append(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def answer(self, frame: Frame) -> None:
+        data = self.encoder.frame(frame)
+        if data is None:
+            self.refuse(frame.id, answers.SERVER_ERROR, "The answer does not fit into a frame.")
+        else:
+            self.say(data)
+
+    def refuse(self, id: str, code: str, text: str) -> None:
+        self.peers.errors += 1
+        self.answer(Frame(Type.ERROR, id or secrets.token_hex(16), "", b"", NO_HEADERS, code, text))
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._out and not self._transport.is_closing():
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            self._transport.write(data)
+        self._out.clear()
+
+    # The end.
+
+    def check(self) -> None:
+        """Now and then: what is late."""
+        silence = self._loop.time() - self._heard
+        if self.principal is None or self.is_over:
+            return
+        if silence > MISSED_MAX * self.settings.keep_alive_seconds and self._reading:
+            self._say_goodbye("keep_alive_timeout")
+            self._end()
+            return
+        now_ms = self.engine.clock_ms(self.namespace)
+        for each in (*self.subscriptions.values(), *self._stopped):
+            each.expire(now_ms)
+            if each.is_over and not each.held:
+                each.end()
+        for queue, each in self.subscriptions.items():
+            if not each.is_attached and queue in self.state.queues:
+                each.start(queue, lambda _, one=each: one.fill())  # type: ignore[misc]
+
+    def close(self, code: str, text: str, id: str = "") -> None:
+        """With an error that says why."""
+        if not self.is_over:
+            if self.decoder.generation is not None:
+                self.refuse(id, code, text)
+            self._end()
+
+    def _say_goodbye(self, reason: str) -> None:
+        id = secrets.token_hex(16)
+        self.answer(Frame(Type.DISCONNECT, id, headers={"reason": reason}))
+        self._flush()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self._leave()
+        self._flush()
+        self._transport.close()
+        self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def disconnect(self) -> None:
+        """The client has said goodbye."""
+        self._end()
+
+    def _too_late(self) -> None:
+        self.close(answers.AUTH_REQUIRED, "The client has not shown in time who it is.")
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for this answer."""
