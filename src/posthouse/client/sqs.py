@@ -140,7 +140,7 @@ class SqsProvider:
         except RAISED as error:
             found = error_of(error, doing)
             if isinstance(found, QueueNotFound):
-                self._queues.pop(doing.queue, None)
+                self._queues.clear()  # it may have been there until now
             raise found from error
 
     # Queues.

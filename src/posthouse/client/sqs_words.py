@@ -23,6 +23,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ReadTimeoutError,
 )
+from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from posthouse.client.errors import (
     AuthenticationFailed,
@@ -101,7 +102,7 @@ def error_of(error: BaseException, doing: Doing) -> QueueError:
             return Timeout(0.0, f"To {doing.operation}")
         case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
             return AuthenticationFailed(str(error))
-        case HTTPClientError() | OSError():
+        case HTTPClientError() | BotoConnectionError() | OSError():
             return ConnectionFailed(str(error))
         case _:
             kind = type(error).__name__
