@@ -60,7 +60,7 @@ def _provider(config: QueueConfig) -> Provider:
 
             return AzureProvider(config.provider)
         case AwsSqsConfig():
-            require("aws", "aiobotocore", (2, 20))
+            require("aws", "aiobotocore", (3, 0))
             from posthouse.client.sqs import SqsProvider
 
             return SqsProvider(config.provider)
