@@ -15,6 +15,7 @@ from posthouse.client.config import (
     AwsSqsConfig,
     AzureServiceBusConfig,
     InMemoryConfig,
+    PosthouseConfig,
     ProviderConfig,
     QueueConfig,
 )
@@ -176,6 +177,18 @@ class AzureRig(ServedRig):
         )
 
 
+class PosthouseRig(ServedRig):
+    """Through the client's own provider."""
+
+    type = ProviderType.POSTHOUSE
+
+    def config(self, **changes: Any) -> ProviderConfig:
+        return PosthouseConfig(
+            "localhost", changes.get("port", self.broker.port), changes.get("key_name", KEY_NAME),
+            changes.get("key", KEY),
+        )  # fmt: skip
+
+
 class SqsRig(Rig):
     """Moto. It has no rights, and no clock that could be moved."""
 
@@ -258,9 +271,10 @@ def opened(kind: ProviderType) -> Iterator[tuple[Rig, asyncio.Runner]]:
         match kind:
             case ProviderType.IN_MEMORY:
                 yield from held(runner.run(use(MemoryRig)))
-            case ProviderType.AZURE_SERVICE_BUS:
+            case ProviderType.AZURE_SERVICE_BUS | ProviderType.POSTHOUSE:
+                rig = AzureRig if kind is ProviderType.AZURE_SERVICE_BUS else PosthouseRig
                 with running("--memory", "--dev") as broker:
-                    yield from held(runner.run(use(AzureRig, broker)))
+                    yield from held(runner.run(use(rig, broker)))
             case ProviderType.AWS_SQS:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
                 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -269,5 +283,3 @@ def opened(kind: ProviderType) -> Iterator[tuple[Rig, asyncio.Runner]]:
                     yield from held(runner.run(use(SqsRig, server.get_host_and_port()[1])))
                 finally:
                     server.stop()
-            case ProviderType.POSTHOUSE:
-                raise NotImplementedError
