@@ -12,6 +12,7 @@ from posthouse.client.config import (
     PosthouseConfig,
     QueueConfig,
 )
+from posthouse.client.packages import require
 from posthouse.client.provider import Provider
 from posthouse.client.retry import RetryPolicy
 from posthouse.client.wrapping import PLAIN, Wrapping
@@ -56,10 +57,12 @@ def _provider(config: QueueConfig) -> Provider:
 
             return PosthouseProvider(config.provider)
         case AzureServiceBusConfig():
+            require("azure", "azure-servicebus", (7, 14))
             from posthouse.client.azure import AzureProvider
 
             return AzureProvider(config.provider)
         case AwsSqsConfig():
+            require("aws", "aiobotocore", (3, 0))
             from posthouse.client.sqs import SqsProvider
 
             return SqsProvider(config.provider)

@@ -364,7 +364,10 @@ class MemorySession:
         return [self._provider._read(self._queue, each) for each in received]
 
     async def settle(self, receipts: Sequence[ReceiptHandle], how: Settlement) -> None:
-        await self._provider._settle_in(receipts, how, self._token)
+        try:
+            await self._provider._settle_in(receipts, how, self._token)
+        except SessionLockLost as lost:
+            raise SessionLockLost(self._id) from lost
 
     async def renew(self) -> datetime:
         self._until_ms = await self._ask(core.RenewSession(self._queue, self._token))
@@ -471,6 +474,9 @@ def _settling(
 
 
 def _new(message: Message, due_ms: int) -> NewMessage:
+    """Raises MessageTooLarge."""
+    if len(message.body) > _TYPE.max_message_size():
+        raise MessageTooLarge(len(message.body), _TYPE.max_message_size())
     envelope = Envelope(
         id=str(message.message_id or MessageId()), content_type=message.content_type or "",
         correlation_id=message.correlation_id or "", session_id=_plain(message.session_id),

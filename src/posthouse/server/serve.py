@@ -10,6 +10,7 @@ import signal
 import ssl
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
@@ -85,7 +86,7 @@ class Server:
     """One process: listener, HTTP, broker."""
 
     def __init__(
-        self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits
+        self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits = LIMITS
     ) -> None:
         from uvicorn.server import ServerState
 
@@ -93,6 +94,7 @@ class Server:
         self._say = say
         self._tls_folder = tls_folder
         self._stop = asyncio.Event()
+        self.ports: list[int] = []  # once it is ready
         self._broker = Broker(config)
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
@@ -245,8 +247,9 @@ class Server:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, self._signalled, each)
+        if threading.current_thread() is threading.main_thread():  # only there are signals heard
+            for each in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(each, self._signalled, each)
         try:
             listening = self._listener.open(self._config.host, self._config.port)
         except OSError as error:
@@ -273,6 +276,7 @@ class Server:
             await self._listener.close(0)
             return FAILED
         self._metrics.lag.start()
+        self.ports = sorted({at.port for at in listening})
         self._announce(listening)
         loop.call_later(_LATER_SECONDS, self._servicebus)
         loop.call_later(_LATER_SECONDS, self._make_certificate)
@@ -311,6 +315,9 @@ class Server:
             return LOST
         _log.info("Stopped.", extra={"event": "broker.stopped"})
         return OK
+
+    def stop(self) -> None:
+        self._stop.set()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():  # what was acknowledged is on disk
