@@ -6,7 +6,7 @@ POSTHOUSE, MEMORY = ProviderType.POSTHOUSE, ProviderType.IN_MEMORY
 AZURE, SQS = ProviderType.AZURE_SERVICE_BUS, ProviderType.AWS_SQS
 
 COLUMNS = (POSTHOUSE, MEMORY, AZURE, SQS)
-PROVIDERS = (MEMORY, AZURE, SQS)  # those that the suite runs on
+PROVIDERS = COLUMNS
 
 TABLE: dict[str, tuple[str, str, str, str]] = {
     "Sessions": ("native", "native", "native", "emulated"),

@@ -19,6 +19,7 @@ from posthouse.client.errors import (
     MessageNotFound,
     PartialFailure,
     QueueError,
+    QueueNotFound,
     SessionLockLost,
     Timeout,
     Unsupported,
@@ -209,6 +210,13 @@ class PosthouseProvider:
 
         return await self._desks.get(address, make)
 
+    async def _desk_of(self, source: Source, handle: str) -> Desk:
+        """Where a receipt leads to. Raises MessageNotFound where that is nowhere."""
+        try:
+            return await self._desk(source)
+        except QueueNotFound as missing:
+            raise MessageNotFound(handle) from missing
+
     async def coordinator(self) -> Coordinator:
         async def make() -> Coordinator:
             return await Coordinator(await self.wire()).attached()
@@ -328,11 +336,11 @@ class PosthouseProvider:
             asked["properties-to-modify"] = {str(k): str(v) for k, v in how.attributes.items()}
         if session is not None:
             asked["session-id"] = str(session)
-        await (await self._desk(source)).ask("update-disposition", asked, handle)
+        await (await self._desk_of(source, handle)).ask("update-disposition", asked, handle)
 
     async def renew(self, receipt: ReceiptHandle) -> datetime:
         source, token = _lock(receipt.handle)
-        desk = await self._desk(source)
+        desk = await self._desk_of(source, receipt.handle)
         asked = {"lock-tokens": Array(0x98, [token])}
         answer = await desk.ask("renew-lock", asked, receipt.handle)
         return _moment(int(answer["expirations"][0]))
@@ -564,8 +572,8 @@ def _lock(handle: str) -> tuple[Source, UUID]:
     """What a receipt is of. Raises MessageNotFound."""
     try:
         token = UUID(bytes_le=bytes.fromhex(handle[:32]))
-        return Source(QueueName(handle[33:]), handle[32] == "d"), token
-    except (ValueError, IndexError):
+        return Source(QueueName(handle[33:]), {"q": False, "d": True}[handle[32]]), token
+    except (ValueError, LookupError):
         raise MessageNotFound(handle) from None
 
 
