@@ -14,6 +14,7 @@ from posthouse.dialects.vibemq import peer as peers
 from posthouse.dialects.vibemq import publishing, requests, squeezing
 from posthouse.dialects.vibemq.answers import CODES
 from posthouse.dialects.vibemq.codec import Type
+from posthouse.dialects.vibemq.malformed import Malformed
 from tests.dialects.vibemq.broker import started
 from tests.dialects.vibemq.client import (
     ACK,
@@ -54,6 +55,31 @@ def test_gzip_is_always_there() -> None:
     assert squeezing.METHODS["gzip"].flag == 1
     for method in squeezing.METHODS.values():
         assert method.unsqueeze(method.squeeze(b"x" * 5_000)) == b"x" * 5_000
+
+
+@pytest.mark.parametrize("name", ["gzip", "brotli"])
+def test_what_cannot_be_unpacked_within_bounds_is_malformed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = squeezing.METHODS.get(name)
+    if method is None:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.setattr(squeezing, "UNSQUEEZED_BYTES_MAX", 10_000)
+    whole = method.squeeze(bytes(10_000))
+    assert method.unsqueeze(whole) == bytes(10_000)
+    for wrong in (method.squeeze(bytes(10_001)), whole[:-1], whole + b"x", b"", b"nonsense"):
+        with pytest.raises(Malformed):
+            method.unsqueeze(wrong)
+
+
+def test_it_is_the_client_who_prefers() -> None:
+    for offered in ("brotli,gzip", " GZIP , brotli", "zstd,gzip"):
+        there = [each for each in offered.lower().replace(" ", "").split(",")
+                 if each in squeezing.METHODS]  # fmt: skip
+        agreed = squeezing.agree(offered)
+        assert agreed is not None
+        assert agreed.name == there[0]
+    assert squeezing.agree("") is squeezing.agree("zstd") is None
 
 
 def test_whoever_has_no_permission_is_refused_everything() -> None:

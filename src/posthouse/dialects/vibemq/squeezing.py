@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from posthouse.dialects.vibemq.malformed import Malformed
@@ -37,10 +38,9 @@ def _gunzip(data: bytes) -> bytes:
 def _brotli() -> Method | None:
     """Only where the library says no more than is asked: else a few bytes could fill the memory."""
     try:
-        import brotli  # type: ignore[import-not-found]  # it need not be there
+        made: Any = import_module("brotli")
     except ImportError:
         return None
-    made: Any = brotli
 
     def unsqueeze(data: bytes) -> bytes:
         stream = made.Decompressor()
@@ -48,7 +48,7 @@ def _brotli() -> Method | None:
             found: bytes = stream.process(data, output_buffer_limit=UNSQUEEZED_BYTES_MAX)
         except made.error:
             raise Malformed("what is compressed cannot be read") from None
-        if not stream.is_finished():
+        if not stream.is_finished() or len(found) > UNSQUEEZED_BYTES_MAX:  # it counts in blocks
             raise Malformed("what is compressed is too large, or not whole")
         return found
 
