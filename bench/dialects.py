@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import uvloop
-
 from bench.limit import BODY, socket_rate
 from bench.servicebus import broker, cpu_seconds
 
@@ -189,7 +187,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=".") as made:
             folder = Path(made)
             with broker("--data", str(folder / "data"), *dialect.flags) as (port, pid):
-                uvloop.run(measure(dialect, port, pid, folder))
+                asyncio.run(measure(dialect, port, pid, folder))
 
 
 if __name__ == "__main__":
