@@ -50,7 +50,9 @@ bench: .venv/ready
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.feed
 	$(BIN)/python -m bench.servicebus
+	$(BIN)/python -m bench.dialects
 	$(BIN)/python -m bench.vibemq
+	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline

@@ -4,8 +4,9 @@
 
 The limit is `bench.limit` over a socket: as many messages of the same size in a request, as many
 requests outstanding, group-synced, with no broker behind it. Each figure is a ratio to that, both
-taken one after the other in the same round, and the middle of some rounds is told. Clients are as
-cheap as they can be: they count answers and look for what they need by its place.
+taken one after the other in the same round, and the middle of some rounds is told, with the CPU
+time of the server for a message, which is the steadier figure where other programs run beside it.
+Clients are as cheap as they can be: they count answers, and find what they need by its place.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bench.limit import BODY, socket_rate
-from bench.servicebus import broker
+from bench.servicebus import broker, cpu_seconds
 
 ROUNDS = 5
 SECONDS = 1.0
@@ -160,21 +161,23 @@ PYQUEUE = Dialect(
 DIALECTS = {"pyqueue": PYQUEUE}
 
 
-async def measure(dialect: Dialect, port: int, folder: Path) -> None:
+async def measure(dialect: Dialect, port: int, pid: int, folder: Path) -> None:
     for case in dialect.cases:
         found = []
         for _ in range(ROUNDS):
             if case.prepare is not None:
                 await rate(port, case.prepare, 8, 1.5 * SECONDS)
+            before = cpu_seconds(pid)
             got = await rate(port, case.make, case.outstanding, SECONDS)
+            cpu = (cpu_seconds(pid) - before) / (got * (SECONDS + WARM_SECONDS)) * 1e6
             least = await socket_rate(folder, *case.limit)
-            found.append((got / least, got, least))
-        ratio, got, least = (statistics.median(each) for each in zip(*found, strict=True))
+            found.append((got / least, got, least, cpu))
+        ratio, got, least, cpu = (statistics.median(each) for each in zip(*found, strict=True))
         goal = ""
         if case.goal:
             goal = f", goal {case.goal:.0%} {'reached' if ratio >= case.goal else 'MISSED'}"
-        print(f"  {case.name}: {got:,.0f} a second, {ratio:.0%} of the limit ({least:,.0f}){goal}",
-              flush=True)  # fmt: skip
+        print(f"  {case.name}: {got:,.0f} a second, {ratio:.0%} of the limit ({least:,.0f}){goal};"
+              f" about {cpu:.0f} us of the server's CPU each", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -183,8 +186,8 @@ def main() -> None:
         print(f"{name}:")
         with tempfile.TemporaryDirectory(dir=".") as made:
             folder = Path(made)
-            with broker("--data", str(folder / "data"), *dialect.flags) as (port, _):
-                asyncio.run(measure(dialect, port, folder))
+            with broker("--data", str(folder / "data"), *dialect.flags) as (port, pid):
+                asyncio.run(measure(dialect, port, pid, folder))
 
 
 if __name__ == "__main__":

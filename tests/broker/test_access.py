@@ -184,6 +184,17 @@ def test_a_principal_is_known_by_its_name_and_either_of_its_keys() -> None:
             GUARD.identify(accounts, name, key)
 
 
+def test_a_principal_is_known_by_a_key_alone_where_that_is_all_there_is() -> None:
+    keys = [GUARD.seal("ann", "new one"), GUARD.seal("ann", "old one")]
+    accounts = {"ann": an_account(("*", "*", "send"), keys=keys)}
+    assert GUARD.identify_by_key(accounts, "new one") == Principal("ann", 7)
+    assert GUARD.identify_by_key(accounts, "old one") == Principal("ann", 7)
+    assert GUARD.identify_by_key(accounts, "the root's own") == Principal(ROOT, everything=True)
+    for key in ("", "new", "\ud800", "ann"):
+        with pytest.raises(Unauthenticated):
+            GUARD.identify_by_key(accounts, key)
+
+
 def test_a_key_is_sealed_for_one_name_and_with_one_seal(caplog: pytest.LogCaptureFixture) -> None:
     sealed = GUARD.seal("ann", "secret")
     assert b"secret" not in sealed

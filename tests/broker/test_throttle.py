@@ -145,3 +145,17 @@ def test_names_in_debt_are_not_looked_through_for_each_new_one() -> None:
     for n in range(BUCKETS_MAX + 1_000):
         buckets.take(f"{n}", 1_000)
     assert looked == 1
+
+
+def test_a_bucket_may_hold_more_than_a_second_s_worth() -> None:
+    hand = Hand()
+    bucket = Bucket(10, hand, burst=20)
+    for _ in range(20):
+        bucket.take("a", 1)
+    with pytest.raises(Throttled):
+        bucket.take("a", 1)
+    hand.seconds += 1.0
+    for _ in range(10):
+        bucket.take("a", 1)
+    with pytest.raises(Throttled):
+        bucket.take("a", 1)

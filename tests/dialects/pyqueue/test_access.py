@@ -80,6 +80,15 @@ def test_a_key_says_who_it_is(payload: Any) -> None:
     with_rig(work)
 
 
+def test_a_key_of_one_entity_is_for_the_clients_that_know_it() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.add("rule@default/orders", "the key of an entity", ("orders", ["send"]))
+        text = await rig.connect().error("AUTH", b"ApiKey the key of an entity")
+        assert text == "Authentication failed"
+
+    with_rig(work)
+
+
 def test_the_root_may_do_everything() -> None:
     async def work(rig: Rig) -> None:
         client = rig.connect()

@@ -563,6 +563,36 @@ def test_what_a_worker_has_pulled_is_released_when_its_connection_ends() -> None
     with_rig(work)
 
 
+def test_a_worker_goes_on_when_its_queue_was_deleted_and_made_again() -> None:
+    async def work(rig: Rig) -> None:
+        worker, other = rig.connect(), rig.connect()
+        await worker.ok("HEARTBEAT", {"worker_id": "w"})
+        for _ in range(2):
+            id = await other.push("x", queue="q")
+            assert (await worker.pull("q"))["task_id"] == id
+            await worker.ok("ACK", id)
+            await other.ok("ADMIN_DELETE_QUEUE", b"q")
+        await other.push("y", queue="q")
+        await worker.pull("q")
+        worker.leave()
+        await rig.settle()
+        assert (await other.pull("q"))["payload"] == "y"
+
+    with_rig(work)
+
+
+def test_who_comes_before_the_broker_is_open_is_told_so() -> None:
+    async def work(rig: Rig) -> None:
+        engine, rig.engine = rig.engine, None
+        client = rig.connect()
+        [told] = client.heard()
+        assert told.payload.startswith(b"The broker is starting")
+        assert client.transport.closed
+        rig.engine = engine
+
+    with_rig(work)
+
+
 def test_without_a_heartbeat_a_task_may_be_settled_elsewhere_later() -> None:
     async def work(rig: Rig) -> None:
         first, second = rig.connect(), rig.connect()

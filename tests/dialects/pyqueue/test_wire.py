@@ -49,6 +49,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
     folder, port = tmp_path_factory.mktemp("posthouse"), a_port()
     flags = ("--data", str(folder / "data"), "--dev", "--port", f"{port}=pyqueue-http")
     with running(*flags) as made:
+        [ready] = made.events("broker.ready")
+        [made.port] = set(ready["ports"]) - {port}  # where HTTP is everybody's
         yield made, Door(port)
 
 

@@ -71,17 +71,24 @@ class Credentials:
     def identify(self, accounts: Accounts, kind: str, value: str, address: str) -> Known:
         """Raises Unauthenticated."""
         try:
-            if len(value) > TOKEN_CHARS_MAX:
-                raise Unauthenticated  # noqa: TRY301 (told below like the others)
-            if kind == "apikey":
-                return Known(self._guard.identify_by_key(accounts, value))
-            return self._by_token(accounts, value)
+            return self._known(accounts, kind, value)
         except Unauthenticated:
             _audit.warning(
                 "Somebody at %s came without valid credentials.", address,
                 extra={"event": "access.unknown", "address": address},
             )  # fmt: skip
             raise
+
+    def _known(self, accounts: Accounts, kind: str, value: str) -> Known:
+        if len(value) > TOKEN_CHARS_MAX:
+            raise Unauthenticated
+        if kind == "apikey":
+            known = Known(self._guard.identify_by_key(accounts, value))
+        else:
+            known = self._by_token(accounts, value)
+        if "@" in known.principal.name:  # a key of an entity, which only its own clients check
+            raise Unauthenticated
+        return known
 
     def _by_token(self, accounts: Accounts, token: str) -> Known:
         claims = self._claims(token)

@@ -44,6 +44,7 @@ from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun
 from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Result, Slot
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
+    ID_BYTES,
     JOB_BYTES,
     LOCK,
     BatchForm,
@@ -62,7 +63,7 @@ _log = logging.getLogger(__name__)
 STRANGER_BYTES_MAX = 64 << 10  # of a frame of who has not shown who he is
 PULL_MAX = 10  # tasks in one batch
 PULL_BYTES_MAX = 4_096  # of what a pull says
-COMMANDS_MAX = 500  # under way, before nothing more is read
+COMMANDS_MAX = 1_000  # under way, before nothing more is read
 UNANSWERED_BYTES_MAX = 8 << 20  # of requests, likewise
 REQUEST_SECONDS = 30.0  # for a frame that has begun
 IDLE_SECONDS = 3_600.0  # without any
@@ -603,25 +604,32 @@ class Peer:
 
     def _ack(self, slot: Slot, payload: bytes) -> None:
         assert isinstance(slot, AckSlot)
-        form, acks = _settled(payload), self._acks
+        form = None if _is_bare(payload) else _settled(payload)
+        task = payload.decode() if form is None else form.task_id
+        acks = self._acks
         if isinstance(self._run, PushRun):
             self._end_run()
-        token, lock = self._held(form.task_id)
+        token, lock = self._held(task)
         if lock is None or (acks is not None and token in acks.slots):
             self._end_run()  # what was asked before may give it, or has ended it
-            token, lock = self._held(form.task_id)
-        slot.on = queue = "" if lock is None else lock.queue.name
-        slot.since_ms = 0
-        if lock is not None:
-            slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
-        if lock is None or form.transaction_id is not None:
-            self._end(slot, form, Complete(queue, [token]), b"Task acknowledged")
+            token, lock = self._held(task)
+        if lock is None or (form is not None and form.transaction_id is not None):
+            slot.since_ms = self.desk.now_ms
+            slot.on = "" if lock is None else lock.queue.name
+            command = Complete(slot.on, [token])
+            self._end(slot, form or _SettleForm(task), command, b"Task acknowledged")
             return
-        slot.says(b"Task acknowledged")
+        queue = lock.queue
+        slot.on = queue.name
+        slot.since_ms = lock.until_ms - queue.properties.lock_ms
+        if slot.binary:
+            slot.says(b"Task acknowledged")
+        else:
+            slot.frame = _ACKNOWLEDGED
         acks = self._acks
-        if acks is None or acks.queue != queue or len(acks.slots) >= RUN_MAX:
+        if acks is None or acks.queue != queue.name or len(acks.slots) >= RUN_MAX:
             self._end_run()
-            acks = self._acks = AckRun(self, queue)
+            acks = self._acks = AckRun(self, queue.name)
         acks.slots[token] = slot
 
     def _nack(self, slot: Slot, payload: bytes) -> None:
@@ -687,6 +695,14 @@ class Peer:
 
     def _ping(self, slot: Slot, payload: bytes) -> None:
         slot.fill(b"PONG")
+
+
+_ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
+
+
+def _is_bare(payload: bytes) -> bool:
+    """Whether it is an id as we give them, and nothing else."""
+    return len(payload) == ID_BYTES and payload.isascii() and payload[:1] != b"{"
 
 
 def _settled(payload: bytes) -> _SettleForm:

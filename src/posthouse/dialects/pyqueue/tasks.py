@@ -25,6 +25,7 @@ DEFAULT_QUEUE = "default"
 JOB_BYTES = 2_048  # what is around the payload in a frame, at most
 LOCK = "lock-"  # what stands before a token where a task's own id cannot name it
 _ESCAPED = 6  # bytes that one byte of a payload may take in JSON
+ID_BYTES = 36  # of a task's id
 _POOL_BYTES = 4_096
 _LEVELS: dict[str | int, int] = {"HIGH": 9, "NORMAL": 4, "LOW": 0, 0: 9, 1: 4, 2: 0}
 _NAMES = ("HIGH", "NORMAL", "LOW")
