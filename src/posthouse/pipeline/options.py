@@ -51,7 +51,10 @@ class Range:
 
 
 COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
-WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation", "queryName")  # two are Spark's
+WRITING = (
+    *COMMON, "once", "atomic", "batch", "retrySeconds",
+    "checkpointLocation", "queryName",  # these two are Spark's
+)  # fmt: skip
 READING = (
     *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
     "partitions", "pushdown", "reader", "retrySeconds",

@@ -32,6 +32,10 @@ class Unanswered(PosthouseError):
     """It is not known whether what was asked for was done."""
 
 
+class Duplicate(PosthouseError):
+    """It is there already."""
+
+
 @dataclass(frozen=True)
 class Broker:
     """Where it is, and who asks. What goes wrong in passing is tried again for a while."""
@@ -160,9 +164,9 @@ class Broker:
     def _refused(self, answer: http.client.HTTPResponse) -> Exception:
         try:
             problem = json.loads(answer.read(1 << 16))
-            detail = str(problem.get("detail"))
+            name, detail = str(problem.get("type")), str(problem.get("detail"))
         except (ValueError, AttributeError):
-            detail = answer.reason
+            name, detail = "", answer.reason
         match answer.status:
             case 401 | 403:
                 return PosthouseError(
@@ -171,6 +175,8 @@ class Broker:
                 )
             case 404:
                 return _NotFound(f"{self.url} says: {detail}")
+            case 409 if name == "urn:posthouse:problem:duplicate":
+                return Duplicate(detail)
             case 410:
                 return PosthouseError(
                     f"What was to be read is gone, retention has overtaken the reader: {detail}"

@@ -20,7 +20,7 @@ POLL_SECONDS = 1.0
 _OPTIONS = {  # of the format posthouse, as they are called in a file
     "view": "view", "body": "body", "schema": "bodySchema", "kinds": "kinds", "from": "from",
     "columns": "columns", "rows": "maxRowsPerBatch", "reader": "reader", "namespace": "namespace",
-    "once": "once",
+    "once": "once", "atomic": "atomic",
 }  # fmt: skip
 
 
