@@ -75,7 +75,7 @@ def _broker(options: argparse.Namespace) -> "Broker":
     if ca is not None:
         given["caFile"] = ca
     broker = Options(given, COMMON).broker()
-    replace(broker, retry_seconds=AT_ONCE_SECONDS).get("/feed/status")  # it is told soon if not
+    replace(broker, retry_seconds=AT_ONCE_SECONDS).status()  # it is told soon if not
     return broker
 
 
@@ -196,7 +196,7 @@ def backfill(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import backfill as job
 
     telling, broker, lake = _Telling(options), _broker(options), _lake(options)
-    status = broker.get("/feed/status")
+    status = broker.status()
     first = int(status["first"]) if options.first is None else options.first
     end = (lake.end() or int(status["last"]) + 1) if options.last is None else options.last + 1
     rows = job(_spark(options), broker, lake, first, end, rows=options.rows, told=telling.progress)
@@ -241,7 +241,7 @@ def compact(options: argparse.Namespace) -> int:
 @_on_spark
 def status(options: argparse.Namespace) -> int:
     """Without Spark: it is all in the manifests."""
-    lake, feed = _lake(options), _broker(options).get("/feed/status")
+    lake, feed = _lake(options), _broker(options).status()
     there = lake.manifests()
     end = there[-1].end if there else int(feed["first"])
     fields: dict[str, object] = {

@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 )
 
 from posthouse.pipeline.options import Options
-from posthouse.pipeline.wire import Broker, Duplicate, PosthouseError
+from posthouse.pipeline.wire import Broker, Duplicate, NotAllowed, PosthouseError
 
 BATCH_CHARS_MAX = 200  # of a batch's name
 WHOLE_ROWS_MAX, WHOLE_BYTES_MAX = 10_000, 32 << 20  # that a broker takes as one
@@ -212,7 +212,16 @@ def target(options: Options, schema: StructType) -> Target:
         raise PosthouseError(f"The option batch is a name of up to {BATCH_CHARS_MAX} characters.")
     space = f"/api/v1/namespaces/{quote(options.namespace() or 'default', safe='')}"
     path = f"{space}/queues/{quote(named, safe='')}"
-    queue = broker.find(path)
+    try:
+        queue = broker.find(path)
+    except NotAllowed:
+        if not is_once:
+            return Target(broker, path, is_once, is_whole, batch)
+        raise PosthouseError(
+            f"To see whether {named!r} looks for duplicates takes a key with the right to manage"
+            " it. Give one with the options accessKeyName and accessKey, or set the option once"
+            " to false."
+        ) from None
     if queue is None:
         raise PosthouseError(
             f"There is no queue or topic {named!r} to write to. Make one that finds what was sent"

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -30,6 +31,14 @@ class PosthouseError(Exception):
 
 class Unanswered(PosthouseError):
     """It is not known whether what was asked for was done."""
+
+
+class NotFound(PosthouseError):
+    """There is no such thing."""
+
+
+class NotAllowed(PosthouseError):
+    """The key is none, or has not the right."""
 
 
 class Duplicate(PosthouseError):
@@ -59,6 +68,16 @@ class Broker:
         """What is said in JSON. Raises PosthouseError."""
         return self._patiently("GET", path)
 
+    def status(self, **query: str) -> Any:
+        """Where the feed, or a part of it, begins and ends. Raises PosthouseError."""
+        return self.get(f"/feed/status?{urlencode(query)}")
+
+    def first_at(self, moment: datetime, **query: str) -> int:
+        """The first position of that time or later. Raises PosthouseError."""
+        since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        ms = max(0, -(-since // timedelta(milliseconds=1)))
+        return int(self.status(time=str(ms), **query)["at"])
+
     def post(self, path: str, content: Any) -> Any:
         """It may be asked several times for it. Raises PosthouseError."""
         return self._patiently("POST", path, json.dumps(content).encode())
@@ -81,7 +100,7 @@ class Broker:
         """As `get`, None where there is no such thing. Raises PosthouseError."""
         try:
             return self.get(path)
-        except _NotFound:
+        except NotFound:
             return None
 
     def rows(
@@ -169,12 +188,13 @@ class Broker:
             name, detail = "", answer.reason
         match answer.status:
             case 401 | 403:
-                return PosthouseError(
+                return NotAllowed(
                     f"{self.url} does not let {self.name or 'who gives no key'} in: {detail} Give"
-                    " the options accessKeyName and accessKey; reading takes the right to listen."
+                    " the options accessKeyName and accessKey; reading takes the right to listen,"
+                    " writing that to send."
                 )
             case 404:
-                return _NotFound(f"{self.url} says: {detail}")
+                return NotFound(f"{self.url} says: {detail}")
             case 409 if name == "urn:posthouse:problem:duplicate":
                 return Duplicate(detail)
             case 410:
@@ -186,10 +206,6 @@ class Broker:
                 return _Busy(detail)
             case _:
                 return PosthouseError(f"{self.url} says: {detail}")
-
-
-class _NotFound(PosthouseError):
-    """There is no such thing."""
 
 
 class _Busy(Exception):

@@ -61,7 +61,7 @@ def archive(
     """
     lake.sweep()
     begun, done = time.monotonic(), 0
-    status = broker.get("/feed/status")
+    status = broker.status()
     position = lake.end() or int(status["first"])
     if broker.acknowledged(reader) is None:
         broker.acknowledge(reader, position - 1)
@@ -79,7 +79,7 @@ def archive(
         if not follow:
             return done
         time.sleep(POLL_SECONDS)
-        now = int(broker.get("/feed/status")["last"])
+        now = int(broker.status()["last"])
         last = last if _is_idle(broker, position, now) else now
 
 
