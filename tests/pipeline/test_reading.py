@@ -70,7 +70,11 @@ def test_events_are_one_row_for_each_position_in_equal_parts(
     assert sum(sizes) == len(every)
     assert max(sizes) - min(sizes) <= 1
     kinds = read(spark, broker, view="events", entity="parted", kinds="delivered,completed")
-    assert [row.kind for row in kinds.collect()] == ["delivered"] * 10 + ["completed"] * 10
+    found = kinds.collect()
+    assert [row.kind for row in found] == ["delivered"] * 10 + ["completed"] * 10
+    assert [row.delivery_count for row in found] == [1] * 20
+    assert all(row.waited_ms >= 0 and row.settled_ms is None for row in found[:10])
+    assert all(row.settled_ms >= 0 and row.waited_ms is None for row in found[10:])
 
 
 def test_entities_are_queues_and_topics_of_a_namespace(

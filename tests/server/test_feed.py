@@ -117,6 +117,13 @@ def test_rows_tell_what_happened(broker: Running) -> None:
     sent = next(each for each in some if each["kind"] == "sent")
     assert (sent["message_id"], sent["body"], sent["sequence_number"]) == ("m", "a", 1)
     assert sent["properties"] == {"colour": "red"}
+    times = {each["kind"]: each for each in some if each.get("delivery_count")}
+    assert times.keys() == set(kinds) - {"queue-created", "sent", "renewed", "resubmitted"}
+    assert {each["delivery_count"] for each in times.values()} == {1, 2}
+    waits = {kind for kind, each in times.items() if each.get("waited_ms", -1) >= 0}
+    settles = {kind for kind, each in times.items() if each.get("settled_ms", -1) >= 0}
+    assert waits == {"delivered", "taken"}
+    assert settles == times.keys() - waits
     dead = next(each for each in some if each["kind"] == "dead-lettered")
     assert (dead["reason"], dead["target"], dead["sequence_number"]) == ("bad", "orders/$dead", 5)
     raw = next(each for each in some if each.get("entity") == "bytes" and each["kind"] == "sent")

@@ -154,6 +154,8 @@ class Row(msgspec.Struct, gc=False):
     target_sequence_number: int | None = None  # and its number there
     native: bytes | None = None
     detail: str | None = None  # what else the record says
+    waited_ms: int | None = None  # in its queue, until this delivery
+    settled_ms: int | None = None  # after its delivery
 
 
 COLUMNS: tuple[str, ...] = Row.__struct_fields__
@@ -241,6 +243,11 @@ def _fill(row: Row, message: NewMessage) -> None:
 def _tell(row: Row, record: Any, at: int) -> None:
     """What else a record says of one of its messages."""
     match record:
+        case Locked() | Taken() | Completed() | Returned() | Deferred() | DeadLettered():
+            _tell_times(row, record, at)
+        case _:
+            pass
+    match record:
         case Locked():
             row.until, row.receiver = record.until_ms, record.receiver or None
             row.message_id = record.ids[at] if record.ids else None
@@ -268,6 +275,15 @@ def _tell(row: Row, record: Any, at: int) -> None:
             row.body, row.native = record.messages[at].body, record.messages[at].native
         case _:
             pass
+
+
+def _tell_times(row: Row, record: Any, at: int) -> None:
+    if record.counts is not None:
+        row.delivery_count = record.counts[at] if record.counts else 1
+    if isinstance(record, Locked | Taken):
+        row.waited_ms = record.waited_ms[at] if record.waited_ms else None
+    else:
+        row.settled_ms = record.settled_ms[at] if record.settled_ms else None
 
 
 def _other(row: Row, record: Record) -> Row:

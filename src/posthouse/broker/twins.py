@@ -28,7 +28,8 @@ _MS = pa.timestamp("ms", "UTC")
 _TYPES = {"time": _MS, "due": _MS, "expires": _MS, "until": _MS, "body": pa.binary(),
           "native": pa.binary(), "position": pa.int64(), "sequence_number": pa.int64(),
           "delivery_count": pa.int32(), "priority": pa.int8(), "ttl_ms": pa.int64(),
-          "receiver": pa.int64(), "target_sequence_number": pa.int64()}  # fmt: skip
+          "receiver": pa.int64(), "target_sequence_number": pa.int64(), "waited_ms": pa.int64(),
+          "settled_ms": pa.int64()}  # fmt: skip
 _NEVER_NULL = ("position", "time", "kind")
 SCHEMA = pa.schema(
     [

@@ -17,7 +17,8 @@ COLUMNS = {
     "namespace": ("string", "namespace"), "entity": ("string", "entity"),
     "kind": ("string", "kind"), "message_id": ("string", "message_id"),
     "sequence_number": ("bigint", "sequence_number"),
-    "delivery_count": ("int", "delivery_count"), "reason": ("string", "reason"),
+    "delivery_count": ("int", "delivery_count"), "waited_ms": ("bigint", "waited_ms"),
+    "settled_ms": ("bigint", "settled_ms"), "reason": ("string", "reason"),
     "description": ("string", "description"), "session_id": ("string", "session_id"),
     "body": ("binary", "body"), "properties": ("map<string,string>", "properties"),
     "content_type": ("string", "content_type"), "subject": ("string", "subject"),
@@ -32,8 +33,8 @@ COLUMNS = {
     "detail": ("string", "detail"),
 }  # fmt: skip
 _OF_EVENTS_ALONE = frozenset((
-    "kind", "delivery_count", "reason", "description", "until_time", "receiver", "target",
-    "target_sequence_number", "detail",
+    "kind", "delivery_count", "waited_ms", "settled_ms", "reason", "description", "until_time",
+    "receiver", "target", "target_sequence_number", "detail",
 ))  # fmt: skip
 VIEWS = {
     "events": tuple(COLUMNS),
