@@ -5,7 +5,7 @@ entity and sequence number in the row that does. Times are milliseconds since 19
 """
 
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -161,7 +161,7 @@ class Row(msgspec.Struct, gc=False):
 COLUMNS: tuple[str, ...] = Row.__struct_fields__
 
 
-def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
+def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
     """Of the records of one frame."""
     for position, namespace, record in located:
         kind = KINDS[type(record)]
@@ -215,12 +215,48 @@ def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iter
         yield row
 
 
+def sent_columns(
+    position: int, time_ms: int, namespace: str, record: Sent, first: int, end: int
+) -> dict[str, Sequence[Any]]:
+    """What `rows` makes of a part of what was sent, but column by column, which is faster."""
+    messages = record.messages[first:end]
+    envelopes = list(map(_envelope, messages))
+    count, number = len(messages), record.first_sequence + first
+    return {
+        "position": range(position + first, position + first + count),
+        "time": [time_ms] * count, "namespace": [namespace] * count,
+        "entity": [record.queue] * count, "kind": [KINDS[Sent]] * count,
+        "sequence_number": range(number, number + count),
+        "message_id": [each.id or None for each in envelopes],
+        "session_id": [each.session_id for each in envelopes],
+        "partition_key": [each.partition_key for each in envelopes],
+        "body": [each.body for each in messages],
+        "native": [each.native for each in messages],
+        "priority": [each.priority for each in messages],
+        "ttl_ms": [each.ttl_ms for each in messages],
+        "due": [each.due_ms or None for each in messages],
+        "expires": [each.expires_ms or None for each in messages],
+        "content_type": [each.content_type or None for each in envelopes],
+        "subject": [each.subject or None for each in envelopes],
+        "correlation_id": [each.correlation_id or None for each in envelopes],
+        "to": [each.to or None for each in envelopes],
+        "reply_to": [each.reply_to or None for each in envelopes],
+        "reply_to_session_id": [each.reply_to_session_id or None for each in envelopes],
+        "trace": [each.trace or None for each in envelopes],
+        "properties": [_json(each.properties) for each in envelopes],
+    }  # fmt: skip
+
+
+def _envelope(message: NewMessage) -> Envelope:
+    try:
+        return decode_envelope(message.envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Envelope()
+
+
 def _fill(row: Row, message: NewMessage) -> None:
     """What a sender gave."""
-    try:
-        envelope = decode_envelope(message.envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        envelope = Envelope()
+    envelope = _envelope(message)
     row.message_id = envelope.id or None
     row.session_id = envelope.session_id
     row.partition_key = envelope.partition_key

@@ -70,7 +70,8 @@ def archive(
         last = position - 1
     while True:
         while position <= last:
-            end = min(position + rows, last + 1)
+            left = last + 1 - position
+            end = position + (left if left <= rows + rows // 10 else rows)  # no tiny one at the end
             write(spark, broker, lake, position, end)
             broker.acknowledge(reader, end - 1)
             done += end - position
