@@ -17,7 +17,8 @@ FULL = Envelope(
 def a_frame(first: int, messages: list[NewMessage]) -> Frame:
     size = sum(len(each.body) for each in messages)
     sent = Sent("orders", 1_000, 7, size, messages)
-    entries = [("shop", sent), ("shop", Completed("orders", [3], [15], [2])), ("shop", sent)]
+    done = Completed("orders", [3], [15], [2])
+    entries: list[payload.Entry] = [("shop", sent), ("shop", done), ("shop", sent)]
     count = 2 * len(messages) + 1
     return Frame(1, 1, first, count, first, 1_005, payload.encode(entries))
 

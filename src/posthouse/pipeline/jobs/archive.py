@@ -8,6 +8,7 @@ leaves files that no manifest names, which the next one sweeps away. There is no
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from posthouse.pipeline.lake import Lake, Manifest, range_name
@@ -132,8 +133,22 @@ def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: in
     """One range. Raises PosthouseError or LakeError."""
     read = spark.read.format("posthouse").option("view", "events").options(**broker.options())
     rows = read.option("from", first).option("to", end).load()
-    _save(rows, lake, first, end)
+    dates = {_date(broker, position) for position in (first, end - 1)}
+    if len(dates) == 1 and None not in dates:  # as most: Spark need not sort it by days then
+        where = f"{lake.data}/date={dates.pop()}/range={range_name(first, end)}"
+        rows.write.mode("append").parquet(where)
+    else:
+        _save(rows, lake, first, end)
     return lake.add(first, end)
+
+
+def _date(broker: Broker, position: int) -> date | None:
+    """Of what happened there. Time does not go back along the feed."""
+    if position > int(broker.status()["last"]):
+        return None
+    [batch] = broker.rows(position, position + 1, ["time"])
+    moment: datetime = batch.column("time")[0].as_py()
+    return moment.astimezone(UTC).date()
 
 
 def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
