@@ -209,9 +209,9 @@ def backfill(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import verify as job
 
-    lake = _lake(options)
-    found = job(_spark(options), lake)
-    _Telling(options).end()
+    lake, spark = _lake(options), _spark(options)
+    with _Watching(options, spark, "Verifying"):
+        found = job(spark, lake)
     lines = [f"{found.ranges} ranges with {found.rows:,} rows."]
     lines += [f"Positions {first} to {end - 1} are missing." for first, end in found.gaps]
     lines += [f"Wrong: {each}." for each in found.wrong]
@@ -228,8 +228,9 @@ def compact(options: argparse.Namespace) -> int:
 
     lake = _lake(options)
     before = len(lake.manifests())
-    replaced = job(_spark(options), lake, rows=options.rows)
-    _Telling(options).end()
+    spark = _spark(options)
+    with _Watching(options, spark, "Putting together"):
+        replaced = job(spark, lake, rows=options.rows)
     after = len(lake.manifests())
     _result(
         options, f"{replaced} ranges were put together; there are {after}, there were {before}.",
@@ -410,10 +411,14 @@ def run(options: argparse.Namespace) -> int:
 
     def told(now: job.Progress) -> None:
         at = "" if now.position is None else f", position {now.position - 1:,}"
+        at += f", {now.lag:,} behind" if now.lag else ""
+        left = now.seconds_left
+        at += f", {left:.0f} s left" if left else ""
         telling.tell(
             f"{now.sink}: {now.rows:,} rows, {now.rate:,.0f} a second, batch {now.batch}{at}",
             {"sink": now.sink, "rows": now.rows, "rate": round(now.rate), "batch": now.batch,
-             "position": None if now.position is None else now.position - 1},
+             "position": None if now.position is None else now.position - 1, "lag": now.lag,
+             "seconds_left": None if left is None else round(left, 1)},
         )  # fmt: skip
 
     rows = job.run(spark, declared, broker, once=options.once, told=told)
