@@ -280,14 +280,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _acknowledge(self, reader: str, start: int) -> None:
         """What is before the start is done with: Spark has written down that it is.
 
-        An acknowledgement is itself a row, of which none is made: there would be no end to it. And
-        one who begins anew, without a checkpoint, does not take back what was acknowledged before.
+        An acknowledgement is itself a row, of which none is made, be it another's: there would be
+        no end to it. And one who begins anew, without a checkpoint, does not take back what was
+        acknowledged before.
         """
         broker = self._wanted.broker
         if self._acknowledged is None:
             known = broker.acknowledged(reader)
             self._acknowledged = -1 if known is None else known + 1
-        if start > self._acknowledged + 1:
+        before = self._acknowledged
+        if start > before + 1 and (before < 0 or not broker.is_idle(before, start)):
             broker.acknowledge(reader, start - 1)
             self._acknowledged = start
 

@@ -22,6 +22,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 TIMEOUT_SECONDS = 60
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.1, 2.0
 BUFFER_BYTES = 1 << 20
+IDLE_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
 LIMIT_MAX = 100_000_000  # of positions that a broker looks at for one answer
 
 
@@ -95,6 +96,18 @@ class Broker:
         """How far a named reader has read. Raises PosthouseError."""
         known = self.get("/api/v1/readers")["readers"]
         return next((int(each["position"]) for each in known if each["name"] == reader), None)
+
+    def is_idle(self, first: int, end: int) -> bool:
+        """Nothing has happened there but that readers have read: to tell of that would never end.
+
+        Raises PosthouseError.
+        """
+        if end - first > IDLE_ROWS_MAX:
+            return False
+        kinds = self.rows(first, end, ["kind"])
+        return all(
+            each == "reader-set" for some in kinds for each in some.column("kind").to_pylist()
+        )
 
     def find(self, path: str) -> Any | None:
         """As `get`, None where there is no such thing. Raises PosthouseError."""

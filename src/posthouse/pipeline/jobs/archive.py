@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 ROWS = 500_000  # of a range
 SMALL_ROWS = 100_000  # a range below that is worth being put together with others
-OWN_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
 POLL_SECONDS = 2.0
 READER = "archive"
 
@@ -67,7 +66,7 @@ def archive(
     if broker.acknowledged(reader) is None:
         broker.acknowledge(reader, position - 1)
     last = int(status["last"])
-    if _is_idle(broker, position, last):
+    if broker.is_idle(position, last + 1):
         last = position - 1
     while True:
         while position <= last:
@@ -82,15 +81,7 @@ def archive(
             return done
         time.sleep(POLL_SECONDS)
         now = int(broker.status()["last"])
-        last = last if _is_idle(broker, position, now) else now
-
-
-def _is_idle(broker: Broker, position: int, last: int) -> bool:
-    """Nothing has happened but that readers have read: to archive that would never end."""
-    if last - position >= OWN_ROWS_MAX:
-        return False
-    kinds = broker.rows(position, last + 1, ["kind"])
-    return all(kind == "reader-set" for rows in kinds for kind in rows.column("kind").to_pylist())
+        last = last if broker.is_idle(position, now + 1) else now
 
 
 def backfill(
