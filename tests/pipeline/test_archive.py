@@ -194,7 +194,9 @@ def test_the_command_line(
     os.environ.get("TORTURE") != "1", reason="it starts Spark ten times: TORTURE=1, make torture"
 )
 @pytest.mark.parametrize("kill_after", [0, 1, 2, 5, 9])
-def test_an_archive_that_is_killed_is_exact(own: Running, lake: Lake, kill_after: int) -> None:
+def test_an_archive_that_is_killed_is_exact(
+    spark: "SparkSession", own: Running, lake: Lake, kill_after: int
+) -> None:
     """The whole of it, with its JVM and its workers, when so many ranges were there; then again."""
     for number in range(20):
         own.send("orders", *(f"{number}-{at}" for at in range(100)))
@@ -219,3 +221,6 @@ def test_an_archive_that_is_killed_is_exact(own: Running, lake: Lake, kill_after
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
     last = json.loads(done.stdout)["last"]
     assert positions(lake) == list(range(1, last + 1))
+    assert jobs.verify(spark, lake).is_well
+    found = lake.read(spark).select("position").toArrow().column("position").to_pylist()
+    assert sorted(found) == list(range(1, last + 1))

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from posthouse.pipeline.bodies import from_json
-from posthouse.pipeline.options import READING, WRITING, Options, Range, first_at
+from posthouse.pipeline.options import READING, WRITING, Options, Range
 from posthouse.pipeline.sink import check_schema
 from posthouse.pipeline.source import parts
 from posthouse.pipeline.wire import Broker, PosthouseError
@@ -178,10 +178,10 @@ def test_moments_are_found_among_positions(broker: Running) -> None:
     end = every[-1]["position"] + 1
     for each in (every[0], every[len(every) // 2], every[-1]):
         moment = datetime.fromtimestamp(each["time"] / 1000, UTC)
-        found = first_at(Broker(broker.url), moment, 1, end)
+        found = Broker(broker.url).first_at(moment)
         assert found == min(row["position"] for row in every if row["time"] >= each["time"])
     later = datetime.now(UTC) + timedelta(days=1)
-    assert first_at(Broker(broker.url), later, 1, end) == end
+    assert Broker(broker.url).first_at(later) == end
     given = {"from": "2000-01-01", "to": later.isoformat()}
     assert reading(**given).range(Broker(broker.url)) == Range(1, last(broker) + 1)
 

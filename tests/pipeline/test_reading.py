@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from tests.pipeline.asking import events, last, read
+from tests.pipeline.asking import Batches, events, last, read, write
 from tests.server.running import Running, development
 from tests.server.test_tls import certificate
 
@@ -70,7 +70,11 @@ def test_events_are_one_row_for_each_position_in_equal_parts(
     assert sum(sizes) == len(every)
     assert max(sizes) - min(sizes) <= 1
     kinds = read(spark, broker, view="events", entity="parted", kinds="delivered,completed")
-    assert [row.kind for row in kinds.collect()] == ["delivered"] * 10 + ["completed"] * 10
+    found = kinds.collect()
+    assert [row.kind for row in found] == ["delivered"] * 10 + ["completed"] * 10
+    assert [row.delivery_count for row in found] == [1] * 20
+    assert all(row.waited_ms >= 0 and row.settled_ms is None for row in found[:10])
+    assert all(row.settled_ms >= 0 and row.waited_ms is None for row in found[10:])
 
 
 def test_entities_are_queues_and_topics_of_a_namespace(
@@ -215,6 +219,36 @@ def test_a_broker_asks_for_keys_and_shows_its_certificate(
             with pytest.raises(PySparkException, match=told) as caught:
                 spark.read.format("posthouse").options(**options, **more).load().collect()
             assert DEV["accessKey"] not in str(caught.value)
+
+
+def test_a_key_for_one_queue_is_enough_to_read_it(
+    spark: SparkSession, broker: Running, tmp_path: Path
+) -> None:
+    topic = "/api/v1/namespaces/default/topics/own-topic"
+    broker.call("PUT", topic, {})
+    broker.call("PUT", f"{topic}/subscriptions/all", {})
+    for entity in ("own", "of-others", "own-topic"):
+        broker.send(entity, "a", "b")
+    grants = [{"rights": ["listen"], "namespace": "default", "entity": "own*"}]
+    made = broker.call("POST", "/api/v1/principals", {"name": "narrow", "grants": grants})
+    key = {"accessKeyName": "narrow", "accessKey": made.json["key"]}
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+    for entity in ("own", "own-topic", "own-topic/all"):
+        found = read(spark, broker, entity=entity, body="text", **key, **{"from": yesterday})
+        assert [row.body for row in found.orderBy("position").collect()] == ["a", "b"]
+    pushed = read(spark, broker, entity="own", view="events", pushdown="true", **key)
+    today = f"time > timestamp'{yesterday}'"
+    assert pushed.where(f"kind = 'sent' and position > 1 and {today}").count() == 2
+    batches = Batches(spark, broker.url, tmp_path, entity="own", **key)
+    batches.run()
+    assert len(batches.positions) == 2
+    for more in ({"entity": "of-others"}, {"entity": "unheard-of"}, {"namespace": "default"}, {}):
+        with pytest.raises(PySparkException, match="does not let narrow in"):
+            read(spark, broker, **more, **key).collect()
+    with pytest.raises(PySparkException, match="takes a key with the right to manage"):
+        write(spark.sql("select 'x' as body"), broker, "own", **key)
+    with pytest.raises(PySparkException, match="does not let narrow in"):
+        write(spark.sql("select 'x' as body"), broker, "own", once="false", **key)
 
 
 def test_the_same_range_is_the_same_rows_again(spark: SparkSession, broker: Running) -> None:

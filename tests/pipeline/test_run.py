@@ -1,10 +1,17 @@
 """Pipelines that are declared in YAML, run on a real broker."""
 
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
@@ -76,6 +83,7 @@ def test_rows_go_from_a_queue_through_steps_to_several_sinks(
     told = [json.loads(line) for line in said.err.splitlines()[1:]]
     assert {each["sink"] for each in told} == {"big-queue", "small-queue", "sums-files"}
     assert all(each["position"] > 0 for each in told)
+    assert all(each["lag"] >= 0 and "seconds_left" in each for each in told)
     assert [json.loads(each["body"])["id"] for each in taken(shop, "big")] == [5, 6, 7, 8, 9]
     assert [json.loads(each["body"])["id"] for each in taken(shop, "small")] == [0, 1, 2, 3, 4]
     shop.send("given", order(20))
@@ -225,3 +233,61 @@ def test_a_plan_can_be_looked_at(
     assert main(["pipeline", "run", path, "--url", shop.url, "--explain"]) == 0
     assert "Physical Plan" in capsys.readouterr().out
     assert not (tmp_path / "c").exists()
+
+
+# Killed.
+
+KILLED = """
+checkpoint: {folder}/c
+trigger: 0 seconds
+sources:
+  given: {{queue: given, body: text, rows: 200}}
+steps:
+  made: SELECT concat(body, '!') AS body, concat('m-', position) AS message_id FROM given
+sinks:
+  - {{from: made, queue: made, atomic: {atomic}}}
+"""
+
+
+@pytest.mark.skipif(
+    os.environ.get("TORTURE") != "1", reason="it starts Spark four times: TORTURE=1, make torture"
+)
+@pytest.mark.parametrize("atomic", ["true", "false"])
+def test_a_pipeline_that_is_killed_again_and_again_sends_each_once(
+    spark: "SparkSession", tmp_path: Path, atomic: str
+) -> None:
+    """All of it, with its JVM and its workers, while it works; then what there is, to the end."""
+    posthouse, chance = str(Path(sys.executable).with_name("posthouse")), random.Random(atomic)
+    with development(tmp_path / "data") as broker:
+        broker.queue("PUT", "made", {"duplicate_detection": True})
+        for first in range(0, 4_000, 500):
+            broker.send("given", *map(str, range(first, first + 500)))
+        path = written(tmp_path, KILLED.format(folder=tmp_path, atomic=atomic))
+        words = [posthouse, "pipeline", "run", path, "--url", broker.url]
+        before = 0
+        for _ in range(3):
+            with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+                deadline = time.monotonic() + 120
+                while count(broker) == before < 4_000:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                time.sleep(chance.random())
+                os.killpg(run.pid, signal.SIGKILL)
+            before = count(broker)
+        deadline = time.monotonic() + 240
+        while subprocess.run([*words, "--once"], check=False, stderr=subprocess.DEVNULL).returncode:
+            assert time.monotonic() < deadline  # Spark gives up where its workers are slow to come
+        every = sorted(f"{number}!" for number in range(4_000))
+        rows = spark.read.format("posthouse").options(url=broker.url, queue="made", body="text")
+        assert sorted(row.body for row in rows.load().select("body").collect()) == every
+        answer = broker.call(
+            "GET", "/feed?limit=1000000&namespace=default&entity=made&kinds=sent&columns=body",
+            headers={"accept": "application/vnd.apache.arrow.stream"},
+        )  # fmt: skip
+        plain = pa.ipc.open_stream(answer.body).read_all().column("body").to_pylist()
+        assert sorted(each.decode() for each in plain) == every
+
+
+def count(broker: Running) -> int:
+    found = broker.queue("GET", "made").json["counts"]
+    return int(found["active"])

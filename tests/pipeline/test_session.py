@@ -25,7 +25,7 @@ room = import_module("posthouse.pipeline.session")  # the package has a function
 
 
 needs_connect = pytest.mark.skipif(
-    find_spec("grpc") is None, reason="what Spark Connect needs is installed by make torture"
+    find_spec("grpc") is None, reason="what Spark Connect needs lies in .venv/spark-connect"
 )
 
 

@@ -183,3 +183,23 @@ def test_a_named_reader_does_not_keep_itself_busy(spark: SparkSession, tmp_path:
             query.stop()
         acknowledged = events(broker, "kinds=reader-set")
         assert 1 <= len(acknowledged) <= 3
+
+
+def test_two_named_readers_do_not_keep_each_other_busy(spark: SparkSession, tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        broker.send("q", *map(str, range(20)))
+        options = {"view": "events", "columns": "position"}
+        both = [
+            Batches(spark, broker.url, tmp_path / name, **options, reader=name)
+            for name in ("one", "other")
+        ]
+        for each in (*both, *both):
+            each.run()
+        before = last(broker)
+        for each in both:
+            each.run()
+        assert last(broker) == before
+        broker.send("q", "more")
+        for each in both:
+            each.run()
+        assert min(readers(broker).values()) >= before

@@ -108,6 +108,8 @@ ROUTES = [
     Route("GET", "/feed?namespace=shop", "listen"),
     Route("GET", "/feed?namespace=shop&entity=orders", "listen"),
     Route("GET", "/feed/status", "all listen"),
+    Route("GET", "/feed/status?namespace=shop", "listen"),
+    Route("GET", "/feed/status?namespace=shop&entity=orders", "listen"),
     Route("GET", "/metrics", "any"),
     Route("GET", "/metrics?entities=1", "all manage"),
 ]  # fmt: skip

@@ -87,6 +87,26 @@ def test_there_is_one_row_for_each_position(broker: Running) -> None:
     assert [part["sealed"] for part in parts] == [True] * (len(parts) - 1) + [False]
 
 
+def test_a_part_has_a_status_of_its_own(broker: Running) -> None:
+    whole = broker.call("GET", "/feed/status").json
+    part = broker.call("GET", "/feed/status?namespace=default&entity=orders").json
+    assert part == {"first": whole["first"], "last": whole["last"], "entity": "orders"}
+    told = broker.call("GET", "/feed/status?namespace=default&entity=unheard-of")
+    assert (told.status, told.json["type"]) == (404, "urn:posthouse:problem:not-found")
+    assert broker.call("GET", "/feed/status?namespace=nowhere&entity=orders").status == 404
+    assert broker.call("GET", "/feed/status?entities=orders").status == 400
+
+
+def test_a_position_is_found_by_its_time(broker: Running) -> None:
+    every = rows(broker)
+    for each in (every[0], every[len(every) // 2], every[-1]):
+        at = broker.call("GET", f"/feed/status?time={each['time']}").json["at"]
+        assert at == min(row["position"] for row in every if row["time"] >= each["time"])
+    later = broker.call("GET", f"/feed/status?time={every[-1]['time'] + 1}").json
+    assert later["at"] == later["last"] + 1
+    assert broker.call("GET", "/feed/status?time=soon").status == 400
+
+
 def test_rows_tell_what_happened(broker: Running) -> None:
     some = rows(broker, "?limit=40")
     kinds = [each["kind"] for each in some if each.get("entity", "").startswith("orders")]
@@ -97,6 +117,13 @@ def test_rows_tell_what_happened(broker: Running) -> None:
     sent = next(each for each in some if each["kind"] == "sent")
     assert (sent["message_id"], sent["body"], sent["sequence_number"]) == ("m", "a", 1)
     assert sent["properties"] == {"colour": "red"}
+    times = {each["kind"]: each for each in some if each.get("delivery_count")}
+    assert times.keys() == set(kinds) - {"queue-created", "sent", "renewed", "resubmitted"}
+    assert {each["delivery_count"] for each in times.values()} == {1, 2}
+    waits = {kind for kind, each in times.items() if each.get("waited_ms", -1) >= 0}
+    settles = {kind for kind, each in times.items() if each.get("settled_ms", -1) >= 0}
+    assert waits == {"delivered", "taken"}
+    assert settles == times.keys() - waits
     dead = next(each for each in some if each["kind"] == "dead-lettered")
     assert (dead["reason"], dead["target"], dead["sequence_number"]) == ("bad", "orders/$dead", 5)
     raw = next(each for each in some if each.get("entity") == "bytes" and each["kind"] == "sent")

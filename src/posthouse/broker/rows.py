@@ -5,7 +5,7 @@ entity and sequence number in the row that does. Times are milliseconds since 19
 """
 
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -154,12 +154,14 @@ class Row(msgspec.Struct, gc=False):
     target_sequence_number: int | None = None  # and its number there
     native: bytes | None = None
     detail: str | None = None  # what else the record says
+    waited_ms: int | None = None  # in its queue, until this delivery
+    settled_ms: int | None = None  # after its delivery
 
 
 COLUMNS: tuple[str, ...] = Row.__struct_fields__
 
 
-def rows(located: Iterator[Located], time_ms: int) -> Iterator[Row]:
+def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
     """Of the records of one frame."""
     for position, namespace, record in located:
         kind = KINDS[type(record)]
@@ -213,12 +215,48 @@ def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iter
         yield row
 
 
+def sent_columns(
+    position: int, time_ms: int, namespace: str, record: Sent, first: int, end: int
+) -> dict[str, Sequence[Any]]:
+    """What `rows` makes of a part of what was sent, but column by column, which is faster."""
+    messages = record.messages[first:end]
+    envelopes = list(map(_envelope, messages))
+    count, number = len(messages), record.first_sequence + first
+    return {
+        "position": range(position + first, position + first + count),
+        "time": [time_ms] * count, "namespace": [namespace] * count,
+        "entity": [record.queue] * count, "kind": [KINDS[Sent]] * count,
+        "sequence_number": range(number, number + count),
+        "message_id": [each.id or None for each in envelopes],
+        "session_id": [each.session_id for each in envelopes],
+        "partition_key": [each.partition_key for each in envelopes],
+        "body": [each.body for each in messages],
+        "native": [each.native for each in messages],
+        "priority": [each.priority for each in messages],
+        "ttl_ms": [each.ttl_ms for each in messages],
+        "due": [each.due_ms or None for each in messages],
+        "expires": [each.expires_ms or None for each in messages],
+        "content_type": [each.content_type or None for each in envelopes],
+        "subject": [each.subject or None for each in envelopes],
+        "correlation_id": [each.correlation_id or None for each in envelopes],
+        "to": [each.to or None for each in envelopes],
+        "reply_to": [each.reply_to or None for each in envelopes],
+        "reply_to_session_id": [each.reply_to_session_id or None for each in envelopes],
+        "trace": [each.trace or None for each in envelopes],
+        "properties": [_json(each.properties) for each in envelopes],
+    }  # fmt: skip
+
+
+def _envelope(message: NewMessage) -> Envelope:
+    try:
+        return decode_envelope(message.envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Envelope()
+
+
 def _fill(row: Row, message: NewMessage) -> None:
     """What a sender gave."""
-    try:
-        envelope = decode_envelope(message.envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        envelope = Envelope()
+    envelope = _envelope(message)
     row.message_id = envelope.id or None
     row.session_id = envelope.session_id
     row.partition_key = envelope.partition_key
@@ -240,6 +278,11 @@ def _fill(row: Row, message: NewMessage) -> None:
 
 def _tell(row: Row, record: Any, at: int) -> None:
     """What else a record says of one of its messages."""
+    match record:
+        case Locked() | Taken() | Completed() | Returned() | Deferred() | DeadLettered():
+            _tell_times(row, record, at)
+        case _:
+            pass
     match record:
         case Locked():
             row.until, row.receiver = record.until_ms, record.receiver or None
@@ -268,6 +311,15 @@ def _tell(row: Row, record: Any, at: int) -> None:
             row.body, row.native = record.messages[at].body, record.messages[at].native
         case _:
             pass
+
+
+def _tell_times(row: Row, record: Any, at: int) -> None:
+    if record.counts is not None:
+        row.delivery_count = record.counts[at] if record.counts else 1
+    if isinstance(record, Locked | Taken):
+        row.waited_ms = record.waited_ms[at] if record.waited_ms else None
+    else:
+        row.settled_ms = record.settled_ms[at] if record.settled_ms else None
 
 
 def _other(row: Row, record: Record) -> Row:

@@ -6,7 +6,7 @@ Behind that is an index, which readers of the stream do not see:
     MessagePack: [length of the schema, [[first position, rows, offset, length] for each batch],
                  length of the stream, CRC-32 of the stream]
     4 bytes      its length, big-endian
-    8 bytes      "PHTWIN01"
+    8 bytes      "PHTWIN02"
 """
 
 import zlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-MAGIC = b"PHTWIN01"
+MAGIC = b"PHTWIN02"
 SUFFIX = ".arrow"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _INDEX_BYTES_MAX = 16 << 20

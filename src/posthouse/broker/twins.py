@@ -17,18 +17,22 @@ import pyarrow as pa
 from msgspec.structs import astuple
 
 from posthouse.broker import payload
-from posthouse.broker.rows import Row, rows
+from posthouse.broker.rows import Row, rows, sent_columns
 from posthouse.broker.twin_index import END_OF_STREAM, SUFFIX, Batch, Index, encode, twin_of
+from posthouse.core.records import Sent
 from posthouse.store.frames import Frame
 
 BATCH_ROWS = 16_384
 BATCH_BYTES = 8 << 20
+_MANY, _SMALL_BYTES = 8, 4_096  # messages of one send, and how small they are then
+_SOME = 512  # of them that are looked at together
 
 _MS = pa.timestamp("ms", "UTC")
 _TYPES = {"time": _MS, "due": _MS, "expires": _MS, "until": _MS, "body": pa.binary(),
           "native": pa.binary(), "position": pa.int64(), "sequence_number": pa.int64(),
           "delivery_count": pa.int32(), "priority": pa.int8(), "ttl_ms": pa.int64(),
-          "receiver": pa.int64(), "target_sequence_number": pa.int64()}  # fmt: skip
+          "receiver": pa.int64(), "target_sequence_number": pa.int64(), "waited_ms": pa.int64(),
+          "settled_ms": pa.int64()}  # fmt: skip
 _NEVER_NULL = ("position", "time", "kind")
 SCHEMA = pa.schema(
     [
@@ -40,26 +44,78 @@ SCHEMA = pa.schema(
 
 def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     """The rows of these frames, in batches that are neither long nor large."""
-    some: list[Row] = []
-    size = 0
+    some = _Columns()
     for frame in frames:
-        for row in rows(payload.entries(frame), frame.time_ms):
-            some.append(row)
-            size += 256 + len(row.body or b"") + len(row.native or b"") + len(row.properties or "")
-            if len(some) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield _batch(some)
-                some, size = [], 0
-    if some:
-        yield _batch(some)
+        for position, namespace, record in payload.entries(frame):
+            if isinstance(record, Sent) and _is_many(record):
+                for first in range(0, len(record.messages), _SOME):
+                    part = position, frame.time_ms, namespace, record, first, first + _SOME
+                    some.add(sent_columns(*part))
+                    if some.is_full:
+                        yield some.batch()
+                        some = _Columns()
+                continue
+            for row in rows([(position, namespace, record)], frame.time_ms):
+                some.append(row)
+                if some.is_full:
+                    yield some.batch()
+                    some = _Columns()
+    if some.count:
+        yield some.batch()
 
 
-def _batch(some: Sequence[Row]) -> pa.RecordBatch:
-    values = zip(*map(astuple, some), strict=True)
-    columns = [_column(each, field.type) for each, field in zip(values, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def _is_many(record: Sent) -> bool:
+    """So many small messages that it is worth going through them column by column."""
+    count = len(record.messages)
+    return count >= _MANY and record.size_bytes < count * _SMALL_BYTES
 
 
-def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
+class _Columns:
+    """A batch as it grows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._size = 0
+        self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._rows: list[Row] = []  # that are not among the columns yet
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= BATCH_ROWS or self._size >= BATCH_BYTES
+
+    def append(self, row: Row) -> None:
+        self._rows.append(row)
+        self.count += 1
+        self._size += 256 + _bytes(row.body) + _bytes(row.native) + _bytes(row.properties)
+
+    def add(self, columns: dict[str, Sequence[Any]]) -> None:
+        self._take_rows()
+        count = len(columns["position"])
+        nothing = [None] * count
+        for name, column in zip(Row.__struct_fields__, self._columns, strict=True):
+            column += columns.get(name, nothing)
+        self.count += count
+        large = (columns["body"], columns["native"], columns["properties"])
+        self._size += 256 * count + sum(sum(map(_bytes, each)) for each in large)
+
+    def batch(self) -> pa.RecordBatch:
+        self._take_rows()
+        columns = [_column(each, of.type) for each, of in zip(self._columns, SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+    def _take_rows(self) -> None:
+        if self._rows:
+            values = zip(*map(astuple, self._rows), strict=True)
+            for column, more in zip(self._columns, values, strict=True):
+                column += more
+            self._rows = []
+
+
+def _bytes(value: bytes | str | None) -> int:
+    return len(value) if value else 0
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Most columns have the same in every row, or nothing in any."""
     first = values[0]
     if values.count(first) == len(values):

@@ -38,7 +38,7 @@ from posthouse.core.records import (
     is_kept,
 )
 
-# Records with nothing in them but sequence numbers.
+# Records with nothing in them but numbers, at most three for a message.
 _BARE = (Completed, Renewed, Woken, Cancelled, Expired, Taken, Purged, Dropped)
 COMMAND_BYTES = 32 << 20  # of the records of one command that has many
 _FEW = 64  # records: each is bounded, so these need not be weighed
@@ -74,9 +74,9 @@ def weight_of_sent(record: Sent) -> int:
 def weight(record: Kept) -> int:
     """Its bytes, at most; cheaply where it is small."""
     if isinstance(record, _BARE):
-        return 2_048 + 10 * len(record.sequences)
+        return 2_048 + 30 * len(record.sequences)
     if isinstance(record, Locked) and record.ids is None:
-        return 2_048 + 10 * len(record.sequences)
+        return 2_048 + 30 * len(record.sequences)
     if isinstance(record, Routed) and all(each.notes is None for each in record.copies):
         size = 2_048 * (1 + len(record.alike)) + 10 * len(record.sequences)
         return size + sum(2_048 + 20 * len(each.sequences) for each in record.copies)

@@ -75,7 +75,7 @@ def _broker(options: argparse.Namespace) -> "Broker":
     if ca is not None:
         given["caFile"] = ca
     broker = Options(given, COMMON).broker()
-    replace(broker, retry_seconds=AT_ONCE_SECONDS).get("/feed/status")  # it is told soon if not
+    replace(broker, retry_seconds=AT_ONCE_SECONDS).status()  # it is told soon if not
     return broker
 
 
@@ -196,7 +196,7 @@ def backfill(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import backfill as job
 
     telling, broker, lake = _Telling(options), _broker(options), _lake(options)
-    status = broker.get("/feed/status")
+    status = broker.status()
     first = int(status["first"]) if options.first is None else options.first
     end = (lake.end() or int(status["last"]) + 1) if options.last is None else options.last + 1
     rows = job(_spark(options), broker, lake, first, end, rows=options.rows, told=telling.progress)
@@ -209,9 +209,9 @@ def backfill(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import verify as job
 
-    lake = _lake(options)
-    found = job(_spark(options), lake)
-    _Telling(options).end()
+    lake, spark = _lake(options), _spark(options)
+    with _Watching(options, spark, "Verifying"):
+        found = job(spark, lake)
     lines = [f"{found.ranges} ranges with {found.rows:,} rows."]
     lines += [f"Positions {first} to {end - 1} are missing." for first, end in found.gaps]
     lines += [f"Wrong: {each}." for each in found.wrong]
@@ -228,8 +228,9 @@ def compact(options: argparse.Namespace) -> int:
 
     lake = _lake(options)
     before = len(lake.manifests())
-    replaced = job(_spark(options), lake, rows=options.rows)
-    _Telling(options).end()
+    spark = _spark(options)
+    with _Watching(options, spark, "Putting together"):
+        replaced = job(spark, lake, rows=options.rows)
     after = len(lake.manifests())
     _result(
         options, f"{replaced} ranges were put together; there are {after}, there were {before}.",
@@ -241,7 +242,7 @@ def compact(options: argparse.Namespace) -> int:
 @_on_spark
 def status(options: argparse.Namespace) -> int:
     """Without Spark: it is all in the manifests."""
-    lake, feed = _lake(options), _broker(options).get("/feed/status")
+    lake, feed = _lake(options), _broker(options).status()
     there = lake.manifests()
     end = there[-1].end if there else int(feed["first"])
     fields: dict[str, object] = {
@@ -410,10 +411,14 @@ def run(options: argparse.Namespace) -> int:
 
     def told(now: job.Progress) -> None:
         at = "" if now.position is None else f", position {now.position - 1:,}"
+        at += f", {now.lag:,} behind" if now.lag else ""
+        left = now.seconds_left
+        at += f", {left:.0f} s left" if left else ""
         telling.tell(
             f"{now.sink}: {now.rows:,} rows, {now.rate:,.0f} a second, batch {now.batch}{at}",
             {"sink": now.sink, "rows": now.rows, "rate": round(now.rate), "batch": now.batch,
-             "position": None if now.position is None else now.position - 1},
+             "position": None if now.position is None else now.position - 1, "lag": now.lag,
+             "seconds_left": None if left is None else round(left, 1)},
         )  # fmt: skip
 
     rows = job.run(spark, declared, broker, once=options.once, told=told)

@@ -93,6 +93,7 @@ def _lock(lock: Lock) -> list[Any]:
         lock.queue.name,
         lock.message.sequence,
         lock.until_ms,
+        lock.since_ms,
         lock.bound,
         lock.deferred,
         session,

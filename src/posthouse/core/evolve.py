@@ -626,7 +626,7 @@ def _take(queue: Queue, messages: Sequence[Message]) -> None:
 def _locked(state: State, record: Locked, _: int) -> None:
     queue, sequences = state.queues[record.queue], record.sequences
     grouped = len(queue.groups) > 0
-    until_ms, bound = record.until_ms, record.bound
+    until_ms, bound, since_ms = record.until_ms, record.bound, record.time_ms
     token = state.era + record.first_lock
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
     from_deferred = 0
@@ -639,7 +639,7 @@ def _locked(state: State, record: Locked, _: int) -> None:
         message.state = LOCKED
         message.lock = token
         message.count += 1
-        lock = locks[token] = Lock(message, queue, until_ms, bound, deferred, None, None)
+        lock = locks[token] = Lock(message, queue, until_ms, bound, deferred, None, None, since_ms)
         if grouped:
             _lock_in_group(queue, lock, token)
             if lock.session is None:

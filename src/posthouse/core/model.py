@@ -231,6 +231,7 @@ class Lock(msgspec.Struct, gc=False):
     deferred: bool  # it returns to deferred
     session: Group | None
     id: str | None  # by which it may be settled
+    since_ms: int = 0  # 0: that was not noted
 
 
 class Transaction(msgspec.Struct):

@@ -305,6 +305,8 @@ def deliver(
     receiver = to.receiver
     sequences = []
     deliveries = []
+    waited_ms = []
+    counts = []
     token = until_ms = step = 0
     if not to.delete:
         token, step = state.era + first_lock, 1
@@ -316,13 +318,38 @@ def deliver(
         sequence = message.sequence
         sequences.append(sequence)
         note = None if note_of is None else note_of(sequence)
-        deliveries.append(Delivery(receiver, token, until_ms, message.count + 1, message, note))
+        count = message.count + 1
+        counts.append(count)
+        waited_ms.append(now_ms - message.enqueued_ms)
+        deliveries.append(Delivery(receiver, token, until_ms, count, message, note))
         token += step
+    if counts.count(1) == len(counts):
+        counts = []
     if to.delete:
-        return Taken(queue.name, now_ms, sequences, receiver), deliveries
+        return Taken(queue.name, now_ms, sequences, receiver, waited_ms, counts), deliveries
     ids = [_short_id(message) for message in messages] if to.by_id else None
-    record = Locked(queue.name, now_ms, sequences, first_lock, until_ms, receiver, to.bound, ids)
+    record = Locked(
+        queue.name, now_ms, sequences, first_lock, until_ms, receiver, to.bound, ids, waited_ms,
+        counts,
+    )  # fmt: skip
     return record, deliveries
+
+
+def counts_of(messages: list[Message]) -> list[int]:
+    """How often each was delivered; nothing where each was once."""
+    counts = [message.count for message in messages]
+    return [] if counts.count(1) == len(counts) else counts
+
+
+def settled_ms_of(state: State, messages: list[Message], now_ms: int) -> list[int | None]:
+    """How long each has been with its receiver; None where that is not known, or it is not."""
+    locks = state.locks
+    return [
+        now_ms - lock.since_ms
+        if message.state == LOCKED and (lock := locks[message.lock]).since_ms
+        else None
+        for message in messages
+    ]
 
 
 def _short_id(message: Message) -> str:
@@ -1021,7 +1048,10 @@ def end(
     for wait_ms, some in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
         if some:
             until_ms = now_ms + wait_ms if wait_ms else 0
-            record = Returned(queue.name, sequences_of(some), not counted, until_ms, properties)
+            record = Returned(
+                queue.name, sequences_of(some), not counted, until_ms, properties,
+                settled_ms_of(plan.state, some, now_ms), counts_of(some),
+            )  # fmt: skip
             plan.records.append(record)
             for message in some:
                 _give_back(plan, side, message, record)
@@ -1084,8 +1114,9 @@ def bury(
     first = dead.numbers(len(messages))
     side.remove(messages)
     record = DeadLettered(
-        queue.name, plan.now_ms, sequences_of(messages), first, reason, description, properties
-    )
+        queue.name, plan.now_ms, sequences_of(messages), first, reason, description, properties,
+        settled_ms_of(plan.state, messages, plan.now_ms), counts_of(messages),
+    )  # fmt: skip
     plan.records.append(record)
     if queue.dead.waiting or queue.dead.relays:
         for sequence, message in enumerate(messages, first):

@@ -7,6 +7,10 @@ readable. A kind's number is never used again. docs/records.md lists them.
 
 Records carry results, not questions: `evolve` looks nothing up but the state, and has no clock.
 
+What a record says beyond its results is for who reads along: how often messages had been delivered
+(`counts`; none where each was once), how long they had waited by then (`waited_ms`), and how long
+after their delivery they were settled (`settled_ms`). None: it was not noted.
+
 A position numbers one change to one message or entity. A record about several messages of a queue
 covers a run of positions, one for each, in order; `span` tells how many.
 """
@@ -100,6 +104,8 @@ class Locked(_Kept, frozen=True, tag=9):
     receiver: int = 0
     bound: int = 0  # the receiver with which the locks end
     ids: list[str] | None = None
+    waited_ms: list[int] | None = None
+    counts: list[int] | None = None
 
 
 class Taken(_Kept, frozen=True, tag=10):
@@ -109,11 +115,15 @@ class Taken(_Kept, frozen=True, tag=10):
     time_ms: int
     sequences: list[int]
     receiver: int = 0
+    waited_ms: list[int] | None = None
+    counts: list[int] | None = None
 
 
 class Completed(_Kept, frozen=True, tag=11):
     queue: str
     sequences: list[int]
+    settled_ms: list[int | None] | None = None
+    counts: list[int] | None = None
 
 
 class Returned(_Kept, frozen=True, tag=12):
@@ -124,12 +134,16 @@ class Returned(_Kept, frozen=True, tag=12):
     uncounted: bool = False
     until_ms: int = 0
     properties: Properties = {}
+    settled_ms: list[int | None] | None = None
+    counts: list[int] | None = None
 
 
 class Deferred(_Kept, frozen=True, tag=13):
     queue: str
     sequences: list[int]
     properties: Properties = {}
+    settled_ms: list[int | None] | None = None
+    counts: list[int] | None = None
 
 
 class DeadLettered(_Kept, frozen=True, tag=14):
@@ -142,6 +156,8 @@ class DeadLettered(_Kept, frozen=True, tag=14):
     reason: str | None = None
     description: str | None = None
     properties: Properties = {}
+    settled_ms: list[int | None] | None = None
+    counts: list[int] | None = None
 
 
 def epitaph(

@@ -21,7 +21,17 @@ from posthouse.core.errors import InvalidArgument, LockLost, NotAllowed
 from posthouse.core.lookup import queue_of, session_of
 from posthouse.core.message import Message, Properties
 from posthouse.core.model import Lock, Queue, State
-from posthouse.core.plan import Outcome, Plan, bury, by_queue, end, leave_groups, sequences_of
+from posthouse.core.plan import (
+    Outcome,
+    Plan,
+    bury,
+    by_queue,
+    counts_of,
+    end,
+    leave_groups,
+    sequences_of,
+    settled_ms_of,
+)
 from posthouse.core.records import Completed, Deferred, Renewed
 
 
@@ -105,15 +115,20 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
     ):
         # The way of most: named by tokens that all hold, so none of what follows is needed.
         locks, tokens = state.locks, command.locks
-        sequences = []
+        sequences, took_ms, counts = [], [], []
         for token in tokens:
             lock = locks.get(token)  # type: ignore[arg-type]  # a message id is not found
             if lock is None or lock.queue is not queue or lock.until_ms <= now_ms:
                 break
-            sequences.append(lock.message.sequence)
+            message, since_ms = lock.message, lock.since_ms
+            sequences.append(message.sequence)
+            counts.append(message.count)
+            took_ms.append(now_ms - since_ms if since_ms else None)
         else:
             if sequences and len(set(tokens)) == len(tokens):
-                return Outcome([Completed(queue.name, sequences)], SETTLED)
+                if counts.count(1) == len(counts):
+                    counts = []
+                return Outcome([Completed(queue.name, sequences, took_ms, counts)], SETTLED)
     return settle(state, command, now_ms)
 
 
@@ -140,10 +155,12 @@ def check_ending(command: Ending) -> None:
 def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
     """Ends these locks as a command says."""
     for queue, messages in by_queue(plan.state, held):
+        took_ms = settled_ms_of(plan.state, messages, plan.now_ms)
+        sequences, counts = sequences_of(messages), counts_of(messages)
         match command:
             case Complete():
                 plan.touch(queue)
-                plan.records.append(Completed(queue.name, sequences_of(messages)))
+                plan.records.append(Completed(queue.name, sequences, took_ms, counts))
                 side = plan.side(queue)
                 leave_groups(side, messages)
                 side.remove(messages)
@@ -155,7 +172,7 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
             case Defer(properties=properties):
                 plan.touch(queue)
                 _check_amended(queue, messages, properties)
-                plan.records.append(Deferred(queue.name, sequences_of(messages), properties))
+                plan.records.append(Deferred(queue.name, sequences, properties, took_ms, counts))
                 leave_groups(plan.side(queue), messages)
             case _:
                 if queue.origin is not None:

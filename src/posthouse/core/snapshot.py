@@ -113,6 +113,7 @@ class LockPart(msgspec.Struct, array_like=True, frozen=True):
     bound: int
     deferred: bool
     id: str | None
+    since_ms: int = 0
 
 
 class Locks(_Part, frozen=True, tag=5):
@@ -153,7 +154,7 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
         locks = (
             LockPart(
                 token.to_bytes(16, "big"), lock.queue.number, lock.message.sequence,
-                lock.until_ms, lock.bound, lock.deferred, lock.id,
+                lock.until_ms, lock.bound, lock.deferred, lock.id, lock.since_ms,
             )
             for token, lock in state.locks.items()
             if state.queues.get(lock.queue.name) is lock.queue
@@ -357,7 +358,7 @@ def _lock(state: State, part: LockPart) -> None:
     message = queue.messages[part.sequence]
     message.lock = token
     lock = state.locks[token] = Lock(
-        message, queue, part.until_ms, part.bound, part.deferred, None, part.id
+        message, queue, part.until_ms, part.bound, part.deferred, None, part.id, part.since_ms
     )
     group = queue.group(message)
     if group is not None:

@@ -80,7 +80,8 @@ class Copies:
             if not found.null_count:
                 return found
             if begin is None:
-                begin = int(self.broker.get("/feed/status")["first"])
+                status = self.broker.status(namespace=self.namespace, entity=self.topic)
+                begin = int(status["first"])
             if first <= begin:
                 return found
             back = max(begin, first - look)

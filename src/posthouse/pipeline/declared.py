@@ -142,14 +142,14 @@ class _File:
         return Source(name, kind, where, said, watermark, self._line(node))
 
     def _sink(self, at: int, node: Any, known: Sequence[str]) -> Sink:
-        names = ("from", "name", "mode", "once", "namespace", "format", *_SINK)
+        names = ("from", "name", "mode", "once", "atomic", "namespace", "format", *_SINK)
         parts = self._map(node, "A sink", names)
         if "from" not in parts:
             raise self.wrong(node, "A sink says from which step or source its rows come: from.")
         source = self._among(parts["from"], known)
         kind, where = self._one(node, parts, "A sink", _SINK)
-        allowed = {"queue": ("once", "namespace"), "topic": ("once", "namespace"),
-                   "files": ("format",)}.get(kind, ())  # fmt: skip
+        of_queues = ("once", "atomic", "namespace")
+        allowed = {"queue": of_queues, "topic": of_queues, "files": ("format",)}.get(kind, ())
         said = self._rest(parts, f"a sink of {kind}", allowed, (kind, "from", "name", "mode"))
         if "format" in said:
             self._among(parts["format"], FORMATS)

@@ -28,13 +28,15 @@ class PosthouseSource(DataSource):
         asked = wanted(options, schema)
         pushes = options.one_of("pushdown", ("false", "true")) == "true"
         kind = PushingReader if pushes else Reader
-        return kind(asked, options.range(asked.broker), options.number("partitions", 0, 0))
+        return kind(
+            asked, options.range(asked.broker, **asked.part), options.number("partitions", 0, 0)
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options(self.options, READING)
         asked = wanted(options, schema)
         return StreamReader(
-            asked, options.range(asked.broker), options.number("partitions", 0, 0),
+            asked, options.range(asked.broker, **asked.part), options.number("partitions", 0, 0),
             options.number("maxRowsPerBatch", 0, 0), options.text("reader"),
         )  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import Broker, NotFound, PosthouseError
 
 SUBSCRIPTION = "/$sub/"  # what stands in the feed between a topic and its subscription
 URL = "http://127.0.0.1:5300"
@@ -17,7 +17,8 @@ COLUMNS = {
     "namespace": ("string", "namespace"), "entity": ("string", "entity"),
     "kind": ("string", "kind"), "message_id": ("string", "message_id"),
     "sequence_number": ("bigint", "sequence_number"),
-    "delivery_count": ("int", "delivery_count"), "reason": ("string", "reason"),
+    "delivery_count": ("int", "delivery_count"), "waited_ms": ("bigint", "waited_ms"),
+    "settled_ms": ("bigint", "settled_ms"), "reason": ("string", "reason"),
     "description": ("string", "description"), "session_id": ("string", "session_id"),
     "body": ("binary", "body"), "properties": ("map<string,string>", "properties"),
     "content_type": ("string", "content_type"), "subject": ("string", "subject"),
@@ -32,8 +33,8 @@ COLUMNS = {
     "detail": ("string", "detail"),
 }  # fmt: skip
 _OF_EVENTS_ALONE = frozenset((
-    "kind", "delivery_count", "reason", "description", "until_time", "receiver", "target",
-    "target_sequence_number", "detail",
+    "kind", "delivery_count", "waited_ms", "settled_ms", "reason", "description", "until_time",
+    "receiver", "target", "target_sequence_number", "detail",
 ))  # fmt: skip
 VIEWS = {
     "events": tuple(COLUMNS),
@@ -51,7 +52,10 @@ class Range:
 
 
 COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
-WRITING = (*COMMON, "once", "retrySeconds", "checkpointLocation", "queryName")  # two are Spark's
+WRITING = (
+    *COMMON, "once", "atomic", "batch", "retrySeconds",
+    "checkpointLocation", "queryName",  # these two are Spark's
+)  # fmt: skip
 READING = (
     *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
     "partitions", "pushdown", "reader", "retrySeconds",
@@ -129,21 +133,16 @@ class Options:
 
     def entity(self, broker: Broker) -> str | None:
         """As the feed calls it. Raises PosthouseError where there is none."""
-        named, namespace = self.named(), quote(self.namespace() or "", safe="")
-        if named is None:
+        named, namespace = self.named(), self.namespace()
+        if named is None or namespace is None:
             return None
-        space = f"/api/v1/namespaces/{namespace}"
-        if broker.find(f"{space}/queues/{quote(named, safe='')}") is not None:
-            return named
-        topic, slash, name = named.rpartition("/")
-        topic, name = (quote(each, safe="") for each in (topic.removesuffix("/$sub"), name))
-        found = broker.find(f"{space}/topics/{topic}/subscriptions/{name}") if slash else None
-        if found is None:
+        try:
+            return str(broker.status(namespace=namespace, entity=named)["entity"])
+        except NotFound:
             raise PosthouseError(
                 f"There is no queue, topic or subscription {named!r} in the namespace"
-                f" {self.namespace()!r}; subscriptions are named TOPIC/SUBSCRIPTION."
-            )
-        return str(found["name"])
+                f" {namespace!r}; subscriptions are named TOPIC/SUBSCRIPTION."
+            ) from None
 
     def ddl(self) -> str:
         """The columns, as SQL declares them."""
@@ -180,16 +179,18 @@ class Options:
                 f"The view {view} has no column {unknown[0]!r}; it has {', '.join(VIEWS[view])}."
             )
 
-    def range(self, broker: Broker) -> Range:
-        """Raises PosthouseError."""
-        status = broker.get("/feed/status")
-        first = self._position("from", broker, status)
-        end = self._position("to", broker, status)
+    def range(self, broker: Broker, **part: str) -> Range:
+        """Within a part of the feed. Raises PosthouseError."""
+        status = broker.status(**part)
+        first = self._position("from", broker, status, part)
+        end = self._position("to", broker, status, part)
         if first is None:
             first = int(status["first"])
         return Range(first, end)
 
-    def _position(self, name: str, broker: Broker, status: Any) -> int | None:
+    def _position(
+        self, name: str, broker: Broker, status: Any, part: Mapping[str, str]
+    ) -> int | None:
         """A position, or the first one at or after a moment."""
         given = self._given.get(name)
         if given is None:
@@ -207,18 +208,4 @@ class Options:
                 f"The option {name} is a position, a moment like 2026-11-16T15:00:00Z, earliest or"
                 f" latest, not {given!r}."
             ) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return first_at(broker, moment, int(status["first"]), int(status["last"]) + 1)
-
-
-def first_at(broker: Broker, moment: datetime, first: int, end: int) -> int:
-    """The first position of that time or later: time does not go back along the feed."""
-    while first < end:
-        middle = (first + end) // 2
-        [batch] = broker.rows(middle, middle + 1, ["time"])
-        if batch.column("time")[0].as_py() < moment:
-            first = middle + 1
-        else:
-            end = middle
-    return first
+        return broker.first_at(moment, **part)

@@ -1,19 +1,26 @@
 """Writing: `df.write.format("posthouse")`, and `writeStream`, into a queue or a topic.
 
-Spark may try the same rows twice. So every message has an id that follows from its row, and the
+Spark may try the same rows twice. So every message has a key that follows from its row, and the
 queue, which must look for duplicates, keeps the first.
+
+Where a batch is to be there as a whole or not at all, tasks send nothing: they hand their messages
+to the driver, which sends all of them in one request when every task has ended. Nothing of it is
+with the broker before that, so there is nothing to clear away when Spark is killed. Such a batch is
+known by its name, whatever its rows are when it is tried again.
 """
 
 import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -34,8 +41,10 @@ from pyspark.sql.types import (
 )
 
 from posthouse.pipeline.options import Options
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import Broker, Duplicate, NotAllowed, PosthouseError
 
+BATCH_CHARS_MAX = 200  # of a batch's name
+WHOLE_ROWS_MAX, WHOLE_BYTES_MAX = 10_000, 32 << 20  # that a broker takes as one
 SEND_ROWS, SEND_BYTES = 1_000, 4 << 20  # of one request
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _TEXTS = (
@@ -61,6 +70,14 @@ class Sent(WriterCommitMessage):
 
     rows: int = 0
     duplicates: int = 0
+
+
+@dataclass
+class Held(WriterCommitMessage):
+    """What one task would have sent, and in the course of which query."""
+
+    messages: list[dict[str, Any]]
+    query: str | None
 
 
 def check_schema(schema: StructType) -> None:
@@ -90,28 +107,94 @@ class Target:
     broker: Broker
     path: str
     is_once: bool  # they have keys by which the queue finds what came twice
+    is_whole: bool  # all of a batch or nothing
+    batch: str | None  # by which name a batch is known, where somebody gave it one
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        """Raises PosthouseError."""
+    def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task. Raises PosthouseError."""
+        return self._hold(batches) if self.is_whole else self._send(batches)
+
+    def commit(self, tasks: list[Any], number: int | None = None) -> None:
+        """When all tasks have ended; the number is that of a stream's batch."""
+        if self.is_whole:
+            held: list[Held] = [each for each in tasks if each is not None]
+            self._send_whole([message for each in held for message in each.messages],
+                             self.batch or _name(held, number))  # fmt: skip
+
+    def _send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
         sent = Sent()
         waiting: list[dict[str, Any]] = []
         size = 0
-        for batch in batches:
-            for row in _rows(batch):
-                message = _message(row, keyed=self.is_once)
-                size += len(message.get("body") or message.get("body_base64") or "") + 200
-                waiting.append(message)
-                if len(waiting) >= SEND_ROWS or size >= SEND_BYTES:
-                    self._post(waiting, sent)
-                    waiting, size = [], 0
+        for message in self._messages(batches):
+            size += _size(message)
+            waiting.append(message)
+            if len(waiting) >= SEND_ROWS or size >= SEND_BYTES:
+                self._post(waiting, sent)
+                waiting, size = [], 0
         if waiting:
             self._post(waiting, sent)
         return sent
+
+    def _hold(self, batches: Iterator[pa.RecordBatch]) -> Held:
+        held: list[dict[str, Any]] = []
+        size = 0
+        for message in self._messages(batches):
+            held.append(message)
+            size += _size(message)
+            _check_whole(len(held), size)
+        return Held(held, _query())
+
+    def _send_whole(self, messages: list[dict[str, Any]], name: str | None) -> None:
+        _check_whole(len(messages), sum(map(_size, messages)))
+        if not messages:
+            return
+        is_named = self.is_once and name is not None
+        if is_named:
+            for at, message in enumerate(messages):
+                message["key"] = f"{name}/{at}"
+        asked = {"messages": messages, "refuse_duplicates": is_named}
+        with suppress(Duplicate):  # the batch was sent, and Spark had not noted it yet
+            self.broker.post(f"{self.path}/messages", asked)
+
+    def _messages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            for row in _rows(batch):
+                yield _message(row, keyed=self.is_once)
 
     def _post(self, messages: list[dict[str, Any]], sent: Sent) -> None:
         answer = self.broker.post(f"{self.path}/messages", {"messages": messages})
         sent.rows += len(messages)
         sent.duplicates += answer["duplicates"]
+
+
+def _size(message: dict[str, Any]) -> int:
+    """About as much as it takes in a request."""
+    return len(message.get("body") or message.get("body_base64") or "") + 200
+
+
+def _check_whole(rows: int, size: int) -> None:
+    if rows > WHOLE_ROWS_MAX or size > WHOLE_BYTES_MAX:
+        raise PosthouseError(
+            f"A broker takes at most {WHOLE_ROWS_MAX:,} messages and {WHOLE_BYTES_MAX >> 20} MiB as"
+            " a whole, and this batch has more; nothing of it was sent. Make batches smaller, as"
+            " with the option maxRowsPerBatch of a stream, or do without the option atomic."
+        )
+
+
+def _query() -> str | None:
+    """Which stream a task is part of: its id is kept in the checkpoint, and is a new one's own."""
+    task = TaskContext.get()
+    return None if task is None else task.getLocalProperty("sql.streaming.queryId")
+
+
+def _name(held: list[Held], number: int | None) -> str | None:
+    queries = {each.query for each in held}
+    if number is None or not queries:
+        return None
+    if None in queries:
+        raise PosthouseError("Spark does not tell which stream this is: write with foreachBatch,"
+                             " and name each batch with the option batch.")  # fmt: skip
+    return f"{queries.pop()}/{number}"
 
 
 def target(options: Options, schema: StructType) -> Target:
@@ -121,9 +204,24 @@ def target(options: Options, schema: StructType) -> Target:
     if named is None:
         raise PosthouseError("Name the queue or topic to write to with the option entity.")
     is_once = options.one_of("once", ("true", "false")) == "true"
+    is_whole = options.one_of("atomic", ("false", "true")) == "true"
+    batch = options.text("batch")
+    if batch is not None and not is_whole:
+        raise PosthouseError("The option batch names what is sent as a whole: set atomic to true.")
+    if batch is not None and not 0 < len(batch) <= BATCH_CHARS_MAX:
+        raise PosthouseError(f"The option batch is a name of up to {BATCH_CHARS_MAX} characters.")
     space = f"/api/v1/namespaces/{quote(options.namespace() or 'default', safe='')}"
     path = f"{space}/queues/{quote(named, safe='')}"
-    queue = broker.find(path)
+    try:
+        queue = broker.find(path)
+    except NotAllowed:
+        if not is_once:
+            return Target(broker, path, is_once, is_whole, batch)
+        raise PosthouseError(
+            f"To see whether {named!r} looks for duplicates takes a key with the right to manage"
+            " it. Give one with the options accessKeyName and accessKey, or set the option once"
+            " to false."
+        ) from None
     if queue is None:
         raise PosthouseError(
             f"There is no queue or topic {named!r} to write to. Make one that finds what was sent"
@@ -135,7 +233,7 @@ def target(options: Options, schema: StructType) -> Target:
             f" twice. Have it look: posthouse queue update {named} --set duplicate_detection=true;"
             " or set the option once to false."
         )
-    return Target(broker, path, is_once)
+    return Target(broker, path, is_once, is_whole, batch)
 
 
 # Rows as messages.
@@ -198,7 +296,10 @@ class Writer(DataSourceArrowWriter):
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._target.send(iterator)
+        return self._target.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._target.commit(messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -206,10 +307,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._target.send(iterator)
+        return self._target.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Each task's messages are there when it has ended."""
+        self._target.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """What was sent stays; when it is tried again it is known by its keys."""

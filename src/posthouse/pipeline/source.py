@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from posthouse.pipeline.bodies import from_json
 from posthouse.pipeline.copies import Copies
-from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range, first_at
+from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range
 from posthouse.pipeline.wire import Broker, PosthouseError
 
 ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
@@ -50,6 +50,7 @@ class Wanted:
     entity: str | None
     kinds: tuple[str, ...]
     schema: pa.Schema
+    part: dict[str, str]  # of the feed, about which is asked: whoever reads may know no more
     topic: str | None = None  # of a subscription whose messages are wanted
 
     @property
@@ -58,6 +59,10 @@ class Wanted:
             "namespace": self.namespace, "entity": self.entity, "kinds": ",".join(self.kinds)
         }  # fmt: skip
         return {name: value for name, value in said.items() if value}
+
+    def last(self) -> int:
+        """The last position that there is."""
+        return int(self.broker.status(**self.part)["last"])
 
     def read(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Raises PosthouseError."""
@@ -83,7 +88,9 @@ def wanted(options: Options, schema: StructType) -> Wanted:
     entity, arrow = options.entity(broker), to_arrow_schema(schema, timezone="UTC")
     topic, is_subscription, _ = (entity or "").partition(SUBSCRIPTION)
     of = topic if is_subscription and options.view() == "messages" else None
-    return Wanted(broker, options.namespace(), entity, options.kinds(), arrow, of)
+    space = options.namespace()
+    part = {name: each for name, each in (("namespace", space), ("entity", entity)) if each}
+    return Wanted(broker, space, entity, options.kinds(), arrow, part, of)
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -155,7 +162,7 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         first, end = self._range.first, self._range.end
-        last = int(self._wanted.broker.get("/feed/status")["last"])
+        last = self._wanted.last()
         end = last + 1 if end is None else min(end, last + 1)
         return _parts(first, end, self._partitions)
 
@@ -222,7 +229,7 @@ class PushingReader(Reader):
         """A kind that the broker does not know, which it would refuse, is left to Spark."""
         if self._wanted.kinds or not kinds or any("," in each for each in kinds):
             return False
-        asked = {"limit": "1", "kinds": ",".join(kinds)}
+        asked = {**self._wanted.part, "limit": "1", "kinds": ",".join(kinds)}
         try:
             self._wanted.broker.get(f"/feed?{urlencode(asked)}")
         except PosthouseError:
@@ -231,11 +238,7 @@ class PushingReader(Reader):
         return True
 
     def _at(self, moment: datetime) -> int:
-        broker = self._wanted.broker
-        status = broker.get("/feed/status")
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return first_at(broker, moment, int(status["first"]), int(status["last"]) + 1)
+        return self._wanted.broker.first_at(moment, **self._wanted.part)
 
     def _narrow(self, first: int, end: int | None) -> None:
         before = self._range
@@ -277,14 +280,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _acknowledge(self, reader: str, start: int) -> None:
         """What is before the start is done with: Spark has written down that it is.
 
-        An acknowledgement is itself a row, of which none is made: there would be no end to it. And
-        one who begins anew, without a checkpoint, does not take back what was acknowledged before.
+        An acknowledgement is itself a row, of which none is made, be it another's: there would be
+        no end to it. And one who begins anew, without a checkpoint, does not take back what was
+        acknowledged before.
         """
         broker = self._wanted.broker
         if self._acknowledged is None:
             known = broker.acknowledged(reader)
             self._acknowledged = -1 if known is None else known + 1
-        if start > self._acknowledged + 1:
+        before = self._acknowledged
+        if start > before + 1 and (before < 0 or not broker.is_idle(before, start)):
             broker.acknowledge(reader, start - 1)
             self._acknowledged = start
 
@@ -302,5 +307,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing follows from it: Spark says so late, and of the last batch not at all."""
 
     def _end(self) -> int:
-        last = int(self._wanted.broker.get("/feed/status")["last"])
+        last = self._wanted.last()
         return last + 1 if self._range.end is None else min(self._range.end, last + 1)

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -21,6 +22,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 TIMEOUT_SECONDS = 60
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.1, 2.0
 BUFFER_BYTES = 1 << 20
+IDLE_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
 LIMIT_MAX = 100_000_000  # of positions that a broker looks at for one answer
 
 
@@ -30,6 +32,18 @@ class PosthouseError(Exception):
 
 class Unanswered(PosthouseError):
     """It is not known whether what was asked for was done."""
+
+
+class NotFound(PosthouseError):
+    """There is no such thing."""
+
+
+class NotAllowed(PosthouseError):
+    """The key is none, or has not the right."""
+
+
+class Duplicate(PosthouseError):
+    """It is there already."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,16 @@ class Broker:
         """What is said in JSON. Raises PosthouseError."""
         return self._patiently("GET", path)
 
+    def status(self, **query: str) -> Any:
+        """Where the feed, or a part of it, begins and ends. Raises PosthouseError."""
+        return self.get(f"/feed/status?{urlencode(query)}")
+
+    def first_at(self, moment: datetime, **query: str) -> int:
+        """The first position of that time or later. Raises PosthouseError."""
+        since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        ms = max(0, -(-since // timedelta(milliseconds=1)))
+        return int(self.status(time=str(ms), **query)["at"])
+
     def post(self, path: str, content: Any) -> Any:
         """It may be asked several times for it. Raises PosthouseError."""
         return self._patiently("POST", path, json.dumps(content).encode())
@@ -73,11 +97,23 @@ class Broker:
         known = self.get("/api/v1/readers")["readers"]
         return next((int(each["position"]) for each in known if each["name"] == reader), None)
 
+    def is_idle(self, first: int, end: int) -> bool:
+        """Nothing has happened there but that readers have read: to tell of that would never end.
+
+        Raises PosthouseError.
+        """
+        if end - first > IDLE_ROWS_MAX:
+            return False
+        kinds = self.rows(first, end, ["kind"])
+        return all(
+            each == "reader-set" for some in kinds for each in some.column("kind").to_pylist()
+        )
+
     def find(self, path: str) -> Any | None:
         """As `get`, None where there is no such thing. Raises PosthouseError."""
         try:
             return self.get(path)
-        except _NotFound:
+        except NotFound:
             return None
 
     def rows(
@@ -160,17 +196,20 @@ class Broker:
     def _refused(self, answer: http.client.HTTPResponse) -> Exception:
         try:
             problem = json.loads(answer.read(1 << 16))
-            detail = str(problem.get("detail"))
+            name, detail = str(problem.get("type")), str(problem.get("detail"))
         except (ValueError, AttributeError):
-            detail = answer.reason
+            name, detail = "", answer.reason
         match answer.status:
             case 401 | 403:
-                return PosthouseError(
+                return NotAllowed(
                     f"{self.url} does not let {self.name or 'who gives no key'} in: {detail} Give"
-                    " the options accessKeyName and accessKey; reading takes the right to listen."
+                    " the options accessKeyName and accessKey; reading takes the right to listen,"
+                    " writing that to send."
                 )
             case 404:
-                return _NotFound(f"{self.url} says: {detail}")
+                return NotFound(f"{self.url} says: {detail}")
+            case 409 if name == "urn:posthouse:problem:duplicate":
+                return Duplicate(detail)
             case 410:
                 return PosthouseError(
                     f"What was to be read is gone, retention has overtaken the reader: {detail}"
@@ -180,10 +219,6 @@ class Broker:
                 return _Busy(detail)
             case _:
                 return PosthouseError(f"{self.url} says: {detail}")
-
-
-class _NotFound(PosthouseError):
-    """There is no such thing."""
 
 
 class _Busy(Exception):

@@ -1,7 +1,7 @@
 """The feed: everything that happened, by position, for whoever reads along or looks back.
 
     GET /feed?after=P&limit=N&namespace=&entity=&kinds=a,b&columns=a,b&reader=NAME&wait_ms=M
-    GET /feed/status
+    GET /feed/status?namespace=&entity=&time=MS
 
 `limit` is how many positions are looked at, so that an answer always covers a known range: up to
 the position in the header `posthouse-next`, from which to go on. The reading is done by clerks,
@@ -20,8 +20,9 @@ import msgspec
 
 from posthouse.broker.rows import COLUMNS, WORDS
 from posthouse.broker.twin_index import END_OF_STREAM, checked_index, twin_of
+from posthouse.core.commands import TIME_MS_MAX
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
-from posthouse.core.model import Reader, entity_of
+from posthouse.core.model import Reader, entity_of, subscription_queue
 from posthouse.server.broker import Broker
 from posthouse.server.clerk import FAILED, Ask, Failure, Lives, Wanted
 from posthouse.server.http import Answer, Piece, Request
@@ -44,6 +45,7 @@ BEHIND_SECONDS = 0.02
 _PARAMETERS = frozenset(
     ("after", "limit", "namespace", "entity", "kinds", "columns", "reader", "wait_ms")
 )
+_OF_STATUS = frozenset(("namespace", "entity", "time"))
 _EventRow = tuple[int, int, str, str, int, str]
 
 
@@ -112,16 +114,54 @@ class Feed:
             case [] | [b""]:
                 return await self._read(request)
             case [b"status"]:
-                self._broker.check(request.principal, "listen", "*", "*")
-                return Answer(msgspec.json.encode(self.status()))
+                return Answer(msgspec.json.encode(await self._told_status(request)))
             case _:
                 raise HttpProblem(404, "not-found", "There are /feed and /feed/status.")
 
+    async def _told_status(self, request: Request) -> dict[str, object]:
+        """Who asks for a part of the feed is told where it begins and ends, and what is in it."""
+        query = request.query
+        _check_known(query, _OF_STATUS)
+        namespace, entity = query.get("namespace"), query.get("entity")
+        found = None if namespace is None or entity is None else self._found(namespace, entity)
+        self._check(request, namespace, found or entity)
+        if entity is not None and found is None:
+            raise NotFound("queue, topic or subscription", entity)
+        first, last = self.range()
+        status: dict[str, object] = {"first": first, "last": last}
+        if namespace is None:
+            status = self.status()
+        if found is not None:
+            status["entity"] = found
+        if "time" in query:
+            time_ms = _number(query, "time", 0, 0, TIME_MS_MAX)
+            status["at"] = await self._first_at(time_ms, first, last + 1)
+        return status
+
+    def _found(self, namespace: str, entity: str) -> str | None:
+        """What is called so, as its rows have it; a subscription may be TOPIC/SUBSCRIPTION."""
+        assert self._broker.engine is not None
+        state = self._broker.engine.namespaces.states.get(namespace)
+        topic, _, name = entity.rpartition("/")
+        names = (entity, subscription_queue(topic, name))
+        return next((each for each in names if state is not None and each in state.queues), None)
+
+    async def _first_at(self, time_ms: int, first: int, end: int) -> int:
+        """The first position of that time or later: time does not go back along the feed."""
+        while first < end:
+            middle = (first + end) // 2
+            wanted = Wanted(middle, middle + 1, columns=("time",))
+            asked = self._asked(Ask(feed=wanted), middle, middle + 1)
+            line = b"".join([chunk async for chunk in asked])
+            if msgspec.json.decode(line)["time"] < time_ms:
+                first = middle + 1
+            else:
+                end = middle
+        return first
+
     async def _read(self, request: Request) -> Answer:
         query = request.query
-        unknown = set(query) - _PARAMETERS
-        if unknown:
-            raise InvalidArgument(min(unknown), f"is not one of {', '.join(sorted(_PARAMETERS))}")
+        _check_known(query, _PARAMETERS)
         namespace, entity = query.get("namespace"), query.get("entity")
         self._check(request, namespace, entity)
         first, last = self.range()
@@ -411,6 +451,12 @@ def _told(failure: Failure) -> HttpProblem:
         return HttpProblem(410, "not-there", f"It cannot be read any more: {failure.text}.")
     _log.error("The journal cannot be read: %s", failure.text, extra={"event": "feed.failed"})
     return HttpProblem(500, "feed-failed", "The journal cannot be read; the log says why.")
+
+
+def _check_known(query: dict[str, str], known: Collection[str]) -> None:
+    unknown = set(query) - set(known)
+    if unknown:
+        raise InvalidArgument(min(unknown), f"is not one of {', '.join(sorted(known))}")
 
 
 def _number(query: dict[str, str], name: str, default: int, least: int, most: int) -> int:

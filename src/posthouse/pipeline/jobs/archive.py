@@ -8,6 +8,7 @@ leaves files that no manifest names, which the next one sweeps away. There is no
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from posthouse.pipeline.lake import Lake, Manifest, range_name
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 ROWS = 500_000  # of a range
 SMALL_ROWS = 100_000  # a range below that is worth being put together with others
-OWN_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
 POLL_SECONDS = 2.0
 READER = "archive"
 
@@ -61,16 +61,17 @@ def archive(
     """
     lake.sweep()
     begun, done = time.monotonic(), 0
-    status = broker.get("/feed/status")
+    status = broker.status()
     position = lake.end() or int(status["first"])
     if broker.acknowledged(reader) is None:
         broker.acknowledge(reader, position - 1)
     last = int(status["last"])
-    if _is_idle(broker, position, last):
+    if broker.is_idle(position, last + 1):
         last = position - 1
     while True:
         while position <= last:
-            end = min(position + rows, last + 1)
+            left = last + 1 - position
+            end = position + (left if left <= rows + rows // 10 else rows)  # no tiny one at the end
             write(spark, broker, lake, position, end)
             broker.acknowledge(reader, end - 1)
             done += end - position
@@ -79,16 +80,8 @@ def archive(
         if not follow:
             return done
         time.sleep(POLL_SECONDS)
-        now = int(broker.get("/feed/status")["last"])
-        last = last if _is_idle(broker, position, now) else now
-
-
-def _is_idle(broker: Broker, position: int, last: int) -> bool:
-    """Nothing has happened but that readers have read: to archive that would never end."""
-    if last - position >= OWN_ROWS_MAX:
-        return False
-    kinds = broker.rows(position, last + 1, ["kind"])
-    return all(kind == "reader-set" for rows in kinds for kind in rows.column("kind").to_pylist())
+        now = int(broker.status()["last"])
+        last = last if broker.is_idle(position, now + 1) else now
 
 
 def backfill(
@@ -131,8 +124,22 @@ def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: in
     """One range. Raises PosthouseError or LakeError."""
     read = spark.read.format("posthouse").option("view", "events").options(**broker.options())
     rows = read.option("from", first).option("to", end).load()
-    _save(rows, lake, first, end)
+    dates = {_date(broker, position) for position in (first, end - 1)}
+    if len(dates) == 1 and None not in dates:  # as most: Spark need not sort it by days then
+        where = f"{lake.data}/date={dates.pop()}/range={range_name(first, end)}"
+        rows.write.mode("append").parquet(where)
+    else:
+        _save(rows, lake, first, end)
     return lake.add(first, end)
+
+
+def _date(broker: Broker, position: int) -> date | None:
+    """Of what happened there. Time does not go back along the feed."""
+    if position > int(broker.status()["last"]):
+        return None
+    [batch] = broker.rows(position, position + 1, ["time"])
+    moment: datetime = batch.column("time")[0].as_py()
+    return moment.astimezone(UTC).date()
 
 
 def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:

@@ -78,7 +78,7 @@ def make(
     path = Path(folder)
     if (path / "plan.json").exists():
         raise PosthouseError(f"There is a plan in {folder}; carry it out, or remove it.")
-    begun = int(broker.get("/feed/status")["last"])
+    begun = int(broker.status()["last"])
     try:
         chosen = _chosen(events, source, where, into, changes)
         chosen.write.mode("overwrite").parquet(str(path / "messages"))
@@ -190,7 +190,7 @@ def _name(plan: Plan, row: dict[str, Any]) -> Name:
 
 def _done(broker: Broker, plan: Plan) -> set[Name]:
     """Messages of the plan of which the feed tells that they were dealt with."""
-    first, end = plan.begun + 1, int(broker.get("/feed/status")["last"]) + 1
+    first, end = plan.begun + 1, int(broker.status()["last"]) + 1
     found: set[Name] = set()
     if plan.moves:
         columns = ["namespace", "entity", "sequence_number"]

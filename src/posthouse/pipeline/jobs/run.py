@@ -20,7 +20,7 @@ POLL_SECONDS = 1.0
 _OPTIONS = {  # of the format posthouse, as they are called in a file
     "view": "view", "body": "body", "schema": "bodySchema", "kinds": "kinds", "from": "from",
     "columns": "columns", "rows": "maxRowsPerBatch", "reader": "reader", "namespace": "namespace",
-    "once": "once",
+    "once": "once", "atomic": "atomic",
 }  # fmt: skip
 
 
@@ -33,6 +33,11 @@ class Progress:
     rows: int  # that came in, in all
     rate: float
     position: int | None
+    lag: int | None  # how far that is from the last there is
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.lag / self.rate if self.lag is not None and self.rate else None
 
 
 def plan(
@@ -195,10 +200,16 @@ def _wait(queries: dict[str, "StreamingQuery"], told: Callable[[Progress], None]
 
 
 def _progress(name: str, rows: int, said: Any) -> Progress:
-    ends = [each["endOffset"] for each in said["sources"] if each["endOffset"]]
-    positions = [int(each["position"]) for each in map(_offset, ends) if "position" in each]
+    ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
+    lags = [max(0, there - end) for end, there in zip(ends, latest, strict=False)]
     rate = float(said["processedRowsPerSecond"] or 0)
-    return Progress(name, said["batchId"], rows, rate, max(positions, default=None))
+    position, lag = max(ends, default=None), max(lags, default=None)
+    return Progress(name, said["batchId"], rows, rate, position, lag)
+
+
+def _positions(said: Any, name: str) -> list[int]:
+    offsets = [_offset(each[name]) for each in said["sources"] if each[name]]
+    return [int(each["position"]) for each in offsets if "position" in each]
 
 
 def _offset(given: Any) -> Any:
