@@ -40,7 +40,7 @@ check: .venv/ready .venv/pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@if [ -e .venv/pyright ]; then .venv/pyright-npm/node_modules/.bin/pyright --warnings; fi
+	@if [ -e .venv/pyright ]; then .venv/pyright-npm/node_modules/.bin/pyright --project pyproject.toml --warnings; fi
 
 bench: .venv/ready
 	$(BIN)/python -m bench.core
