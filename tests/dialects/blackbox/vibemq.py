@@ -155,7 +155,7 @@ class Client:
         generation: Generation = "flagged",
         *,
         connect: bool = True,
-        **headers: str,
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.generation = generation
         self.compress = False
@@ -164,7 +164,11 @@ class Client:
         self._come = b""
         self._delivered: deque[Frame] = deque()
         if connect:
-            self.connected = self.connect(**headers)
+            try:
+                self.connected = self.connect(headers or {})
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> "Client":
         return self
@@ -215,14 +219,17 @@ class Client:
         return found
 
     def is_ended(self) -> bool:
+        """The broker has closed, whatever error it told before."""
         try:
-            return not self._come and self.socket.recv(1) == b""
-        except ConnectionResetError:
+            while self.read().type is Type.Error:
+                pass
+        except (EOFError, ConnectionResetError):
             return True
+        return False
 
     # Requests.
 
-    def connect(self, **headers: str) -> Frame:
+    def connect(self, headers: dict[str, str]) -> Frame:
         self.write(Frame(Type.Connect, uuid4().hex, headers=headers))
         frame = self.read()
         if frame.type is Type.Error:
