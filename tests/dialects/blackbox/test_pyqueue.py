@@ -117,6 +117,15 @@ def test_a_batch_that_is_none_is_refused(client: Client, wrong: Json) -> None:
     assert client.error("PUSH_BATCH", wrong).startswith("Failed to add batch: ")
 
 
+def test_a_batch_is_taken_as_a_whole_or_not_at_all(client: Client, queue: str) -> None:
+    client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": queue, "max_depth": 1})
+    tasks = [{"payload": "elsewhere", "queue": f"{queue}b"}]
+    tasks += [{"payload": f"{at}", "queue": queue} for at in range(2)]
+    client.error("PUSH_BATCH", {"tasks": tasks})
+    assert client.pull(queue) is None
+    assert client.pull(f"{queue}b") is None
+
+
 def test_at_most_ten_are_pulled_at_a_time(client: Client, queue: str) -> None:
     client.ok("PUSH_BATCH", {"tasks": [{"payload": f"{at}", "queue": queue} for at in range(12)]})
     answer = client.ask("PULL_BATCH", {"queue": queue, "count": 50})
@@ -318,6 +327,19 @@ def test_wildcards_stand_for_levels(
     assert client.ok("UNSUBSCRIBE", {"topic": pattern, "queue": queue})
 
 
+def test_a_queue_gets_one_copy_however_many_patterns_want_it(client: Client, queue: str) -> None:
+    for pattern in (f"{queue}.*", f"{queue}.#", f"{queue}.a"):
+        client.ok("SUBSCRIBE", {"topic": pattern, "queue": queue})
+    assert client.ok("PUBLISH", {"topic": f"{queue}.a", "message": "m"}).json["published"] == 1
+    assert client.drain(queue) == ["m"]
+
+
+@pytest.mark.parametrize("pattern", ["a#", "a.b#", "a.**"])
+def test_a_pattern_that_makes_no_sense_is_refused(client: Client, pattern: str) -> None:
+    said = client.error("SUBSCRIBE", {"topic": pattern, "queue": "any"})
+    assert said.startswith("Invalid topic pattern: ")
+
+
 def test_a_topic_has_a_name(client: Client) -> None:
     assert client.error("PUBLISH", {"topic": "", "message": "m"}) == "Topic name required"
     assert client.error("PUBLISH", {"message": "m"}) == "Topic name required"
@@ -366,6 +388,17 @@ def test_a_rollback_leaves_everything_as_it_was(client: Client, queue: str) -> N
     assert client.drain(queue) == ["invoice"]
     said = client.error("COMMIT_TX", {"transaction_id": at})
     assert said.startswith(f"Transaction {at} is not active (status: ")
+
+
+def test_a_commit_that_cannot_be_does_nothing(client: Client, queue: str) -> None:
+    client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": queue, "max_depth": 1})
+    at = begin(client)
+    client.push("elsewhere", f"{queue}b", transaction_id=at)
+    client.push("first", queue, transaction_id=at)
+    client.push("too many", queue, transaction_id=at)
+    client.error("COMMIT_TX", {"transaction_id": at})
+    assert client.pull(queue) is None
+    assert client.pull(f"{queue}b") is None
 
 
 def test_a_nack_is_part_of_a_transaction(client: Client, queue: str) -> None:

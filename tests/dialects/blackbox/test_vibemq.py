@@ -404,6 +404,28 @@ def test_a_header_may_say_what_is_acknowledged(client: Client, queue: str) -> No
     eventually(lambda: left(client, queue) == 0)
 
 
+def test_messages_of_one_id_are_acknowledged_one_by_one(client: Client, queue: str) -> None:
+    for at in range(2):
+        client.write(Frame(Type.Publish, "same", queue, at))
+        assert client.answer("same").type is Type.PublishAck
+    client.subscribe(queue)
+    frames = [client.deliver() for _ in range(2)]
+    assert [each.payload for each in frames] == [0, 1]
+    client.ack(frames[0])
+    eventually(lambda: left(client, queue) == 1)
+    client.ack(frames[1])
+    eventually(lambda: left(client, queue) == 0)
+
+
+def test_who_subscribes_twice_gets_everything_once(client: Client, queue: str) -> None:
+    client.subscribe(queue)
+    client.subscribe(queue)
+    assert client.info(queue)["subscriberCount"] == 1
+    client.publish(queue, 1)
+    assert client.take(1) == [1]
+    assert client.gets_nothing()
+
+
 # Full queues.
 
 
