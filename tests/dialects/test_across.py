@@ -9,7 +9,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiver, ServiceBusSu
 
 import posthouse
 from tests.dialects.blackbox import pyqueue, vibemq
-from tests.dialects.servicebus.bus import KEY, NOTHING, ROOT, WAIT, Bus, eventually, texts
+from tests.dialects.servicebus.bus import KEY, NOTHING, ROOT, WAIT, Bus, eventually, texts, together
 from tests.server.running import running
 
 _numbers = count(1)
@@ -66,10 +66,10 @@ class Counts:
 
     def open(self) -> None:
         """Azure's view: links that only look. The queue has to be there."""
-        dead = ServiceBusSubQueue.DEAD_LETTER
-        self._open = [
-            self._bus.receiver(self._queue), self._bus.receiver(self._queue, sub_queue=dead),
-        ]  # fmt: skip
+        self._open = together(
+            lambda: self._bus.receiver(self._queue),
+            lambda: self._bus.receiver(self._queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER),
+        )
 
     def are(self, ready: int = 0, held: int = 0, dead: int = 0) -> None:
         found = self._tasks.stats()["queues"][self._queue]
