@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.dialects.blackbox import vibemq
 from tests.dialects.blackbox.pyqueue import Answer, Client, Json, fixed_frame, frame
 from tests.dialects.servicebus.bus import eventually
 from tests.server.running import Running, development, running
@@ -754,3 +755,24 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         assert client.drain("jobs") == [
             "batch", "NORMAL 1", "NORMAL 2", "LOW 1", "LOW 2", "once",
         ]  # fmt: skip
+
+
+def test_what_was_replayed_and_is_in_its_queue_is_left_out(client: Client, queue: str) -> None:
+    task = client.push("a", queue)
+    client.drain(queue)
+    assert client.ok("ADMIN_REPLAY", {"task_ids": [task]}).json["replayed"] == 1
+    assert client.ok("ADMIN_REPLAY", {"task_ids": [task]}).json["replayed"] == 0
+    assert counts(client, queue) == (1, 0)
+    client.drain(queue)  # and what was done again can be replayed again, once
+    assert client.ok("ADMIN_REPLAY", {"task_ids": [task]}).json["replayed"] == 1
+    assert counts(client, queue) == (1, 0)
+
+
+def test_a_task_that_is_held_back_is_listed(broker: Running, client: Client, queue: str) -> None:
+    with vibemq.Client(broker) as frames:  # its queues hold back what has failed
+        task = frames.publish(queue, 1)
+    client.pull(queue)
+    client.nack(task)
+    assert counts(client, queue) == (1, 0)
+    [listed] = client.ok("ADMIN_LIST_TASKS", {"queue": queue}).json["tasks"]
+    assert listed["status"] == "ready"

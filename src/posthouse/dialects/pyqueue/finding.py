@@ -68,6 +68,10 @@ def places(state: State, queue: Queue, status: str, limit: int, now_ms: int) -> 
     if status in ("all", "ready"):
         ready = pick_ready(queue, limit, now_ms)
         found += [Place(queue.name, each.sequence, "ready") for each in ready]
+        if queue.counts[DELAYED]:  # held back for a while after an attempt
+            near = islice(queue.messages.walk(0), LOOK_MAX)
+            back = (m for m in near if m.state == DELAYED)
+            found += [Place(queue.name, m.sequence, "ready") for m in islice(back, limit)]
     if status in ("all", "processing"):
         held = (lock.message for lock in state.locks.values() if lock.queue is queue)
         found += [Place(queue.name, m.sequence, "processing") for m in islice(held, limit)]

@@ -51,19 +51,27 @@ async def _found(call: Call, form: _ReplayForm) -> tuple[list[Content], bool]:
     from_ms = (form.from_timestamp or 0) * 1_000
     to_ms = float("inf") if form.to_timestamp is None else form.to_timestamp * 1_000
     wanted = None if form.task_ids is None else set(form.task_ids)
-    found: list[Content] = []
+    found: dict[tuple[str, str], Content] = {}  # a task that was replayed is in the journal twice
+    there: set[tuple[str, str]] = set()
+    is_all = True
     async for frame in engine.store.read(0, engine.store.durable):
-        if not from_ms <= frame.time_ms <= to_ms:
-            continue
+        fits = from_ms <= frame.time_ms <= to_ms
         for each in payload.contents(payload.entries(frame), moved=False):
             if each.namespace != namespace or form.queue_name not in (None, each.queue):
                 continue
             id = message_id(each.message.envelope)
-            if id and (wanted is None or id in wanted) and not _is_there(call, each, id):
-                if len(found) >= REPLAY_MAX:
-                    return found, False
-                found.append(each)
-    return found, True
+            if not id or (wanted is not None and id not in wanted):
+                continue
+            task = each.queue, id
+            if _is_there(call, each, id):
+                there.add(task)
+                found.pop(task, None)
+            elif fits and task not in there and task not in found:
+                if len(found) < REPLAY_MAX:
+                    found[task] = each
+                else:
+                    is_all = False
+    return list(found.values()), is_all
 
 
 def _is_there(call: Call, content: Content, id: str) -> bool:
