@@ -11,7 +11,7 @@ WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py 
   sessions.py access.py async.py transports.py topics.py)
 
 # Histories that hypothesis writes: they take long, and no line of the core is left to them alone.
-BY_CHANCE := tests/core/test_properties.py
+BY_CHANCE := $(addprefix tests/core/test_,properties.py sparing_by_chance.py)
 # What looks at time or memory, and is not to have others beside it.
 ALONE := $(addprefix tests/,crash server/test_listener.py server/test_patience.py)
 
@@ -28,7 +28,7 @@ demo: .venv/ready
 test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
 	@echo "The core and the store, and beside them what runs on Spark:"
 	$(BIN)/pytest tests/pipeline & spark=$$!; \
-	$(BIN)/coverage run -m pytest tests/core tests/store --ignore $(BY_CHANCE) && $(BIN)/coverage report; \
+	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(BY_CHANCE)) && $(BIN)/coverage report; \
 	tested=$$?; wait $$spark && exit $$tested
 	$(BIN)/pytest $(ALONE)
 	PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect
