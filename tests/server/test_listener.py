@@ -91,11 +91,6 @@ def test_a_request_may_come_byte_by_byte(broker: Running) -> None:
         assert made.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_a_dialect_that_is_not_served_is_closed(broker: Running) -> None:
-    assert say(broker, b"\0\0\0\x05hello") == b""
-    assert broker.events("listener.dialect")
-
-
 def test_random_bytes_harm_nobody(broker: Running) -> None:
     dice = random.Random(5)
     for _ in range(200):

@@ -51,8 +51,8 @@ class Dialect(NamedTuple):
     name: str
     # From the first bytes: True, False, or None where more of them are needed to tell.
     recognise: Callable[[bytes], bool | None]
-    # A peer for a connection, which says so when it is gone. None: known, but not served.
-    make: "Callable[[Connection], Peer] | None"
+    # A peer for a connection, which says so when it is gone.
+    make: "Callable[[Connection], Peer]"
 
 
 class Connection:
@@ -365,13 +365,6 @@ class _Sniffer(asyncio.Protocol):
         self._stop_waiting()
         transport = self._connection.transport
         assert transport is not None
-        if dialect.make is None:
-            _log.info(
-                "A client that speaks %s was turned away: this version does not.", dialect.name,
-                extra={"event": "listener.dialect", "dialect": dialect.name},
-            )  # fmt: skip
-            self._give_up("not served")
-            return
         self._connection.known_as(dialect.name)
         peer = self._connection.peer = dialect.make(self._connection)
         transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
