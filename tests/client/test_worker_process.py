@@ -293,9 +293,6 @@ async def on_order(message: ReceivedMessage): ...
 # On a broker of its own.
 
 has_wire = importlib.util.find_spec("posthouse.client.wire") is not None
-with_wire = pytest.mark.skipif(
-    not has_wire, reason="the client does not speak to a Posthouse broker yet"
-)
 ON_A_BROKER = """
 app = posthouse.Worker(drain_seconds=20)
 
@@ -311,7 +308,6 @@ def url(port: int) -> str:
     return f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
 
 
-@with_wire
 def test_nothing_is_delivered_twice_when_a_worker_is_stopped(start: Start, tmp_path: Path) -> None:
     with development(tmp_path / "data") as broker:
         broker.send("orders", *map(str, range(6)))
@@ -329,7 +325,6 @@ def test_nothing_is_delivered_twice_when_a_worker_is_stopped(start: Start, tmp_p
         assert {each["deliveries"] for each in left} == {1}  # this one
 
 
-@with_wire
 def test_what_a_killed_worker_had_is_handled_by_another(start: Start, tmp_path: Path) -> None:
     with development(tmp_path / "data") as broker:
         broker.queue("PUT", "orders", {"lock_ms": 5_000})
@@ -346,7 +341,6 @@ def test_what_a_killed_worker_had_is_handled_by_another(start: Start, tmp_path: 
         assert broker.receive("orders", 10) == []
 
 
-@with_wire
 def test_it_goes_on_when_the_broker_was_away(start: Start, tmp_path: Path) -> None:
     (tmp_path / "may-end").touch()
     with development(tmp_path / "data") as broker:
