@@ -10,8 +10,10 @@ PYRIGHT := 1.1.414
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
-# Histories that hypothesis writes: they take long, and no line of the core is left to them alone.
-BY_CHANCE := $(addprefix tests/core/test_,properties.py sparing_by_chance.py)
+# Histories that hypothesis writes, and damage at every byte: they take long, and no line of the core
+# and the store is left to them alone.
+UNTRACED := $(addprefix tests/,core/test_properties.py core/test_sparing_by_chance.py \
+  core/filters/test_against_plain.py store/test_everywhere.py)
 # What looks at time or memory, and is not to have others beside it.
 ALONE := $(addprefix tests/,crash server/test_listener.py server/test_patience.py)
 
@@ -28,11 +30,11 @@ demo: .venv/ready
 test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
 	@echo "The core and the store, and beside them what runs on Spark:"
 	$(BIN)/pytest tests/pipeline & spark=$$!; \
-	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(BY_CHANCE)) && $(BIN)/coverage report; \
+	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(UNTRACED)) && $(BIN)/coverage report; \
 	tested=$$?; wait $$spark && exit $$tested
 	$(BIN)/pytest $(ALONE)
 	PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect
-	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(BY_CHANCE)
+	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(UNTRACED)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 
 check: .venv/ready .venv/pyright

@@ -1,5 +1,6 @@
 """What is left of a history when parts of it are lost."""
 
+from functools import cache
 from random import Random
 
 import pytest
@@ -71,6 +72,7 @@ def mended(journal: Journal, name: str = "test") -> State:
     return state
 
 
+@cache
 def a_history(seed: int) -> Journal:
     simulator = Simulator(seed)
     simulator.run(250)
