@@ -7,7 +7,7 @@ it is known by the shared access signature in its head, which must be for the pa
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -89,9 +89,9 @@ class Call:
         """Of the namespace, without a slash at its end."""
         return f"{self.request.scheme}://{host_of(self.request) or 'localhost'}"
 
-    async def ask(self, command: Command) -> CoreAnswer:
+    def ask(self, command: Command) -> Awaitable[CoreAnswer]:
         """Raises Refused or StoreError."""
-        return await self.engine.ask(self.principal, self.namespace, command)
+        return self.engine.ask(self.principal, self.namespace, command)
 
     def check(self, right: Right, queue: str) -> None:
         """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
@@ -133,12 +133,17 @@ def by_method(routes: dict[str, Route], method: str) -> Route:
     return route
 
 
-class Path(NamedTuple):
+class Path:
     """Of a request, decoded."""
 
-    parts: tuple[str, ...]  # as they were separated: a part may have slashes in it
-    names: tuple[str, ...]  # so that a/b and a%2Fb are the same
-    folded: tuple[str, ...]  # the names, for comparing with what a token is for
+    def __init__(self, parts: tuple[str, ...], names: tuple[str, ...]) -> None:
+        self.parts = parts  # as they were separated: a part may have slashes in it
+        self.names = names  # so that a/b and a%2Fb are the same
+
+    @cached_property
+    def folded(self) -> tuple[str, ...]:
+        """The names, for comparing with what a token is for."""
+        return tuple(map(str.casefold, self.names))
 
 
 def path_of(request: Request) -> Path:
@@ -153,13 +158,12 @@ def _decoded(raw: bytes) -> Path:
     """Raises Wrong."""
     try:
         if b"%" not in raw:
-            parts = names = tuple([part for part in raw.decode().split("/") if part])
-            return Path(parts, names, tuple(map(str.casefold, names)))
+            parts = tuple([part for part in raw.decode().split("/") if part])
+            return Path(parts, parts)
         parts = tuple(unquote_to_bytes(part).decode() for part in raw.split(b"/") if part)
     except UnicodeDecodeError:
         raise Wrong(400, "The path must be UTF-8.") from None
-    names = names_in(parts)
-    return Path(parts, names, tuple(map(str.casefold, names)))
+    return Path(parts, names_in(parts))
 
 
 _known = lru_cache(1_000)(_decoded)

@@ -1,6 +1,7 @@
 """One request to LocalZure's API: who asks, where, and what is counted of it."""
 
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.broker.access import Principal
@@ -9,15 +10,7 @@ from posthouse.core.commands import Answer, Command
 from posthouse.core.errors import NotFound
 from posthouse.core.filters.view import View
 from posthouse.core.message import NewMessage
-from posthouse.core.model import (
-    DEAD,
-    SUBSCRIPTION,
-    Right,
-    State,
-    entity_of,
-    find,
-    subscription_queue,
-)
+from posthouse.core.model import DEAD, Right, State, entity_of, find, subscription_queue
 from posthouse.core.routing import router_of
 from posthouse.dialects.servicebus.localzure.errors import Failed
 from posthouse.dialects.servicebus.localzure.figures import Figures
@@ -89,9 +82,9 @@ class Call:
     def now_ms(self) -> int:
         return self.engine.clock_ms(self.namespace)
 
-    async def ask(self, command: Command) -> Answer:
+    def ask(self, command: Command) -> Awaitable[Answer]:
         """Raises Refused or StoreError."""
-        return await self.engine.ask(self.principal, self.namespace, command)
+        return self.engine.ask(self.principal, self.namespace, command)
 
     def check(self, right: Right) -> None:
         """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
@@ -134,8 +127,7 @@ class Call:
 
     def did(self, what: str, number: int, how: str = "", begun: float = 0) -> None:
         """So many were sent, received, completed; and how long that took, where it is told."""
-        kind, name = self._labels()
-        self.figures.did(what, kind, name, number, how, time.perf_counter() - begun)
+        self.figures.did(self._labels(), what, number, how, time.perf_counter() - begun)
 
     def ask_filters(self, message: NewMessage) -> None:
         """Once more than the core does, to see how long it takes."""
@@ -145,6 +137,7 @@ class Call:
         self.figures.evaluated(self.place.name, time.perf_counter() - begun)
 
     def _labels(self) -> tuple[str, str]:
-        kind = "topic" if self.place.kind == "queue" and self.is_topic else self.place.kind
-        name = self.place.name
-        return kind, f"{self.place.topic}/{name}" if SUBSCRIPTION in self.queue else name
+        place = self.place
+        if place.kind == "subscription":
+            return place.kind, f"{place.topic}/{place.name}"
+        return "topic" if self.is_topic else "queue", place.name

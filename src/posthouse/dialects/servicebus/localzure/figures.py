@@ -37,35 +37,40 @@ class Histogram:
         self.seconds += seconds
 
 
+class _Entity:
+    """What was done with one, and how long that took."""
+
+    __slots__ = ("done", "filters", "took")
+
+    def __init__(self) -> None:
+        self.done = dict.fromkeys(DONE, 0)
+        self.took = {name: Histogram() for name in TIMED}
+        self.filters = Histogram()
+
+
 class Figures:
     def __init__(self) -> None:
-        self._done: dict[str, Counter[Labels]] = {name: Counter() for name in DONE}
-        self._took: dict[str, dict[Labels, Histogram]] = {name: {} for name in TIMED}
-        self._filters: dict[Labels, Histogram] = {}
+        self._entities: dict[Labels, _Entity] = {}  # by kind and name
         self._errors: Counter[Labels] = Counter()
-        self._known: dict[Labels, None] = {}
 
-    def _labels(self, *labels: str) -> Labels:
+    def _entity(self, labels: Labels) -> _Entity:
         """Beyond a limit all of them are one."""
-        if labels not in self._known:
-            if len(self._known) >= ENTITIES_MAX:
-                return (labels[0], "others") if len(labels) > 1 else ("others",)
-            self._known[labels] = None
-        return labels
+        found = self._entities.get(labels)
+        if found is None:
+            if len(self._entities) >= ENTITIES_MAX:
+                labels = (labels[0], "others")
+            found = self._entities.setdefault(labels, _Entity())
+        return found
 
-    def did(self, what: str, kind: str, name: str, number: int, how: str, seconds: float) -> None:
+    def did(self, labels: Labels, what: str, number: int, how: str, seconds: float) -> None:
         """So many were sent, received, and so on; and how long that took, where it is told."""
-        labels = self._labels(kind, name)
-        if number:
-            self._done[what][labels] += number
+        entity = self._entity(labels)
+        entity.done[what] += number
         if how:
-            took = self._took[how]
-            if labels not in took:
-                took[labels] = Histogram()
-            took[labels].add(seconds)
+            entity.took[how].add(seconds)
 
     def evaluated(self, topic: str, seconds: float) -> None:
-        self._filters.setdefault(self._labels(topic), Histogram()).add(seconds)
+        self._entity(("topic", topic)).filters.add(seconds)
 
     def failed(self, operation: str, code: str) -> None:
         self._errors[operation, code] += 1
@@ -74,11 +79,12 @@ class Figures:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         entity = ["entity_type", "entity_name"]
-        for name, counts in self._done.items():
+        for name in DONE:
             text = f"Messages {name} over this API"
             family = CounterMetricFamily(f"servicebus_messages_{name}", text, labels=entity)
-            for labels, number in counts.items():
-                family.add_metric(labels, number)
+            for labels, each in self._entities.items():
+                if each.done[name]:
+                    family.add_metric(labels, each.done[name])
             yield family
         errors = CounterMetricFamily(
             "servicebus_errors", "Requests that failed", labels=["operation", "error_type"]
@@ -86,11 +92,12 @@ class Figures:
         for labels, number in self._errors.items():
             errors.add_metric(labels, number)
         yield errors
-        for name, took in self._took.items():
+        for name in TIMED:
+            took = {labels: each.took[name] for labels, each in self._entities.items()}
             yield _histogram(f"servicebus_{name}_duration_seconds", entity, took)
-        yield _histogram(
-            "servicebus_filter_evaluation_duration_seconds", ["topic_name"], self._filters
-        )
+        filters = {labels[1:]: each.filters for labels, each in self._entities.items()
+                   if labels[0] == "topic"}  # fmt: skip
+        yield _histogram("servicebus_filter_evaluation_duration_seconds", ["topic_name"], filters)
         queues = [queue for state in states for queue in state.queues.values()]
         yield from _gauges(GaugeMetricFamily, queues, entity)
         locks = sum(len(state.locks) for state in states)
@@ -106,8 +113,9 @@ def _histogram(name: str, labels: list[str], found: dict[Labels, Histogram]) -> 
         for bound, number in zip(BOUNDS, histogram.counts, strict=False):
             total += number
             buckets.append((repr(bound), total))
-        buckets.append(("+Inf", total + histogram.counts[-1]))
-        family.add_metric(each, buckets, histogram.seconds)
+        total += histogram.counts[-1]
+        if total:
+            family.add_metric(each, [*buckets, ("+Inf", total)], histogram.seconds)
     return family
 
 

@@ -111,8 +111,8 @@ def sent_size(form: SendForm) -> int:
     )
 
 
-def new_message(form: SendForm, most_bytes: int, name: str) -> NewMessage:
-    """Raises Failed or Unprocessable."""
+def new_message(form: SendForm, most_bytes: int, name: str) -> tuple[str, NewMessage]:
+    """Its id and itself. Raises Failed or Unprocessable."""
     own = form.user_properties or {}
     _check_own(own)
     size = sent_size(form)
@@ -131,13 +131,14 @@ def new_message(form: SendForm, most_bytes: int, name: str) -> NewMessage:
             raise Unprocessable(
                 "scheduled_enqueue_time_utc", "scheduled_enqueue_time_utc must be an ISO 8601 time"
             ) from None
+    id = form.message_id or guid(new_number())
     envelope = Envelope(
-        form.message_id or guid(new_number()), form.content_type or "", form.label or "",
+        id, form.content_type or "", form.label or "",
         form.correlation_id or "", form.session_id, None, form.to or "", form.reply_to or "", "",
         "", dict(own),
     )  # fmt: skip
     ttl_ms = None if form.time_to_live is None else max(1, round(form.time_to_live * 1000))
-    return NewMessage(
+    return id, NewMessage(
         encode_envelope(envelope), form.body.encode(), None, form.session_id, ttl_ms=ttl_ms,
         due_ms=due_ms,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Messages: send, receive, settle; sessions and transactions."""
 
 import time
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -63,9 +64,8 @@ def as_json(content: object, status: int = 200) -> Answer:
 
 async def send(call: Call) -> Answer:
     form = forms.read(forms.SendForm, await call.request.body())
-    made = forms.new_message(form, call.most_bytes, call.place.name)
+    id, made = forms.new_message(form, call.most_bytes, call.place.name)
     [sequence] = await _send(call, [made])
-    id = message_id(made.envelope)
     if call.is_topic:
         call.ask_filters(made)
         header = msgspec.json.encode({"MessageId": id})
@@ -79,10 +79,10 @@ async def send_batch(call: Call) -> Answer:
         raise Unprocessable("messages", f"there must be from 1 to {forms.BATCH_MAX} messages")
     each = [forms.converted(forms.SendForm, one) for one in given]
     made = [forms.new_message(form, call.most_bytes, call.place.name) for form in each]
-    numbers = await _send(call, made)
+    numbers = await _send(call, [new for _, new in made])
     return as_json([
-        forms.sent(form, new, call.now_ms, number, message_id(new.envelope))
-        for form, new, number in zip(each, made, numbers, strict=True)
+        forms.sent(form, new, call.now_ms, number, id)
+        for form, (id, new), number in zip(each, made, numbers, strict=True)
     ])  # fmt: skip
 
 
@@ -208,12 +208,12 @@ def _timeout(seconds: float | str) -> int:
 # Settling.
 
 
-async def settle_by_path(call: Call) -> Answer:
+def settle_by_path(call: Call) -> Awaitable[Answer]:
     """/messages/ID/LOCK, perhaps with a verb behind it."""
     _, id, lock, *verb = call.place.rest
     how = verb[0].casefold() if verb else _BY_METHOD[call.request.method]
     query = call.request.query
-    return await _settle(call, how, lock, id, query.get("reason"), query.get("description"))
+    return _settle(call, how, lock, id, query.get("reason"), query.get("description"))
 
 
 async def settle_by_token(call: Call) -> Answer:

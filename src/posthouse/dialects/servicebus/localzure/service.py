@@ -271,6 +271,8 @@ def _of_namespace(rest: tuple[str, ...]) -> dict[str, Route]:
 def _of_entity(place: Place) -> dict[str, Route]:
     rest = [*map(str.casefold, place.rest[:2]), *place.rest[2:]]
     match rest:
+        case ["messages", id, _] if id != "scheduled" and place.kind != "topic":
+            return _SETTLE  # first: there is another such path for every message
         case [] if not place.dead:
             return _ENTITY
         case ["messages"] if not place.dead and place.kind != "subscription":
@@ -290,8 +292,6 @@ def _of_entity(place: Place) -> dict[str, Route]:
             return {"POST": messages.settle_by_token}
         case ["messages", "scheduled", _]:
             return {"DELETE": messages.cancel}
-        case ["messages", _, _]:
-            return _SETTLE
         case ["messages", _, _, verb] if verb.casefold() in messages.VERBS:
             return dict.fromkeys(("PUT", "POST"), messages.settle_by_path)
         case ["sessions", "accept"]:
