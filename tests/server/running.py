@@ -57,6 +57,12 @@ class Running:
             self.process.wait()
             raise AssertionError(f"it did not start: {self.log}")
 
+    @property
+    def cpu_seconds(self) -> float:
+        """That it has used since it was started."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:

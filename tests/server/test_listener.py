@@ -43,11 +43,6 @@ def say(broker: Running, data: bytes) -> bytes:
     return answer
 
 
-def cpu_seconds(broker: Running) -> float:
-    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def resident_bytes(broker: Running) -> int:
     pages = int(Path(f"/proc/{broker.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -102,9 +97,9 @@ def least_cpu_seconds(broker: Running, times: int) -> float:
     """Of some spans of a third of a second: who goes round and round is busy in all of them."""
     used = []
     for _ in range(times):
-        before = cpu_seconds(broker)
+        before = broker.cpu_seconds
         time.sleep(0.33)
-        used.append(cpu_seconds(broker) - before)
+        used.append(broker.cpu_seconds - before)
     return min(used)
 
 
