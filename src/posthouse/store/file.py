@@ -38,6 +38,7 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
 from posthouse.store.look import CLOSED, CLOSING_NAME, LARGE, NEXT, RESERVE, Found, frames_of, look
+from posthouse.store.scribe import Scribe
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
@@ -99,7 +100,7 @@ class FileStore:
         self._behind_bytes = 0
         self._begun = self._told = 0  # segments begun since the start
         self._late: asyncio.TimerHandle | None = None
-        self._writer = ThreadPoolExecutor(1, "posthouse-journal")
+        self._writer = Scribe("posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
     @property
@@ -117,10 +118,9 @@ class FileStore:
         frames, self._pending = self._pending, []
         if self._lost is not None:
             raise Lost(self._lost)
-        loop = asyncio.get_running_loop()
         stopping = any(frame.kind == CLOSING for frame in frames)
         now = self._durability == "fsync" or stopping
-        writing = loop.run_in_executor(self._writer, self._write, frames, now)
+        writing = self._writer.do(self._write, frames, now)
         if self._durability == "memory" and not stopping:
             size = sum(frame.size_bytes for frame in frames)
             self._behind_bytes += size
@@ -134,6 +134,7 @@ class FileStore:
             raise Lost(self._lost) from error
         self._tell_of_segments()
         if self._durability == "interval" and self._late is None and not stopping:
+            loop = asyncio.get_running_loop()
             self._late = loop.call_later(self._interval_ms / 1000, self._sync_late)
 
     def _done_behind(self, done: "asyncio.Future[None]", size: int = 0) -> None:
@@ -151,7 +152,7 @@ class FileStore:
 
     def _sync_late(self) -> None:
         self._late = None
-        syncing = asyncio.get_running_loop().run_in_executor(self._writer, self._sync)
+        syncing = self._writer.do(self._sync)
         syncing.add_done_callback(self._done_behind)
 
     def _lose(self, error: BaseException) -> None:
@@ -316,9 +317,9 @@ class FileStore:
             length *= 8
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:
-        loop = asyncio.get_running_loop()
         if self._behind_bytes:
-            await loop.run_in_executor(self._writer, _nothing)  # all before it is written then
+            await self._writer.do(_nothing)  # all before it is written then
+        loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._get, positions)
 
     def _get(self, positions: Sequence[int]) -> list[Frame]:
@@ -359,8 +360,7 @@ class FileStore:
 
     async def trim(self, before: int) -> None:
         """Whole segments go, never the last."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._trim, before)
+        await self._writer.do(self._trim, before)
 
     def _trim(self, before: int) -> None:
         while len(self._segments) > 1 and self._segments[0].end <= before:
@@ -375,7 +375,7 @@ class FileStore:
         self._closed = True
         if self._late is not None:
             self._late.cancel()
-        self._writer.shutdown()
+        self._writer.close()
         self._reader.shutdown()
         if self._file is not None:
             self._disk.close(self._file)

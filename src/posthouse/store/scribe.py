@@ -1,0 +1,58 @@
+"""A thread that does one thing after another.
+
+What `ThreadPoolExecutor` does, for one thread and an event loop, in less than half of the time:
+every commit passes through here.
+"""
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+Done = TypeVar("Done")
+_Work = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class Scribe:
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread = Thread(target=_run, args=(self._work,), name=name, daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._work.put, None)  # also where nobody closes it
+
+    def do(self, work: Callable[..., Done], *given: Any) -> "asyncio.Future[Done]":
+        """Behind all that it was given before, and whether anybody waits for it or not."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Done] = loop.create_future()
+        self._work.put((loop, done, work, given))
+        return done
+
+    def close(self) -> None:
+        """Waits until all is done."""
+        self._end()
+        self._thread.join()
+
+
+def _run(works: "SimpleQueue[_Work | None]") -> None:
+    while (given := works.get()) is not None:
+        loop, done, work, arguments = given
+        result, error = None, None
+        try:
+            result = work(*arguments)
+        except BaseException as raised:  # noqa: BLE001 (for who waits for it)
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_tell, done, result, error)
+        del given, work, arguments, done, error  # who hands them in may be gone
+
+
+def _tell(done: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
