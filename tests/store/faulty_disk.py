@@ -41,6 +41,7 @@ class FaultyDisk(Disk):
     """`cut_at`, `fail_at`: the number of the operation at which it happens; `room`: free bytes."""
 
     def __init__(self, *, cut_at: int = -1, fail_at: int = -1, failure: int = errno.EIO) -> None:
+        super().__init__()
         self.names_now: dict[str, File] = {}
         self.names_durable: dict[str, File] = {}
         self.open_files: dict[int, File] = {}
@@ -116,6 +117,10 @@ class FaultyDisk(Disk):
             target.pending.append((offset, chunk))
             offset += len(chunk)
         self._operate()
+
+    def write_durably(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
+        self.write(file, offset, chunks)
+        self.sync(file)
 
     def sync(self, file: int) -> None:
         self._operate()

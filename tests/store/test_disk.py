@@ -1,6 +1,7 @@
 """The real disk."""
 
 import errno
+import os
 import resource
 import stat
 from pathlib import Path
@@ -59,4 +60,40 @@ def test_a_short_write_is_a_failure(tmp_path: Path) -> None:
             disk.write(file, 4000, [b"x" * 90, b"y" * 90])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    disk.close(file)
+
+
+@pytest.mark.parametrize("count", [3, 3_000])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_written_durably_is_synced_by_the_same_call_where_that_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, known: bool
+) -> None:
+    """A kernel that does not know the flag says so before it has written anything."""
+    write, synced = os.pwritev, list[str]()
+
+    def written(file: int, chunks: list[bytes], offset: int, flags: int = 0) -> int:
+        if flags and not known:
+            raise OSError(errno.EOPNOTSUPP, "unknown flag")
+        synced.extend(["written"] * (flags == os.RWF_DSYNC))
+        return write(file, chunks, offset, flags)
+
+    monkeypatch.setattr(os, "pwritev", written)
+    disk, path = Disk(), tmp_path / "file"
+    monkeypatch.setattr(disk, "sync", lambda file: synced.append("synced"))
+    disk.claim(path, 20_000)
+    file = disk.open(path)
+    chunks = [b"%04d" % number for number in range(count)]
+    disk.write_durably(file, 10, chunks)
+    disk.close(file)
+    assert disk.read(path, 10, 4 * count) == b"".join(chunks)
+    assert synced == ["written" if known and count == 3 else "synced"]
+
+
+def test_a_failure_to_write_durably_is_told(tmp_path: Path) -> None:
+    disk, path = Disk(), tmp_path / "file"
+    disk.claim(path, 100)
+    file = os.open(path, os.O_RDONLY)
+    with pytest.raises(OSError, match="Bad file") as failed:
+        disk.write_durably(file, 0, [b"x"])
+    assert failed.value.errno == errno.EBADF
     disk.close(file)

@@ -10,10 +10,21 @@ from posthouse.store.errors import InUse
 
 _VECTOR_MAX = 1024  # buffers that one call may take (IOV_MAX)
 _CLEAR_BYTES = 1 << 20
+_UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what is said of a flag, by some kernels
+
+
+def _write(file: int, offset: int, chunks: Sequence[bytes], flags: int = 0) -> int:
+    written = os.pwritev(file, chunks, offset, flags)
+    if written < sum(map(len, chunks)):
+        raise OSError(errno.EIO, "a write was cut short")
+    return written
 
 
 class Disk:
     """A real one. Errors are OSError, as they come."""
+
+    def __init__(self) -> None:
+        self._synced_by_writing = hasattr(os, "RWF_DSYNC")
 
     def make_folder(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,11 +72,24 @@ class Disk:
     def write(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
         """All of it. In claimed space a short write is a failure like any other."""
         for at in range(0, len(chunks), _VECTOR_MAX):
-            some = chunks[at : at + _VECTOR_MAX]
-            written = os.pwritev(file, some, offset)
-            if written < sum(map(len, some)):
-                raise OSError(errno.EIO, "a write was cut short")
-            offset += written
+            offset += _write(file, offset, chunks[at : at + _VECTOR_MAX])
+
+    def write_durably(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
+        """As `write`, and synced: by one call where that can be, and other threads run meanwhile.
+
+        After two calls it would wait for its turn twice.
+        """
+        if self._synced_by_writing and len(chunks) <= _VECTOR_MAX:
+            try:
+                _write(file, offset, chunks, os.RWF_DSYNC)
+            except OSError as error:
+                if error.errno not in _UNKNOWN:
+                    raise
+                self._synced_by_writing = False
+            else:
+                return
+        self.write(file, offset, chunks)
+        self.sync(file)
 
     def sync(self, file: int) -> None:
         os.fdatasync(file)

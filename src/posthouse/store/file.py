@@ -173,7 +173,7 @@ class FileStore:
             self._written = frame.end
             chunks += (encode_header(frame, segment.head.salt), frame.payload)
             size += length
-        self._flush(chunks, size)
+        self._flush(chunks, size, now)
         if now:
             self._sync()
         if frames and frames[-1].kind == CLOSING:
@@ -181,13 +181,17 @@ class FileStore:
         if self._wants_space:
             self._claim()
 
-    def _flush(self, chunks: list[bytes], size: int) -> None:
+    def _flush(self, chunks: list[bytes], size: int, now: bool = False) -> None:
         if chunks:
             segment = self._segments[-1]
             if self._file is None:
                 self._file = self._disk.open(segment.path)
-            self._unsynced = True
-            self._disk.write(self._file, segment.offset - size, chunks)
+            if now and not self._unsynced:
+                self._disk.write_durably(self._file, segment.offset - size, chunks)
+                self.durable = self._written
+            else:
+                self._unsynced = True
+                self._disk.write(self._file, segment.offset - size, chunks)
             self._flushed = self._written
 
     def _sync(self) -> None:
