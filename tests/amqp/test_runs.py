@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from posthouse.amqp.connection import Limits
 from posthouse.amqp.events import Arrived, Event, Run
 from posthouse.amqp.performatives import TRANSFER_HEAD
+from posthouse.amqp.runs import Alike
 from posthouse.amqp.session import MASK, Link
 from tests.amqp.pair import Pair
 
@@ -215,3 +216,17 @@ def test_what_is_sent_together_is_what_is_sent_one_by_one(
             session.next_outgoing_id, session.next_delivery_id, len(session.pending),
         ))  # fmt: skip
     assert found[0] == found[1]
+
+
+@given(st.lists(st.binary(min_size=3, max_size=3), min_size=1, max_size=9), st.integers(0, 9))
+def test_payloads_of_one_size_are_as_a_list_of_them(payloads: list[bytes], first: int) -> None:
+    whole = Alike(memoryview(b"".join(b"head" + each for each in payloads)), 4, 7)
+    assert list(whole) == payloads
+    assert len(whole) == len(payloads)
+    assert [whole[at] for at in range(-len(payloads), len(payloads))] == payloads * 2
+    assert whole[first:] == payloads[first:]
+    with pytest.raises(IndexError):
+        whole[len(payloads)]
+    if first < len(payloads):
+        assert list(whole.behind(first)) == payloads[first:]
+        assert [b"".join(each) for each in zip(*whole.columns("1s2s"), strict=True)] == payloads

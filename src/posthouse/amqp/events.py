@@ -1,5 +1,6 @@
 """What a connection tells whoever drives it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -49,9 +50,9 @@ class Run(msgspec.Struct, gc=False):
     """Several deliveries, complete and of the common format, where the link takes such."""
 
     link: "Link"
-    delivery_ids: list[int]
-    tags: list[bytes]
-    payloads: list[bytes]
+    delivery_ids: Sequence[int]
+    tags: Sequence[bytes]
+    payloads: Sequence[bytes]
     settled: bool
 
 

@@ -4,9 +4,10 @@ Its transfers differ in their size, their id, their tag and what they carry, and
 Once one was read field by field, those that follow are compared with it, all fields in one go.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from posthouse.amqp.performatives import TAG_BYTES_MAX
 
@@ -16,7 +17,42 @@ if TYPE_CHECKING:
 _HANDLE_BYTES = {0x43: 1, 0x52: 2, 0x70: 5}
 _LIST_AT = 8 + 3  # behind the frame's header and the descriptor, both in their short forms
 _struct = lru_cache(64)(Struct)
-_WIDTH_MIN, _WIDTH_MAX = 8, 1_024  # deliveries of one size that are read at once
+_WIDTH_MIN = 8  # deliveries of one size that are worth being read all at once
+
+
+class Alike(Sequence[bytes]):
+    """Payloads of one size, cut out of what was read when they are asked for."""
+
+    def __init__(self, data: memoryview, head: int, distance: int) -> None:
+        self._data = data
+        self._head = head  # bytes before each
+        self._distance = distance
+        self.size = distance - head
+
+    def columns(self, layout: str) -> Iterator[tuple[Any, ...]]:
+        """Of all, field by field, as a format of `struct` that is as long as they are says."""
+        return zip(*_struct(f">{self._head}x{layout}").iter_unpack(self._data), strict=True)
+
+    def behind(self, count: int) -> "Alike":
+        """Without the first of them."""
+        return Alike(self._data[count * self._distance :], self._head, self._distance)
+
+    def __len__(self) -> int:
+        return len(self._data) // self._distance
+
+    def __iter__(self) -> Iterator[bytes]:
+        [all] = self.columns(f"{self.size}s")
+        return iter(all)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        begin = range(len(self))[at] * self._distance + self._head
+        return bytes(self._data[begin : begin + self.size])
 
 
 class Shape:
@@ -44,14 +80,17 @@ class Shape:
 
     def read(
         self, data: bytes, pos: int, frame_max: int
-    ) -> tuple[list[int], list[bytes], list[bytes], int]:
-        """Ids, tags and payloads of the deliveries that begin here, and where they end."""
+    ) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes], int]:
+        """Ids, tags and payloads of the deliveries that begin here, and where they end.
+
+        Where many are of one size, they are all that is given for now.
+        """
         ids: list[int] = []
         tags: list[bytes] = []
         payloads: list[bytes] = []
         end, head, most = len(data), self._size, self.link.max_message_size or frame_max
         read, fixed, tag_head, rest = self._read, self._fixed, self._tag_head, self._rest
-        width, singly = _WIDTH_MIN, 0  # how many are tried at once; how many are not before that
+        singly = 0  # how many are read so before others are tried at once
         while end - pos >= head:
             size, given, number, given_head, tag, given_rest = read(data, pos)
             stop = pos + size
@@ -64,17 +103,17 @@ class Shape:
                 or size - head > most
             ):
                 break
-            if not singly and data[stop : stop + 4] == data[pos : pos + 4]:
-                found = self._of_one_size(data, pos, size, min(width, (end - pos) // size))
-                if found is not None:
-                    ids += found[0]
-                    tags += found[1]
-                    payloads += found[2]
-                    pos += size * len(found[0])
-                    width = min(2 * width, _WIDTH_MAX)
-                    continue
-                width, singly = _WIDTH_MIN, _WIDTH_MIN
-            singly = max(0, singly - 1)
+            if singly:
+                singly -= 1
+            elif data[stop : stop + 4] == data[pos : pos + 4]:
+                count = _count_of(data, pos, size)
+                if count >= _WIDTH_MIN:
+                    if ids:
+                        break
+                    found = self._of_one_size(data, pos, size, count)
+                    if found is not None:
+                        return *found, pos + size * count
+                singly = count - 1  # looked at once, and not again for each
             ids.append(number)
             tags.append(tag)
             payloads.append(data[pos + head : stop])
@@ -83,21 +122,28 @@ class Shape:
 
     def _of_one_size(
         self, data: bytes, pos: int, size: int, count: int
-    ) -> tuple[tuple[int, ...], tuple[bytes, ...], tuple[bytes, ...]] | None:
+    ) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes]] | None:
         """So many deliveries of this size, if they are: read all at once, field by field."""
-        layout = _struct(f"{self._layout}{size - self._size}s")
+        layout = _struct(f"{self._layout}{size - self._size}x")
         some = memoryview(data)[pos : pos + size * count]
-        sizes, fixed, ids, heads, tags, rests, payloads = zip(
-            *layout.iter_unpack(some), strict=True
-        )
+        _, fixed, ids, heads, tags, rests = zip(*layout.iter_unpack(some), strict=True)
         if (
-            sizes.count(size) == count
-            and fixed.count(self._fixed) == count
+            fixed.count(self._fixed) == count
             and heads.count(self._tag_head) == count
             and rests.count(self._rest) == count
         ):
-            return ids, tags, payloads
+            return ids, tags, Alike(some, self._size, size)
         return None
+
+
+def _count_of(data: bytes, pos: int, size: int) -> int:
+    """How many frames of this size follow each other from here on."""
+    end = pos + (len(data) - pos) // size * size
+    count = end
+    for at in range(pos, pos + 4):
+        column = data[at:end:size]
+        count = min(count, len(column) - len(column.lstrip(column[:1])))
+    return count
 
 
 def shape_of(link: "Link", frame: bytes, *, settled: bool) -> Shape | None:

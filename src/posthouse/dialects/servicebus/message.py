@@ -25,6 +25,7 @@ from msgspec.msgpack import Ext
 
 from posthouse.amqp.decode import Reader, read_fields, sections, skip
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
+from posthouse.amqp.runs import Alike
 from posthouse.amqp.types import Decimal, Described, Malformed, Symbol, Timestamp, ULong, Value
 from posthouse.core.commands import PROPERTY_CHARS_MAX, Delivery, Seen
 from posthouse.core.filters.texts import TICKS
@@ -99,8 +100,6 @@ class Form(NamedTuple):
 
 _DATA8, _DATA32 = b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0"
 _FORM_BYTES_MAX = 4_096
-_COLUMNS_MIN = 8  # messages that are worth being read all at once
-_struct = lru_cache(64)(Struct)
 
 
 class Messages:
@@ -126,7 +125,9 @@ class Messages:
             return found
         (before, between, begin, end, body, head, tail, native, rest, group, priority, ttl_ms,
          due_ms) = self._form  # fmt: skip
-        columns = _columns(self._form, payloads, first)
+        columns = None
+        if isinstance(payloads, Alike) and first <= 1:  # behind one of another form: one by one
+            columns = _columns(self._form, payloads.behind(first))
         if columns is not None:
             return [
                 NewMessage(
@@ -155,27 +156,20 @@ class Messages:
         return found
 
 
-def _columns(
-    form: Form, payloads: Sequence[bytes], first: int
-) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
-    """Ids and bodies of all from the first on, where they are of one size and of the form."""
-    count = len(payloads) - first
-    if count < _COLUMNS_MIN or first > 1:  # where one is not, it is not tried again for each
+def _columns(form: Form, payloads: Alike) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
+    """Ids and bodies, where all are of the form."""
+    first, size, count = payloads[0], payloads.size, len(payloads)
+    at = _body_at(first, form.body) if size > form.body else 0
+    if not at:
         return None
-    some = payloads if not first else payloads[first:]
-    size = len(some[0])
-    at = _body_at(some[0], form.body) if len(some[0]) > form.body else 0
-    if not at or set(map(len, some)) != {size}:
-        return None
-    layout = _struct(
+    befores, ids, betweens, sizes, bodies = payloads.columns(
         f"{form.id_begin}s{form.id_end - form.id_begin}s{form.body - form.id_end}s"
         f"{at - form.body}s{size - at}s"
     )
-    befores, ids, betweens, sizes, bodies = zip(*layout.iter_unpack(b"".join(some)), strict=True)
     if (
         befores.count(form.before) == count
         and betweens.count(form.between) == count
-        and sizes.count(some[0][form.body : at]) == count
+        and sizes.count(first[form.body : at]) == count
         and b"".join(ids).isascii()
     ):
         return ids, bodies
