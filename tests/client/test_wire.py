@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import posthouse
 from posthouse import Message, MessageId, QueueClient, SessionId
+from posthouse.amqp.runs import Alike
+from posthouse.amqp.types import Malformed
 from posthouse.client.wire.messages import Messages, Place, read, write
 from tests.server.running import Running, development
 
@@ -206,6 +208,29 @@ def test_messages_that_are_read_alike_are_as_if_read_one_by_one(
     alike = Messages(PLACE).read_all(payloads, tags)
     now = alike[0].delivered_at
     assert alike == [read(payload, tag, now, PLACE) for payload, tag in given]
+
+
+@given(deliveries(), st.integers(2, 9), st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(
+    min_size=1, max_size=1)), max_size=1))  # fmt: skip
+def test_messages_of_one_size_are_as_if_read_one_by_one(
+    given: list[tuple[bytes, bytes]], count: int, changed: list[tuple[int, bytes]]
+) -> None:
+    """As they come out of one read, also where one differs from the rest in any byte."""
+    [(first, tag), *_] = given
+    whole = bytearray(first * count)
+    for at, value in changed:
+        whole[at % len(whole)] = value[0]
+    payloads, tags = Alike(memoryview(bytes(whole)), 0, len(first)), [tag] * count
+    messages = Messages(PLACE)
+    messages.read_all([first], [tag])
+    try:
+        found = messages.read_all(payloads, tags)
+    except Malformed:
+        with pytest.raises(Malformed):
+            [read(each, tag, datetime.now(UTC), PLACE) for each in payloads]
+    else:
+        now = found[0].delivered_at
+        assert found == [read(each, tag, now, PLACE) for each in payloads]
 
 
 @given(deliveries())

@@ -4,14 +4,16 @@ Messages that come one behind another differ in little: once one was read sectio
 behind it are compared with it, and only what differs is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import NamedTuple
 
 from posthouse.amqp.decode import Reader, read_fields, sections
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
-from posthouse.amqp.types import Symbol, Timestamp, UInt, Value
+from posthouse.amqp.runs import Alike
+from posthouse.amqp.types import Malformed, Symbol, Timestamp, UInt, Value
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
@@ -104,6 +106,15 @@ _numbers = _NUMBERS.unpack_from
 _u32 = Struct(">I").unpack_from
 
 
+@contextmanager
+def _of_other_kinds() -> Iterator[None]:
+    """Where values are of other kinds than messages have. Raises Malformed."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError, OverflowError) as odd:
+        raise Malformed(f"a message that cannot be: {odd}") from odd
+
+
 class Messages:
     """Reads the messages of one link."""
 
@@ -111,14 +122,64 @@ class Messages:
         self._place = place
         self._form: _Form | None = None
 
+    @_of_other_kinds()
     def read_all(self, payloads: Sequence[bytes], tags: Sequence[bytes]) -> list[ReceivedMessage]:
         """Raises Malformed."""
         now = datetime.now(UTC)
+        if isinstance(payloads, Alike) and self._form is not None:
+            found = self._read_columns(self._form, payloads, tags, now)
+            if found is not None:
+                return found
         read, alike = self._read, self._read_alike
         return [
             alike(payload, tag, now) or read(payload, tag, now)
             for payload, tag in zip(payloads, tags, strict=True)
         ]
+
+    def _read_columns(
+        self, form: _Form, payloads: Alike, tags: Sequence[bytes], now: datetime
+    ) -> list[ReceivedMessage] | None:
+        """All at once, where all are of the form."""
+        head, before, between, begin, end, body_at, wide, like = form
+        at = body_at + (4 if wide else 1)
+        size = payloads.size - at
+        if size < 0 or (size > 255 and not wide):
+            return None
+        (heads, enqueued, keys, sequences, until_keys, until, befores, ids, betweens, sizes,
+         bodies) = payloads.columns(
+            f"{len(head)}sq{len(_SEQUENCE_KEY)}sq{len(_UNTIL)}sq{len(before)}s{end - begin}s"
+            f"{len(between)}s{at - body_at}s{size}s"
+        )  # fmt: skip
+        count = len(payloads)
+        if (
+            heads.count(head) < count
+            or keys.count(_SEQUENCE_KEY) < count
+            or until_keys.count(_UNTIL) < count
+            or befores.count(before) < count
+            or betweens.count(between) < count
+            or sizes.count(size.to_bytes(at - body_at, "big")) < count
+        ):
+            return None
+        moments = {ms: datetime.fromtimestamp(ms / 1_000, UTC) for ms in {*enqueued, *until}}
+        make = self._made
+        return [
+            make(like, id, body, tag, moments[ends], moments[came], sequence, now)
+            for id, body, tag, ends, came, sequence in zip(
+                ids, bodies, tags, until, enqueued, sequences, strict=True
+            )
+        ]
+
+    def _made(
+        self, like: ReceivedMessage, id: bytes, body: bytes, tag: bytes, until: datetime,
+        enqueued: datetime, sequence: int, now: datetime,
+    ) -> ReceivedMessage:  # fmt: skip
+        return ReceivedMessage(
+            str.__new__(MessageId, id.decode()), body,
+            ReceiptHandle(tag.hex() + self._place.suffix, until, _TYPE), like.delivery_count, now,
+            dict(like.attributes) if like.attributes else {}, like.session_id, like.correlation_id,
+            like.content_type, None if like.first_delivered_at is None else now, like.time_to_live,
+            sequence, enqueued,
+        )  # fmt: skip
 
     def _read_alike(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage | None:
         form = self._form
@@ -136,15 +197,10 @@ class Messages:
             or (size - 4 != _u32(payload, body_at)[0] if wide else size - 1 != payload[body_at])
         ):
             return None
-        expires = datetime.fromtimestamp(until / 1_000, UTC)
-        return ReceivedMessage(
-            str.__new__(MessageId, payload[begin:end].decode()),
-            payload[body_at + (4 if wide else 1) :],
-            ReceiptHandle(tag.hex() + self._place.suffix, expires, _TYPE),
-            like.delivery_count, now, dict(like.attributes) if like.attributes else {},
-            like.session_id, like.correlation_id, like.content_type,
-            None if like.first_delivered_at is None else now, like.time_to_live, sequence,
-            datetime.fromtimestamp(enqueued / 1_000, UTC),
+        return self._made(
+            like, payload[begin:end], payload[body_at + (4 if wide else 1) :], tag,
+            datetime.fromtimestamp(until / 1_000, UTC),
+            datetime.fromtimestamp(enqueued / 1_000, UTC), sequence, now,
         )  # fmt: skip
 
     def _read(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage:
@@ -153,6 +209,7 @@ class Messages:
         return found
 
 
+@_of_other_kinds()
 def read(payload: bytes, tag: bytes, now: datetime, place: Place) -> ReceivedMessage:
     """A delivery, or, without a tag, one that was looked at. Raises Malformed."""
     count, ttl_ms = 0, None
