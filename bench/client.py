@@ -219,7 +219,7 @@ async def all_costs(folder: Path) -> None:
     async with posthouse(folder / "idle") as peer:
         config = peer._client._calls.config.provider  # type: ignore[attr-defined]
         await asyncio.to_thread(
-            costs, f"posthouse://{config.key_name}:{config.key}@{config.host}:{config.port}"
+            costs, f"posthouse://{config.key_name}:{config.key.open()}@{config.host}:{config.port}"
         )
 
 

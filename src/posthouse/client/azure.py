@@ -55,6 +55,7 @@ from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source, Transacting
+from posthouse.client.secret import reveal
 from posthouse.client.under_way import UnderWay
 
 KEPT_MAX = 100  # senders, and receivers, each a connection of its own
@@ -537,9 +538,9 @@ def _client(config: AzureServiceBusConfig) -> ServiceBusClient:
     try:
         if config.connection_string:
             return ServiceBusClient.from_connection_string(
-                config.connection_string, retry_total=0, transport_type=kind
+                reveal(config.connection_string), retry_total=0, transport_type=kind
             )
-        credential: Any = config.credential
+        credential: Any = reveal(config.credential)
         return ServiceBusClient(config.namespace, credential, retry_total=0, transport_type=kind)
     except ValueError as error:
         raise ConfigurationError("connection_string", f"is none: {error}") from None
