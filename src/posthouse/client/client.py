@@ -81,7 +81,7 @@ class Calls:
     ) -> T:
         """Raises QueueError."""
         try:
-            self.breaker.check()
+            is_probe = self.breaker.check()
         except CircuitOpen:
             self.figures.note(operation, "CircuitOpen", 0.0)
             raise
@@ -96,14 +96,17 @@ class Calls:
                     done = await attempt()
                 except QueueError as error:
                     tries += 1
-                    await self._before_the_next(operation, where, tries, error, begun + seconds)
+                    is_probe = False  # it has shown something
+                    end = begun + seconds
+                    is_probe = await self._before_the_next(operation, where, tries, error, end)
                 else:
                     self.breaker.note(None)
                     outcome = "ok"
                     return done
         except asyncio.CancelledError:
             if not self._deadlines.late(task):
-                self.breaker.give_up()
+                if is_probe:
+                    self.breaker.give_up()
                 raise
             late = Timeout(seconds, f"To {operation}")
             self.breaker.note(late)
@@ -118,8 +121,8 @@ class Calls:
 
     async def _before_the_next(
         self, operation: str, where: str, tries: int, error: QueueError, end: float
-    ) -> None:
-        """Waits until it may be tried again. Raises the error where it may not."""
+    ) -> bool:
+        """Waits until it may be tried again, as `check` says. Raises the error where it may not."""
         self.breaker.note(error)
         wait = None
         if not isinstance(error, SessionLocked):  # who has it may keep it for long
@@ -131,7 +134,7 @@ class Calls:
             extra={"operation": operation, "queue": where, "tries": tries},
         )  # fmt: skip
         await asyncio.sleep(wait)
-        self.breaker.check()
+        return self.breaker.check()
 
 
 class QueueClient:

@@ -129,14 +129,15 @@ class CircuitBreaker:
             return "closed"
         return "open" if self._clock() < self._until else "half-open"
 
-    def check(self) -> None:
-        """Raises CircuitOpen."""
+    def check(self) -> bool:
+        """Whether this call is the one that is to see. Raises CircuitOpen."""
         if not self._until:
-            return
+            return False
         left = self._until - self._clock()
         if left > 0 or self._probing:
             raise CircuitOpen(max(left, 0.1))
         self._probing = True
+        return True
 
     def note(self, error: BaseException | None) -> None:
         """What has become of a call that went through."""
@@ -149,7 +150,7 @@ class CircuitBreaker:
             self._until, self._probing = self._clock() + self._seconds, False
 
     def give_up(self) -> None:
-        """A call that went through was cancelled, and has shown nothing."""
+        """The call that was to see was cancelled, and has shown nothing."""
         self._probing = False
 
 
