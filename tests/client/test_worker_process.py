@@ -4,7 +4,6 @@ Most run on a broker in memory that lives in the worker's process; the last need
 own and a client that speaks to it.
 """
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -292,7 +292,6 @@ async def on_order(message: ReceivedMessage): ...
 
 # On a broker of its own.
 
-has_wire = importlib.util.find_spec("posthouse.client.wire") is not None
 ON_A_BROKER = """
 app = posthouse.Worker(drain_seconds=20)
 
@@ -306,6 +305,22 @@ async def on_order(message: ReceivedMessage):
 
 def url(port: int) -> str:
     return f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
+
+
+def test_who_is_not_allowed_is_told_with_a_code_of_its_own(start: Start, tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        broker.queue("PUT", "orders", {})
+        grants = [{"rights": ["send"], "namespace": "default", "entity": "orders"}]
+        sender = {"name": "sender", "grants": grants}
+        key = quote(broker.call("POST", "/api/v1/principals", sender).json["key"], safe="")
+        for user, text in (
+            (f"sender:{key}", "'Listen'"),
+            ("RootManageSharedAccessKey:canary", "does not know this key name and key"),
+        ):
+            worker = start(ON_A_BROKER, "--url", f"posthouse://{user}@127.0.0.1:{broker.port}")
+            assert worker.end() == 4, worker.errors
+            assert text in worker.errors[-1]
+            assert not any("Traceback" in line or "canary" in line for line in worker.errors)
 
 
 def test_nothing_is_delivered_twice_when_a_worker_is_stopped(start: Start, tmp_path: Path) -> None:
