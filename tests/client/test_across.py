@@ -73,3 +73,51 @@ def test_a_transaction_of_a_handler_that_is_cancelled_does_not_happen(url: str) 
             assert [each.body for each in await app.client.peek_messages("invoices", 9)] == [b"y"]
 
     asyncio.run(main())
+
+
+def test_all_of_the_client_can_be_used(url: str) -> None:
+    app = Worker(url)
+
+    @app.handler("unused")
+    async def on_nothing(context: Context) -> None: ...
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S), app.running():
+            client = app.client
+            assert client.max_batch_size() == client.capabilities.batch_max
+            await client.send_messages("orders", [Message(b"a"), Message(b"b")])
+            async with client.receiver("orders") as receiver:
+                bodies = []
+                async for each in receiver:
+                    await client.complete_message(each)
+                    bodies.append(each.body)
+                    if len(bodies) == 2:
+                        await receiver.close()
+            assert bodies == [b"a", b"b"]
+            with pytest.raises(TypeError, match="worker"):
+                await client.close()
+            await client.send_message("orders", Message(b"c"))  # it is still open
+            assert client.figures.messages["sent"] == 3
+
+    asyncio.run(main())
+
+
+def test_a_session_is_held_from_another_loop(url: str) -> None:
+    app = Worker(url)
+
+    @app.handler("unused")
+    async def on_nothing(context: Context) -> None: ...
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S), app.running():
+            client = app.client
+            await client.send_message("sessions", Message(b"x").with_session_id("s"))
+            session = await client.accept_session("sessions", "s", 5)
+            assert session is not None
+            async with session:
+                found = await session.receive_message(5)
+                assert found is not None
+                await session.complete_message(found)
+                assert session.session_id == "s"
+
+    asyncio.run(main())
