@@ -205,9 +205,12 @@ class _Inbox:
             self._provider.retire(self.source, self)
 
     async def close(self) -> None:
+        """What was received with it and not settled is so no more: it is the SDK's to settle."""
         self.closed = True
         if self._resting is not None:
             self._resting.cancel()
+        for each in self.tokens:
+            self._provider.held.drop(each)
         await self._provider.whole(self.sdk.close(), Doing("close"))
 
 
@@ -526,8 +529,6 @@ class AzureSession:
 
     async def close(self) -> None:
         if not self._inbox.closed:
-            for each in self._inbox.tokens:
-                self._provider.held.drop(each)
             self._provider.forget(self)
             await self._provider._quietly(self._inbox.close())
 
