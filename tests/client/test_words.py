@@ -120,4 +120,4 @@ def test_a_package_that_is_missing_or_old_is_told_early() -> None:
         require("azure", "there-is-no-such-package", (1, 0))
     with pytest.raises(ConfigurationError, match=r"999\.0 or newer"):
         require("azure", "azure-servicebus", (999, 0))
-    require("azure", "azure-servicebus", (7, 14))
+    require("azure", "azure-servicebus", (7, 15))
