@@ -1,12 +1,15 @@
 """Our client and broker beside others with their usual Python clients, in one run.
 
-    python -m bench.client
+    python -m bench.client [comparison] [specification] [costs]
 
-One producer and one consumer, messages of 1 KiB, durable. They take turns; the ratio is that in the
-middle of the rounds. Then what a single operation takes at 200 messages a second, what the
-specification of the client wants of each provider, and what `import posthouse` costs.
+Comparison: one producer and one consumer, messages of 1 KiB, durable. They take turns; the ratio is
+that in the middle of the rounds. Then what a single operation takes at 200 messages a second.
+Specification: what that of the client wants, for each provider: Azure's is the official SDK with a
+Posthouse server, SQS's is Moto's server, which is what limits it. Costs: of `import posthouse`, and
+of a client that is idle. Without a word, all three.
 """
 
+import argparse
 import asyncio
 import os
 import statistics
@@ -14,15 +17,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
-from bench.peers import BATCH, PEERS, Missing, Peer, posthouse
+from bench.peers import BATCH, KEY, PEERS, Missing, Peer, posthouse_url, process, served
+from bench.start import a_free_port
 from posthouse import Message, QueueClient, create_client
 from posthouse.client.memory import InMemoryProvider
+from posthouse.client.sqs import SqsProvider
 
 COUNTS = {"Posthouse": 20_480, "Redis": 20_480, "NATS": 10_240, "NATS, synced": 2_560,
           "RabbitMQ": 5_120, "beanstalkd": 2_048}  # fmt: skip
@@ -106,31 +112,38 @@ async def each_second(count: int, one: Callable[[], Awaitable[object]]) -> float
     return count / (time.perf_counter() - begun)
 
 
-async def specification(name: str, client: QueueClient, queue: str, sessions: str) -> None:
-    message = Message(bytes(1024))
+class Tried(NamedTuple):
+    """A provider: clients for queues, and for queues with sessions, and what makes one more."""
+
+    client: QueueClient
+    for_sessions: QueueClient
+    create: Callable[[], QueueClient]
+    tries: int = 1_000  # operations that are tried; Moto takes the longer, the more is there
+
+
+async def specification(name: str, tried: Tried, queue: str, sessions: str) -> None:
+    client, message = tried.client, Message(bytes(1024))
 
     def tell(what: str, found: float, wanted: float, unit: str, *, most: bool) -> None:
         met = found <= wanted if most else found >= wanted
         print(f"  {name}: {what} {found:,.2f} {unit}, wanted {wanted:,.0f}: "
-              f"{'met' if met else 'NOT met'}")  # fmt: skip
+              f"{'met' if met else 'NOT met'}", flush=True)  # fmt: skip
 
     async def cycle() -> None:
         await client.send_message(queue, message)
 
-    tell("single operations", await each_second(1_000, cycle), 1_000, "a second", most=False)
+    await cycle()  # it is connected
+    tell("single operations", await each_second(tried.tries, cycle), 1_000, "a second", most=False)
     size = min(BATCH, client.max_batch_size())
     batch = [message] * size
-    rate = size * await each_second(10_000 // size, lambda: client.send_messages(queue, batch))
+    rate = size * await each_second(
+        10 * tried.tries // size, lambda: client.send_messages(queue, batch)
+    )
     tell("batched messages", rate, 10_000, "a second", most=False)
-    got = 0
     times: dict[str, list[float]] = {"send": [], "receive": [], "complete": [], "session": []}
-    while got < 11_000:  # what was sent
-        found = await client.receive_messages(queue, 256, 1)
-        if not found:
-            break
-        got += len(found)
+    while found := await client.receive_messages(queue, BATCH, 1):  # all that was sent
         await client.complete_messages(found)
-    for _ in range(200):
+    for _ in range(tried.tries // 5):
         marks = [time.perf_counter()]
         await client.send_message(queue, message)
         marks.append(time.perf_counter())
@@ -141,12 +154,13 @@ async def specification(name: str, client: QueueClient, queue: str, sessions: st
         marks.append(time.perf_counter())
         for what, begin, end in zip(times, marks, marks[1:], strict=False):
             times[what].append(end - begin)
+    holder = tried.for_sessions
     for number in range(100):
-        await client.send_message(sessions, message.with_session_id(f"s{number}"))
+        await holder.send_message(sessions, message.with_session_id(f"s{number}"))
     begun = time.perf_counter()
     for _ in range(100):
         at = time.perf_counter()
-        session = await client.accept_session(sessions, timeout=5)
+        session = await holder.accept_session(sessions, timeout=5)
         times["session"].append(time.perf_counter() - at)
         assert session is not None
         received = await session.receive_message(1)
@@ -157,22 +171,59 @@ async def specification(name: str, client: QueueClient, queue: str, sessions: st
     for what, wanted in (("send", 10), ("receive", 50), ("complete", 5), ("session", 100)):
         cut = statistics.quantiles(times[what], n=100)[98] * 1e3
         tell(f"{what}, p99", cut, wanted, "ms", most=True)
+    begun = time.perf_counter()
+    others = [tried.create() for _ in range(100)]
+    tell("switch to it", (time.perf_counter() - begun) * 10, 1, "ms", most=True)
+    await asyncio.gather(*(each.close() for each in others))
 
 
-async def specifications(folder: Path) -> None:
-    print("what the specification of the client wants:")
+@asynccontextmanager
+async def in_memory(folder: Path) -> AsyncIterator[Tried]:
     async with create_client("memory://?max_queue_size=100000") as client:
         provider = client._provider
         assert isinstance(provider, InMemoryProvider)
         await provider.create_queue("bench")
         await provider.create_queue("sessions", sessions=True)
-        await specification("in memory", client, "bench", "sessions")
-    async with posthouse(folder / "again") as peer:
-        await specification("Posthouse", peer._client, "single", "sessions")  # type: ignore[attr-defined]
-    begun = time.perf_counter()
-    for _ in range(100):
-        create_client("memory://")
-    print(f"  a client of another provider: {(time.perf_counter() - begun) * 10:.2f} ms, wanted 1")
+        yield Tried(client, client, lambda: create_client("memory://"))
+
+
+@asynccontextmanager
+async def on_posthouse(folder: Path) -> AsyncIterator[Tried]:
+    async with served(folder) as port, create_client(posthouse_url(port)) as client:
+        yield Tried(client, client, lambda: create_client(posthouse_url(port)))
+
+
+@asynccontextmanager
+async def on_azure(folder: Path) -> AsyncIterator[Tried]:
+    async with served(folder) as port, create_client(f"sb://{KEY}@localhost:{port}") as client:
+        yield Tried(client, client, lambda: create_client(f"sb://{KEY}@localhost:{port}"))
+
+
+@asynccontextmanager
+async def on_sqs(folder: Path) -> AsyncIterator[Tried]:
+    port = a_free_port()
+    url = f"sqs://key:secret@us-east-1?endpoint_url=http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with process(command, port):
+        async with create_client(url) as client, create_client(f"{url}&use_fifo_queues=1") as fifo:
+            provider = client._provider
+            assert isinstance(provider, SqsProvider)
+            sqs = await provider._open()
+            await sqs.create_queue(QueueName="bench")
+            await sqs.create_queue(QueueName="sessions.fifo", Attributes={"FifoQueue": "true"})
+            yield Tried(client, fifo, lambda: create_client(url), 50)
+
+
+async def specifications(folder: Path) -> None:
+    print("what the specification of the client wants:")
+    for name, start in (
+        ("in memory", in_memory),
+        ("Posthouse", on_posthouse),
+        ("Azure Service Bus (its SDK, a Posthouse server)", on_azure),
+        ("Amazon SQS (Moto's server, which is the limit)", on_sqs),
+    ):
+        async with start(folder / start.__name__) as tried:
+            await specification(name, tried, "bench", "sessions")
 
 
 # What it costs to have it.
@@ -216,19 +267,24 @@ def costs(url: str) -> None:
 
 
 async def all_costs(folder: Path) -> None:
-    async with posthouse(folder / "idle") as peer:
-        config = peer._client._calls.config.provider  # type: ignore[attr-defined]
-        await asyncio.to_thread(
-            costs, f"posthouse://{config.key_name}:{config.key}@{config.host}:{config.port}"
-        )
+    async with served(folder / "idle") as port:
+        await asyncio.to_thread(costs, posthouse_url(port))
+
+
+PARTS = {"comparison": compare, "specification": specifications, "costs": all_costs}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.client")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parts = parser.parse_args().parts or PARTS
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no part {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name).absolute()
-        uvloop.run(compare(folder))
-        uvloop.run(specifications(folder))
-        uvloop.run(all_costs(folder))
+        for part in parts:
+            uvloop.run(PARTS[part](folder))
 
 
 if __name__ == "__main__":

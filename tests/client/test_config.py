@@ -1,7 +1,10 @@
 """Configurations: where they come from, and what is refused."""
 
+import copy
 import dataclasses
+import json
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from posthouse import (
     ProviderType,
     QueueClient,
     QueueConfig,
+    Secret,
     create_client,
 )
 from posthouse.client.config import ProviderConfig
@@ -196,20 +200,48 @@ def test_a_key_that_is_not_escaped_is_refused_and_not_shown(url: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    providers: list[ProviderConfig] = [
-        PosthouseConfig(key=CANARY),
-        AzureServiceBusConfig(f"Endpoint=sb://x;SharedAccessKey={CANARY}"),
-        AzureServiceBusConfig(namespace="x", credential=CANARY),
-        AwsSqsConfig("r", "id", CANARY, CANARY),
+SECRETIVE: list[ProviderConfig] = [
+    PosthouseConfig(key=CANARY),
+    AzureServiceBusConfig(f"Endpoint=sb://x;SharedAccessKey={CANARY}"),
+    AzureServiceBusConfig(namespace="x", credential=CANARY),
+    AwsSqsConfig("r", "id", CANARY, CANARY),
+    dataclasses.replace(PosthouseConfig(key=CANARY), port=1),
+]
+
+
+@pytest.mark.parametrize("provider", SECRETIVE)
+def test_secrets_are_shown_nowhere(
+    provider: ProviderConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = QueueConfig(provider)
+    shown = [
+        f"{config} {config!r} {provider} {provider!r}",
+        f"{vars(config)} {vars(provider)}",
+        f"{dataclasses.asdict(config)} {dataclasses.astuple(config)}",
+        json.dumps(dataclasses.asdict(config), default=str),
+        str([getattr(provider, each.name) for each in dataclasses.fields(provider)]),
+        f"{copy.copy(config)} {copy.deepcopy(config)}",
     ]
     with caplog.at_level(logging.DEBUG):
-        for provider in providers:
-            config = QueueConfig(provider)
-            logging.getLogger("test").info("%s %r %s", config, provider, [config])
-            assert CANARY not in f"{config} {config!r} {provider} {provider!r}"
-    assert CANARY not in caplog.text
-    assert len(caplog.records) == len(providers)
+        logging.getLogger("test").info("%s %r %s", config, provider, [config])
+    for text in [*shown, caplog.text]:
+        assert CANARY not in text
+        assert "***" in text
+    for thing in (config, provider, dataclasses.asdict(config)):
+        with pytest.raises(TypeError, match="secret"):
+            pickle.dumps(thing)
+
+
+def test_a_secret_is_what_it_was_made_of() -> None:
+    config = PosthouseConfig(key=CANARY)
+    assert isinstance(config.key, Secret)
+    assert config.key.open() == CANARY
+    assert config == PosthouseConfig(key=Secret(CANARY))
+    assert config != PosthouseConfig(key="another")
+    assert {config: 1}[PosthouseConfig(key=CANARY)] == 1
+    assert copy.deepcopy(config) == config
+    assert "***" not in repr(PosthouseConfig())
+    assert pickle.loads(pickle.dumps(PosthouseConfig())) == PosthouseConfig()  # there is none
 
 
 def test_a_configuration_does_not_change() -> None:

@@ -179,9 +179,59 @@ def test_a_probe_that_was_cancelled_leaves_the_place_to_another() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += 30
-    breaker.check()
+    assert breaker.check()
     breaker.give_up()
-    breaker.check()
+    assert breaker.check()
+
+
+def test_only_the_probe_leaves_its_place_when_it_is_cancelled() -> None:
+    clock = Clock()
+    calls = Calls(QueueConfig(), NoRetry())
+    calls.breaker = CircuitBreaker(1, 30.0, clock)
+
+    async def main() -> None:
+        def begin(attempt: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+            return asyncio.create_task(calls.make("send", "orders", attempt))
+
+        never = asyncio.Event().wait
+        early = begin(never)  # while all is well
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionFailed):
+            await begin(Failing(LOST))
+        clock.now += 30
+        probe = begin(never)
+        await asyncio.sleep(0)
+        early.cancel()
+        await asyncio.wait([early])
+        with pytest.raises(CircuitOpen):
+            await begin(Failing())
+        probe.cancel()
+        await asyncio.wait([probe])
+        assert await begin(Failing()) == "done"
+
+    asyncio.run(main())
+
+
+def test_a_probe_that_failed_has_no_place_to_leave() -> None:
+    clock = Clock()
+    calls = Calls(QueueConfig(operation_timeout=999), FixedRetry(wait=100))
+    calls.breaker = CircuitBreaker(1, 30.0, clock)
+    calls.breaker.note(LOST)
+
+    async def main() -> None:
+        clock.now += 30
+        failing = Failing(LOST)
+        first = asyncio.create_task(calls.make("send", "orders", failing))
+        await asyncio.sleep(0)
+        assert failing.tries == 1
+        clock.now += 30
+        assert calls.breaker.check()  # another
+        first.cancel()  # while it waits for its next try
+        await asyncio.wait([first])
+        with pytest.raises(CircuitOpen):
+            calls.breaker.check()
+
+    asyncio.run(main())
 
 
 def test_a_breaker_can_be_off() -> None:

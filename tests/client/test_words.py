@@ -6,7 +6,7 @@ import pytest
 from azure.servicebus import exceptions as azure
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
-from posthouse.client import azure_words, sqs_words
+from posthouse.client import azure_words, packages, sqs_words
 from posthouse.client.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -120,4 +120,10 @@ def test_a_package_that_is_missing_or_old_is_told_early() -> None:
         require("azure", "there-is-no-such-package", (1, 0))
     with pytest.raises(ConfigurationError, match=r"999\.0 or newer"):
         require("azure", "azure-servicebus", (999, 0))
-    require("azure", "azure-servicebus", (7, 14))
+    require("azure", "azure-servicebus", (7, 15))
+
+
+def test_a_package_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("azure", "azure-servicebus", (7, 15))
+    monkeypatch.setattr(packages, "version", lambda package: pytest.fail("again"))
+    require("azure", "azure-servicebus", (7, 15))

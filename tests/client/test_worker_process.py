@@ -4,7 +4,6 @@ Most run on a broker in memory that lives in the worker's process; the last need
 own and a client that speaks to it.
 """
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -292,7 +292,6 @@ async def on_order(message: ReceivedMessage): ...
 
 # On a broker of its own.
 
-has_wire = importlib.util.find_spec("posthouse.client.wire") is not None
 ON_A_BROKER = """
 app = posthouse.Worker(drain_seconds=20)
 
@@ -306,6 +305,22 @@ async def on_order(message: ReceivedMessage):
 
 def url(port: int) -> str:
     return f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
+
+
+def test_who_is_not_allowed_is_told_with_a_code_of_its_own(start: Start, tmp_path: Path) -> None:
+    with development(tmp_path / "data") as broker:
+        broker.queue("PUT", "orders", {})
+        grants = [{"rights": ["send"], "namespace": "default", "entity": "orders"}]
+        sender = {"name": "sender", "grants": grants}
+        key = quote(broker.call("POST", "/api/v1/principals", sender).json["key"], safe="")
+        for user, text in (
+            (f"sender:{key}", "'Listen'"),
+            ("RootManageSharedAccessKey:canary", "does not know this key name and key"),
+        ):
+            worker = start(ON_A_BROKER, "--url", f"posthouse://{user}@127.0.0.1:{broker.port}")
+            assert worker.end() == 4, worker.errors
+            assert text in worker.errors[-1]
+            assert not any("Traceback" in line or "canary" in line for line in worker.errors)
 
 
 def test_nothing_is_delivered_twice_when_a_worker_is_stopped(start: Start, tmp_path: Path) -> None:
@@ -341,20 +356,37 @@ def test_what_a_killed_worker_had_is_handled_by_another(start: Start, tmp_path: 
         assert broker.receive("orders", 10) == []
 
 
-def test_it_goes_on_when_the_broker_was_away(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "may-end").touch()
+IN_SESSIONS = ON_A_BROKER.replace("concurrency=2, prefetch=2", "sessions=True, max_sessions=1")
+# Sending fails while the broker is away, and with the first failure the breaker opens for good.
+SENDING_TOO = """
+@app.middleware
+async def tell(context, call_next):
+    await call_next(context)
+    await context.client.send_message("told", Message(b"told"))
+"""
+
+
+@pytest.mark.parametrize("code", [ON_A_BROKER, IN_SESSIONS, ON_A_BROKER + SENDING_TOO])
+def test_it_goes_on_when_the_broker_was_away(start: Start, tmp_path: Path, code: str) -> None:
+    """Though the breaker would stay open for longer than the test lasts."""
+    fields = {"session_id": "s"} if code is IN_SESSIONS else {}
     with development(tmp_path / "data") as broker:
         port = broker.port
-        soon = f"{url(port)}?breaker_seconds=1&retry_base_delay=0.1"
-        worker = start(ON_A_BROKER, "--url", soon, "--json")
-        broker.send("orders", "before")
-        worker.until(lambda: "ended before" in worker.said)
-    worker.until(lambda: any("worker.waiting" in line for line in worker.errors))
+        form = {"requires_session": True, "grouping": "session"} if fields else {}
+        assert broker.queue("PUT", "orders", form).status == 201
+        closed = f"{url(port)}?breaker_failures=1&breaker_seconds=3600&max_retry_attempts=0"
+        worker = start(code, "--url", closed, "--json")
+        broker.send("orders", "before", **fields)
+        worker.until(lambda: "begun before" in worker.said)
+    (tmp_path / "may-end").touch()  # what it handles now cannot be settled
+    worker.until(lambda: sum("worker.waiting" in line for line in worker.errors) >= 3)
     with development(tmp_path / "data", "--port", str(port)) as broker:
-        broker.send("orders", "after")
+        broker.send("orders", "after", **fields)
         worker.until(lambda: "ended after" in worker.said)
         worker.signal()
         assert worker.end() == 0, worker.errors
+        left = broker.queue("GET", "orders").json["counts"]
+        assert left["active"] == 0, left  # what was handled is settled, too
 
 
 def test_the_example_runs_as_it_is() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
     ServiceBusMessage,
+    ServiceBusMessageBatch,
     ServiceBusReceivedMessage,
     ServiceBusSubQueue,
     TransportType,
@@ -54,6 +55,7 @@ from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source, Transacting
+from posthouse.client.secret import reveal
 from posthouse.client.under_way import UnderWay
 
 KEPT_MAX = 100  # senders, and receivers, each a connection of its own
@@ -71,6 +73,14 @@ class _Lock(NamedTuple):
 
     inbox: "_Inbox"
     message: ServiceBusReceivedMessage
+
+
+class _Part(NamedTuple):
+    """What goes to the service in one transfer."""
+
+    places: list[int]  # in what is sent
+    batch: ServiceBusMessageBatch | ServiceBusMessage
+    limit: int  # bytes
 
 
 class _Outbox:
@@ -195,9 +205,12 @@ class _Inbox:
             self._provider.retire(self.source, self)
 
     async def close(self) -> None:
+        """What was received with it and not settled is so no more: it is the SDK's to settle."""
         self.closed = True
         if self._resting is not None:
             self._resting.cancel()
+        for each in self.tokens:
+            self._provider.held.drop(each)
         await self._provider.whole(self.sdk.close(), Doing("close"))
 
 
@@ -295,60 +308,33 @@ class AzureProvider:
             if size_of(each) > TYPE.max_message_size():
                 raise MessageTooLarge(size_of(each), TYPE.max_message_size())
         ids = [each.message_id or MessageId() for each in messages]
-        sent: list[int] = []
-        doing = Doing("send", queue)
-        try:
-            await self.whole(self._send(queue, messages, sent), doing)
-        except QueueError as error:
-            if not sent:
-                raise
-            left = [place for place in range(len(messages)) if place not in set(sent)]
-            raise PartialFailure(
-                dict.fromkeys(left, error), {place: str(ids[place]) for place in sent}
-            ) from error
+        failures = await self.whole(self._send(queue, messages), Doing("send", queue))
+        if failures:
+            first = next(iter(failures.values()))
+            if len(failures) == len(messages):
+                raise first
+            went = {place: str(id) for place, id in enumerate(ids) if place not in failures}
+            raise PartialFailure(failures, went) from first
         return ids
 
-    async def _send(self, queue: QueueName, messages: Sequence[Message], sent: list[int]) -> None:
-        """In as few batches as they fit in. The places of those that went are written down."""
+    async def _send(self, queue: QueueName, messages: Sequence[Message]) -> dict[int, QueueError]:
+        """In as few batches as they fit in. What failed, by its place."""
         outbox = self._outbox(queue)
+        failures: dict[int, QueueError] = {}
         async with outbox.turn:
-            sender = outbox.sender
-            if len(messages) == 1:
-                limit = TYPE.max_message_size()
-                await self._one(sender, queue, messages[0], limit)
-                sent.append(0)
-                return
-            batch = await sender.create_message_batch()
-            places: list[int] = []
-            for place, each in enumerate(messages):
-                message = outgoing(each)
+            parts = await _parts(outbox.sender, messages)
+            for number, (places, batch, limit) in enumerate(parts):
                 try:
-                    batch.add_message(message)
-                except MessageSizeExceededError:
-                    if places:
-                        await sender.send_messages(batch)
-                        sent += places
-                    batch, places = await sender.create_message_batch(), []
-                    try:
-                        batch.add_message(message)
-                    except MessageSizeExceededError:
-                        await self._one(sender, queue, each, batch.max_size_in_bytes)
-                        sent.append(place)
-                        continue
-                places.append(place)
-            if places:
-                await sender.send_messages(batch)
-                sent += places
-
-    async def _one(
-        self, sender: ServiceBusSender, queue: QueueName, message: Message, limit: int
-    ) -> None:
-        try:
-            await sender.send_messages(outgoing(message))
-        except MessageSizeExceededError as error:
-            raise error_of(
-                error, Doing("send", queue, size=size_of(message), limit=limit)
-            ) from error
+                    await outbox.sender.send_messages(batch)
+                except RAISED as error:
+                    size = size_of(messages[places[0]])
+                    found = error_of(error, Doing("send", queue, size=size, limit=limit))
+                    found.__cause__ = error
+                    if found.is_transient:  # those behind it would fare no better
+                        places = [place for part in parts[number:] for place in part.places]
+                        return failures | dict.fromkeys(places, found)
+                    failures |= dict.fromkeys(places, found)
+        return failures
 
     async def schedule(
         self, queue: QueueName, messages: Sequence[Message], at: datetime
@@ -543,8 +529,6 @@ class AzureSession:
 
     async def close(self) -> None:
         if not self._inbox.closed:
-            for each in self._inbox.tokens:
-                self._provider.held.drop(each)
             self._provider.forget(self)
             await self._provider._quietly(self._inbox.close())
 
@@ -555,12 +539,37 @@ def _client(config: AzureServiceBusConfig) -> ServiceBusClient:
     try:
         if config.connection_string:
             return ServiceBusClient.from_connection_string(
-                config.connection_string, retry_total=0, transport_type=kind
+                reveal(config.connection_string), retry_total=0, transport_type=kind
             )
-        credential: Any = config.credential
+        credential: Any = reveal(config.credential)
         return ServiceBusClient(config.namespace, credential, retry_total=0, transport_type=kind)
     except ValueError as error:
         raise ConfigurationError("connection_string", f"is none: {error}") from None
+
+
+async def _parts(sender: ServiceBusSender, messages: Sequence[Message]) -> list[_Part]:
+    """As few as they fit in; what fits in none goes alone, to be refused."""
+    if len(messages) == 1:
+        return [_Part([0], outgoing(messages[0]), TYPE.max_message_size())]
+    parts: list[_Part] = []
+    batch: ServiceBusMessageBatch | None = None
+    for place, message in enumerate(map(outgoing, messages)):
+        try:
+            if batch is not None:
+                batch.add_message(message)
+                parts[-1].places.append(place)
+                continue
+        except MessageSizeExceededError:
+            pass
+        batch = await sender.create_message_batch()
+        most = batch.max_size_in_bytes
+        try:
+            batch.add_message(message)
+            parts.append(_Part([place], batch, most))
+        except MessageSizeExceededError:
+            batch = None
+            parts.append(_Part([place], message, most))
+    return parts
 
 
 def _settling(

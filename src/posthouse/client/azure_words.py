@@ -25,9 +25,10 @@ from posthouse.client.errors import (
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
+from posthouse.client.retry import wait_in
 
 TYPE = ProviderType.AZURE_SERVICE_BUS
-BUSY_S = 10.0  # how long to wait where the service is busy; it says so itself, but not in numbers
+BUSY_S = 10.0  # how long to wait where the service is busy, and does not say it
 
 
 class Doing(NamedTuple):
@@ -88,7 +89,7 @@ ERRORS: dict[type[BaseException], Callable[[BaseException, Doing], QueueError]] 
     azure.MessagingEntityAlreadyExistsError: _other(False),
     azure.ServiceBusQuotaExceededError: _other(True),
     azure.ServiceBusServerBusyError: lambda error, doing: Throttled(
-        TYPE.value, _code(error), str(error), BUSY_S
+        TYPE.value, _code(error), str(error), wait_in(str(error), BUSY_S)
     ),
     azure.AutoLockRenewFailed: _other(False),
     azure.AutoLockRenewTimeout: _other(False),

@@ -78,10 +78,16 @@ class Calls:
         where: str,
         attempt: Callable[[], Awaitable[T]],
         limit: float | None = None,
+        *,
+        patient: bool = False,
     ) -> T:
-        """Raises QueueError."""
+        """Raises QueueError.
+
+        Who is patient waits by himself until the provider is back: that is one try, which the
+        breaker neither stops nor counts as a failure.
+        """
         try:
-            self.breaker.check()
+            is_probe = not patient and self.breaker.check()
         except CircuitOpen:
             self.figures.note(operation, "CircuitOpen", 0.0)
             raise
@@ -95,15 +101,20 @@ class Calls:
                 try:
                     done = await attempt()
                 except QueueError as error:
+                    if patient:
+                        raise
                     tries += 1
-                    await self._before_the_next(operation, where, tries, error, begun + seconds)
+                    is_probe = False  # it has shown something
+                    end = begun + seconds
+                    is_probe = await self._before_the_next(operation, where, tries, error, end)
                 else:
                     self.breaker.note(None)
                     outcome = "ok"
                     return done
         except asyncio.CancelledError:
             if not self._deadlines.late(task):
-                self.breaker.give_up()
+                if is_probe:
+                    self.breaker.give_up()
                 raise
             late = Timeout(seconds, f"To {operation}")
             self.breaker.note(late)
@@ -118,8 +129,8 @@ class Calls:
 
     async def _before_the_next(
         self, operation: str, where: str, tries: int, error: QueueError, end: float
-    ) -> None:
-        """Waits until it may be tried again. Raises the error where it may not."""
+    ) -> bool:
+        """Waits until it may be tried again, as `check` says. Raises the error where it may not."""
         self.breaker.note(error)
         wait = None
         if not isinstance(error, SessionLocked):  # who has it may keep it for long
@@ -131,7 +142,7 @@ class Calls:
             extra={"operation": operation, "queue": where, "tries": tries},
         )  # fmt: skip
         await asyncio.sleep(wait)
-        self.breaker.check()
+        return self.breaker.check()
 
 
 class QueueClient:
@@ -309,7 +320,11 @@ class QueueClient:
         dead_letter: bool = False,
     ) -> list[ReceivedMessage]:
         """What is there; else what comes first within the time. Raises QueueError."""
-        source = Source(QueueName(queue), dead_letter)
+        return await self._fetch(Source(QueueName(queue), dead_letter), max_messages, timeout)
+
+    async def _fetch(
+        self, source: Source, max_messages: int, timeout: float | None, *, patient: bool = False
+    ) -> list[ReceivedMessage]:
         most = self._most(max_messages)
         seconds = self._calls.config.default_timeout if timeout is None else timeout
         end = time.monotonic() + seconds
@@ -318,7 +333,7 @@ class QueueClient:
             return self._provider.receive(source, most, max(0.0, end - time.monotonic()))
 
         limit = seconds + self._calls.config.operation_timeout
-        asking = self._calls.make("receive", source.queue, attempt, limit)
+        asking = self._calls.make("receive", source.queue, attempt, limit, patient=patient)
         return await self._received(source.queue, asking)
 
     def _most(self, messages: int) -> int:
@@ -468,6 +483,16 @@ class QueueClient:
 
         Raises SessionLocked where another has the one that is named.
         """
+        return await self._accept(queue, session_id, timeout)
+
+    async def _accept(
+        self,
+        queue: str,
+        session_id: str | None,
+        timeout: float | None,
+        *,
+        patient: bool = False,
+    ) -> "SessionClient | None":
         name = QueueName(queue)
         session = None if session_id is None else SessionId(session_id)
         if not self.supports_sessions():
@@ -480,7 +505,7 @@ class QueueClient:
             return self._provider.accept_session(name, session, left)
 
         limit = seconds + self._calls.config.operation_timeout
-        held = await self._calls.make("accept-session", name, attempt, limit)
+        held = await self._calls.make("accept-session", name, attempt, limit, patient=patient)
         return None if held is None else SessionClient(self, held, name)
 
     # Transactions.

@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from posthouse.client.errors import ConfigurationError
 from posthouse.client.provider import ProviderType
+from posthouse.client.secret import Secret, reveal
 
 PREFIX = "POSTHOUSE_CLIENT_"  # of variables of the environment
 _NO_URL = (
@@ -15,8 +16,9 @@ _NO_URL = (
 )
 
 
-def _secret() -> Any:
-    return field(default="", repr=False)
+# A field of these is given as it is, and kept as a Secret.
+SecretText: TypeAlias = str | Secret[str]
+_SECRETS: dict[Any, type] = {SecretText: str, object: object}
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class PosthouseConfig:
     host: str = "localhost"
     port: int = 5672
     key_name: str = "RootManageSharedAccessKey"
-    key: str = _secret()
+    key: SecretText = ""
     namespace: str = ""  # the broker's own, unless its namespaces go by hosts
     tls: bool = False
     ca_file: str = ""  # whom to trust; the machine's, unless said
@@ -44,13 +46,13 @@ class PosthouseConfig:
 class AzureServiceBusConfig:
     """Azure Service Bus, through its official SDK (`pip install 'posthouse[azure]'`)."""
 
-    connection_string: str = _secret()
+    connection_string: SecretText = ""
     namespace: str = ""  # host, where a credential is used in the place of a connection string
     use_sessions: bool = True
     session_timeout: float = 300.0  # how long a session that is in use is kept at most
     prefetch: int = 100
     websocket: bool = False
-    credential: object = field(default=None, repr=False)  # one of azure.identity's
+    credential: object = None  # one of azure.identity's
     provider = ProviderType.AZURE_SERVICE_BUS
 
     def __post_init__(self) -> None:
@@ -66,8 +68,8 @@ class AwsSqsConfig:
 
     region: str = "us-east-1"
     access_key_id: str = ""  # without, the machine's own credentials are used
-    secret_access_key: str = _secret()
-    session_token: str = _secret()
+    secret_access_key: SecretText = ""
+    session_token: SecretText = ""
     endpoint_url: str = ""
     use_fifo_queues: bool = False  # a queue `orders` is `orders.fifo`
     provider = ProviderType.AWS_SQS
@@ -242,6 +244,9 @@ def _check_kinds(config: Any) -> None:
     """Every field holds what it is for. Raises ConfigurationError, without the value."""
     for each in fields(config):
         value, kind = getattr(config, each.name), each.type
+        if kind in _SECRETS:
+            value, kind = reveal(value), _SECRETS[kind]
+            object.__setattr__(config, each.name, Secret(value))
         if kind is float:
             right = type(value) in (int, float) and math.isfinite(value)
             _check(right, each.name, "must be a finite number")

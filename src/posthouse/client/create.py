@@ -57,7 +57,7 @@ def _provider(config: QueueConfig) -> Provider:
 
             return PosthouseProvider(config.provider)
         case AzureServiceBusConfig():
-            require("azure", "azure-servicebus", (7, 14))
+            require("azure", "azure-servicebus", (7, 15))
             from posthouse.client.azure import AzureProvider
 
             return AzureProvider(config.provider)

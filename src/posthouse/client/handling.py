@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from posthouse.client.across import ClientAcross, SessionAcross
+from posthouse.client.across import SessionAcross
+from posthouse.client.client import QueueClient
 from posthouse.client.errors import ConfigurationError, QueueError, SerializationError
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.names import QueueName
@@ -91,7 +92,7 @@ class Context:
         self._task: asyncio.Task[Any] | None = None
 
     @property
-    def client(self) -> ClientAcross:
+    def client(self) -> QueueClient:
         """The worker's own client, for `async` handlers."""
         return self.app.client
 

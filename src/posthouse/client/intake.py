@@ -11,7 +11,7 @@ from posthouse.client.client import SessionClient
 from posthouse.client.errors import QueueError, SessionNotFound
 from posthouse.client.handling import HOLD_SECONDS_MAX, Context, Outcome, Route
 from posthouse.client.messages import ReceivedMessage
-from posthouse.client.provider import RELEASE
+from posthouse.client.provider import RELEASE, Source
 from posthouse.client.renewing import Renewal
 from posthouse.client.running import POLL_SECONDS, Run, seconds_left
 
@@ -72,9 +72,8 @@ class Intake:
     async def _fetch(self, timeout: float) -> list[ReceivedMessage]:
         options = self._options
         most = options.concurrency + options.prefetch - len(self._running) - len(self._ready)
-        return await self._run.client.receive_messages(
-            options.queue, most, timeout, dead_letter=options.dead_letter
-        )
+        source = Source(options.queue, options.dead_letter)
+        return await self._run.client._fetch(source, most, timeout, patient=True)
 
     async def _round(self) -> None:
         options = self._options
@@ -193,7 +192,7 @@ class SessionIntake:
         ]
 
     async def _accept(self, timeout: float) -> SessionClient | None:
-        return await self._run.client.accept_session(self._options.queue, timeout=timeout)
+        return await self._run.client._accept(self._options.queue, None, timeout, patient=True)
 
     async def _round(self) -> None:
         session, self._first = self._first, None

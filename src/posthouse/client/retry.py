@@ -5,6 +5,7 @@ has said about waiting goes before it. A breaker stops trying for everybody once
 """
 
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from posthouse.client.errors import (
     Timeout,
 )
 
+_WAIT = re.compile(r"\bwait (\d{1,6}) (ms|seconds?)\b", re.ASCII)
 _random = random.Random()  # noqa: S311 (spreads calls out; guards nothing)
 
 
@@ -98,6 +100,13 @@ class RetryByError:
         return self.otherwise.delay(tries, error)
 
 
+def wait_in(text: str, otherwise: float) -> float:
+    """Seconds that a busy service asks for: "wait 250 ms" is our broker's, "wait 2 seconds" Azure's
+    way to say it."""
+    found = _WAIT.search(text)
+    return otherwise if found is None else int(found[1]) / (1_000 if found[2] == "ms" else 1)
+
+
 BreakerState = Literal["closed", "open", "half-open"]
 
 
@@ -120,14 +129,15 @@ class CircuitBreaker:
             return "closed"
         return "open" if self._clock() < self._until else "half-open"
 
-    def check(self) -> None:
-        """Raises CircuitOpen."""
+    def check(self) -> bool:
+        """Whether this call is the one that is to see. Raises CircuitOpen."""
         if not self._until:
-            return
+            return False
         left = self._until - self._clock()
         if left > 0 or self._probing:
             raise CircuitOpen(max(left, 0.1))
         self._probing = True
+        return True
 
     def note(self, error: BaseException | None) -> None:
         """What has become of a call that went through."""
@@ -140,7 +150,7 @@ class CircuitBreaker:
             self._until, self._probing = self._clock() + self._seconds, False
 
     def give_up(self) -> None:
-        """A call that went through was cancelled, and has shown nothing."""
+        """The call that was to see was cancelled, and has shown nothing."""
         self._probing = False
 
 

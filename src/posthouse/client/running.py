@@ -41,7 +41,8 @@ HOPELESS = (
     AuthenticationFailed, ConfigurationError, PermissionDenied, QueueNotFound, Unsupported,
     ValidationError,
 )  # fmt: skip
-_PATIENCE = ExponentialRetry(attempts=1 << 30, base=1.0, most=30.0)
+# A queue that is asked so seldom is not overloaded by it, and is read soon after it is back.
+_PATIENCE = ExponentialRetry(attempts=1 << 30, base=0.5, most=5.0)
 _NAMES = {
     "complete": "ok", "retry": "retried", "abandon": "requeued", "dead-letter": "dead-lettered",
     "lost": "lost",

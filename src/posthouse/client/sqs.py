@@ -32,6 +32,7 @@ from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source, Transacting
+from posthouse.client.secret import reveal
 from posthouse.client.sqs_session import SqsSession
 from posthouse.client.sqs_words import (
     OURS,
@@ -115,8 +116,8 @@ class SqsProvider:
                 made = get_session().create_client(
                     "sqs", region_name=config.region, config=told,
                     aws_access_key_id=config.access_key_id or None,
-                    aws_secret_access_key=config.secret_access_key or None,
-                    aws_session_token=config.session_token or None,
+                    aws_secret_access_key=reveal(config.secret_access_key) or None,
+                    aws_session_token=reveal(config.session_token) or None,
                     endpoint_url=config.endpoint_url or None,
                 )  # fmt: skip
                 try:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from posthouse.client.across import ClientAcross
+from posthouse.client.across import across
 from posthouse.client.client import QueueClient
 from posthouse.client.config import QueueConfig
 from posthouse.client.create import create_client
@@ -134,11 +134,11 @@ class Worker:
     # While it runs.
 
     @property
-    def client(self) -> ClientAcross:
+    def client(self) -> QueueClient:
         """For `async` handlers and hooks. Raises ConfigurationError where it does not run."""
         if self._run is None:
             raise _ALONE
-        return ClientAcross(self._run.client, self._run.home)
+        return across(self._run.client, self._run.home)
 
     @property
     def sync_client(self) -> SyncQueueClient:

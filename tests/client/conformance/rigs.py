@@ -145,12 +145,13 @@ class ServedRig(Rig):
         max_delivery: int = 10,
         duplicates: bool = False,
         dead_letters: bool = True,
+        **limits: int,
     ) -> str:
         name = unused()
         form = {
             "lock_ms": round(lock_s * 1_000), "max_delivery": max_delivery,
             "duplicate_detection": duplicates, "requires_session": sessions,
-            "grouping": "session" if sessions else "none",
+            "grouping": "session" if sessions else "none", **limits,
         }  # fmt: skip
         reply = await asyncio.to_thread(self.broker.queue, "PUT", name, form)
         assert reply.status == 201, reply
@@ -219,6 +220,7 @@ class SqsRig(Rig):
         max_delivery: int = 10,
         duplicates: bool = False,
         dead_letters: bool = True,
+        **limits: int,
     ) -> str:
         name, end = unused(), ".fifo" if sessions or duplicates else ""
         kind = {"FifoQueue": "true"} if end else {}
@@ -226,6 +228,7 @@ class SqsRig(Rig):
         assert isinstance(found, SqsProvider)
         sqs = await found._open()
         own = {"VisibilityTimeout": str(round(lock_s)), **kind}
+        own |= {limit: str(most) for limit, most in limits.items()}
         if dead_letters:
             dead = await sqs.create_queue(QueueName=f"{name}-dead{end}", Attributes=own)
             about = await sqs.get_queue_attributes(
@@ -254,8 +257,8 @@ async def proxied(rig: Rig) -> AsyncIterator[Proxy]:
 
 
 @contextmanager
-def opened(kind: ProviderType) -> Iterator[tuple[Rig, asyncio.Runner]]:
-    """With a loop of its own, so that one client serves all tests."""
+def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runner]]:
+    """With a loop of its own, so that one client serves all tests; flags are a broker's."""
     with asyncio.Runner() as runner:
 
         async def use(make: Any, *given: Any) -> Rig:
@@ -273,7 +276,7 @@ def opened(kind: ProviderType) -> Iterator[tuple[Rig, asyncio.Runner]]:
                 yield from held(runner.run(use(MemoryRig)))
             case ProviderType.AZURE_SERVICE_BUS | ProviderType.POSTHOUSE:
                 rig = AzureRig if kind is ProviderType.AZURE_SERVICE_BUS else PosthouseRig
-                with running("--memory", "--dev") as broker:
+                with running("--memory", "--dev", *flags) as broker:
                     yield from held(runner.run(use(rig, broker)))
             case ProviderType.AWS_SQS:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request

@@ -15,7 +15,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.messages import Message, ReceivedMessage
 from tests.client.conformance.rigs import Rig
-from tests.client.conformance.table import SQS, can
+from tests.client.conformance.table import AZURE, SQS, can
 
 
 async def received(rig: Rig, queue: str, seconds: float = 5.0) -> ReceivedMessage:
@@ -343,6 +343,42 @@ async def test_messages_come_as_they_are_sent_to_a_receiver(rig: Rig) -> None:
         idle = asyncio.ensure_future(receiver.next_batch())
         await asyncio.sleep(0.1)
     assert await idle == []
+
+
+async def test_what_was_not_settled_when_its_receiver_was_closed(rig: Rig) -> None:
+    queue = await rig.queue(lock_s=rig.lock_s)
+    await rig.client.send_messages(queue, [Message(b"0"), Message(b"1")])
+    async with rig.client.receiver(queue) as receiver:
+        first = await anext(receiver)
+    if rig.type is AZURE:
+        with pytest.raises(MessageNotFound):
+            await rig.client.complete_message(first)
+        await rig.pass_time(rig.lock_s)
+    else:
+        await rig.client.complete_message(first)
+    bodies: set[bytes] = set()
+    while len(bodies) < (2 if rig.type is AZURE else 1):
+        [found] = await rig.client.receive_messages(queue, 1, 5.0)
+        bodies.add(found.body)
+        await rig.client.complete_message(found)
+    assert await is_empty(rig, queue)
+    assert len(bodies - {first.body}) == 1
+
+
+async def test_when_it_was_first_delivered_is_told_as_far_as_it_is_known(rig: Rig) -> None:
+    queue = await rig.queue()
+    await rig.client.send_message(queue, Message(b"x"))
+    first = await rig.client.receive_message(queue, 5.0)
+    assert first is not None
+    assert first.first_delivered_at is not None
+    assert abs(first.first_delivered_at - first.delivered_at) < timedelta(seconds=5)
+    await rig.client.abandon_message(first)
+    again = await rig.client.receive_message(queue, 5.0)
+    assert again is not None
+    assert (again.first_delivered_at is None) == (rig.type is not SQS)
+    if again.first_delivered_at is not None:
+        assert again.first_delivered_at == first.first_delivered_at
+    await rig.client.complete_message(again)
 
 
 async def test_many_at_a_time_do_not_disturb_each_other(rig: Rig) -> None:

@@ -25,6 +25,7 @@ from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.client.config import PosthouseConfig
 from posthouse.client.errors import AuthenticationFailed, ConnectionFailed, QueueError
+from posthouse.client.secret import reveal
 from posthouse.client.wire.problems import error_of
 
 _log = logging.getLogger("posthouse.client")
@@ -66,7 +67,7 @@ class Wire(asyncio.Protocol):
     """Made by `connect`. Nothing of it is used again once it is lost."""
 
     def __init__(self, config: PosthouseConfig) -> None:
-        response = f"\0{config.key_name}\0{config.key}".encode()
+        response = f"\0{config.key_name}\0{reveal(config.key)}".encode()
         self._amqp = Connection(
             f"posthouse-client-{secrets.token_hex(8)}", hostname=config.host, idle_ms=IDLE_MS,
             sasl=("PLAIN", response) if config.key else ("ANONYMOUS", b""),

@@ -18,6 +18,7 @@ from posthouse.client.errors import (
     Timeout,
     ValidationError,
 )
+from posthouse.client.retry import wait_in
 
 _PROVIDER = "posthouse"
 _TRANSIENT = frozenset((
@@ -36,7 +37,7 @@ _ERRORS: dict[str, Callable[[Problem, str], QueueError]] = {
     "com.microsoft:session-cannot-be-locked": lambda told, what: SessionLocked(what),
     "com.microsoft:timeout": lambda told, what: Timeout(0.0),
     "com.microsoft:server-busy": lambda told, what: Throttled(
-        _PROVIDER, told.condition, told.text, 1.0
+        _PROVIDER, told.condition, told.text, wait_in(told.text, 1.0)
     ),
     "com.microsoft:argument-error": lambda told, what: ValidationError("request", told.text),
     "amqp:connection:forced": lambda told, what: ConnectionFailed(told.text or "It was ended."),

@@ -94,6 +94,10 @@ class Receipts:
     def find(self, handle: str) -> tuple[Receiving, int] | None:
         return self._held.get(handle)
 
+    def part(self, handle: str) -> None:
+        """Its delivery is over, its lock is not: a transaction may be rolled back."""
+        self._held.pop(handle, None)
+
     def dead(self, handle: str) -> ReceivedMessage:
         """Raises MessageNotFound."""
         found = self._dead.get(handle)
@@ -324,7 +328,10 @@ class PosthouseProvider:
         """Of what did not come on a link that is still there."""
         source, token = _lock(handle)
         if how.ending == "release":
-            raise Unsupported("posthouse", "release what came on a connection that was lost")
+            raise Unsupported(
+                "posthouse", "release what came on a connection that was lost, or was in a"
+                " transaction that was rolled back",
+            )  # fmt: skip
         asked: dict[Value, Value] = {
             "disposition-status": _STATUS[how.ending], "lock-tokens": Array(0x98, [token]),
         }  # fmt: skip
@@ -422,6 +429,7 @@ class PosthouseProvider:
                 raise MessageNotFound(each.handle)
             receiving, delivery = found
             await receiving.settle({delivery: each.handle}, state)
+            self._receipts.part(each.handle)
 
 
 class WireDeliveries:
