@@ -402,6 +402,22 @@ def test_a_commit_that_cannot_be_does_nothing(client: Client, queue: str) -> Non
     assert client.pull(f"{queue}b") is None
 
 
+def test_a_commit_leaves_out_what_is_there_already(client: Client, queue: str) -> None:
+    done = client.push("order", queue)
+    client.pull(queue)
+    at = begin(client)
+    for payload, key in (("first", "i1"), ("again", "i1"), ("late", "i2")):
+        client.push(payload, queue, transaction_id=at, idempotency_key=key)
+    client.push("other", queue, transaction_id=at)
+    client.ok("ACK", {"task_id": done, "transaction_id": at})
+    client.push("sooner", queue, idempotency_key="i2")
+    known = {"payload": "x", "queue": queue, "transaction_id": at, "idempotency_key": "i2"}
+    assert client.error("PUSH", known) == "Duplicate task detected"
+    assert client.ok("COMMIT_TX", {"transaction_id": at}).json["operations"] == 3
+    assert client.drain(queue) == ["sooner", "first", "other"]
+    assert counts(client, queue) == (0, 0)
+
+
 def test_a_nack_is_part_of_a_transaction(client: Client, queue: str) -> None:
     task = client.push("order", queue)
     client.pull(queue)

@@ -450,12 +450,13 @@ class Peer:
             if run is not None:
                 run.add(slot, task.message)
                 return
-        send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
         if transaction is None:
+            send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
             self.submit(slot, send)
         else:
             self._end_run()
             orders.check_is_new(desk, queue, task.key)
+            send = Send(queue, [task.message], [task.key])
             self.submit(slot, self._in(slot, transaction, send))
 
     def _push_run(self, queue: Queue, message: NewMessage) -> PushRun | None:
