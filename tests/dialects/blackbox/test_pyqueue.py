@@ -122,7 +122,9 @@ def test_a_batch_is_taken_as_a_whole_or_not_at_all(client: Client, queue: str) -
     client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": queue, "max_depth": 1})
     tasks = [{"payload": "elsewhere", "queue": f"{queue}b"}]
     tasks += [{"payload": f"{at}", "queue": queue} for at in range(2)]
-    client.error("PUSH_BATCH", {"tasks": tasks})
+    for some in (tasks, tasks[1:]):
+        said = client.error("PUSH_BATCH", {"tasks": some})
+        assert said == f"Failed to add batch: Queue '{queue}' is at capacity (0/1)"
     assert client.pull(queue) is None
     assert client.pull(f"{queue}b") is None
 
