@@ -129,6 +129,14 @@ def test_a_batch_is_taken_as_a_whole_or_not_at_all(client: Client, queue: str) -
     assert client.pull(f"{queue}b") is None
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_none_are_pulled_where_none_are_asked_for(client: Client, queue: str, count: int) -> None:
+    client.push("x", queue)
+    form = {"queue": queue, "count": count}
+    assert client.ask("PULL_BATCH", form) == Answer("NO_JOB", b"")
+    assert counts(client, queue) == (1, 0)
+
+
 def test_at_most_ten_are_pulled_at_a_time(client: Client, queue: str) -> None:
     client.ok("PUSH_BATCH", {"tasks": [{"payload": f"{at}", "queue": queue} for at in range(12)]})
     answer = client.ask("PULL_BATCH", {"queue": queue, "count": 50})

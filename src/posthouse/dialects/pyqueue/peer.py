@@ -112,7 +112,7 @@ _decode_pull = msgspec.json.Decoder(_PullForm).decode
 def _short_pull_form(payload: bytes) -> tuple[str, int]:
     """Most are the same again and again."""
     form = _decode_pull(payload) if payload else _PullForm()
-    return form.queue or DEFAULT_QUEUE, max(1, min(form.count, PULL_MAX))
+    return form.queue or DEFAULT_QUEUE, min(form.count, PULL_MAX)
 
 
 def _pull_form(payload: bytes) -> tuple[str, int]:
@@ -519,7 +519,7 @@ class Peer:
         slot.on = queue
         slot.limit = limit
         desk = self.desk
-        if queue not in desk.state.queues:
+        if limit < 1 or queue not in desk.state.queues:
             desk.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
             return
