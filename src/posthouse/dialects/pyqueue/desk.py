@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -219,9 +220,11 @@ class Desk:
         records = self.engine.figures.records
         return Totals(records[Sent], records[Completed], records[DeadLettered], records[Expired])
 
-    def acknowledged(self, after_ms: int) -> None:
-        self.processing_seconds += max(0, after_ms) / 1_000
-        self.processed += 1
+    def acknowledged(self, since_ms: Sequence[int]) -> None:
+        """Tasks that were pulled at these moments."""
+        latest_ms = max(self.now_ms, *since_ms) if since_ms else 0
+        self.processing_seconds += (len(since_ms) * latest_ms - sum(since_ms)) / 1_000
+        self.processed += len(since_ms)
 
     def _sample(self) -> None:
         now = time.monotonic()
