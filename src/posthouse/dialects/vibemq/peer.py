@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, cast
 
 from posthouse.broker.access import BROKER, Principal
@@ -43,6 +43,7 @@ COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
 END_SECONDS = 2  # what a client has to take our goodbye
 GRACE_SECONDS = 10  # and to acknowledge what it has, where the broker is stopping
+_ACK = int(Type.ACK)
 Reply = Callable[[Answer | Refused | StoreError], None]
 
 
@@ -83,15 +84,13 @@ class Peers:
     def make(self, line: Line) -> "Peer":
         return Peer(self, line)
 
-    def count_delivery(self, delivery: Delivery) -> None:
-        if delivery.count > 1:
-            self.retries += 1
-            return
-        engine = self.users.engine
-        assert engine is not None
-        self.delivered += 1
-        waited_ms = engine.clock_ms(self.settings.namespace) - delivery.message.enqueued_ms
-        self.latency_ms += max(0, waited_ms)
+    def count_deliveries(self, deliveries: Sequence[Delivery], now_ms: int) -> None:
+        for each in deliveries:
+            if each.count > 1:
+                self.retries += 1
+            else:
+                self.delivered += 1
+                self.latency_ms += max(0, now_ms - each.message.enqueued_ms)
 
     def add(self, peer: "Peer") -> None:
         self.peers.add(peer)
@@ -259,11 +258,12 @@ class Peer:
     def count_unanswered(self, change: int) -> None:
         """Bytes of messages that were sent and are not answered yet."""
         self._unanswered_bytes += change
-        self._read_or_not()
+        if not self._reading or self._unanswered_bytes >= UNANSWERED_BYTES_MAX:
+            self._read_or_not()
 
     def _take(self, frame: Frame) -> bool:
         """Whether what comes behind it can be looked at now."""
-        if frame.type == Type.ACK:
+        if frame.type == _ACK:
             self._acknowledge(frame)
             return True
         if self._gathered:  # what comes behind an acknowledgement is done behind it
@@ -327,7 +327,8 @@ class Peer:
 
     def check_right(self, operation: str, queue: str) -> None:
         """Raises Wrong."""
-        if not self.rights.allows(operation, owner(self.state, queue)):
+        rights = self.rights
+        if not (rights.is_superuser or rights.allows(operation, owner(self.state, queue))):
             raise Wrong(
                 answers.NOT_AUTHORIZED, f"This user may not do that ({operation}) with {queue!r}."
             )
@@ -357,7 +358,8 @@ class Peer:
 
     @property
     def state(self) -> State:
-        return self.engine.namespaces.states[self.namespace]
+        assert self._engine is not None  # as above; this is asked several times a message
+        return self._engine.namespaces.states[self.namespace]
 
     def submit(self, command: Command, reply: Reply) -> None:
         """What was found to be allowed. Where too much is under way, nothing more is read."""

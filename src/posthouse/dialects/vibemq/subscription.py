@@ -109,21 +109,24 @@ class Subscription:
         if self.is_over or self._peer.is_over:
             self._release([each.token for each in given if each.token])
             return
-        size = 0
+        peer, size, said = self._peer, 0, []
         self._given += len(given)
         self._asked -= len(given)
         for each in given:
-            frame = delivery(each.message, each.note, self.name, f"{each.token:032x}")
-            data = self._peer.encoder.frame(frame)
+            token = each.token
+            frame = delivery(each.message, each.note, self.name, f"{token:032x}")
+            data = peer.encoder.frame(frame)
             if data is None:
-                self._bury(each.token)
+                self._bury(token)
                 continue
             size += len(data)
-            self._peer.say(data)
-            self._peer.peers.count_delivery(each)
-            if each.token:
-                self.held[each.token] = (frame.id, each.until_ms)
-                self._peer.hold(frame.id, self, each.token)
+            peer.say(data)
+            said.append(each)
+            if token:
+                self.held[token] = (frame.id, each.until_ms)
+                peer.hold(frame.id, self, token)
+        if said:
+            peer.peers.count_deliveries(said, peer.engine.clock_ms(peer.namespace))
         if size and not self._is_strict:
             self._window = self._fit(len(given), size)
         for notice in what:
