@@ -416,6 +416,23 @@ def test_messages_of_one_id_are_acknowledged_one_by_one(client: Client, queue: s
     eventually(lambda: left(client, queue) == 0)
 
 
+def test_who_has_unsubscribed_is_not_counted(tmp_path: Path) -> None:
+    with running("--dev", "--data", str(tmp_path)) as broker, Client(broker) as client:
+        for _ in range(5):
+            client.subscribe("letters")
+            assert client.info("letters")["subscriberCount"] == 1
+            busy = [Frame(Type.Publish, uuid4().hex, "others", "x") for _ in range(20)]
+            gone = Frame(Type.Unsubscribe, uuid4().hex, "letters")
+            client.write(*busy, gone)  # the broker writes to its disk meanwhile
+            while client.read().id != gone.id:
+                pass
+            asked = Frame(Type.QueueInfo, uuid4().hex, "letters")
+            client.write(asked)
+            while (said := client.read()).id != asked.id:
+                pass
+            assert said.payload["subscriberCount"] == 0
+
+
 def test_who_subscribes_twice_gets_everything_once(client: Client, queue: str) -> None:
     client.subscribe(queue)
     client.subscribe(queue)

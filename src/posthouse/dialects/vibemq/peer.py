@@ -451,11 +451,14 @@ class Peer:
         for each in gathered:
             each.flush()
 
-    def unsubscribe(self, queue: str) -> None:
+    def unsubscribe(self, queue: str, then: Callable[[object], None]) -> None:
+        """Calls back when the queue has lost the subscriber."""
         subscription = self.subscriptions.pop(queue, None)
-        if subscription is not None:
+        if subscription is None:
+            then(None)
+        else:
             self._stopped.add(subscription)
-            subscription.stop()
+            subscription.stop(then)
 
     def ended(self, subscription: Subscription) -> None:
         self._stopped.discard(subscription)

@@ -34,6 +34,10 @@ BUSY_SECONDS = 0.5
 Reply = Answer | Refused | StoreError
 
 
+def _ignore(_: object) -> None:
+    """Nobody waits for it."""
+
+
 class Subscription:
     def __init__(self, peer: "Peer", id: str, name: str) -> None:
         self._peer = peer
@@ -189,16 +193,21 @@ class Subscription:
 
     # The end.
 
-    def stop(self) -> None:
-        """Nothing more is given; what the client has it may still acknowledge."""
+    def stop(self, then: Callable[[object], None] = _ignore) -> None:
+        """Nothing more is given; what the client has it may still acknowledge.
+
+        Calls back when the queue has lost it, or at once where it waits for acknowledgements.
+        """
         self.is_over = True
         if not self._is_shared or not self.held:
-            self.end()
-        elif self._number:
-            self._peer.leave(Credit(self._number, 0))
+            self.end(then)
+        else:
+            if self._number:
+                self._peer.leave(Credit(self._number, 0))
+            then(None)
 
-    def end(self) -> None:
-        """What it has goes back in its place."""
+    def end(self, then: Callable[[object], None] = _ignore) -> None:
+        """What it has goes back in its place. Calls back when the queue has lost it."""
         self.is_over = True
         number, self._number = self._number, 0
         tokens, self._completing = self._completing, []
@@ -207,16 +216,18 @@ class Subscription:
         if number and self._is_shared:
             # Without credit first, or what goes back would come again; and with what is under way
             # given back too before the receiver goes, which would count it as an attempt.
-            self._peer.leave(Credit(number, 0), lambda _: self._detach_soon(number))
+            self._peer.leave(Credit(number, 0), lambda _: self._detach_soon(number, then))
             self._release(list(self.held))
         elif number:
-            self._peer.leave(Detach(number))
+            self._peer.leave(Detach(number), then)
+        else:
+            then(None)
         self.forget()
         self._peer.ended(self)
 
-    def _detach_soon(self, number: int) -> None:
+    def _detach_soon(self, number: int, then: Callable[[object], None]) -> None:
         """Behind the deliveries that are handed over now."""
-        asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number))
+        asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number), then)
 
     @property
     def _is_shared(self) -> bool:
