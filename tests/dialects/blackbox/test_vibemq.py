@@ -26,6 +26,7 @@ from tests.dialects.blackbox.vibemq import (
 )
 from tests.dialects.servicebus.bus import eventually
 from tests.server.running import Running, development, running
+from tests.server.wire import trusting_all
 
 BODY_MAX = 1_048_576
 ROUND_ROBIN, FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK, PRIORITY_BASED = range(4)
@@ -115,6 +116,25 @@ def test_any_json_is_a_payload(
         frame = client.deliver()
         assert frame.payload == payload
         assert type(frame.payload) is type(payload)
+
+
+@each_generation
+def test_it_is_the_same_over_tls_on_the_same_port(
+    broker: Running, client: Client, queue: str, generation: Generation
+) -> None:
+    tls = trusting_all()
+    with pytest.raises(Refused) as refused:
+        Client(broker, generation, tls=tls)
+    assert refused.value.code == "AUTH_REQUIRED"
+    root = {"authUsername": "RootManageSharedAccessKey", "authPassword": "SAS_KEY_VALUE"}
+    with Client(broker, generation, tls=tls, headers=root) as hidden:
+        hidden.subscribe(queue)
+        client.publish(queue, "in the open")
+        assert hidden.take(1) == ["in the open"]
+        eventually(lambda: left(client, queue) == 0)
+        hidden.publish(f"{queue}-back", "x" * 100_000)
+        client.subscribe(f"{queue}-back")
+        assert client.take(1) == ["x" * 100_000]
 
 
 def test_generations_reach_each_other(broker: Running, queue: str) -> None:
