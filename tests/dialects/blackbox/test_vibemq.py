@@ -436,6 +436,25 @@ def test_messages_of_one_id_are_acknowledged_one_by_one(client: Client, queue: s
     eventually(lambda: left(client, queue) == 0)
 
 
+def test_a_subscription_outlives_its_queue(client: Client, queue: str) -> None:
+    client.create(queue)
+    client.subscribe(queue)
+    client.publish(queue, "held")
+    held = client.deliver()
+    client.ask(Type.DeleteQueue, queue)
+    client.ack(held)  # of what is gone, it says nothing
+    assert client.info(queue) is None
+    client.create(queue, mode=PRIORITY_BASED)
+    client.publish(queue, "anew")
+    assert client.take(1) == ["anew"]
+    assert client.info(queue)["subscriberCount"] == 1
+    client.ask(Type.DeleteQueue, queue)
+    client.unsubscribe(queue)
+    client.publish(queue, "for nobody")
+    assert client.info(queue)["subscriberCount"] == 0
+    assert client.gets_nothing()
+
+
 def test_who_has_unsubscribed_is_not_counted(tmp_path: Path) -> None:
     with running("--dev", "--data", str(tmp_path)) as broker, Client(broker) as client:
         for _ in range(5):
