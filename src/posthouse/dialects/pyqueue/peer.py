@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -34,6 +34,7 @@ from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import Properties
 from posthouse.core.model import Lock, QueueProperties
 from posthouse.core.plan import Delivered
+from posthouse.dialects.line import Line, hang_up, read_or_not
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
 from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
@@ -70,27 +71,10 @@ IDLE_SECONDS = 3_600.0  # without any
 AUTH_TRIES_MAX = 5
 BOUND_MAX = 100  # queues from which a worker's tasks end with its connection
 ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
-END_SECONDS = 2.0  # what a client has to take our last answer
 _JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64
 
 
 _R = TypeVar("_R", PushRun, WorkerRun)
-
-
-class Line(Protocol):
-    """What the listener knows of a connection."""
-
-    @property
-    def handshake_seconds(self) -> float: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def is_tls(self) -> bool: ...
-
-    def gone(self) -> None:
-        """It is over."""
 
 
 class _PullForm(msgspec.Struct):
@@ -366,18 +350,12 @@ class Peer:
         self._write()
         is_over = self._is_ending and not self._places and self._busy is None
         if is_over and not self._transport.is_closing():
-            self._transport.close()
-            self._loop.call_later(END_SECONDS, self._transport.abort)
+            hang_up(self._transport)
 
     def _read_or_not(self) -> None:
         """Nothing is read that could not be dealt with."""
         wanted = self._has_room and not self._is_ending
-        if wanted != self._is_reading and not self._transport.is_closing():
-            self._is_reading = wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
 
     def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
         """Of frames that have come in part. Where all have too much of it, who adds to it goes."""
@@ -398,8 +376,7 @@ class Peer:
             self._write()
             if not self._places:
                 self._transport.write(encode(b"ERROR", text.encode()))
-            self._transport.close()
-            self._loop.call_later(END_SECONDS, self._transport.abort)
+            hang_up(self._transport)
 
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
