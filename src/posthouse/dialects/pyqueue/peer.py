@@ -72,6 +72,7 @@ AUTH_TRIES_MAX = 5
 BOUND_MAX = 100  # queues from which a worker's tasks end with its connection
 ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
 _JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64
+_TOO_LARGE = b"The task is too large to be pulled, and was moved to DLQ"
 
 
 _R = TypeVar("_R", PushRun, WorkerRun)
@@ -544,6 +545,12 @@ class Peer:
         if not deliveries or self.is_gone:
             return b"NO_JOB", b""
         ids = self.desk.state.ids
+        if not batch:
+            job = job_of(deliveries[0], queue, ids)
+            if len(job) <= _JOBS_BYTES_MAX - JOB_BYTES:
+                return b"JOB", job
+            self._bury(queue, deliveries[0])
+            return b"ERROR", _TOO_LARGE
         jobs, size = [], 0
         for at, delivery in enumerate(deliveries):
             job = job_of(delivery, queue, ids)
@@ -556,10 +563,8 @@ class Peer:
                 break
             jobs.append(job)
         if not jobs:
-            return b"ERROR", b"The task is too large to be pulled, and was moved to DLQ"
-        if batch:
-            return b"JOB_BATCH", b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
-        return b"JOB", jobs[0]
+            return b"ERROR", _TOO_LARGE
+        return b"JOB_BATCH", b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
 
     def _give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

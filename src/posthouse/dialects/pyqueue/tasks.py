@@ -28,6 +28,7 @@ _ESCAPED = 6  # bytes that one byte of a payload may take in JSON
 ID_BYTES = 36  # of a task's id
 _POOL_BYTES = 4_096
 _BARE = encode_envelope(Envelope("-" * ID_BYTES))[:-ID_BYTES]  # before an id as we give them
+_BARE_BYTES = len(_BARE)
 _LEVELS: dict[str | int, int] = {"HIGH": 9, "NORMAL": 4, "LOW": 0, 0: 9, 1: 4, 2: 0}
 _NAMES = ("HIGH", "NORMAL", "LOW")
 
@@ -221,7 +222,7 @@ def job_of(delivery: Delivery, queue: str, ids: Mapping[str, Sized]) -> bytes:
     message = delivery.message
     data, body = message.envelope, message.body
     assert isinstance(body, bytes)  # the engine has read it back
-    own = data[len(_BARE) :]
+    own = data[_BARE_BYTES:]
     if len(own) == ID_BYTES and own.isascii() and data.startswith(_BARE):  # as most are
         id, form = own.decode(), ""
     else:
