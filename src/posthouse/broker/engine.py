@@ -695,8 +695,8 @@ class Engine:
         self._writing = _Batch()
         for reply, answer in batch.answers:
             _call(reply, answer)
-        for deliveries in batch.deliveries:
-            self._hand_over(deliveries)
+        if batch.deliveries:
+            self._hand_over([each for some in batch.deliveries for each in some])
         if self._watchers:
             self._tell_watchers()
         self._memory.relieve(batch.messages, batch.bytes, batch.weight)
@@ -800,6 +800,7 @@ class Engine:
             self._pushing = within
 
     def _hand_over(self, deliveries: Sequence[Delivered]) -> None:
+        """Of all that was decided together; who gets several gets them at once."""
         by_receiver: dict[int, list[Delivered]] = {}
         for each in deliveries:
             by_receiver.setdefault(each.receiver, []).append(each)

@@ -20,6 +20,7 @@ from posthouse.core.message import (
     NO_NOTE,
     SCHEDULED,
     Message,
+    NewMessage,
     Properties,
     group_of,
     size_bytes,
@@ -329,7 +330,7 @@ def _sent(state: State, record: Sent, position: int) -> None:
     queue = state.queues[record.queue]
     time_ms, messages = record.time_ms, record.messages
     first = sequence = record.first_sequence
-    grouped = queue.properties.grouping != "none"
+    grouped, in_groups = queue.properties.grouping != "none", False
     chunks = queue.messages.chunks
     scheduled = bodies = 0
     for new in messages:
@@ -345,8 +346,9 @@ def _sent(state: State, record: Sent, position: int) -> None:
         if chunk is None:
             chunk = chunks[sequence // CHUNK] = {}
         chunk[sequence] = message
-        if grouped:
+        if grouped and new.group is not None:
             _join_group(queue, message)
+            in_groups = True
         if due_ms:
             scheduled += 1
             state.due_timers.add(due_ms, message_key(queue, sequence))
@@ -354,16 +356,14 @@ def _sent(state: State, record: Sent, position: int) -> None:
             state.expiry_timers.add(expires_ms, message_key(queue, sequence))
         sequence += 1
         position += 1
-    if scheduled or grouped or len(queue.lanes) > 1:
+    if scheduled or in_groups:
         for each in range(first, sequence):
             message = queue.messages[each]
             if message.state == ACTIVE:
                 _make_ready(queue, message)
         queue.counts[SCHEDULED] += scheduled
-    elif sequence - first == 1:
-        queue.lanes[0].append(first)
     else:
-        queue.lanes[0].extend(range(first, sequence))
+        _extend_lanes(queue, messages, first)
     queue.counts[ACTIVE] += len(messages) - scheduled
     queue.size_bytes += record.size_bytes
     queue.body_bytes += bodies
@@ -371,6 +371,21 @@ def _sent(state: State, record: Sent, position: int) -> None:
     queue.accessed_ms = time_ms
     if record.keys is not None:
         _remember(state, queue, record)
+
+
+def _extend_lanes(queue: Queue, messages: Sequence[NewMessage], first: int) -> None:
+    """New messages that are in no group and ready: as many at a time as are in one lane."""
+    lanes, end = queue.lanes, first + len(messages)
+    levels = {queue.level(new) for new in messages} if len(lanes) > 1 else {0}
+    if len(levels) == 1:
+        [level] = levels
+        if end - first == 1:
+            lanes[level].append(first)
+        else:
+            lanes[level].extend(range(first, end))
+    else:
+        for sequence, new in enumerate(messages, first):
+            lanes[queue.level(new)].append(sequence)
 
 
 def _join_group(queue: Queue, message: Message) -> None:
@@ -612,12 +627,15 @@ def _displace(state: State, queue: Queue, message: Message) -> None:
 
 def _take(queue: Queue, messages: Sequence[Message]) -> None:
     """Ready messages leave their lanes."""
+    taken: dict[int, list[int]] = {}  # by lane
     for message in messages:
         group = queue.group(message)
         if group is None:
-            queue.lanes[queue.level(message)].take([message.sequence])
+            taken.setdefault(queue.level(message), []).append(message.sequence)
         else:
             group.ready.take([message.sequence])
+    for level, sequences in taken.items():
+        queue.lanes[level].take(sequences)
 
 
 # Locks.
@@ -655,19 +673,24 @@ def _locked(state: State, record: Locked, _: int) -> None:
         counts[DEFERRED] -= from_deferred
     queue.accessed_ms = record.time_ms
     if grouped or from_deferred or len(queue.lanes) > 1:
-        messages = [queue.messages[sequence] for sequence in sequences]
+        messages = [chunks[sequence // CHUNK][sequence] for sequence in sequences]
         _take(queue, [message for message in messages if not locks[message.lock].deferred])
-        _offer_groups(queue, sequences)
+        if grouped:
+            _offer_groups(queue, sequences)
     else:
         queue.lanes[0].take(sequences)
     if bound and bound in state.receivers:
         first = state.era + record.first_lock
         state.receivers[bound].locks.update(dict.fromkeys(range(first, token)))
     if record.ids is not None:
-        for number, message_id in enumerate(record.ids, record.first_lock):
+        ids = state.ids
+        for token, message_id in enumerate(record.ids, state.era + record.first_lock):
             if message_id:
-                locks[state.era + number].id = message_id
-                state.ids.setdefault(message_id, {})[state.era + number] = None
+                locks[token].id = message_id
+                if message_id in ids:
+                    ids[message_id][token] = None
+                else:
+                    ids[message_id] = {token: None}
     if record.receiver in state.receivers:
         _served(state, record, queue)
 

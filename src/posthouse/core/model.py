@@ -184,7 +184,7 @@ class Queue(msgspec.Struct):
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
 
-    def level(self, message: Message) -> int:
+    def level(self, message: Message | NewMessage) -> int:
         """Which lane: 0 comes first."""
         return PRIORITIES - 1 - message.priority if len(self.lanes) > 1 else 0
 

@@ -592,14 +592,13 @@ def decode(data: bytes) -> Kept | OfNamespaces:
 
 def span(record: Kept | OfNamespaces) -> int:
     """How many positions a record covers."""
-    kind = type(record)
+    if isinstance(record, Sent):
+        return len(record.messages)
     if isinstance(record, Routed):
         copies = sum(len(each.sequences) for each in record.copies) if record.copies else 0
         return len(record.sequences) * (1 + len(record.alike)) + copies
-    if kind in _SEVERAL:
+    if type(record) in _SEVERAL:
         return len(record.sequences)  # type: ignore[union-attr]
-    if isinstance(record, Sent):
-        return len(record.messages)
     return record.count if isinstance(record, Forgotten | Missing) else 1
 
 

@@ -122,9 +122,19 @@ def test_a_batch_is_taken_as_a_whole_or_not_at_all(client: Client, queue: str) -
     client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": queue, "max_depth": 1})
     tasks = [{"payload": "elsewhere", "queue": f"{queue}b"}]
     tasks += [{"payload": f"{at}", "queue": queue} for at in range(2)]
-    client.error("PUSH_BATCH", {"tasks": tasks})
+    for some in (tasks, tasks[1:]):
+        said = client.error("PUSH_BATCH", {"tasks": some})
+        assert said == f"Failed to add batch: Queue '{queue}' is at capacity (0/1)"
     assert client.pull(queue) is None
     assert client.pull(f"{queue}b") is None
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_none_are_pulled_where_none_are_asked_for(client: Client, queue: str, count: int) -> None:
+    client.push("x", queue)
+    form = {"queue": queue, "count": count}
+    assert client.ask("PULL_BATCH", form) == Answer("NO_JOB", b"")
+    assert counts(client, queue) == (1, 0)
 
 
 def test_at_most_ten_are_pulled_at_a_time(client: Client, queue: str) -> None:
@@ -400,6 +410,22 @@ def test_a_commit_that_cannot_be_does_nothing(client: Client, queue: str) -> Non
     client.error("COMMIT_TX", {"transaction_id": at})
     assert client.pull(queue) is None
     assert client.pull(f"{queue}b") is None
+
+
+def test_a_commit_leaves_out_what_is_there_already(client: Client, queue: str) -> None:
+    done = client.push("order", queue)
+    client.pull(queue)
+    at = begin(client)
+    for payload, key in (("first", "i1"), ("again", "i1"), ("late", "i2")):
+        client.push(payload, queue, transaction_id=at, idempotency_key=key)
+    client.push("other", queue, transaction_id=at)
+    client.ok("ACK", {"task_id": done, "transaction_id": at})
+    client.push("sooner", queue, idempotency_key="i2")
+    known = {"payload": "x", "queue": queue, "transaction_id": at, "idempotency_key": "i2"}
+    assert client.error("PUSH", known) == "Duplicate task detected"
+    assert client.ok("COMMIT_TX", {"transaction_id": at}).json["operations"] == 3
+    assert client.drain(queue) == ["sooner", "first", "other"]
+    assert counts(client, queue) == (0, 0)
 
 
 def test_a_nack_is_part_of_a_transaction(client: Client, queue: str) -> None:

@@ -26,6 +26,7 @@ from tests.dialects.blackbox.vibemq import (
 )
 from tests.dialects.servicebus.bus import eventually
 from tests.server.running import Running, development, running
+from tests.server.wire import trusting_all
 
 BODY_MAX = 1_048_576
 ROUND_ROBIN, FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK, PRIORITY_BASED = range(4)
@@ -115,6 +116,25 @@ def test_any_json_is_a_payload(
         frame = client.deliver()
         assert frame.payload == payload
         assert type(frame.payload) is type(payload)
+
+
+@each_generation
+def test_it_is_the_same_over_tls_on_the_same_port(
+    broker: Running, client: Client, queue: str, generation: Generation
+) -> None:
+    tls = trusting_all()
+    with pytest.raises(Refused) as refused:
+        Client(broker, generation, tls=tls)
+    assert refused.value.code == "AUTH_REQUIRED"
+    root = {"authUsername": "RootManageSharedAccessKey", "authPassword": "SAS_KEY_VALUE"}
+    with Client(broker, generation, tls=tls, headers=root) as hidden:
+        hidden.subscribe(queue)
+        client.publish(queue, "in the open")
+        assert hidden.take(1) == ["in the open"]
+        eventually(lambda: left(client, queue) == 0)
+        hidden.publish(f"{queue}-back", "x" * 100_000)
+        client.subscribe(f"{queue}-back")
+        assert client.take(1) == ["x" * 100_000]
 
 
 def test_generations_reach_each_other(broker: Running, queue: str) -> None:
@@ -416,6 +436,42 @@ def test_messages_of_one_id_are_acknowledged_one_by_one(client: Client, queue: s
     eventually(lambda: left(client, queue) == 0)
 
 
+def test_a_subscription_outlives_its_queue(client: Client, queue: str) -> None:
+    client.create(queue)
+    client.subscribe(queue)
+    client.publish(queue, "held")
+    held = client.deliver()
+    client.ask(Type.DeleteQueue, queue)
+    client.ack(held)  # of what is gone, it says nothing
+    assert client.info(queue) is None
+    client.create(queue, mode=PRIORITY_BASED)
+    client.publish(queue, "anew")
+    assert client.take(1) == ["anew"]
+    assert client.info(queue)["subscriberCount"] == 1
+    client.ask(Type.DeleteQueue, queue)
+    client.unsubscribe(queue)
+    client.publish(queue, "for nobody")
+    assert client.info(queue)["subscriberCount"] == 0
+    assert client.gets_nothing()
+
+
+def test_who_has_unsubscribed_is_not_counted(tmp_path: Path) -> None:
+    with running("--dev", "--data", str(tmp_path)) as broker, Client(broker) as client:
+        for _ in range(5):
+            client.subscribe("letters")
+            assert client.info("letters")["subscriberCount"] == 1
+            busy = [Frame(Type.Publish, uuid4().hex, "others", "x") for _ in range(20)]
+            gone = Frame(Type.Unsubscribe, uuid4().hex, "letters")
+            client.write(*busy, gone)  # the broker writes to its disk meanwhile
+            while client.read().id != gone.id:
+                pass
+            asked = Frame(Type.QueueInfo, uuid4().hex, "letters")
+            client.write(asked)
+            while (said := client.read()).id != asked.id:
+                pass
+            assert said.payload["subscriberCount"] == 0
+
+
 def test_who_subscribes_twice_gets_everything_once(client: Client, queue: str) -> None:
     client.subscribe(queue)
     client.subscribe(queue)
@@ -488,12 +544,14 @@ def test_what_is_not_acknowledged_is_sent_three_times_and_dead_lettered(
     client.subscribe(queue)
     sent = client.publish(queue, "sour")
     assert client.deliver().id == sent
-    for wait in (2, 4):
-        advance(broker, 29)  # of the 30 s within which it is to be acknowledged
+    for wait in (0, 4):
+        advance(broker, 29 + wait)  # of the 30 s within which it is to be acknowledged
         assert client.gets_nothing()
-        advance(broker, 1 + wait)
+        advance(broker, 1)
         assert client.deliver().id == sent
-    advance(broker, 100)
+    advance(broker, 29)
+    assert left(client, queue) == 1
+    advance(broker, 1)
     eventually(lambda: left(client, queue) == 0)
     assert client.gets_nothing()
     client.subscribe(dead)

@@ -11,6 +11,7 @@ str16 key, str16 value | of an error only: str16 code, str16 text. A str16 is u1
 import gzip
 import json
 import socket
+import ssl
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -156,11 +157,14 @@ class Client:
         *,
         connect: bool = True,
         headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.generation = generation
         self.compress = False
         self.flags: list[int] = []  # of the frames that came
         self.socket = socket.create_connection(("127.0.0.1", broker.port), timeout=PATIENCE)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self._come = b""
         self._delivered: deque[Frame] = deque()
         if connect:

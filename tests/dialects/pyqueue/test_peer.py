@@ -838,7 +838,7 @@ def test_a_commit_for_which_there_is_no_room_is_undone() -> None:
         assert (await client.ok("STATS"))["ready_queue_depth"] == 0
         tasks = [{"payload": "x", "queue": queue} for queue in ("a", "b", "b")]
         text = await client.error("PUSH_BATCH", {"tasks": tasks})
-        assert text == "Queue 'b' is at capacity (0/1)"
+        assert text == "Failed to add batch: Queue 'b' is at capacity (0/1)"
         assert (await client.ok("STATS"))["ready_queue_depth"] == 0
 
     with_rig(work, depth=1)

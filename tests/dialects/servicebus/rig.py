@@ -60,6 +60,7 @@ class Transport:
 class Line:
     handshake_seconds = 10.0
     address = "127.0.0.1"
+    is_tls = False
 
     def __init__(self) -> None:
         self.over = False

@@ -7,12 +7,13 @@ Which of the two a frame is shows in the byte behind the word: a length in bytes
 since no frame is as long as 16 MiB. An answer has the form of what it answers.
 """
 
+import re
 from typing import NamedTuple
 
 FRAME_BYTES_MAX = 10 << 20  # all of a frame
 WORD_BYTES_MAX = 32
 _DIGITS_MAX = 8
-_USUAL = frozenset((b"PUSH", b"PULL", b"ACK", b"PULL_BATCH", b"PUSH_BATCH"))  # most frames
+_HEAD = re.compile(rb"([A-Za-z_-]{1,%d}) ([0-9]{1,%d}) " % (WORD_BYTES_MAX, _DIGITS_MAX))
 _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_-")
 
 
@@ -56,9 +57,29 @@ class Decoder:
 
     def take(self) -> Frame | None:
         """The next frame; None until it is whole. Raises Malformed."""
-        data, at = self._data, self._at
         if self._missing:
             return None
+        data, at = self._data, self._at
+        head = _HEAD.match(data, at)
+        if head is None:
+            return self._take_oddly()
+        begin = head.end()
+        end = begin + int(head[2])
+        return self._cut(head[1], begin, end, binary=False)
+
+    def _cut(self, word: bytes, begin: int, end: int, *, binary: bool) -> Frame | None:
+        data = self._data
+        if end - self._at > self.frame_bytes_max:
+            raise Malformed
+        if len(data) < end:
+            self._missing = end - len(data)
+            return None
+        self._at = end
+        return Frame(word, data[begin:end], binary)
+
+    def _take_oddly(self) -> Frame | None:
+        """One whose length is in bytes, or of which too little has come to know."""
+        data, at = self._data, self._at
         space = data.find(b" ", at, at + WORD_BYTES_MAX + 1)
         if space < 0:
             if len(data) - at > WORD_BYTES_MAX:
@@ -69,32 +90,19 @@ class Decoder:
         if len(data) == space + 1:
             self._wait(word, 1)
             return None
-        binary = data[space + 1] == 0
-        if binary:
-            begin = space + 5
-            if len(data) < begin:
-                self._wait(word, begin - len(data))
-                return None
-            length = int.from_bytes(data[space + 1 : begin], "big")
-        else:
-            end = data.find(b" ", space + 1, space + 2 + _DIGITS_MAX)
-            digits = data[space + 1 : end if end >= 0 else space + 2 + _DIGITS_MAX]
-            if not digits.isdigit() or (end < 0 and len(digits) > _DIGITS_MAX):
+        if data[space + 1] != 0:
+            digits = data[space + 1 : space + 2 + _DIGITS_MAX]
+            if not digits.isdigit() or len(digits) > _DIGITS_MAX:
                 raise Malformed
-            if end < 0:
-                self._wait(word, 1)
-                return None
-            begin, length = end + 1, int(digits)
-        end = begin + length
-        if end - at > self.frame_bytes_max:
-            raise Malformed
-        if word not in _USUAL and (not word or not _LETTERS.issuperset(word)):
-            raise Malformed
-        if len(data) < end:
-            self._missing = end - len(data)
+            self._wait(word, 1)
             return None
-        self._at = end
-        return Frame(word, data[begin:end], binary)
+        begin = space + 5
+        if len(data) < begin:
+            self._wait(word, begin - len(data))
+            return None
+        if not word or not _LETTERS.issuperset(word):
+            raise Malformed
+        return self._cut(word, begin, begin + int.from_bytes(data[space + 1 : begin]), binary=True)
 
     def _wait(self, word: bytes, missing: int) -> None:
         """For so many bytes more, if what is there can be the beginning of a frame."""

@@ -1,8 +1,8 @@
 """What all connections of PyQueue clients share: the broker, who they are, and what was counted."""
 
-import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ from posthouse.core.commands import Answer, Command, CreateQueue
 from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
 from posthouse.core.model import Queue, QueueProperties, Right, State, entity_of
 from posthouse.core.records import Completed, DeadLettered, Expired, Sent
+from posthouse.dialects.line import Circle
 from posthouse.dialects.pyqueue.credentials import Credentials, Known, Signing
 from posthouse.dialects.pyqueue.ledger import Ledger
 from posthouse.dialects.pyqueue.tasks import DEFAULT_QUEUE
@@ -74,8 +75,7 @@ class Desk:
         self.started = time.monotonic()
         self.processing_seconds, self.processed = 0.0, 0  # from pull to acknowledgement
         self.held_bytes = 0
-        self._guests: set[Guest] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._circle: Circle[Guest] = Circle(CHECK_SECONDS, self._check)
         self._samples: deque[tuple[float, int]] = deque([(self.started, 0)])
 
     @property
@@ -104,29 +104,21 @@ class Desk:
 
     def add(self, guest: Guest) -> bool:
         """Whether there is room for one more."""
-        if len(self._guests) >= self.settings.connections:
+        if len(self._circle.peers) >= self.settings.connections:
             return False
-        self._guests.add(guest)
-        self._arm()
+        self._circle.add(guest)
         return True
 
     def remove(self, guest: Guest) -> None:
-        self._guests.discard(guest)
-
-    def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+        self._circle.remove(guest)
 
     def _check(self) -> None:
-        self._timer = None
         now = time.time()
-        for each in list(self._guests):
+        for each in list(self._circle.peers):
             each.check(now)
         self.workers.forget(now)
         if self.is_ready:
             self._sample()
-        if self._guests:
-            self._arm()
 
     # Who somebody is, and what he may do.
 
@@ -219,9 +211,11 @@ class Desk:
         records = self.engine.figures.records
         return Totals(records[Sent], records[Completed], records[DeadLettered], records[Expired])
 
-    def acknowledged(self, after_ms: int) -> None:
-        self.processing_seconds += max(0, after_ms) / 1_000
-        self.processed += 1
+    def acknowledged(self, since_ms: Sequence[int]) -> None:
+        """Tasks that were pulled at these moments."""
+        latest_ms = max(self.now_ms, *since_ms) if since_ms else 0
+        self.processing_seconds += (len(since_ms) * latest_ms - sum(since_ms)) / 1_000
+        self.processed += len(since_ms)
 
     def _sample(self) -> None:
         now = time.monotonic()

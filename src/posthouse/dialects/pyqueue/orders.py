@@ -153,7 +153,10 @@ def _check_room(desk: Desk, name: str, messages: Sequence[NewMessage]) -> None:
 
 
 def check_is_new(desk: Desk, name: str, key: str) -> None:
-    """For a task that waits for a commit, which would be refused for it. Raises Duplicate."""
+    """For a task that waits for a commit, which leaves out what is not new then.
+
+    Raises Duplicate.
+    """
     queue = desk.queue(name)
     if key and queue is not None:
         until_ms, sequence = queue.seen.get(key, (0, 0))
@@ -198,7 +201,8 @@ async def commit(call: Call) -> bytes:
         reason = getattr(done, "reason", "")
         raise Failed(f"Transaction {id} could not be committed: {reason}")
     call.desk.ledger.ended(number, ledger.COMMITTED)
-    return told({"transaction_id": id, "operations": len(done.sent) + done.settled})
+    pushed = sum(len(each.sequences) - each.duplicates for each in done.sent)
+    return told({"transaction_id": id, "operations": pushed + done.settled})
 
 
 async def roll_back(call: Call) -> bytes:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -31,17 +31,18 @@ from posthouse.core.commands import (
     Work,
 )
 from posthouse.core.errors import Refused, Throttled, Unauthenticated
-from posthouse.core.message import NewMessage, Properties
-from posthouse.core.model import Lock, Queue
+from posthouse.core.message import Properties
+from posthouse.core.model import Lock, QueueProperties
 from posthouse.core.plan import Delivered
+from posthouse.dialects.line import Line, hang_up, read_or_not
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
 from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.runs import RUN_MAX, AckRun, PullRun, PushRun
-from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, PullSlot, Result, Slot
+from posthouse.dialects.pyqueue.runs import PushRun, WorkerRun
+from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, Place, PullSlot, Result, Slot
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
     ID_BYTES,
@@ -70,24 +71,11 @@ IDLE_SECONDS = 3_600.0  # without any
 AUTH_TRIES_MAX = 5
 BOUND_MAX = 100  # queues from which a worker's tasks end with its connection
 ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
-END_SECONDS = 2.0  # what a client has to take our last answer
 _JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64
+_TOO_LARGE = b"The task is too large to be pulled, and was moved to DLQ"
 
 
-class Line(Protocol):
-    """What the listener knows of a connection."""
-
-    @property
-    def handshake_seconds(self) -> float: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def is_tls(self) -> bool: ...
-
-    def gone(self) -> None:
-        """It is over."""
+_R = TypeVar("_R", PushRun, WorkerRun)
 
 
 class _PullForm(msgspec.Struct):
@@ -112,7 +100,7 @@ _decode_pull = msgspec.json.Decoder(_PullForm).decode
 def _short_pull_form(payload: bytes) -> tuple[str, int]:
     """Most are the same again and again."""
     form = _decode_pull(payload) if payload else _PullForm()
-    return form.queue or DEFAULT_QUEUE, max(1, min(form.count, PULL_MAX))
+    return form.queue or DEFAULT_QUEUE, min(form.count, PULL_MAX)
 
 
 def _pull_form(payload: bytes) -> tuple[str, int]:
@@ -134,21 +122,19 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._decoder = Decoder()
-        self._slots: deque[Slot] = deque()
+        self._places: deque[Place] = deque()  # of answers, in order
+        self._unanswered = 0  # requests
         self._principal: Principal | None = None
         self._until = credentials.FOR_EVER  # when its credentials end
         self._tries = 0
         self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
-        # What is gathered while there is more to look at. Acknowledgements go before pulls that
-        # came between them, of which they cannot be; never before pushes, which must not be lost.
-        self._run: PushRun | PullRun | None = None
-        self._acks: AckRun | None = None
+        self._run: PushRun | WorkerRun | None = None  # gathers, while there is more to look at
         self._worker = ""
         self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
         self._unanswered_bytes = self._held_bytes = 0
         self._made = self._heard = self._loop.time()
         self._begun = 0.0  # when what came of a frame began to come
-        self._is_paused = self._is_going = self._is_gone = False
+        self._is_paused = self._is_going = self.is_gone = False
         self._is_over = self._is_ending = False  # the client says no more; nothing more is taken
         self._is_reading = True
 
@@ -193,7 +179,7 @@ class Peer:
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_ending = self._is_gone = True
+        self._is_ending = self.is_gone = True
         self._let_go()
         self._count_held(0, is_new=True)
         self.desk.remove(self)
@@ -228,7 +214,7 @@ class Peer:
 
     def _work(self) -> bool:
         """Whether others are to have their turn before it goes on."""
-        slots, decoder = self._slots, self._decoder
+        decoder = self._decoder
         count = 0
         while self._has_room and not self._is_ending and count < COMMANDS_MAX:
             try:
@@ -239,10 +225,14 @@ class Peer:
             if frame is None:
                 self._is_ending = self._is_over
                 break
-            slots.append(slot := _SLOTS.get(frame.word, Slot)(self, frame))
-            self._unanswered_bytes += slot.size
-            self._do(slot, frame)
             count += 1
+            self._unanswered += 1
+            word, payload, binary = frame
+            gather = _GATHERED.get(word)
+            if gather is None or binary or not gather(self, payload):
+                self._do(frame)
+            else:
+                self._unanswered_bytes += len(payload)
         self._end_run()
         self._count_held(decoder.held_bytes, is_new=count > 0)
         return count >= COMMANDS_MAX
@@ -252,29 +242,30 @@ class Peer:
         self._end_run()
         self.end()
         slot = Slot(self, Frame(b"", b""))
-        self._slots.append(slot)
+        self._places.append(slot)
+        self._unanswered += 1
         slot.fail(text)
 
     @property
     def _has_room(self) -> bool:
         return (
-            self._busy is None and len(self._slots) < COMMANDS_MAX
+            self._busy is None and self._unanswered < COMMANDS_MAX
             and self._unanswered_bytes < UNANSWERED_BYTES_MAX and not self._is_paused
         )  # fmt: skip
 
     def _end_run(self) -> None:
         """What was gathered is asked for, before anything else is."""
-        acks, self._acks = self._acks, None
         run, self._run = self._run, None
-        if acks is not None:
-            self._ask(acks.command(), acks)
         if run is not None:
-            self._ask(run.command(), run)
+            run.ask()
 
-    def _do(self, slot: Slot, frame: Frame) -> None:
+    def _do(self, frame: Frame) -> None:
+        """What is asked for by itself."""
+        self._end_run()
         word = frame.word
-        if word not in _IN_RUNS:
-            self._end_run()
+        slot = _SLOTS.get(word, Slot)(self, frame)
+        self._places.append(slot)
+        self._unanswered_bytes += slot.size
         try:
             if self._principal is None and word != b"AUTH":
                 self.end()
@@ -316,15 +307,11 @@ class Peer:
             self.end()
         finally:
             self._busy = None
-            if not slot.is_done:
+            if slot.left:
                 slot.is_filled()
             self._go_on_soon()
 
-    def submit(self, slot: Slot, command: Command) -> None:
-        self._end_run()
-        self._ask(command, slot)
-
-    def _ask(self, command: Command, reply: Callable[[Result], None]) -> None:
+    def ask(self, command: Command, reply: Callable[[Result], None]) -> None:
         """The reply is called once, also where it is not asked for."""
         assert self._principal is not None
         desk = self.desk
@@ -337,44 +324,39 @@ class Peer:
 
     # Answering.
 
-    def answered(self, slot: Slot) -> None:
-        self._unanswered_bytes -= slot.size
-        slot.size = 0
-        if self._slots and slot is self._slots[0]:
+    def answered(self, place: Place) -> None:
+        self._unanswered_bytes -= place.size
+        place.size = 0
+        if self._places and place is self._places[0]:
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
         """After what is going on now: what is answered in one go is written in one go."""
-        if not self._is_going and not self._is_gone:
+        if not self._is_going and not self.is_gone:
             self._is_going = True
             self._loop.call_soon(self._go_on)
 
     def _write(self) -> None:
-        slots = self._slots
-        if not slots or not slots[0].is_done:
+        places = self._places
+        if not places or places[0].left:
             return
-        frames = []
-        while slots and slots[0].is_done:
-            frames.append(slots.popleft().frame)
+        frames: list[bytes] = []
+        while places and not places[0].left:
+            frames += places.popleft().frames
+        self._unanswered -= len(frames)
         if not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 
     def _flush(self) -> None:
         self._write()
-        is_over = self._is_ending and not self._slots and self._busy is None
+        is_over = self._is_ending and not self._places and self._busy is None
         if is_over and not self._transport.is_closing():
-            self._transport.close()
-            self._loop.call_later(END_SECONDS, self._transport.abort)
+            hang_up(self._transport)
 
     def _read_or_not(self) -> None:
         """Nothing is read that could not be dealt with."""
         wanted = self._has_room and not self._is_ending
-        if wanted != self._is_reading and not self._transport.is_closing():
-            self._is_reading = wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
 
     def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
         """Of frames that have come in part. Where all have too much of it, who adds to it goes."""
@@ -393,10 +375,9 @@ class Peer:
         self.end()
         if not self._transport.is_closing():
             self._write()
-            if not self._slots:
+            if not self._places:
                 self._transport.write(encode(b"ERROR", text.encode()))
-            self._transport.close()
-            self._loop.call_later(END_SECONDS, self._transport.abort)
+            hang_up(self._transport)
 
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
@@ -406,7 +387,7 @@ class Peer:
             self._fail_all(refusals.NEEDS_AUTH)
         elif slow:
             self._fail_all(refusals.TOO_SLOW)
-        elif loop_now - self._heard > IDLE_SECONDS and not self._slots:
+        elif loop_now - self._heard > IDLE_SECONDS and not self._places:
             self.end()
             self._flush()
         if now >= self._until:
@@ -433,46 +414,53 @@ class Peer:
 
     # Pushing.
 
+    def _gather_push(self, payload: bytes) -> bool:
+        """Whether it is part of a run now: if it is plain, and none is refused for another."""
+        desk = self.desk
+        settings = desk.settings
+        if settings.rate or settings.deduplicate or desk.engine.throttle.is_on:
+            return False
+        try:
+            form = read_push(payload)
+            if (
+                form.idempotency_key or form.transaction_id is not None
+                or form.partition_key or form.ttl is not None
+            ):  # fmt: skip
+                return False
+            task = new_task(form)
+        except Failed:
+            return False
+        run, name = self._run, form.queue or DEFAULT_QUEUE
+        if type(run) is not PushRun or run.queue.name != name or run.is_full:
+            queue = desk.state.queues.get(name)
+            if self._principal is None or queue is None or not _is_simple(queue.properties):
+                return False
+            run = self._begin(PushRun(self, queue))
+        run.add(task.id, task.message, len(payload))
+        return True
+
+    def _begin(self, run: _R) -> _R:
+        self._end_run()
+        self._run = run
+        self._places.append(run)
+        return run
+
     def _push(self, slot: Slot, payload: bytes) -> None:
         desk, form = self.desk, read_push(payload)
         slot.on = queue = form.queue or DEFAULT_QUEUE
         if desk.settings.rate:
             desk.charge(self._line.address, 1)
         task = new_task(form, deduplicate=desk.settings.deduplicate)
-        state = desk.state
-        if queue not in state.queues:
-            assert self._principal is not None
-            desk.make_queue(self._principal, "send", queue)
+        assert self._principal is not None
+        desk.make_queue(self._principal, "send", queue)
         slot.says(task.id.encode())
-        transaction, there = form.transaction_id, state.queues.get(queue)
-        if transaction is None and not task.key and there is not None:
-            run = self._push_run(there, task.message)
-            if run is not None:
-                run.add(slot, task.message)
-                return
-        send = Send(queue, [task.message], [task.key], refuse_duplicates=True)
+        transaction = form.transaction_id
         if transaction is None:
-            self.submit(slot, send)
+            self.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True), slot)
         else:
-            self._end_run()
             orders.check_is_new(desk, queue, task.key)
-            self.submit(slot, self._in(slot, transaction, send))
-
-    def _push_run(self, queue: Queue, message: NewMessage) -> PushRun | None:
-        """That a task can be part of: where none would be refused for another."""
-        run, like = self._run, queue.properties
-        if (
-            message.group is not None or message.ttl_ms is not None or like.status != "active"
-            or like.max_message_bytes is not None or like.requires_session
-            or self.desk.engine.throttle.is_on
-        ):  # fmt: skip
-            return None
-        if isinstance(run, PushRun) and run.queue == queue.name and not run.is_full:
-            most = like.max_messages
-            return run if most is None or sum(queue.counts) + len(run.slots) < most else None
-        self._end_run()
-        run = self._run = PushRun(self, queue.name)
-        return run
+            send = Send(queue, [task.message], [task.key])
+            self.ask(self._in(slot, transaction, send), slot)
 
     def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
         assert self._principal is not None
@@ -495,7 +483,7 @@ class Peer:
             assert isinstance(slot, BatchSlot)
             slot.ids = [task.id for task in tasks]
             messages, keys = [task.message for task in tasks], [task.key for task in tasks]
-            self.submit(slot, Send(queues[0], messages, keys))
+            self.ask(Send(queues[0], messages, keys), slot)
             return
         call = Call(desk, self._principal, self._line.address, "PUSH_BATCH", payload)
         into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
@@ -507,6 +495,28 @@ class Peer:
 
     # Pulling.
 
+    def _gather_pull(self, payload: bytes) -> bool:
+        return self._gather_tasks(payload, batch=False)
+
+    def _gather_pull_batch(self, payload: bytes) -> bool:
+        return self._gather_tasks(payload, batch=True)
+
+    def _gather_tasks(self, payload: bytes, *, batch: bool) -> bool:
+        try:
+            name, limit = _pull_form(payload)
+        except Failed:
+            return False
+        run = self._run
+        if batch and limit < 1:
+            return False
+        if type(run) is not WorkerRun or run.queue.name != name or run.is_full:
+            queue = self.desk.state.queues.get(name)
+            if queue is None or self._principal is None:
+                return False
+            run = self._begin(WorkerRun(self, queue))
+        run.pull(limit if batch else 1, len(payload), batch=batch)
+        return True
+
     def _pull(self, slot: PullSlot, payload: bytes) -> None:
         self._receive(slot, _pull_form(payload)[0], 1)
 
@@ -516,39 +526,31 @@ class Peer:
     def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
         assert self._principal is not None
         slot.on = queue
-        slot.limit = limit
-        desk = self.desk
-        if queue not in desk.state.queues:
-            desk.check(self._principal, "listen", queue)
+        if limit < 1 or queue not in self.desk.state.queues:
+            self.desk.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
-            return
-        run = self._run
-        if not isinstance(run, PullRun) or run.queue != queue or run.limit >= RUN_MAX:
-            if run is not None:
-                self._end_run()
-            one = self._receive_of(queue, 1)
-            run = self._run = PullRun(self, queue, one.receiver, one.bound)
-        run.add(slot)
+        else:
+            self.ask(self.receive_of(queue, limit), slot)
 
-    def _receive_of(self, queue: str, limit: int) -> Receive:
+    def receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
         return Receive(queue, self.desk.engine.new_receiver(), limit, bound=bound, by_id=True)
 
-    def pull_again(self, slot: PullSlot) -> None:
-        """What it should have had may have been too much for one answer."""
-        if self._is_gone:
-            slot.fill(b"", b"NO_JOB")
-        else:
-            self._ask(self._receive_of(slot.on, slot.limit), slot)
-
-    def pulled(self, slot: Slot, deliveries: Sequence[Delivery]) -> None:
-        queue = slot.on
-        if self._is_gone:  # nobody is there to work on them
+    def pulled(
+        self, queue: str, deliveries: Sequence[Delivery], *, batch: bool
+    ) -> tuple[bytes, bytes]:
+        """The word and the payload of the answer."""
+        if self.is_gone:  # nobody is there to work on them
             self._give_back(queue, deliveries)
-        if not deliveries or self._is_gone:
-            slot.fill(b"", b"NO_JOB")
-            return
+        if not deliveries or self.is_gone:
+            return b"NO_JOB", b""
         ids = self.desk.state.ids
+        if not batch:
+            job = job_of(deliveries[0], queue, ids)
+            if len(job) <= _JOBS_BYTES_MAX - JOB_BYTES:
+                return b"JOB", job
+            self._bury(queue, deliveries[0])
+            return b"ERROR", _TOO_LARGE
         jobs, size = [], 0
         for at, delivery in enumerate(deliveries):
             job = job_of(delivery, queue, ids)
@@ -561,12 +563,8 @@ class Peer:
                 break
             jobs.append(job)
         if not jobs:
-            slot.fail("The task is too large to be pulled, and was moved to DLQ")
-        elif slot.word == b"PULL_BATCH":
-            told = b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
-            slot.fill(told, b"JOB_BATCH")
-        else:
-            slot.fill(jobs[0], b"JOB")
+            return b"ERROR", _TOO_LARGE
+        return b"JOB_BATCH", b'{"jobs":[%b],"count":%d}' % (b",".join(jobs), len(jobs))
 
     def _give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
@@ -602,35 +600,39 @@ class Peer:
                 return token, lock
         return 0, None
 
-    def _ack(self, slot: Slot, payload: bytes) -> None:
-        assert isinstance(slot, AckSlot)
-        form = None if _is_bare(payload) else _settled(payload)
-        task = payload.decode() if form is None else form.task_id
-        acks = self._acks
-        if isinstance(self._run, PushRun):
-            self._end_run()
-        token, lock = self._held(task)
-        if lock is None or (acks is not None and token in acks.slots):
-            self._end_run()  # what was asked before may give it, or has ended it
-            token, lock = self._held(task)
-        if lock is None or (form is not None and form.transaction_id is not None):
-            slot.since_ms = self.desk.now_ms
-            slot.on = "" if lock is None else lock.queue.name
-            command = Complete(slot.on, [token])
-            self._end(slot, form or _SettleForm(task), command, b"Task acknowledged")
-            return
+    def _gather_ack(self, payload: bytes) -> bool:
+        """Whether it is part of a run now: if it is of a task that is held, by that id alone."""
+        try:
+            form = None if _is_bare(payload) else _settled(payload)
+        except Failed:
+            return False
+        if form is not None and form.transaction_id is not None:
+            return False
+        state, run = self.desk.state, self._run
+        tokens = state.ids.get(payload.decode() if form is None else form.task_id)
+        if tokens is None or len(tokens) != 1:
+            return False
+        [token] = tokens
+        lock = state.locks[token]
         queue = lock.queue
-        slot.on = queue.name
-        slot.since_ms = lock.until_ms - queue.properties.lock_ms
-        if slot.binary:
-            slot.says(b"Task acknowledged")
-        else:
-            slot.frame = _ACKNOWLEDGED
-        acks = self._acks
-        if acks is None or acks.queue != queue.name or len(acks.slots) >= RUN_MAX:
-            self._end_run()
-            acks = self._acks = AckRun(self, queue.name)
-        acks.slots[token] = slot
+        if type(run) is not WorkerRun or run.queue is not queue or run.is_full:
+            if self._principal is None:
+                return False
+            run = self._begin(WorkerRun(self, queue))
+        elif token in run.tokens:
+            return False
+        run.acknowledge(token, lock.until_ms - queue.properties.lock_ms, len(payload))
+        return True
+
+    def _ack(self, slot: AckSlot, payload: bytes) -> None:
+        form = _settled(payload)
+        token, lock = self._held(form.task_id)
+        slot.since_ms = self.desk.now_ms
+        slot.on = ""
+        if lock is not None:
+            slot.on = lock.queue.name
+            slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
+        self._end(slot, form, Complete(slot.on, [token]), b"Task acknowledged")
 
     def _nack(self, slot: Slot, payload: bytes) -> None:
         form = _settled(payload)
@@ -647,10 +649,10 @@ class Peer:
     def _end(self, slot: Slot, form: _SettleForm, command: Complete | Abandon, said: bytes) -> None:
         if form.transaction_id is None:
             slot.says(said)
-            self.submit(slot, command)
+            self.ask(command, slot)
         else:
             slot.says(b"Task added to transaction")
-            self.submit(slot, self._in(slot, form.transaction_id, command))
+            self.ask(self._in(slot, form.transaction_id, command), slot)
 
     # Workers.
 
@@ -697,7 +699,11 @@ class Peer:
         slot.fill(b"PONG")
 
 
-_ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
+def _is_simple(like: QueueProperties) -> bool:
+    """Whether tasks for a queue are all taken, where there is room, or none."""
+    return (
+        like.status == "active" and like.max_message_bytes is None and not like.requires_session
+    )  # fmt: skip
 
 
 def _is_bare(payload: bytes) -> bool:
@@ -735,7 +741,12 @@ _SLOTS: dict[bytes, type[Slot]] = {
     b"PULL_BATCH": PullSlot,
     b"PUSH_BATCH": BatchSlot,
 }
-_IN_RUNS = frozenset((b"PUSH", b"PULL", b"PULL_BATCH", b"ACK"))
+_GATHERED: dict[bytes, Callable[[Peer, bytes], bool]] = {
+    b"PUSH": Peer._gather_push,
+    b"PULL": Peer._gather_pull,
+    b"PULL_BATCH": Peer._gather_pull_batch,
+    b"ACK": Peer._gather_ack,
+}
 _HOT: dict[bytes, Callable[[Peer, Any, bytes], None]] = {
     b"AUTH": Peer._auth,
     b"PUSH": Peer._push,

@@ -51,4 +51,6 @@ def told(refused: Refused, op: str, on: str) -> str:
         on = refused.queue
         if refused.limit != "max_messages":
             form = "{begin}{text}"
+        elif op == "PUSH_BATCH":
+            form = "{begin}" + form
     return form.format(begin=begin, text=refused, op=op, on=on, **facts)

@@ -1,115 +1,179 @@
-"""Runs: requests of one kind, on one queue, that came together and are asked of the engine as one.
+"""Runs: requests on one queue that came together, and are asked of the engine as one.
 
 It makes no difference but for what it costs: a run is of what cannot be refused one by one, and
-what comes behind it is asked behind it. A run is itself what the engine calls with its answer.
+what comes behind it is asked behind it. A run is the place of all its answers, as a slot is of one,
+and is written when all of them are there.
 """
 
-from posthouse.core.commands import Command, Complete, Delivery, Receive, Received, Send, Settled
-from posthouse.core.errors import LockLost, QuotaExceeded, Refused
+from functools import partial
+
+from posthouse.core.commands import Complete, Delivery, Received, Send, Settled
+from posthouse.core.errors import QuotaExceeded, Refused
 from posthouse.core.message import NewMessage, size_bytes
-from posthouse.dialects.pyqueue.slots import AckSlot, Asker, PullSlot, Result, Slot
+from posthouse.core.model import Queue
+from posthouse.dialects.pyqueue.codec import encode
+from posthouse.dialects.pyqueue.refusals import NOT_FOUND
+from posthouse.dialects.pyqueue.slots import Asker, Result, refusal
 from posthouse.store.errors import StoreError
 
 RUN_MAX = 250
 RUN_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
+_ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
+_LOST = encode(b"ERROR", NOT_FOUND.encode())
 
 
-class Run:
-    def __init__(self, peer: Asker, queue: str) -> None:
+class PushRun:
+    """Tasks that are pushed, none of which has a key or needs to be looked at by itself."""
+
+    def __init__(self, peer: Asker, queue: Queue) -> None:
         self.peer = peer
         self.queue = queue
-
-    def command(self) -> Command:
-        raise NotImplementedError
-
-    def __call__(self, answer: Result) -> None:
-        raise NotImplementedError
-
-
-class PushRun(Run):
-    def __init__(self, peer: Asker, queue: str) -> None:
-        super().__init__(peer, queue)
-        self.slots: list[Slot] = []
+        self.frames: list[bytes] = []  # the answers
         self.messages: list[NewMessage] = []
-        self.size = 0
-
-    def add(self, slot: Slot, message: NewMessage) -> None:
-        self.slots.append(slot)
-        self.messages.append(message)
-        self.size += size_bytes(message)
+        self.size = 0  # of requests
+        self.left = 1  # answers that are still to come from the engine
+        most = queue.properties.max_messages
+        self._room = RUN_MAX if most is None else max(1, min(RUN_MAX, most - sum(queue.counts)))
 
     @property
     def is_full(self) -> bool:
-        return len(self.slots) >= RUN_MAX or self.size >= RUN_BYTES_MAX
+        return len(self.frames) >= self._room or self.size >= RUN_BYTES_MAX
 
-    def command(self) -> Send:
-        return Send(self.queue, self.messages, [""] * len(self.messages))
+    def add(self, id: str, message: NewMessage, size: int) -> None:
+        self.frames.append(b"OK %d %b" % (len(id), id.encode()))
+        self.messages.append(message)
+        self.size += size
 
-    def __call__(self, answer: Result) -> None:
-        if not isinstance(answer, Refused | StoreError):
-            for slot in self.slots:
-                slot.is_filled()
-        elif isinstance(answer, QuotaExceeded) and len(self.slots) > 1:  # some of them may fit
-            for slot, message in zip(self.slots, self.messages, strict=True):
-                self.peer.submit(slot, Send(self.queue, [message], [""]))
-        else:
-            for slot in self.slots:
-                slot.refuse(answer)
+    def ask(self) -> None:
+        keys = [""] * len(self.messages)
+        self.peer.ask(Send(self.queue.name, self.messages, keys), self._pushed)
 
-
-class AckRun(Run):
-    def __init__(self, peer: Asker, queue: str) -> None:
-        super().__init__(peer, queue)
-        self.slots: dict[int, AckSlot] = {}  # by token
-
-    def command(self) -> Complete:
-        return Complete(self.queue, list(self.slots), partial=True)
-
-    def __call__(self, answer: Result) -> None:
+    def _pushed(self, answer: Result) -> None:
+        if isinstance(answer, QuotaExceeded) and len(self.messages) > 1:  # some of them may fit
+            self.left = len(self.messages)
+            for at, message in enumerate(self.messages):
+                send = Send(self.queue.name, [message], [""])
+                self.peer.ask(send, partial(self._pushed_one, at))
+            return
         if isinstance(answer, Refused | StoreError):
-            for slot in self.slots.values():
-                slot.refuse(answer)
-            return
-        assert isinstance(answer, Settled)
-        lost, desk = set(answer.lost), self.peer.desk
-        now_ms = desk.now_ms
-        for token, slot in self.slots.items():
-            if token in lost:
-                slot.refuse(LockLost(self.queue, token))
+            text = refusal(self.peer, "PUSH", self.queue.name, answer)
+            self.frames = [encode(b"ERROR", text)] * len(self.frames)
+        self.left = 0
+        self.peer.answered(self)
+
+    def _pushed_one(self, at: int, answer: Result) -> None:
+        if isinstance(answer, Refused | StoreError):
+            text = refusal(self.peer, "PUSH", self.queue.name, answer)
+            self.frames[at] = encode(b"ERROR", text)
+        self.left -= 1
+        if not self.left:
+            self.peer.answered(self)
+
+
+class WorkerRun:
+    """What a worker asks in turn: tasks that it has done, and more of them.
+
+    Acknowledgements go before the pulls that came between them, of which they cannot be.
+    """
+
+    def __init__(self, peer: Asker, queue: Queue) -> None:
+        self.peer = peer
+        self.queue = queue
+        self.frames: list[bytes] = []  # the answers; empty where one is still to come
+        self.asked: list[int] = []  # 0: an acknowledgement; or how many tasks, negative: in a batch
+        self.tokens: dict[int, int] = {}  # of what is acknowledged: when it was pulled
+        self.size = self.limit = 0  # of requests, in bytes; of tasks that are pulled
+        self.left = 0  # answers that are still to come from the engine
+        self._lost: set[int | str] = set()
+        self._refused = _LOST  # what is told of those
+        self._received: Received | Refused | StoreError = Received([])
+
+    @property
+    def is_full(self) -> bool:
+        return self.limit >= RUN_MAX or len(self.tokens) >= RUN_MAX
+
+    def acknowledge(self, token: int, since_ms: int, size: int) -> None:
+        self.asked.append(0)
+        self.tokens[token] = since_ms
+        self.size += size
+
+    def pull(self, limit: int, size: int, *, batch: bool) -> None:
+        self.asked.append(-limit if batch else limit)
+        self.limit += limit
+        self.size += size
+
+    def ask(self) -> None:
+        """Both before either is answered, which may be at once."""
+        self.left = (len(self.tokens) > 0) + (self.limit > 0)
+        if self.tokens:
+            complete = Complete(self.queue.name, list(self.tokens), partial=True)
+            self.peer.ask(complete, self._completed)
+        if self.limit:
+            self.peer.ask(self.peer.receive_of(self.queue.name, self.limit), self._pulled)
+
+    def _completed(self, answer: Result) -> None:
+        if isinstance(answer, Refused | StoreError):
+            self._refused = encode(b"ERROR", refusal(self.peer, "ACK", self.queue.name, answer))
+            self._lost = set(self.tokens)
+        else:
+            assert isinstance(answer, Settled)
+            self._lost = set(answer.lost)
+            done = [since for token, since in self.tokens.items() if token not in self._lost]
+            self.peer.desk.acknowledged(done)
+        self._count()
+
+    def _pulled(self, answer: Result) -> None:
+        assert isinstance(answer, Received | Refused | StoreError)
+        self._received = answer
+        self._count()
+
+    def _count(self) -> None:
+        if self.left == 1:
+            self._fill()
+        self._count_one()
+
+    def _count_one(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.peer.answered(self)
+
+    def _fill(self) -> None:
+        received, frames, lost = self._received, self.frames, self._lost
+        given = received.deliveries if isinstance(received, Received) else ()
+        is_cut = len(given) < self.limit and sum(map(_body_bytes, given)) > _CUT_BYTES
+        tokens, at = iter(self.tokens), 0
+        for limit in self.asked:
+            if not limit:
+                frames.append(self._refused if next(tokens) in lost else _ACKNOWLEDGED)
+                continue
+            mine, at = given[at : at + abs(limit)], at + abs(limit)
+            if is_cut and not mine and not self.peer.is_gone:
+                self._pull_again(limit)
+            elif given:
+                frames.append(encode(*self.peer.pulled(self.queue.name, mine, batch=limit < 0)))
             else:
-                desk.acknowledged(now_ms - slot.since_ms)
-                slot.is_filled()
+                frames.append(self._told(limit, received))
 
+    def _told(self, limit: int, answer: Result) -> bytes:
+        if isinstance(answer, Received):
+            given = answer.deliveries
+            return encode(*self.peer.pulled(self.queue.name, given, batch=limit < 0))
+        assert isinstance(answer, Refused | StoreError)
+        word = "PULL_BATCH" if limit < 0 else "PULL"
+        return encode(b"ERROR", refusal(self.peer, word, self.queue.name, answer))
 
-class PullRun(Run):
-    def __init__(self, peer: Asker, queue: str, receiver: int, bound: int) -> None:
-        super().__init__(peer, queue)
-        self.slots: list[PullSlot] = []
-        self.limit = 0
-        self.receiver = receiver
-        self.bound = bound
+    def _pull_again(self, limit: int) -> None:
+        """What it should have had may have been too much for one answer."""
+        self.left += 1
+        command = self.peer.receive_of(self.queue.name, abs(limit))
+        reply = partial(self._pulled_again, len(self.frames), limit)
+        self.frames.append(b"")
+        self.peer.ask(command, reply)
 
-    def add(self, slot: PullSlot) -> None:
-        self.slots.append(slot)
-        self.limit += slot.limit
-
-    def command(self) -> Receive:
-        return Receive(self.queue, self.receiver, self.limit, bound=self.bound, by_id=True)
-
-    def __call__(self, answer: Result) -> None:
-        if not isinstance(answer, Received):
-            for slot in self.slots:
-                slot(answer)
-            return
-        given, at = answer.deliveries, 0
-        is_cut = sum(map(_body_bytes, given)) > _CUT_BYTES
-        for slot in self.slots:
-            mine, at = given[at : at + slot.limit], at + slot.limit
-            if mine or not is_cut:
-                slot(Received(mine))
-            else:
-                self.peer.pull_again(slot)
+    def _pulled_again(self, at: int, limit: int, answer: Result) -> None:
+        self.frames[at] = self._told(limit, answer)
+        self._count_one()
 
 
 def _body_bytes(delivery: Delivery) -> int:

@@ -1,9 +1,9 @@
 """Slots: the places of answers, which leave in the order of what they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Received
+from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Receive, Received
 from posthouse.core.errors import Refused, TransactionLost
 from posthouse.dialects.pyqueue import orders
 from posthouse.dialects.pyqueue.codec import Frame, encode
@@ -18,22 +18,43 @@ class Asker(Protocol):
     """A connection, as its slots see it."""
 
     desk: Desk
+    is_gone: bool
 
-    def answered(self, slot: "Slot") -> None: ...
+    def answered(self, place: "Place") -> None: ...
 
-    def pulled(self, slot: "Slot", deliveries: Sequence[Delivery]) -> None: ...
+    def pulled(
+        self, queue: str, deliveries: Sequence[Delivery], *, batch: bool
+    ) -> tuple[bytes, bytes]:
+        """The word and the payload of the answer."""
 
-    def submit(self, slot: "Slot", command: Command) -> None: ...
+    def receive_of(self, queue: str, limit: int) -> Receive: ...
 
-    def pull_again(self, slot: "PullSlot") -> None: ...
+    def ask(self, command: Command, reply: Callable[[Result], None]) -> None:
+        """The reply is called once, perhaps at once."""
 
     def end(self) -> None: ...
+
+
+class Place(Protocol):
+    """Of answers, in the order in which they leave: a slot of one, a run of many."""
+
+    frames: list[bytes]
+    left: int  # that are not known yet
+    size: int  # of the requests, in bytes
+
+
+def refusal(peer: Asker, word: str, on: str, refused: Refused | StoreError) -> bytes:
+    """What is told where something that was asked for cannot be."""
+    if isinstance(refused, StoreError):
+        peer.end()
+        return b"The journal cannot be written; what was asked may be done or not"
+    return told(refused, word, on).encode(errors="replace")
 
 
 class Slot:
     """The place of one answer. It is itself what the engine calls with its answer."""
 
-    __slots__ = ("binary", "frame", "is_done", "on", "peer", "size", "transaction", "word")
+    __slots__ = ("binary", "frames", "left", "on", "peer", "size", "transaction", "word")
 
     def __init__(self, peer: "Asker", frame: Frame) -> None:
         self.peer = peer
@@ -42,15 +63,15 @@ class Slot:
         self.size = len(frame.payload)
         self.on = ""  # what it is about
         self.transaction = ""  # of which it is a part
-        self.frame = b""  # the answer, where all goes well
-        self.is_done = False
+        self.frames = [b""]  # the answer, where all goes well
+        self.left = 1
 
     def says(self, payload: bytes, word: bytes = b"OK") -> None:
         """The answer, as soon as what it says is so."""
-        self.frame = encode(word, payload, binary=self.binary)
+        self.frames = [encode(word, payload, binary=self.binary)]
 
     def is_filled(self) -> None:
-        self.is_done = True
+        self.left = 0
         self.peer.answered(self)
 
     def fill(self, payload: bytes, word: bytes = b"OK") -> None:
@@ -61,14 +82,11 @@ class Slot:
         self.fill(text.encode(errors="replace"), b"ERROR")
 
     def refuse(self, refused: Refused | StoreError) -> None:
-        if isinstance(refused, StoreError):
-            self.peer.end()
-            self.fail("The journal cannot be written; what was asked may be done or not")
-        elif isinstance(refused, TransactionLost) and self.transaction:
+        if isinstance(refused, TransactionLost) and self.transaction:
             desk = self.peer.desk
             self.fail(desk.ledger.why_not(self.transaction, desk.now_ms))
         else:
-            self.fail(told(refused, self.word.decode(), self.on))
+            self.fill(refusal(self.peer, self.word.decode(), self.on, refused), b"ERROR")
 
     def __call__(self, answer: Result) -> None:
         if isinstance(answer, Refused | StoreError):
@@ -86,17 +104,18 @@ class AckSlot(Slot):
             self.refuse(answer)
         else:
             if not self.transaction:
-                self.peer.desk.acknowledged(self.peer.desk.now_ms - self.since_ms)
+                self.peer.desk.acknowledged([self.since_ms])
             self.is_filled()
 
 
 class PullSlot(Slot):
-    __slots__ = ("limit",)
-    limit: int  # how many tasks it is for
+    __slots__ = ()
 
     def __call__(self, answer: Result) -> None:
         if isinstance(answer, Received):
-            self.peer.pulled(self, answer.deliveries)
+            batch = self.word == b"PULL_BATCH"
+            word, payload = self.peer.pulled(self.on, answer.deliveries, batch=batch)
+            self.fill(payload, word)
         else:
             assert isinstance(answer, Refused | StoreError)
             self.refuse(answer)

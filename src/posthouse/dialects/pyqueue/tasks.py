@@ -27,6 +27,8 @@ LOCK = "lock-"  # what stands before a token where a task's own id cannot name i
 _ESCAPED = 6  # bytes that one byte of a payload may take in JSON
 ID_BYTES = 36  # of a task's id
 _POOL_BYTES = 4_096
+_BARE = encode_envelope(Envelope("-" * ID_BYTES))[:-ID_BYTES]  # before an id as we give them
+_BARE_BYTES = len(_BARE)
 _LEVELS: dict[str | int, int] = {"HIGH": 9, "NORMAL": 4, "LOW": 0, 0: 9, 1: 4, 2: 0}
 _NAMES = ("HIGH", "NORMAL", "LOW")
 
@@ -51,6 +53,7 @@ def priority_name(level: int) -> str:
 # Ids. They are UUIDs of random numbers, of which many are drawn at a time: one by one is slow.
 
 _pool: list[str] = []
+_VARIANT = dict(zip("0123456789abcdef", 4 * "89ab", strict=True))
 
 
 def new_id() -> str:
@@ -58,7 +61,7 @@ def new_id() -> str:
         drawn = os.urandom(_POOL_BYTES).hex()
         _pool.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
     h = _pool.pop()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
 
 
 # What is pushed.
@@ -141,10 +144,14 @@ def new_task(
     elif not key and deduplicate:
         key = "sha256:" + sha256(body).hexdigest()
     group = form.partition_key or None
-    envelope = Envelope(id=id, subject=topic, partition_key=group, properties=properties)
+    if properties or topic or group or len(id) != ID_BYTES:
+        shared = Envelope(id=id, subject=topic, partition_key=group, properties=properties)
+        envelope = encode_envelope(shared)
+    else:
+        envelope = _BARE + id.encode()
     priority = 4 if form.priority is None else level_of(form.priority)
     ttl_ms = None if form.ttl is None else ttl_in(form.ttl)
-    message = NewMessage(encode_envelope(envelope), body, None, group, priority, ttl_ms)
+    message = NewMessage(envelope, body, None, group, priority, ttl_ms)
     return NewTask(id, message, key)
 
 
@@ -213,9 +220,14 @@ _encode_job = msgspec.json.Encoder().encode
 def job_of(delivery: Delivery, queue: str, ids: Mapping[str, Sized]) -> bytes:
     """In JSON. `ids` has the locks by the ids of tasks: one that several have is not told."""
     message = delivery.message
-    envelope = envelope_of(message)
-    body = message.body
+    data, body = message.envelope, message.body
     assert isinstance(body, bytes)  # the engine has read it back
-    payload, encoding = text_of(body, envelope.form)
-    id = task_id(envelope.id, delivery.token, shared=len(ids.get(envelope.id, ())) > 1)
+    own = data[_BARE_BYTES:]
+    if len(own) == ID_BYTES and own.isascii() and data.startswith(_BARE):  # as most are
+        id, form = own.decode(), ""
+    else:
+        envelope = envelope_of(message)
+        id, form = envelope.id, envelope.form
+    payload, encoding = text_of(body, form)
+    id = task_id(id, delivery.token, shared=len(ids.get(id, ())) > 1)
     return _encode_job(Job(id, payload, queue, priority_of(message.priority), encoding))

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from posthouse.amqp.connection import Connection
 from posthouse.amqp.events import (
@@ -36,6 +36,7 @@ from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSes
 from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
+from posthouse.dialects.line import END_SECONDS, Circle, Line, hang_up, read_or_not
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
 from posthouse.dialects.servicebus.credentials import Credentials
@@ -60,7 +61,6 @@ UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is n
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
 REFUSALS_LOGGED = 10  # of one connection
-END_SECONDS = 2  # what a client has to take our goodbye
 NAMESPACE = "posthouse:namespace"  # among the properties with which a client opens
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
@@ -68,26 +68,12 @@ Context: TypeAlias = Inlet | Outlet | RequestLink | ReplyLink | Coordinator
 Reply = Callable[[Answer | Refused | StoreError], None]
 
 
-class Line(Protocol):
-    """What the listener knows of a connection."""
-
-    @property
-    def handshake_seconds(self) -> float: ...
-
-    @property
-    def address(self) -> str: ...
-
-    def gone(self) -> None:
-        """It is over."""
-
-
 class Peers:
     """All connections of Service Bus clients."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        self._peers: set[Peer] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._circle: Circle[Peer] = Circle(CHECK_SECONDS, self._check)
 
     @property
     def engine(self) -> Engine | None:
@@ -97,8 +83,7 @@ class Peers:
         return Peer(self, line)
 
     def add(self, peer: "Peer") -> None:
-        self._peers.add(peer)
-        self._arm()
+        self._circle.add(peer)
         engine = self.engine
         if engine is not None and self._look_again not in engine.access_watchers:
             engine.access_watchers.append(self._look_again)
@@ -108,25 +93,12 @@ class Peers:
         asyncio.get_running_loop().call_soon(self._check, True)
 
     def remove(self, peer: "Peer") -> None:
-        self._peers.discard(peer)
-        if not self._peers and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(CHECK_SECONDS, self._check)
+        self._circle.remove(peer)
 
     def _check(self, changed: bool = False) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         now = time.time()
-        for peer in list(self._peers):
+        for peer in list(self._circle.peers):
             peer.check(now, changed=changed)
-        if self._peers:
-            self._arm()
 
 
 class Peer:
@@ -200,12 +172,7 @@ class Peer:
             not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
             and self._under_way < COMMANDS_MAX and not self._stopping
         )  # fmt: skip
-        if wanted != self._reading and not self._transport.is_closing():
-            self._reading = wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
 
     def count_unanswered(self, change: int) -> None:
         """Bytes of messages that were sent and are not answered yet."""
@@ -260,8 +227,7 @@ class Peer:
             self._spoken = True
             self._transport.write(self._amqp.take())
         if self._amqp.closed:
-            self._transport.close()
-            self._loop.call_later(END_SECONDS, self._transport.abort)
+            hang_up(self._transport)
 
     def _close(self, condition: str, text: str) -> None:
         self.is_closing = True

@@ -96,7 +96,6 @@ _write_json = msgspec.json.Encoder().encode
 _U16, _U32 = Struct(">H"), Struct(">I")
 _u16, _u32 = _U16.unpack_from, _U32.unpack_from
 _pack16, _pack32 = _U16.pack, _U32.pack
-_BARE = b"\0\0\0\0\0\0"  # no payload and no headers
 UNKNOWN = -1  # a type whose name is not known
 
 
@@ -119,26 +118,32 @@ class Decoder:
     def receive(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now. Raises Malformed, after those before."""
         held = self._data
-        held += data
-        at, end = 0, len(held)
+        come: bytes | bytearray = data
+        if held:
+            held += data
+            come = held
+        at, end = 0, len(come)
         try:
             while end - at >= 5:
-                length = _u32(held, at)[0]
+                length = _u32(come, at)[0]
                 if not FRAME_BYTES_MIN <= length <= self.frame_bytes_max:
                     raise Malformed(f"a frame cannot have {length} bytes")
                 if self.generation is None:
-                    self.generation = _BY_BYTE.get(held[at + 4])
+                    self.generation = _BY_BYTE.get(come[at + 4])
                     if self.generation is None:
                         raise Malformed("this is no generation of the protocol that is known")
                 begin = at + 5 if self.generation == "flagged" else at + 4
                 if end - begin < length:
                     break
-                flag = held[at + 4] if self.generation == "flagged" else 0
-                body = bytes(memoryview(held)[begin : begin + length])
+                flag = come[at + 4] if self.generation == "flagged" else 0
                 at = begin + length
+                body = bytes(come[begin:at])
                 yield self._frame(flag, body)
         finally:
-            del held[:at]
+            if come is held:
+                del held[:at]
+            elif at < end:
+                held += data[at:]
 
     def _frame(self, flag: int, body: bytes) -> Frame:
         if flag:
@@ -261,14 +266,13 @@ def encode(frame: Frame) -> bytes | None:
     """A body in binary; None where something in it is too long to be said."""
     id, queue, headers = frame.id.encode(), frame.queue.encode(), frame.headers
     try:
-        head = b"\x01%c%b%b%b%b" % (frame.type, _pack16(len(id)), id, _pack16(len(queue)), queue)
-        if not headers and not frame.payload:
-            body = head + _BARE
-        else:
-            parts = [head, _pack32(len(frame.payload)), frame.payload, _pack16(len(headers))]
-            for name, value in headers.items():
-                parts += (_str16(name), _str16(value))
-            body = b"".join(parts)
+        body = b"\x01%c%b%b%b%b%b%b%b" % (
+            frame.type, _pack16(len(id)), id, _pack16(len(queue)), queue,
+            _pack32(len(frame.payload)), frame.payload, _pack16(len(headers)),
+        )  # fmt: skip
+        if headers:
+            told = (_str16(each) for header in headers.items() for each in header)
+            body = b"".join((body, *told))
         if frame.type == Type.ERROR:
             body += _str16(frame.code) + _str16(frame.text)
     except error:

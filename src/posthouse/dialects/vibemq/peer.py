@@ -6,8 +6,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.engine import Engine
@@ -15,6 +15,7 @@ from posthouse.broker.throttle import Buckets, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled
 from posthouse.core.model import State
+from posthouse.dialects.line import Circle, Line, hang_up, read_or_not
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -41,25 +42,9 @@ HELD_BYTES_MAX = 256 << 10  # that are kept meanwhile
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
-END_SECONDS = 2  # what a client has to take our goodbye
 GRACE_SECONDS = 10  # and to acknowledge what it has, where the broker is stopping
+_ACK = int(Type.ACK)
 Reply = Callable[[Answer | Refused | StoreError], None]
-
-
-class Line(Protocol):
-    """What the listener knows of a connection."""
-
-    @property
-    def handshake_seconds(self) -> float: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def is_tls(self) -> bool: ...
-
-    def gone(self) -> None:
-        """It is over."""
 
 
 class Peers:
@@ -68,8 +53,8 @@ class Peers:
     def __init__(self, users: Users) -> None:
         self.users = users
         self.settings = users.settings
-        self.peers: set[Peer] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._circle: Circle[Peer] = Circle(CHECK_SECONDS, self._check)
+        self.peers = self._circle.peers
         rate = self.settings.connection_rate
         self.addresses = Buckets(rate, lambda: time.monotonic() / 60)  # in a minute
         self.requests = Buckets(self.settings.message_rate)
@@ -83,29 +68,22 @@ class Peers:
     def make(self, line: Line) -> "Peer":
         return Peer(self, line)
 
-    def count_delivery(self, delivery: Delivery) -> None:
-        if delivery.count > 1:
-            self.retries += 1
-            return
-        engine = self.users.engine
-        assert engine is not None
-        self.delivered += 1
-        waited_ms = engine.clock_ms(self.settings.namespace) - delivery.message.enqueued_ms
-        self.latency_ms += max(0, waited_ms)
+    def count_deliveries(self, deliveries: Sequence[Delivery], now_ms: int) -> None:
+        for each in deliveries:
+            if each.count > 1:
+                self.retries += 1
+            else:
+                self.delivered += 1
+                self.latency_ms += max(0, now_ms - each.message.enqueued_ms)
 
     def add(self, peer: "Peer") -> None:
-        self.peers.add(peer)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+        self._circle.add(peer)
         engine = self.engine
         if engine is not None and self._look_again not in engine.access_watchers:
             engine.access_watchers.append(self._look_again)
 
     def remove(self, peer: "Peer") -> None:
-        self.peers.discard(peer)
-        if not self.peers and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._circle.remove(peer)
 
     def _look_again(self) -> None:
         """What somebody may do has changed."""
@@ -114,11 +92,8 @@ class Peers:
             loop.call_soon(peer.check_rights)
 
     def _check(self) -> None:
-        self._timer = None
         for peer in list(self.peers):
             peer.check()
-        if self.peers:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
 
 
 class Peer:
@@ -249,21 +224,17 @@ class Peer:
             not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
             and self._under_way < COMMANDS_MAX and not self.is_waiting
         )  # fmt: skip
-        if wanted != self._reading and not self._transport.is_closing():
-            self._reading = wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
 
     def count_unanswered(self, change: int) -> None:
         """Bytes of messages that were sent and are not answered yet."""
         self._unanswered_bytes += change
-        self._read_or_not()
+        if not self._reading or self._unanswered_bytes >= UNANSWERED_BYTES_MAX:
+            self._read_or_not()
 
     def _take(self, frame: Frame) -> bool:
         """Whether what comes behind it can be looked at now."""
-        if frame.type == Type.ACK:
+        if frame.type == _ACK:
             self._acknowledge(frame)
             return True
         if self._gathered:  # what comes behind an acknowledgement is done behind it
@@ -327,7 +298,8 @@ class Peer:
 
     def check_right(self, operation: str, queue: str) -> None:
         """Raises Wrong."""
-        if not self.rights.allows(operation, owner(self.state, queue)):
+        rights = self.rights
+        if not (rights.is_superuser or rights.allows(operation, owner(self.state, queue))):
             raise Wrong(
                 answers.NOT_AUTHORIZED, f"This user may not do that ({operation}) with {queue!r}."
             )
@@ -357,7 +329,8 @@ class Peer:
 
     @property
     def state(self) -> State:
-        return self.engine.namespaces.states[self.namespace]
+        assert self._engine is not None  # as above; this is asked several times a message
+        return self._engine.namespaces.states[self.namespace]
 
     def submit(self, command: Command, reply: Reply) -> None:
         """What was found to be allowed. Where too much is under way, nothing more is read."""
@@ -449,11 +422,14 @@ class Peer:
         for each in gathered:
             each.flush()
 
-    def unsubscribe(self, queue: str) -> None:
+    def unsubscribe(self, queue: str, then: Callable[[object], None]) -> None:
+        """Calls back when the queue has lost the subscriber."""
         subscription = self.subscriptions.pop(queue, None)
-        if subscription is not None:
+        if subscription is None:
+            then(None)
+        else:
             self._stopped.add(subscription)
-            subscription.stop()
+            subscription.stop(then)
 
     def ended(self, subscription: Subscription) -> None:
         self._stopped.discard(subscription)
@@ -521,8 +497,7 @@ class Peer:
         if not self.is_over:
             self._leave()
         self._flush()
-        self._transport.close()
-        self._loop.call_later(END_SECONDS, self._transport.abort)
+        hang_up(self._transport)
 
     def disconnect(self) -> None:
         """The client has said goodbye."""

@@ -24,7 +24,7 @@ from posthouse.dialects.vibemq.message import is_name
 QUEUE_SIZE = 10_000
 ACK_MS = 30_000  # what a subscriber has to acknowledge
 ATTEMPTS = 3  # the first delivery is one
-BACKOFF_MS = [2_000 * 2**n for n in range(6)] + [120_000]
+BACKOFF_MS = [0] + [2_000 * 2**n for n in range(1, 6)] + [120_000]  # before each retry
 DEAD_LETTERS = "-dlq"  # behind a queue's name: its dead letters
 NAMED = "vibemq.deadLetterQueueName"  # that was given and is not used
 

@@ -149,8 +149,8 @@ def _subscribe(peer: "Peer", frame: Frame) -> None:
 
 def _unsubscribe(peer: "Peer", frame: Frame) -> None:
     check_queue(frame.queue)
-    peer.unsubscribe(resolve(peer.state, frame.queue))
-    peer.answer(Frame(Type.UNSUBSCRIBE_ACK, frame.id, frame.queue))
+    said = Frame(Type.UNSUBSCRIBE_ACK, frame.id, frame.queue)
+    peer.unsubscribe(resolve(peer.state, frame.queue), lambda _: peer.answer(said))
 
 
 # Queues.

@@ -34,6 +34,10 @@ BUSY_SECONDS = 0.5
 Reply = Answer | Refused | StoreError
 
 
+def _ignore(_: object) -> None:
+    """Nobody waits for it."""
+
+
 class Subscription:
     def __init__(self, peer: "Peer", id: str, name: str) -> None:
         self._peer = peer
@@ -109,21 +113,24 @@ class Subscription:
         if self.is_over or self._peer.is_over:
             self._release([each.token for each in given if each.token])
             return
-        size = 0
+        peer, size, said = self._peer, 0, []
         self._given += len(given)
         self._asked -= len(given)
         for each in given:
-            frame = delivery(each.message, each.note, self.name, f"{each.token:032x}")
-            data = self._peer.encoder.frame(frame)
+            token = each.token
+            frame = delivery(each.message, each.note, self.name, f"{token:032x}")
+            data = peer.encoder.frame(frame)
             if data is None:
-                self._bury(each.token)
+                self._bury(token)
                 continue
             size += len(data)
-            self._peer.say(data)
-            self._peer.peers.count_delivery(each)
-            if each.token:
-                self.held[each.token] = (frame.id, each.until_ms)
-                self._peer.hold(frame.id, self, each.token)
+            peer.say(data)
+            said.append(each)
+            if token:
+                self.held[token] = (frame.id, each.until_ms)
+                peer.hold(frame.id, self, token)
+        if said:
+            peer.peers.count_deliveries(said, peer.engine.clock_ms(peer.namespace))
         if size and not self._is_strict:
             self._window = self._fit(len(given), size)
         for notice in what:
@@ -186,16 +193,21 @@ class Subscription:
 
     # The end.
 
-    def stop(self) -> None:
-        """Nothing more is given; what the client has it may still acknowledge."""
+    def stop(self, then: Callable[[object], None] = _ignore) -> None:
+        """Nothing more is given; what the client has it may still acknowledge.
+
+        Calls back when the queue has lost it, or at once where it waits for acknowledgements.
+        """
         self.is_over = True
         if not self._is_shared or not self.held:
-            self.end()
-        elif self._number:
-            self._peer.leave(Credit(self._number, 0))
+            self.end(then)
+        else:
+            if self._number:
+                self._peer.leave(Credit(self._number, 0))
+            then(None)
 
-    def end(self) -> None:
-        """What it has goes back in its place."""
+    def end(self, then: Callable[[object], None] = _ignore) -> None:
+        """What it has goes back in its place. Calls back when the queue has lost it."""
         self.is_over = True
         number, self._number = self._number, 0
         tokens, self._completing = self._completing, []
@@ -204,16 +216,18 @@ class Subscription:
         if number and self._is_shared:
             # Without credit first, or what goes back would come again; and with what is under way
             # given back too before the receiver goes, which would count it as an attempt.
-            self._peer.leave(Credit(number, 0), lambda _: self._detach_soon(number))
+            self._peer.leave(Credit(number, 0), lambda _: self._detach_soon(number, then))
             self._release(list(self.held))
         elif number:
-            self._peer.leave(Detach(number))
+            self._peer.leave(Detach(number), then)
+        else:
+            then(None)
         self.forget()
         self._peer.ended(self)
 
-    def _detach_soon(self, number: int) -> None:
+    def _detach_soon(self, number: int, then: Callable[[object], None]) -> None:
         """Behind the deliveries that are handed over now."""
-        asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number))
+        asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number), then)
 
     @property
     def _is_shared(self) -> bool:
