@@ -18,6 +18,7 @@ from posthouse.pipeline.causes import shape
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import replay
 from posthouse.pipeline.wire import Broker, PosthouseError
+from tests.pipeline.asking import last, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def test_dead_letters_are_grouped_by_cause(
     shop.queue("POST", "orders%2F$dead/resubmit", {"sequences": [1]})  # which is dead no more
     given = ["--url", shop.url, "--out", str(tmp_path / "out"), "--format", "json", "--json"]
     assert main(["pipeline", "triage", *given]) == 0
-    said = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    said = json.loads(shown.out)
+    assert read_as_told(shown.err)["rows"] >= last(shop)
     causes = {each["reason"]: each for each in said["causes"]}
     assert {name: each["messages"] for name, each in causes.items()} == {
         "Timeout": 2, "Bad": 3, "MaxDeliveryCountExceeded": 3,
