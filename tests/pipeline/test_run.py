@@ -83,7 +83,7 @@ def test_rows_go_from_a_queue_through_steps_to_several_sinks(
     told = [json.loads(line) for line in said.err.splitlines()[1:]]
     assert {each["sink"] for each in told} == {"big-queue", "small-queue", "sums-files"}
     assert all(each["position"] > 0 for each in told)
-    assert all(each["lag"] >= 0 and "seconds_left" in each for each in told)
+    assert all(each["lag"] == 0 and "seconds_left" in each for each in told)
     assert [json.loads(each["body"])["id"] for each in taken(shop, "big")] == [5, 6, 7, 8, 9]
     assert [json.loads(each["body"])["id"] for each in taken(shop, "small")] == [0, 1, 2, 3, 4]
     shop.send("given", order(20))
@@ -267,14 +267,14 @@ def test_a_pipeline_that_is_killed_again_and_again_sends_each_once(
         before = 0
         for _ in range(3):
             with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as run:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 600
                 while count(broker) == before < 4_000:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
                 time.sleep(chance.random())
                 os.killpg(run.pid, signal.SIGKILL)
             before = count(broker)
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 1_200
         while subprocess.run([*words, "--once"], check=False, stderr=subprocess.DEVNULL).returncode:
             assert time.monotonic() < deadline  # Spark gives up where its workers are slow to come
         every = sorted(f"{number}!" for number in range(4_000))
