@@ -237,7 +237,7 @@ def test_an_archive_that_is_killed_is_exact(
         "100",
     ]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as killed:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(lake.manifests()) < kill_after:
             assert time.monotonic() < deadline
             time.sleep(0.02)
