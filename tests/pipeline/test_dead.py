@@ -1,6 +1,7 @@
 """Dead letters: triage, and replay."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -200,20 +201,24 @@ run(Broker(sys.argv[1]), sys.argv[2], rate=400, told=lambda now: print(now.done,
 """
 
 
+# Messages, and how often it is killed.
+MANY, KILLS = (600, 6) if os.environ.get("TORTURE") == "1" else (240, 2)
+
+
 @pytest.mark.parametrize("changes", [{}, {"subject": "'again'"}])
 def test_a_replay_that_is_killed_again_and_again_sends_each_once(
     spark: "SparkSession", shop: Running, tmp_path: Path, changes: dict[str, str]
 ) -> None:
-    bury(shop, 600)
+    bury(shop, MANY)
     plan = str(tmp_path / "plan")
     made(spark, shop, Path(plan), changes=changes)
     chance = random.Random(3)
-    for _ in range(6):
+    for _ in range(KILLS):
         running = subprocess.Popen([sys.executable, "-c", RUN, shop.url, plan])
         time.sleep(0.4 + chance.random() / 2)
         running.send_signal(signal.SIGKILL)
         running.wait()
     replay.run(Broker(shop.url), plan)
     ids = Counter(json.loads(each["body"])["id"] for each in taken(shop, "orders"))
-    assert ids == Counter(range(600))
+    assert ids == Counter(range(MANY))
     assert dead(shop) == []
