@@ -175,7 +175,7 @@ EVENTS = """
 def reporting(spark: "SparkSession", folder: Path) -> None:
     """Of messages that are sent, delivered and completed, in ten queues."""
     spent = []
-    for events in (1_000_000, 10_000_000):
+    for events in (1_000, 1_000_000, 10_000_000):  # the first, so that all has been done once
         spark.range(events).createOrReplaceTempView("made")
         path = str(folder / f"events-{events}")
         spark.sql(EVENTS).write.parquet(path)
@@ -186,7 +186,7 @@ def reporting(spark: "SparkSession", folder: Path) -> None:
         spent.append(ours)
         print(f"a report over {events:,} events: {ours:.1f} s, {ours / plain:.1f} times what"
               f" the same sums take in plain SQL ({plain:.1f} s)", flush=True)  # fmt: skip
-    growth = spent[1] / spent[0]
+    growth = spent[2] / spent[1]
     verdict = "reached" if growth <= GROWTH_GOAL else "MISSED"
     print(f"ten times the events take {growth:.1f} times as long; goal {GROWTH_GOAL} {verdict}")
 

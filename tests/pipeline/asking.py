@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -40,6 +41,13 @@ def bodies(broker: Running, queue: str) -> list[str]:
     while messages := broker.receive(queue, 1000, delete=True):
         taken += [each["body"] for each in messages]
     return taken
+
+
+def read_as_told(err: str) -> dict[str, Json]:
+    """What a job that is over has read, by the last line of JSON that it told."""
+    told: dict[str, Json] = json.loads(err.splitlines()[-1])
+    assert told["rate"] == pytest.approx(told["rows"] / told["seconds"], rel=0.5)
+    return told
 
 
 class Batches:

@@ -18,6 +18,7 @@ SETTINGS = {
     # For a few rows it takes longer to write and compile code than to do without.
     "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.python.daemon.module": "tests.pipeline.daemon",
 }  # fmt: skip
 
 

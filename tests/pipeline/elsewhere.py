@@ -70,7 +70,7 @@ def is_open(port: int) -> bool:
 
 
 def await_that(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not holds():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.05)

@@ -6,6 +6,7 @@ Nothing of Posthouse is found by the server's Python; this one is told where it 
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,5 +48,5 @@ def main(server: str, url: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = sys.argv[1].split(os.pathsep)
     main(*sys.argv[2:])

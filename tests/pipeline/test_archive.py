@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from posthouse.cli import main
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
 from posthouse.pipeline.wire import Broker, PosthouseError
+from tests.pipeline.asking import read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -46,6 +49,19 @@ def positions(lake: Lake) -> list[int]:
     """As anybody reads Parquet, who knows of no manifest."""
     table = ds.dataset(lake.data, format="parquet", partitioning="hive").to_table(["position"])
     return sorted(table.column("position").to_pylist())
+
+
+def on_a_terminal(*words: str) -> str:
+    """What a command shows there of how far it is."""
+    screen, terminal = os.openpty()
+    with pytest.MonkeyPatch.context() as patched, os.fdopen(terminal, "w") as stderr:
+        patched.setattr(sys, "stderr", stderr)
+        assert main(["pipeline", *words]) == 0
+    shown = b""
+    with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as said:  # so it ends
+        while some := said.read(4_096):
+            shown += some
+    return shown.decode()
 
 
 def test_everything_is_archived_once_and_the_broker_is_told(
@@ -166,8 +182,11 @@ def test_the_command_line(
     told = [json.loads(line) for line in err.splitlines()]
     assert [each.get("lag") for each in told] == [None, said["last"] - 30, 0]
     assert run("status")[1]["rows"] == said["last"]
-    assert run("compact")[1] == {"replaced": 2, "ranges": 1}
-    assert run("verify")[:2] == (
+    code, compacted, err = run("compact")
+    assert compacted == {"replaced": 2, "ranges": 1}
+    assert read_as_told(err)["rows"] == said["last"]
+    code, verified, err = run("verify")
+    assert (code, verified) == (
         0,
         {
             "ranges": 1,
@@ -178,6 +197,12 @@ def test_the_command_line(
             "is_well": True,
         },
     )
+    read = read_as_told(err)
+    assert (read["rows"], read["seconds_left"]) == (said["last"], 0)
+    assert read["size_bytes"] > 0
+    assert re.search(rf"\[KVerifying: \d+ s, {said['last']} of {said['last']} rows, \d+ a second\r",
+                     on_a_terminal("verify", "--lake", lake.where))  # fmt: skip
+    capsys.readouterr()
     next(Path(lake.where).rglob("part-*.parquet")).unlink()
     code, said, _ = run("verify")
     assert code == 1
@@ -212,7 +237,7 @@ def test_an_archive_that_is_killed_is_exact(
         "100",
     ]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as killed:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(lake.manifests()) < kill_after:
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -51,20 +51,22 @@ def test_nothing_is_installed_where_spark_connect_leads(broker: Running, tmp_pat
     connect = os.environ.get("PYTHONPATH", "")  # what make torture has put aside
     sources = f"{Path(posthouse.__file__).parent.parent}{os.pathsep}{connect}"
 
-    def run(*command: str, **more: str) -> str:
+    def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, *command], env=environment | more, capture_output=True, text=True,
             timeout=180, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done
+
+    def job(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = ["-m", "posthouse.cli", "pipeline", name, "--lake", str(tmp_path / "lake")]
+        return run(*command, "--master", where, "--json", *words, PYTHONPATH=sources)
 
     with server(tmp_path, environment) as where:
         run(on_connect.__file__, sources, where, broker.url, str(tmp_path))
-        archive = ["archive", "--lake", str(tmp_path / "lake"), "--url", broker.url, "--json"]
-        archived = json.loads(
-            run("-m", "posthouse.cli", "pipeline", *archive, "--master", where, PYTHONPATH=sources)
-        )
+        archived = json.loads(job("archive", "--url", broker.url).stdout)
+        verified = job("verify")
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == {
         "session": "pyspark.sql.connect.session", "found": [False], "messages": sent,
@@ -73,3 +75,6 @@ def test_nothing_is_installed_where_spark_connect_leads(broker: Running, tmp_pat
     assert sorted(bodies(broker, "connect-out")) == ["one", "two"]
     assert sorted(bodies(broker, "connect-streamed")) == sent
     assert Lake(archived["lake"]).end() == archived["rows"] + 1
+    assert json.loads(verified.stdout)["is_well"]
+    read = json.loads(verified.stderr.splitlines()[-1])  # it tells of bytes and tasks alone
+    assert (read["doing"], read["rows"]) == ("Verifying", None)

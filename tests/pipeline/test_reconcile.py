@@ -18,6 +18,7 @@ from posthouse.pipeline import claims
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs.reconcile import COLUMNS, FAULTS, Verdict, reconcile
 from posthouse.pipeline.wire import Broker, PosthouseError
+from tests.pipeline.asking import last, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -107,9 +108,10 @@ def test_the_command_tells_by_its_exit_code_whether_all_is_well(
 ) -> None:  # fmt: skip
     given = ["--url", shop.url, "--out", str(tmp_path), "--outbox", f"{database}::outbox"]
     assert main(["pipeline", "reconcile", *given, "--format", "json"]) == 1
-    said = capsys.readouterr().out
-    assert "2 missing" in said
-    assert said.splitlines()[-1] == "NOT all is well."
+    said = capsys.readouterr()
+    assert "2 missing" in said.out
+    assert said.out.splitlines()[-1] == "NOT all is well."
+    assert read_as_told(said.err)["rows"] >= last(shop)
     lines = (tmp_path / "faults.json").read_text().splitlines()
     assert {json.loads(line)["fault"] for line in lines} >= {"missing", "dead"}
     assert main(["pipeline", "reconcile", *given, "--json", "--allow", *FAULTS]) == 0

@@ -19,6 +19,7 @@ from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays
 from posthouse.pipeline.tables import write_table
 from posthouse.pipeline.wire import Broker, PosthouseError
+from tests.pipeline.asking import last, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ def test_the_command_writes_a_page_and_tables(
     out = tmp_path / "out"
     given = ["--url", shop.url, "--out", str(out), "--format", "json", "--json"]
     assert main(["pipeline", "report", *given]) == 0
-    said = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    said = json.loads(shown.out)
+    assert read_as_told(shown.err)["rows"] >= last(shop)
     assert said["page"] == str(out / "report.html")
     assert {row["entity"]: row["sent"] for row in said["queues"]}["orders"] == 10
     lines = (out / "queues.json").read_text().splitlines()

@@ -60,6 +60,7 @@ sources:
   given:
     queue: given
     schema: id bigint, region string, amount double
+    rows: 15
 steps:
   sums: SELECT message_id, body.id AS id, body.amount AS amount FROM given WHERE body.id IS NOT NULL
   big: SELECT message_id, to_json(struct(id)) AS body FROM sums WHERE amount > 5
@@ -83,15 +84,18 @@ def test_rows_go_from_a_queue_through_steps_to_several_sinks(
     told = [json.loads(line) for line in said.err.splitlines()[1:]]
     assert {each["sink"] for each in told} == {"big-queue", "small-queue", "sums-files"}
     assert all(each["position"] > 0 for each in told)
-    assert all(each["lag"] >= 0 and "seconds_left" in each for each in told)
+    assert all("seconds_left" in each for each in told)
+    ends = {each["sink"]: each["lag"] for each in told}
+    assert set(ends.values()) == {0}  # what it has written itself is not for this run
     assert [json.loads(each["body"])["id"] for each in taken(shop, "big")] == [5, 6, 7, 8, 9]
     assert [json.loads(each["body"])["id"] for each in taken(shop, "small")] == [0, 1, 2, 3, 4]
     shop.send("given", order(20))
     assert main(given) == 0  # what is new, and no more
     assert [json.loads(each["body"])["id"] for each in taken(shop, "big")] == [20]
     assert taken(shop, "small") == []
-    rows = ds.dataset(tmp_path / "out", format="json", partitioning="hive").to_table()
-    assert sorted(rows.column("id").to_pylist()) == [*range(10), 20]
+    files = [each.read_text() for each in (tmp_path / "out").rglob("*.json")]
+    rows = [json.loads(line) for each in files for line in each.splitlines()]
+    assert sorted(row["id"] for row in rows) == [*range(10), 20]
 
 
 def test_a_lake_and_files_are_read_and_joined(
@@ -267,14 +271,14 @@ def test_a_pipeline_that_is_killed_again_and_again_sends_each_once(
         before = 0
         for _ in range(3):
             with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as run:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 600
                 while count(broker) == before < 4_000:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
                 time.sleep(chance.random())
                 os.killpg(run.pid, signal.SIGKILL)
             before = count(broker)
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 1_200
         while subprocess.run([*words, "--once"], check=False, stderr=subprocess.DEVNULL).returncode:
             assert time.monotonic() < deadline  # Spark gives up where its workers are slow to come
         every = sorted(f"{number}!" for number in range(4_000))

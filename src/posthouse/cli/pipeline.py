@@ -5,7 +5,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import wraps
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from posthouse.pipeline.jobs.archive import Progress
     from posthouse.pipeline.lake import Lake
     from posthouse.pipeline.wire import Broker
+    from posthouse.pipeline.work import Work
 
 WATCH_SECONDS = 1.0
 FAULTS_SHOWN = 20
@@ -111,50 +113,56 @@ class _Telling:
             },
         )  # fmt: skip
 
+    def work(self, what: str, now: "Work", seconds: float, whole: int | None) -> None:
+        rate = None if now.rows is None else now.rows / seconds
+        left = max(0, whole - now.rows) / rate if whole and now.rows and rate else None
+        read = size(now.size_bytes)
+        if now.rows is not None:
+            of = "" if whole is None else f" of {whole:,}"
+            read = f"{now.rows:,}{of} rows, {rate:,.0f} a second"
+        part = f", {now.done} of {now.tasks} tasks of this step" if now.tasks else ""
+        until = f", {left:.0f} s left" if left else ""
+        self.tell(
+            f"{what}: {seconds:.0f} s, {read}{part}{until}",
+            {
+                "doing": what, "seconds": round(seconds, 1), "rows": now.rows,
+                "rate": None if rate is None else round(rate), "size_bytes": now.size_bytes,
+                "tasks": now.tasks, "done": now.done,
+                "seconds_left": None if left is None else round(left, 1),
+            },
+        )  # fmt: skip
+
     def end(self) -> None:
         if self._rich:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
 
 
-class _Watching:
-    """While Spark works: how much of it is done."""
+@contextmanager
+def _watching(
+    options: argparse.Namespace, spark: "SparkSession", what: str, whole: int | None = None
+) -> Iterator[None]:
+    """While Spark works: what it has read, of so many rows where that is known."""
+    from posthouse.pipeline.work import watched
 
-    def __init__(self, options: argparse.Namespace, spark: "SparkSession", what: str) -> None:
-        self._telling = _Telling(options)
-        self._spark = spark
-        self._what = what
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    telling, over, begun = _Telling(options), threading.Event(), time.monotonic()
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def watch() -> None:
+        with suppress(Exception):  # Spark is gone, which the job itself will say
+            while not over.wait(WATCH_SECONDS):
+                telling.work(what, work(), time.monotonic() - begun, whole)
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._telling.end()
-
-    def _watch(self) -> None:
-        begun = time.monotonic()
-        while not self._over.wait(WATCH_SECONDS):
-            done, tasks = self._tasks()
-            seconds = time.monotonic() - begun
-            part = f", {done} of {tasks} tasks of this step" if tasks else ""
-            self._telling.tell(
-                f"{self._what}: {seconds:.0f} s{part}",
-                {"doing": self._what, "seconds": round(seconds, 1), "tasks": tasks, "done": done},
-            )
-
-    def _tasks(self) -> tuple[int, int]:
-        """Of what runs; none over Spark Connect, which does not tell."""
+    with watched(spark) as work:
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
         try:
-            tracker = self._spark.sparkContext.statusTracker()
-        except Exception:  # noqa: BLE001 (whatever it says, there is nothing to be told)
-            return 0, 0
-        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-        known = [each for each in stages if each is not None]
-        return sum(e.numCompletedTasks for e in known), sum(e.numTasks for e in known)
+            yield
+        finally:
+            over.set()
+            thread.join()
+            telling.end()
+        telling.work(what, work(), time.monotonic() - begun, whole)
+        telling.end()
 
 
 def _events(
@@ -210,7 +218,8 @@ def verify(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import verify as job
 
     lake, spark = _lake(options), _spark(options)
-    with _Watching(options, spark, "Verifying"):
+    whole = sum(each.rows for each in lake.manifests())
+    with _watching(options, spark, "Verifying", whole):
         found = job(spark, lake)
     lines = [f"{found.ranges} ranges with {found.rows:,} rows."]
     lines += [f"Positions {first} to {end - 1} are missing." for first, end in found.gaps]
@@ -225,11 +234,14 @@ def verify(options: argparse.Namespace) -> int:
 @_on_spark
 def compact(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import compact as job
+    from posthouse.pipeline.jobs.archive import runs
 
     lake = _lake(options)
-    before = len(lake.manifests())
+    there = lake.manifests()
+    before = len(there)
+    whole = sum(each.rows for run in runs(there, options.rows) for each in run)
     spark = _spark(options)
-    with _Watching(options, spark, "Putting together"):
+    with _watching(options, spark, "Putting together", whole):
         replaced = job(spark, lake, rows=options.rows)
     after = len(lake.manifests())
     _result(
@@ -267,7 +279,7 @@ def report(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs import report as job
 
     spark = _spark(options)
-    with _Watching(options, spark, "Counting"):
+    with _watching(options, spark, "Counting"):
         rows, source = _events(options, spark, job.COLUMNS)
         made = job.report(rows, options.window)
         page = job.write(made, options.out, source, options.format)
@@ -296,7 +308,7 @@ def reconcile(options: argparse.Namespace) -> int:
     unknown = [each for each in options.allow if each not in job.FAULTS]
     if unknown:
         return fail(f"There is no fault {unknown[0]!r}; there are {', '.join(job.FAULTS)}.", FAILED)
-    with _Watching(options, spark, "Comparing"):
+    with _watching(options, spark, "Comparing"):
         rows, _ = _events(options, spark, job.COLUMNS)
         names = [_pairs(options.outbox_columns), _pairs(options.inbox_columns)]
         outbox, inbox = (
@@ -334,7 +346,7 @@ def triage(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs import triage as job
 
     spark = _spark(options)
-    with _Watching(options, spark, "Grouping"):
+    with _watching(options, spark, "Grouping"):
         rows, source = _events(options, spark, job.COLUMNS)
         page, groups = job.write(job.triage(rows), options.out, source, options.format)
     lines = [f"{sum(each['messages'] for each in groups):,} dead letters, {len(groups)} causes."]
@@ -363,7 +375,7 @@ def replay(options: argparse.Namespace) -> int:
         )
     if plan is None:
         spark = _spark(options)
-        with _Watching(options, spark, "Choosing"):
+        with _watching(options, spark, "Choosing"):
             rows, _ = _events(options, spark, job.COLUMNS)
             plan = job.make(
                 rows, broker, options.plan, source=options.source, where=options.where or "true",

@@ -44,6 +44,7 @@ _HERE = {
     "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),  # not 200
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+    "spark.executor.heartbeatInterval": "3s",  # after which it tells what it has read, not 10
     "spark.driver.extraJavaOptions":
         f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}",
 }  # fmt: skip

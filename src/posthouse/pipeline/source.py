@@ -272,7 +272,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         if self._reader is not None:
             self._acknowledge(self._reader, start["position"])
-        end = self._end() if self._target is None else self._target
+        end = self._there()
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["position"] + limit.max_rows)
         return {"position": max(end, start["position"])}
@@ -294,7 +294,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._acknowledged = start
 
     def reportLatestOffset(self) -> dict[str, int]:
-        return {"position": self._end()}
+        """What a run is to come to: what it writes itself, once it has begun, is none of it."""
+        return {"position": self._there()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return _parts(start["position"], end["position"], self._partitions)
@@ -305,6 +306,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing follows from it: Spark says so late, and of the last batch not at all."""
+
+    def _there(self) -> int:
+        return self._end() if self._target is None else self._target
 
     def _end(self) -> int:
         last = self._wanted.last()

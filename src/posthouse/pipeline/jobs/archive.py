@@ -21,6 +21,11 @@ ROWS = 500_000  # of a range
 SMALL_ROWS = 100_000  # a range below that is worth being put together with others
 POLL_SECONDS = 2.0
 READER = "archive"
+# Their values are all different: Parquet need not look for those that come again.
+_PLAIN = {
+    f"parquet.enable.dictionary#{name}": "false"
+    for name in ("position", "sequence_number", "message_id", "body")
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: in
     dates = {_date(broker, position) for position in (first, end - 1)}
     if len(dates) == 1 and None not in dates:  # as most: Spark need not sort it by days then
         where = f"{lake.data}/date={dates.pop()}/range={range_name(first, end)}"
-        rows.write.mode("append").parquet(where)
+        rows.write.mode("append").options(**_PLAIN).parquet(where)
     else:
         _save(rows, lake, first, end)
     return lake.add(first, end)
@@ -150,6 +155,7 @@ def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
         .withColumn("range", f.lit(range_name(first, end)))
         .write.partitionBy("date", "range")
         .mode("append")
+        .options(**_PLAIN)
         .parquet(lake.data)
     )
 

@@ -29,6 +29,7 @@ COUNTED = {
     "expired": "kind = 'expired'",
     "dropped": "kind in ('dropped', 'purged', 'cancelled')",
 }
+STILL = ("open", "oldest", "dead_now")  # what is there now, whichever window it came in
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 COLUMNS = (  # of the events, that it looks at
     "position", "time", "namespace", "entity", "kind", "sequence_number", "reason", "description",
@@ -56,23 +57,18 @@ def report(events: "DataFrame", window_seconds: int | None = None) -> Report:
     from pyspark.sql import functions as f
 
     minutes = _minutes(events, min(60, window_seconds or 60)).persist()
-    found = stays(events).withColumn("dead", f.col("entity").endswith(DEAD)).persist()
     ends = minutes.agg(f.min("first").alias("first"), f.max("last").alias("last"))
     [span] = ends.toArrow().to_pylist()  # which knows that it is UTC
     first, last = span["first"], span["last"]
     seconds = window_seconds or _window(first, last)
-    mine = found.where(f"not dead and not endswith(entity, '{TRANSFER}')")
-    queues = (
-        _summed(minutes, "namespace", "entity")
-        .join(_times(mine, "namespace", "entity"), ["namespace", "entity"], "left")
-        .join(_open(found), ["namespace", "entity"], "left")
-    )
+    times = _times(stays(events), seconds).persist()
+    whole = times.where("is_whole").drop("start", "is_whole")
+    queues = _summed(minutes, "namespace", "entity").join(whole, ["namespace", "entity"], "left")
     start = f.window("minute", f"{seconds} seconds").start.alias("start")
-    delivered = f.window("first_delivered", f"{seconds} seconds").start.alias("start")
+    part = times.where("not is_whole").drop("is_whole", *STILL)
     windows = _summed(minutes, "namespace", "entity", start).join(
-        _times(mine.where("deliveries > 0"), "namespace", "entity", delivered),
-        ["namespace", "entity", "start"], "left",
-    )  # fmt: skip
+        part, ["namespace", "entity", "start"], "left"
+    )
     hours = _summed(
         minutes, "namespace", "entity", f.expr("weekday(minute) as weekday"),
         f.expr("hour(minute) as hour"),
@@ -111,20 +107,37 @@ def _summed(minutes: "DataFrame", *by: "str | Column") -> "DataFrame":
     return minutes.groupBy(*by).agg(*(f.sum(name).alias(name) for name in COUNTED))
 
 
-def _times(found: "DataFrame", *by: "str | Column") -> "DataFrame":
-    """Seconds in the queue until the first delivery, and from the last until it was settled."""
+def _times(found: "DataFrame", seconds: int) -> "DataFrame":
+    """Of each queue as a whole, and in each window of first deliveries.
+
+    Seconds in the queue until the first delivery, and from the last until it was settled; and what
+    is still there, the oldest of it, and what lies dead. It is all added up in one go: stays are as
+    many as messages.
+    """
     from pyspark.sql import functions as f
 
-    waited = _between("came", "first_delivered")
-    settled = f.when(
-        f.expr("how in ('completed', 'dead-lettered')"), _between("last_delivered", "ended")
-    )
+    rows = found.select(
+        "namespace", f.expr(f"{owner('entity')} as entity"), "came", "how", "deliveries",
+        f.expr(f"timestamp_seconds(unix_seconds(first_delivered) div {seconds} * {seconds})")
+        .alias("start"),
+        f.expr(f"endswith(entity, '{DEAD}')").alias("dead"),
+        f.expr(f"not endswith(entity, '{DEAD}') and not endswith(entity, '{TRANSFER}')")
+        .alias("mine"),
+        _between("came", "first_delivered").alias("waited"),
+        f.when(f.expr("how in ('completed', 'dead-lettered')"), _between("last_delivered", "ended"))
+        .alias("settled"),
+    )  # fmt: skip
     share = [each for _, each in QUANTILES]
-    made = found.groupBy(*by).agg(
-        f.percentile_approx(waited, share, 1_000).alias("waited"),
-        f.percentile_approx(settled, share, 1_000).alias("settled"),
-        f.sum(f.expr("greatest(deliveries - 1, 0)")).alias("retries"),
-    )
+    key = ["namespace", "entity"]
+    made = rows.groupingSets([key, [*key, "start"]], *key, "start").agg(
+        f.grouping("start").cast("boolean").alias("is_whole"),
+        f.percentile_approx(f.expr("if(mine, waited, null)"), share, 1_000).alias("waited"),
+        f.percentile_approx(f.expr("if(mine, settled, null)"), share, 1_000).alias("settled"),
+        f.sum(f.expr("if(mine, greatest(deliveries - 1, 0), 0)")).alias("retries"),
+        f.count_if(f.expr("how is null and not dead")).alias("open"),
+        f.min(f.expr("if(how is null and not dead, came, null)")).alias("oldest"),
+        f.count_if(f.expr("how is null and dead")).alias("dead_now"),
+    )  # fmt: skip
     for column in ("waited", "settled"):
         for at, (name, _) in enumerate(QUANTILES):
             made = made.withColumn(f"{column}_{name}_s", f.get(column, f.lit(at)))
@@ -138,17 +151,6 @@ def _between(first: str, second: str) -> "Column":
 
     took = f"unix_micros({second}) - unix_micros({first})"
     return f.expr(f"if({took} < 0, 0, {took}) / 1e6")
-
-
-def _open(found: "DataFrame") -> "DataFrame":
-    """What is still there, the oldest of it, and what lies dead."""
-    from pyspark.sql import functions as f
-
-    return found.where("how is null").groupBy("namespace", f.expr(f"{owner('entity')} entity")).agg(
-        f.count(f.when(~f.col("dead"), 1)).alias("open"),
-        f.min(f.when(~f.col("dead"), f.col("came"))).alias("oldest"),
-        f.count(f.when(f.col("dead"), 1)).alias("dead_now"),
-    )  # fmt: skip
 
 
 def _reasons(events: "DataFrame") -> "DataFrame":

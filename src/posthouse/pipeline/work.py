@@ -1,0 +1,96 @@
+"""What Spark has done so far, as it tells itself."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTLED_MS = 500  # within which Spark has written down what it heard of
+_ENDED = ("COMPLETE", "FAILED", "SKIPPED")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Since it was looked at first."""
+
+    rows: int | None  # that were read, each time that they were; Spark Connect does not tell
+    size_bytes: int  # of files that were read
+    tasks: int  # of the steps that run now,
+    done: int  # and how many of them have ended
+
+
+@contextmanager
+def watched(spark: "SparkSession") -> Iterator[Callable[[], Work]]:
+    """Tells, whenever it is asked, what all that this session does has come to."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        told: Any = _Told()  # a handler is what can be called
+        spark.registerProgressHandler(told)
+        try:
+            yield told.work
+        finally:
+            spark.removeProgressHandler(told)
+    else:
+        yield _Stages(spark).work
+
+
+class _Stages:
+    """Of a session in this process: out of what Spark's own pages would be made of."""
+
+    def __init__(self, spark: "SparkSession") -> None:
+        context: Any = spark.sparkContext
+        self._bus = context._jsc.sc().listenerBus()
+        self._store = context._jsc.sc().statusStore()
+        self._nothing = context._gateway.new_array(context._jvm.double, 0)
+        self._ended: dict[tuple[int, int], tuple[int, int]] = {}  # rows and bytes, by stage
+        newest = self._newest_first()
+        self._before = newest.apply(0).stageId() if newest.size() else -1
+
+    def _newest_first(self) -> Any:
+        return self._store.stageList(None, False, False, self._nothing, None)
+
+    def work(self) -> Work:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        with suppress(Py4JJavaError):  # it takes too long: then what it knows by now
+            self._bus.waitUntilEmpty(_SETTLED_MS)
+        rows = size_bytes = tasks = done = 0
+        stages = self._newest_first()
+        for at in range(stages.size()):
+            stage = stages.apply(at)
+            name = (stage.stageId(), stage.attemptId())
+            if name[0] <= self._before:
+                break
+            if name in self._ended:
+                continue
+            read = (stage.inputRecords(), stage.inputBytes())
+            status = stage.status().toString()
+            if status in _ENDED:
+                self._ended[name] = read
+                continue
+            rows, size_bytes = rows + read[0], size_bytes + read[1]
+            if status == "ACTIVE":
+                tasks, done = tasks + stage.numTasks(), done + stage.numCompleteTasks()
+        for of_one in self._ended.values():
+            rows, size_bytes = rows + of_one[0], size_bytes + of_one[1]
+        return Work(rows, size_bytes, tasks, done)
+
+
+class _Told:
+    """Of a session elsewhere: what it tells every few seconds of what takes longer."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, Any] = {}
+
+    def __call__(self, stages: Iterable[Any] | None, **_: object) -> None:
+        self._stages |= {each.stage_id: each for each in stages or ()}
+
+    def work(self) -> Work:
+        known = list(self._stages.values())
+        now = [each for each in known if not each.done]
+        return Work(
+            None, sum(each.num_bytes_read for each in known),
+            sum(each.num_tasks for each in now), sum(each.num_completed_tasks for each in now),
+        )  # fmt: skip
