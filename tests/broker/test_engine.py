@@ -291,6 +291,32 @@ def test_a_durable_message_is_pushed_before_its_lock_is_synced() -> None:
     run(main)
 
 
+def test_who_asks_for_durable_messages_has_them_before_their_locks_are_synced() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a", "b")
+        store.gate.clear()
+        assert bodies(await receive(engine)) == [b"a"]
+        taking = Receive("q", engine.new_receiver(), 1, 0, True)
+        deleted = asyncio.create_task(engine.ask(BROKER, NS, taking))
+        sending = asyncio.create_task(send(engine, "not yet"))
+        await asyncio.sleep(0.01)
+        both = asyncio.create_task(receive(engine, 2))
+        await asyncio.sleep(0.01)
+        assert not deleted.done()  # it is not to come again
+        assert not both.done()
+        store.gate.set()
+        answer = await deleted
+        assert isinstance(answer, Received)
+        assert bodies(answer.deliveries) == [b"b"]
+        await sending
+        assert bodies(await both) == [b"not yet"]
+        await engine.close()
+
+    run(main)
+
+
 def test_locks_expire_and_schedules_wake_when_the_clock_is_moved() -> None:
     async def main() -> None:
         engine = await an_engine(lock_ms=1_000)

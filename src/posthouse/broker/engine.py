@@ -2,8 +2,8 @@
 
 Callers hand commands in with a plain call, and each is decided and evolved there and then. While
 one batch is being synced the next gathers in this way; it is appended as one frame, synced once,
-and answered. No answer leaves before the sync has returned. A pushed delivery may leave before its
-lock is durable, but never before its message is.
+and answered. No answer leaves before the sync has returned. Only a delivery may, where its message
+is durable: to lose its lock means no more than to deliver it again.
 
 If a sync fails nobody knows what is durable: the engine stops, and what was not answered is
 answered with the failure. Recovery reads the journal.
@@ -503,7 +503,10 @@ class Engine:
             reply = self._note_odd(principal, namespace, command, answer, reply)
         elif kind is Send and self._memory.level:
             reply = self._held_back(reply)
-        batch.answers.append((reply, answer))
+        if type(answer) is Received and self._may_leave(answer.deliveries):
+            asyncio.get_running_loop().call_soon(_call, reply, answer)
+        else:
+            batch.answers.append((reply, answer))
         if deliveries:
             batch.deliveries.append(self._push_early(deliveries))
 
@@ -790,6 +793,14 @@ class Engine:
             if mine:
                 self._push(number, mine)
         return rest
+
+    def _may_leave(self, deliveries: Sequence[Delivery]) -> bool:
+        """Before the sync: as what is pushed, to who has asked once."""
+        safe = self._safe
+        return all(
+            each.token and 0 < each.message.position < safe and type(each.message.body) is bytes
+            for each in deliveries
+        )
 
     def _push(self, number: int, mine: Sequence[Delivered]) -> None:
         """What the callback asks for in turn is pushed later, not from within it."""
