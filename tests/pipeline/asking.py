@@ -50,6 +50,15 @@ def read_as_told(err: str) -> dict[str, Json]:
     return told
 
 
+def forget(checkpoint: Path) -> int:
+    """Makes Spark believe that the last batch was not finished; its number."""
+    commits = checkpoint / "commits"
+    number = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
+    (commits / str(number)).unlink()
+    (commits / f".{number}.crc").unlink(missing_ok=True)
+    return number
+
+
 class Batches:
     """What a stream gave, batch by batch. Each run goes on where the one before stopped."""
 
@@ -76,12 +85,7 @@ class Batches:
         return self.seen[before:]
 
     def forget(self) -> int:
-        """Makes Spark believe that the last batch was not finished; its number."""
-        commits = self._checkpoint / "commits"
-        number = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
-        (commits / str(number)).unlink()
-        (commits / f".{number}.crc").unlink(missing_ok=True)
-        return number
+        return forget(self._checkpoint)
 
     @property
     def positions(self) -> list[int]:

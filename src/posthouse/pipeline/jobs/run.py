@@ -200,17 +200,18 @@ def _wait(queries: dict[str, "StreamingQuery"], told: Callable[[Progress], None]
 
 
 def _progress(name: str, rows: int, said: Any) -> Progress:
-    ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
-    lags = [max(0, there - end) for end, there in zip(ends, latest, strict=False)]
+    ends, lags = [], []
+    for source in said["sources"]:
+        end, there = _position(source["endOffset"]), _position(source["latestOffset"])
+        if end is not None:
+            ends.append(end)
+            lags += [] if there is None else [max(0, there - end)]
     rate = float(said["processedRowsPerSecond"] or 0)
     position, lag = max(ends, default=None), max(lags, default=None)
     return Progress(name, said["batchId"], rows, rate, position, lag)
 
 
-def _positions(said: Any, name: str) -> list[int]:
-    offsets = [_offset(each[name]) for each in said["sources"] if each[name]]
-    return [int(each["position"]) for each in offsets if "position" in each]
-
-
-def _offset(given: Any) -> Any:
-    return json.loads(given) if isinstance(given, str) else given
+def _position(offset: Any) -> int | None:
+    """None of what is no broker; nor of the latest, where a batch is done that was begun before."""
+    said = json.loads(offset) if isinstance(offset, str) else offset
+    return int(said["position"]) if isinstance(said, dict) and "position" in said else None
