@@ -44,6 +44,9 @@ class QueueName(str):
         """Raises ValidationError."""
         if type(name) is cls:
             return name
+        known = _known.get(name)
+        if known is not None:
+            return known
         if not name:
             raise ValidationError("queue name", "must be text of 1 character or more")
         if len(name) > QUEUE_CHARS_MAX:
@@ -56,12 +59,21 @@ class QueueName(str):
                 f"{name!r} must be ASCII letters, digits, hyphens and underscores, without a hyphen"
                 " at the beginning or the end and without two in a row",
             )
-        return super().__new__(cls, name)
+        made = super().__new__(cls, name)
+        if cls is QueueName and len(_known) < _KNOWN_MAX:
+            _known[name] = made
+        return made
 
     @classmethod
     def with_prefix(cls, prefix: str, base_name: str) -> "QueueName":
         """Both with a hyphen between them. Raises ValidationError."""
         return cls(f"{prefix}-{base_name}")
+
+
+_KNOWN_MAX = 1_000
+_known: dict[
+    str, QueueName
+] = {}  # those that were looked at: a program has few, and names them often
 
 
 class MessageId(str):

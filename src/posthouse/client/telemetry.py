@@ -5,6 +5,7 @@ receives it links to that trace, and who handles it within `processing` goes on 
 those of OpenTelemetry's conventions for messaging.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TRACEPARENT = "traceparent"
 LINKS_MAX = 128  # of one span
+ASK_SECONDS = 1.0
 _SYSTEMS = {ProviderType.AZURE_SERVICE_BUS: "servicebus", ProviderType.AWS_SQS: "aws_sqs"}
 
 
@@ -40,7 +42,8 @@ class Telemetry:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._trace = trace
-        self._own = tracers is not None
+        self._set = tracers is not None  # something that takes spans
+        self._ask_at = 0.0
         self._context = TraceContextTextMapPropagator()
         self._tracer = trace.get_tracer("posthouse", tracer_provider=tracers)
         self._system = _SYSTEMS.get(kind, kind.value.replace("-", "_"))
@@ -52,9 +55,15 @@ class Telemetry:
 
     @property
     def is_tracing(self) -> bool:
-        """Not where the API is installed and the program has set nothing that takes spans."""
-        set_now = self._trace.get_tracer_provider()
-        return self._own or not isinstance(set_now, self._trace.ProxyTracerProvider)
+        """Not where the API is installed and the program has set nothing that takes spans.
+
+        To ask costs a tenth of a send, so it is asked once a second until something is set.
+        """
+        if not self._set and time.monotonic() >= self._ask_at:
+            now = self._trace.get_tracer_provider()
+            self._set = not isinstance(now, self._trace.ProxyTracerProvider)
+            self._ask_at = time.monotonic() + ASK_SECONDS
+        return self._set
 
     def record(self, operation: str, outcome: str, seconds: float) -> None:
         """One operation, for the metrics."""

@@ -133,9 +133,9 @@ class Wire(asyncio.Protocol):
             self._eager[eager] = None
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         self._flushing = False
         if self._eager:
             eager, self._eager = self._eager, {}
@@ -159,7 +159,7 @@ class Wire(asyncio.Protocol):
     async def close(self) -> None:
         if not self.is_lost:
             self._amqp.close()
-            self._flush()
+            self.flush()
         if self._transport is not None:
             done, _ = await asyncio.wait([self._gone], timeout=CLOSE_SECONDS)
             if not done:
@@ -170,7 +170,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._watch = self._loop.call_later(IDLE_MS / 2_000, self._look)
-        self._flush()
+        self.flush()
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -179,7 +179,7 @@ class Wire(asyncio.Protocol):
         touched, self._touched = self._touched, set()
         for end in touched:
             end.settle_down()
-        self._flush()
+        self.flush()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -202,7 +202,7 @@ class Wire(asyncio.Protocol):
             self._lose(ConnectionFailed("The broker has not been heard of for too long."))
             return
         self._amqp.keep_alive()
-        self._flush()
+        self.flush()
         seconds = min(IDLE_MS / 2_000, self._amqp.idle_seconds or IDLE_MS)
         self._watch = self._loop.call_later(seconds, self._look)
 
@@ -247,7 +247,7 @@ class Wire(asyncio.Protocol):
             error = AuthenticationFailed("The broker does not know this key name and key.")
         self._lose(error or ConnectionFailed("The broker has ended the connection."))
         if self._transport is not None:
-            self._flush()
+            self.flush()
             self._transport.close()
 
     def _lose(self, error: QueueError) -> None:

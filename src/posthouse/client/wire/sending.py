@@ -40,10 +40,14 @@ class Group:
             self.done.set_exception(PartialFailure(self.failures, went))
 
 
+AT_ONCE = 64  # messages
+
+
 class Sending:
     """To one queue, or another node that takes messages.
 
-    What is handed in within one turn of the loop goes out together, as far as there is credit.
+    What is handed in within one turn of the loop goes out together, as far as there is credit. Much
+    of it goes at once: the broker has something to do then while more is being made.
     """
 
     def __init__(self, wire: Wire, link: Link, what: str) -> None:
@@ -82,6 +86,8 @@ class Sending:
             self._answers.update(dict.fromkeys(range(first, first + count), group))
         self._waiting.extend(payloads)
         self._wire.flush_soon(self)
+        if len(self._waiting) >= AT_ONCE:
+            self._wire.flush()
         return done
 
     def send_within(self, payloads: Sequence[bytes], state: bytes) -> "asyncio.Future[None]":
