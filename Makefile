@@ -28,13 +28,13 @@ demo: .venv/ready
 	$(BIN)/python -m examples.demo
 
 test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
-	@echo "The core and the store, and beside them what runs on Spark:"
+	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark:"
 	$(BIN)/pytest tests/pipeline & spark=$$!; \
-	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(UNTRACED)) && $(BIN)/coverage report; \
+	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(UNTRACED)) && $(BIN)/coverage report && \
+	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(UNTRACED); \
 	tested=$$?; wait $$spark && exit $$tested
 	$(BIN)/pytest $(ALONE)
 	PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect
-	$(BIN)/pytest -n 4 --dist loadfile $(addprefix --ignore ,tests/core tests/store tests/pipeline $(ALONE)) tests $(UNTRACED)
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK)
 
 check: .venv/ready .venv/pyright
