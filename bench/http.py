@@ -34,7 +34,7 @@ from bench.start import POSTHOUSE, a_free_port
 
 CONNECTIONS = 32
 SECONDS = 3.0
-ROUNDS = 5
+ROUNDS = 9
 GOAL = 0.55
 QUEUE = "/api/v1/namespaces/default/queues/q"
 MESSAGE = {"body": "x" * 1024, "id": "a" * 32}
