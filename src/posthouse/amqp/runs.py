@@ -55,6 +55,13 @@ class Alike(Sequence[bytes]):
         return bytes(self._data[begin : begin + self.size])
 
 
+def bytes_of(payloads: Sequence[bytes]) -> int:
+    """Of all together."""
+    if isinstance(payloads, Alike):
+        return payloads.size * len(payloads)
+    return sum(map(len, payloads))
+
+
 class Shape:
     """How the transfers of one link are written."""
 
@@ -83,7 +90,7 @@ class Shape:
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes], int]:
         """Ids, tags and payloads of the deliveries that begin here, and where they end.
 
-        Where many are of one size, they are all that is given for now.
+        Many of one size are given by themselves; what comes before or behind them, by itself.
         """
         ids: list[int] = []
         tags: list[bytes] = []
@@ -138,10 +145,9 @@ class Shape:
 
 def _count_of(data: bytes, pos: int, size: int) -> int:
     """How many frames of this size follow each other from here on."""
-    end = pos + (len(data) - pos) // size * size
-    count = end
+    count = (len(data) - pos) // size
     for at in range(pos, pos + 4):
-        column = data[at:end:size]
+        column = data[at : pos + count * size : size]
         count = min(count, len(column) - len(column.lstrip(column[:1])))
     return count
 

@@ -324,21 +324,27 @@ class Engine:
         namespace: str,
         command: Command | SpaceCommand,
         reply: Reply,
-    ) -> None:
-        """The only way in. The reply is called once, when what it says is durable."""
+    ) -> bool:
+        """The only way in. The reply is called once, when what it says is durable.
+
+        Returns whether it is certain to be done, if the disk does its part: then the reply is no
+        refusal, and need not be waited for before more is asked that is to be done behind it.
+        """
         if self._failure is not None:
             reply(self._failure)
-            return
+            return False
         if self._closing:
             reply(Busy("it is being stopped"))
-            return
+            return False
         batch = self._batch
+        certain = False
         if self._pending or batch.weight > BATCH_BYTES or len(batch.answers) >= BATCH_COMMANDS:
             self._put_off(principal, namespace, command, reply)
         else:
-            self._decide(principal, namespace, command, reply)
+            certain = self._decide(principal, namespace, command, reply)
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._run())
+        return certain
 
     async def ask(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand
@@ -463,8 +469,11 @@ class Engine:
 
     def _decide(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
-    ) -> None:
-        """Makes a command part of the batch: what it does is done, but not durable yet."""
+    ) -> bool:
+        """Makes a command part of the batch: what it does is done, but not durable yet.
+
+        Returns whether it was; and not where it has to wait, or is slowed down.
+        """
         batch, kind = self._batch, type(command)
         whole = False
         try:
@@ -494,21 +503,23 @@ class Engine:
             whole = True
             if isinstance(command, Attach | Detach):
                 self._forget_if_gone(command.receiver)
-            return
+            return False
         finally:
             if not whole:
                 batch.answers.append((reply, None))
                 self._stop_for_a_bug()
-        if kind in _ODD or type(answer) is Waiting:
+        certain = type(answer) is not Waiting
+        if kind in _ODD or not certain:
             reply = self._note_odd(principal, namespace, command, answer, reply)
         elif kind is Send and self._memory.level:
-            reply = self._held_back(reply)
-        if type(answer) is Received and self._may_leave(answer.deliveries):
+            reply, certain = self._held_back(reply), False
+        if type(answer) is Received and all(_may_leave(answer.deliveries, self._safe)):
             asyncio.get_running_loop().call_soon(_call, reply, answer)
         else:
             batch.answers.append((reply, answer))
         if deliveries:
             batch.deliveries.append(self._push_early(deliveries))
+        return certain
 
     def _create_for(self, namespace: str, command: Command | SpaceCommand) -> bool:
         """Makes the queue that a command needs, if that is wanted of this engine.
@@ -772,18 +783,12 @@ class Engine:
         safe = 0 if self._pushing else self._safe
         receivers, owed = self._receivers, self._owed
         last, mine = -1, None  # the receiver of the one before, and what may leave to it
-        for each in deliveries:
+        for each, may_leave in zip(deliveries, _may_leave(deliveries, safe), strict=True):
             if each.receiver != last:
                 last = each.receiver
                 is_free = last in receivers and last not in owed
                 mine = early.setdefault(last, []) if is_free else None
-            if (
-                mine is not None
-                and type(each) is Delivery
-                and each.token
-                and 0 < each.message.position < safe
-                and type(each.message.body) is bytes
-            ):
+            if mine is not None and may_leave:
                 mine.append(each)
             else:
                 mine = None
@@ -793,14 +798,6 @@ class Engine:
             if mine:
                 self._push(number, mine)
         return rest
-
-    def _may_leave(self, deliveries: Sequence[Delivery]) -> bool:
-        """Before the sync: as what is pushed, to who has asked once."""
-        safe = self._safe
-        return all(
-            each.token and 0 < each.message.position < safe and type(each.message.body) is bytes
-            for each in deliveries
-        )
 
     def _push(self, number: int, mine: Sequence[Delivered]) -> None:
         """What the callback asks for in turn is pushed later, not from within it."""
@@ -1094,6 +1091,17 @@ def _call(callback: Callable[[Any], None], what: object) -> None:
         pass
     except Exception:  # noqa: BLE001 (a connection's code must not stop the others' broker)
         _log.exception("somebody who was told an answer has failed")
+
+
+def _may_leave(deliveries: Sequence[Delivered], safe: int) -> list[bool]:
+    """Before the sync: of what is durable below that position, is locked, and has its body."""
+    return [
+        type(each) is Delivery
+        and each.token != 0
+        and 0 < each.message.position < safe
+        and type(each.message.body) is bytes
+        for each in deliveries
+    ]
 
 
 def _ignore(_: object) -> None:

@@ -276,13 +276,13 @@ def _fill(row: Row, message: NewMessage) -> None:
     row.properties = _json(envelope.properties)
 
 
+_TIMED = (Locked, Taken, Completed, Returned, Deferred, DeadLettered)
+
+
 def _tell(row: Row, record: Any, at: int) -> None:
     """What else a record says of one of its messages."""
-    match record:
-        case Locked() | Taken() | Completed() | Returned() | Deferred() | DeadLettered():
-            _tell_times(row, record, at)
-        case _:
-            pass
+    if isinstance(record, _TIMED):
+        _tell_times(row, record, at)
     match record:
         case Locked():
             row.until, row.receiver = record.until_ms, record.receiver or None

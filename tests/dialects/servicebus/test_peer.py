@@ -389,6 +389,48 @@ def test_one_message_that_is_refused_does_not_change_the_order_of_the_others() -
     run(work)
 
 
+@pytest.mark.parametrize("refused", [None, 3])
+def test_what_comes_during_a_sync_is_taken_meanwhile_and_stays_behind(
+    refused: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where one of those before is refused: then it waits until they have been looked at."""
+
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        sender = client.link("s", sends=True)
+        await client.pump()
+        assert rig.engine is not None
+        store, gate = rig.engine.store, asyncio.Event()
+        queue = rig.engine.namespaces.states["default"].queues["s"]
+        sync = store.sync
+
+        async def sync_when_let() -> None:
+            await gate.wait()
+            await sync()
+
+        monkeypatch.setattr(store, "sync", sync_when_let)
+        told: list[Event] = []
+        for at in range(30):
+            properties = [f"{at}", *[None] * 9, None if at == refused else "one"]
+            payload = described(0x73, encode(properties)) + described(0x75, encode(b"x"))
+            sender.send(payload, b"%d" % at)
+            if at % 10 == 9:
+                told += await client.pump()
+        taken = sum(queue.counts)
+        gate.set()
+        assert taken == (30 if refused is None else 9)
+        assert not any(isinstance(each, Disposed) for each in told)
+        answered = [
+            id for e in await client.pump() if isinstance(e, Disposed) for id in e.delivery_ids
+        ]
+        assert len(set(answered)) == len(answered) == 30
+        ids = [int(message_id(each.envelope)) for each in queue.messages.walk(0)]
+        assert ids == [at for at in range(30) if at != refused]
+
+    run(work)
+
+
 def test_what_is_said_twice_of_a_delivery_counts_once() -> None:
     async def work(rig: Rig) -> None:
         client = await client_of(rig)

@@ -18,6 +18,7 @@ from posthouse.amqp.performatives import (
     problem_in,
     rejected,
 )
+from posthouse.amqp.runs import bytes_of
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Symbol, Value
 from posthouse.broker.access import Principal
@@ -105,7 +106,7 @@ class Inlet:
         self._groups: deque[_Group] = deque()  # that wait for the one before them
         self._group: _Group | None = None  # the last of them
         self._new = self._new_bytes = 0  # messages that were not counted yet
-        self._asking = 0  # commands of the group that is under way
+        self._asking = 0  # commands of which it is not certain yet that they are done
         self._unanswered = 0
         self.is_idle, self.idle_since = False, 0.0
 
@@ -141,7 +142,7 @@ class Inlet:
                     if bad
                     else [*event.delivery_ids]
                 )
-            self._add(messages, ids, sum(map(len, payloads)), whole=False)
+            self._add(messages, ids, bytes_of(payloads), whole=False)
 
     def _is_beyond_its_credit(self) -> bool:
         """2.6.7. It is turned away then."""
@@ -221,7 +222,7 @@ class Inlet:
         self._new_bytes += size
 
     def flush(self) -> None:
-        """What has come together goes on, as one command; the next when that is answered.
+        """What has come together goes on, as one command; the next when that is certain to be done.
 
         So a group that is refused for one of its messages can be taken apart, and what came behind
         it stays behind it. What comes meanwhile makes up the next group.
@@ -229,16 +230,19 @@ class Inlet:
         self._unanswered += self._new
         self._peer.count_unanswered(self._new_bytes)
         self._new = self._new_bytes = 0
-        if self._groups and not self._asking:
+        while self._groups and not self._asking:
             group = self._groups.popleft()
             if group is self._group:
                 self._group = None
-            self._asking = 1
             self._ask(group.messages, group)
         self._top_up()
 
     def _ask(self, messages: list[NewMessage], group: "_Group") -> None:
+        certain = False
+
         def reply(answer: Reply) -> None:
+            if not certain:
+                self._asking -= 1
             if isinstance(answer, Enqueued):
                 self._settle(group.ids, ACCEPTED)
             elif isinstance(answer, _OF_ONE) and len(group.ids) > 1:
@@ -250,19 +254,21 @@ class Inlet:
             else:
                 self._reject(group.ids, conditions.INTERNAL, "The journal was lost; it is not known"
                              " whether the message is kept.")  # fmt: skip
-            self._answered(len(group.ids), group.size_bytes)
+            self._unanswered -= len(group.ids)
+            self._peer.count_unanswered(-group.size_bytes)
+            self.flush()
 
-        self._peer.submit(self.place, self._peer.send(self.place, messages), reply)
+        self._asking += 1
+        certain = self._peer.submit(self.place, self._peer.send(self.place, messages), reply)
+        if certain:
+            self._asking -= 1
 
     def _take_apart(self, group: "_Group") -> None:
-        self._asking += len(group.ids) - 1
+        """One by one, all of them before what came behind them."""
+        self._asking += 1
         sizes = [0] * (len(group.ids) - 1) + [group.size_bytes]
         for message, number, size in zip(group.messages, group.ids, sizes, strict=True):
             self._ask([message], _Group([message], [number], size, True))
-
-    def _answered(self, count: int, size: int) -> None:
-        self._unanswered -= count
-        self._peer.count_unanswered(-size)
         self._asking -= 1
         self.flush()
 

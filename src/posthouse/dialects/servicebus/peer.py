@@ -341,8 +341,11 @@ class Peer:
         self._ids += 1
         return f"{self._id_prefix}{self._ids:08x}"
 
-    def submit(self, place: Place, command: Command, reply: Reply) -> None:
-        """Where too much is under way already, nothing more is read meanwhile."""
+    def submit(self, place: Place, command: Command, reply: Reply) -> bool:
+        """Where too much is under way already, nothing more is read meanwhile.
+
+        Returns whether it is certain to be done, as the engine does.
+        """
 
         def answered(answer: Answer | Refused | StoreError) -> None:
             self._under_way -= 1
@@ -356,11 +359,11 @@ class Peer:
                 throttle.check_address(self._line.address, cost_of(command))
             except Throttled as throttled:
                 reply(throttled)
-                return
+                return False
         self._under_way += 1
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
-        self.engine.submit(place.principal, place.namespace, command, answered)
+        return self.engine.submit(place.principal, place.namespace, command, answered)
 
     def send(self, place: Place, messages: list[NewMessage]) -> Send:
         """Where its queue is full and blocks, it waits for room as long as the client would."""
