@@ -627,6 +627,9 @@ def _displace(state: State, queue: Queue, message: Message) -> None:
 
 def _take(queue: Queue, messages: Sequence[Message]) -> None:
     """Ready messages leave their lanes."""
+    if not queue.groups and len({message.priority for message in messages}) == 1:
+        queue.lanes[queue.level(messages[0])].take([message.sequence for message in messages])
+        return
     taken: dict[int, list[int]] = {}  # by lane
     for message in messages:
         group = queue.group(message)
@@ -743,6 +746,8 @@ def _unbind(state: State, lock: Lock, token: int) -> None:
         del tokens[token]
         if not tokens:
             del state.ids[lock.id]
+    if not lock.bound:
+        return
     receiver = state.receivers.get(lock.bound)
     locks = state.orphans.get(lock.bound) if receiver is None else receiver.locks
     if locks is not None:

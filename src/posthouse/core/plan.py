@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 from heapq import heappop, heappush, merge
-from itertools import islice
+from itertools import count, islice, repeat
 from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
@@ -266,9 +266,10 @@ class Plan:
 
     def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
         """Hands these messages to a receiver that waits or has got credit."""
-        note = self.side(queue).note
+        side = self.side(queue)
+        note_of = side.note if side.notes or queue.notes else None
         record, deliveries = deliver(
-            self.state, queue, to, messages, note, self.next_lock, self.now_ms
+            self.state, queue, to, messages, note_of, self.next_lock, self.now_ms
         )
         self.records.append(record)
         self.deliveries += deliveries
@@ -303,10 +304,6 @@ def deliver(
 ) -> tuple[Locked | Taken, list[Delivery]]:
     """Locks these messages, or takes them out where that was asked for."""
     receiver = to.receiver
-    sequences = []
-    deliveries = []
-    waited_ms = []
-    counts = []
     token = until_ms = step = 0
     if not to.delete:
         token, step = state.era + first_lock, 1
@@ -314,15 +311,15 @@ def deliver(
             until_ms = state.sessions[to.session][1].until_ms
         else:
             until_ms = now_ms + (to.lock_ms or queue.properties.lock_ms)
-    for message in messages:
-        sequence = message.sequence
-        sequences.append(sequence)
-        note = None if note_of is None else note_of(sequence)
-        count = message.count + 1
-        counts.append(count)
-        waited_ms.append(now_ms - message.enqueued_ms)
-        deliveries.append(Delivery(receiver, token, until_ms, count, message, note))
-        token += step
+    sequences = [message.sequence for message in messages]
+    counts = [message.count + 1 for message in messages]
+    waited_ms = [now_ms - message.enqueued_ms for message in messages]
+    notes = repeat(None) if note_of is None else map(note_of, sequences)
+    tokens = count(token, step)
+    deliveries = [
+        Delivery(receiver, token, until_ms, each, message, note)
+        for token, each, message, note in zip(tokens, counts, messages, notes, strict=False)
+    ]
     if counts.count(1) == len(counts):
         counts = []
     if to.delete:
