@@ -1,11 +1,11 @@
 """A worker's client is used from the loop of its handlers, and lives on another."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from posthouse import Context, Message, Reject, Worker
+from posthouse import Context, Message, QueueClient, Reject, Worker
 from tests.server.running import running
 
 WAIT_S = 20
@@ -20,7 +20,8 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{broker.port}"
 
 
-def test_a_transaction_happens_as_a_whole_or_not_at_all(url: str) -> None:
+def use(url: str, work: Callable[[QueueClient], Awaitable[None]]) -> None:
+    """The client of a worker that runs."""
     app = Worker(url)
 
     @app.handler("unused")
@@ -28,96 +29,84 @@ def test_a_transaction_happens_as_a_whole_or_not_at_all(url: str) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(WAIT_S), app.running():
-            client = app.client
-            await client.send_messages("orders", [Message(b"a"), Message(b"b")])
-            first, second = await client.receive_messages("orders", 2, 5)
-            async with client.transaction() as together:
-                await together.complete_message(first)
-                [id] = await together.send_messages("invoices", [Message(b"for a")])
-                assert await client.peek_messages("invoices") == []
-            [invoice] = await client.receive_messages("invoices", 9, 5)
-            assert (invoice.body, invoice.message_id) == (b"for a", id)
-            with pytest.raises(Reject):  # noqa: PT012
-                async with client.transaction() as together:
-                    await together.send_message("invoices", Message(b"for b"))
-                    await together.complete_message(second)
-                    raise Reject("no")
-            assert len(await client.peek_messages("invoices", 9)) == 1  # that is still locked
-            await client.complete_message(second)  # so it was not
-            left = await client.peek_messages("orders", 9)
-            assert left == []
+            await work(app.client)
 
     asyncio.run(main())
 
 
+def test_a_transaction_happens_as_a_whole_or_not_at_all(url: str) -> None:
+    async def work(client: QueueClient) -> None:
+        await client.send_messages("orders", [Message(b"a"), Message(b"b")])
+        first, second = await client.receive_messages("orders", 2, 5)
+        async with client.transaction() as together:
+            await together.complete_message(first)
+            [id] = await together.send_messages("invoices", [Message(b"for a")])
+            assert await client.peek_messages("invoices") == []
+        [invoice] = await client.receive_messages("invoices", 9, 5)
+        assert (invoice.body, invoice.message_id) == (b"for a", id)
+        with pytest.raises(Reject):  # noqa: PT012
+            async with client.transaction() as together:
+                await together.send_message("invoices", Message(b"for b"))
+                await together.complete_message(second)
+                raise Reject("no")
+        assert len(await client.peek_messages("invoices", 9)) == 1  # that is still locked
+        await client.complete_message(second)  # so it was not
+        left = await client.peek_messages("orders", 9)
+        assert left == []
+
+    use(url, work)
+
+
 def test_a_transaction_of_a_handler_that_is_cancelled_does_not_happen(url: str) -> None:
-    app, begun = Worker(url), asyncio.Event()
+    async def work(client: QueueClient) -> None:
+        begun = asyncio.Event()
 
-    @app.handler("unused")
-    async def on_nothing(context: Context) -> None: ...
-
-    async def main() -> None:
-        async def work() -> None:
-            async with app.client.transaction() as together:
+        async def begin() -> None:
+            async with client.transaction() as together:
                 await together.send_message("invoices", Message(b"x"))
                 begun.set()
                 await asyncio.Event().wait()
 
-        async with asyncio.timeout(WAIT_S), app.running():
-            working = asyncio.create_task(work())
-            await begun.wait()
-            working.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await working
-            await app.client.send_message("invoices", Message(b"y"))
-            assert [each.body for each in await app.client.peek_messages("invoices", 9)] == [b"y"]
+        working = asyncio.create_task(begin())
+        await begun.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        await client.send_message("invoices", Message(b"y"))
+        assert [each.body for each in await client.peek_messages("invoices", 9)] == [b"y"]
 
-    asyncio.run(main())
+    use(url, work)
 
 
 def test_all_of_the_client_can_be_used(url: str) -> None:
-    app = Worker(url)
+    async def work(client: QueueClient) -> None:
+        assert client.max_batch_size() == client.capabilities.batch_max
+        await client.send_messages("orders", [Message(b"a"), Message(b"b")])
+        async with client.receiver("orders") as receiver:
+            bodies = []
+            async for each in receiver:
+                await client.complete_message(each)
+                bodies.append(each.body)
+                if len(bodies) == 2:
+                    await receiver.close()
+        assert bodies == [b"a", b"b"]
+        with pytest.raises(TypeError, match="worker"):
+            await client.close()
+        await client.send_message("orders", Message(b"c"))  # it is still open
+        assert client.figures.messages["sent"] == 3
 
-    @app.handler("unused")
-    async def on_nothing(context: Context) -> None: ...
-
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S), app.running():
-            client = app.client
-            assert client.max_batch_size() == client.capabilities.batch_max
-            await client.send_messages("orders", [Message(b"a"), Message(b"b")])
-            async with client.receiver("orders") as receiver:
-                bodies = []
-                async for each in receiver:
-                    await client.complete_message(each)
-                    bodies.append(each.body)
-                    if len(bodies) == 2:
-                        await receiver.close()
-            assert bodies == [b"a", b"b"]
-            with pytest.raises(TypeError, match="worker"):
-                await client.close()
-            await client.send_message("orders", Message(b"c"))  # it is still open
-            assert client.figures.messages["sent"] == 3
-
-    asyncio.run(main())
+    use(url, work)
 
 
 def test_a_session_is_held_from_another_loop(url: str) -> None:
-    app = Worker(url)
+    async def work(client: QueueClient) -> None:
+        await client.send_message("sessions", Message(b"x").with_session_id("s"))
+        session = await client.accept_session("sessions", "s", 5)
+        assert session is not None
+        async with session:
+            found = await session.receive_message(5)
+            assert found is not None
+            await session.complete_message(found)
+            assert session.session_id == "s"
 
-    @app.handler("unused")
-    async def on_nothing(context: Context) -> None: ...
-
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S), app.running():
-            client = app.client
-            await client.send_message("sessions", Message(b"x").with_session_id("s"))
-            session = await client.accept_session("sessions", "s", 5)
-            assert session is not None
-            async with session:
-                found = await session.receive_message(5)
-                assert found is not None
-                await session.complete_message(found)
-                assert session.session_id == "s"
-
-    asyncio.run(main())
+    use(url, work)

@@ -17,6 +17,7 @@ from tests.server.running import Running
 RESTARTS = 50 if os.environ.get("TORTURE") else 4
 RECEIVERS, SENDERS = 4, 2
 AGAIN_SECONDS = 5.0  # within which each receiver has to be consuming again
+LOCK_MS = 5_000  # for which messages stay away that a broker had handed out when it was killed
 
 
 class Load:
@@ -62,6 +63,7 @@ def test_every_receiver_is_consuming_again_soon_after_each_restart(tmp_path: Pat
 async def _restart_again_and_again(folder: Path) -> None:
     port = free_port()
     broker = start(folder, port)
+    assert broker.queue("PUT", "load", {"lock_ms": LOCK_MS}).status == 201
     url = f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
     client = posthouse.create_client(f"{url}?retry_base_delay=0.05&breaker_failures=0")
     load = Load(client)

@@ -45,11 +45,11 @@ from posthouse.client.errors import (
     ConnectionFailed,
     MessageNotFound,
     MessageTooLarge,
-    PartialFailure,
     QueueError,
     SessionLockLost,
     Timeout,
     Unsupported,
+    check_went,
 )
 from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
@@ -309,12 +309,7 @@ class AzureProvider:
                 raise MessageTooLarge(size_of(each), TYPE.max_message_size())
         ids = [each.message_id or MessageId() for each in messages]
         failures = await self.whole(self._send(queue, messages), Doing("send", queue))
-        if failures:
-            first = next(iter(failures.values()))
-            if len(failures) == len(messages):
-                raise first
-            went = {place: str(id) for place, id in enumerate(ids) if place not in failures}
-            raise PartialFailure(failures, went) from first
+        check_went(failures, ids)
         return ids
 
     async def _send(self, queue: QueueName, messages: Sequence[Message]) -> dict[int, QueueError]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -157,6 +158,7 @@ class QueueClient:
         wrapping: Wrapping = PLAIN,
     ) -> None:
         self._provider = provider
+        self._capabilities = provider.type.capabilities
         self._telemetry = find_telemetry(provider.type)
         self._calls = Calls(config, retry, self._telemetry)
         self._wrapping = wrapping
@@ -185,7 +187,7 @@ class QueueClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._provider.type.capabilities
+        return self._capabilities
 
     def supports_sessions(self) -> bool:
         return self.capabilities.sessions is not SessionSupport.UNSUPPORTED
@@ -216,7 +218,7 @@ class QueueClient:
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
         """At most `max_batch_size()` of them. Raises QueueError; PartialFailure where some went."""
         name = QueueName(queue)
-        ready = [self._made_ready(each) for each in messages]
+        ready = self._made_ready(messages)
         self._check_batch(ready)
         if not ready:
             return []
@@ -229,17 +231,22 @@ class QueueClient:
         self.figures.count("sent", len(sent))
         return sent
 
-    async def _send(self, name: QueueName, messages: list[Message]) -> list[MessageId]:
+    def _send(self, name: QueueName, messages: list[Message]) -> Awaitable[list[MessageId]]:
         """Where some of them went, only the others are sent again."""
+        if len(messages) == 1:
+            return self._calls.make("send", name, partial(self._provider.send, name, messages))
         ids: dict[int, MessageId] = {}
         left: Sequence[int] = range(len(messages))  # places of those that are to go
 
-        async def attempt() -> None:
+        async def attempt() -> list[MessageId]:
             nonlocal left
             part = [messages[place] for place in left] if ids else messages
             failures: dict[int, QueueError] = {}
             try:
-                ids.update(zip(left, await self._provider.send(name, part), strict=True))
+                sent = await self._provider.send(name, part)
+                if not ids:
+                    return sent
+                ids.update(zip(left, sent, strict=True))
             except PartialFailure as partial:
                 ids.update((left[at], MessageId(each)) for at, each in partial.ids.items())
                 failures = {left[at]: error for at, error in partial.failures.items()}
@@ -250,9 +257,9 @@ class QueueClient:
             if failures:
                 left = sorted(failures)
                 raise PartialFailure(failures, dict(ids))
+            return [ids[place] for place in range(len(messages))]
 
-        await self._calls.make("send", name, attempt)
-        return [ids[place] for place in range(len(messages))]
+        return self._calls.make("send", name, attempt)
 
     async def schedule_message(self, queue: str, message: Message, at: datetime) -> int:
         """To be there at a moment. Returns a number by which it can be cancelled."""
@@ -261,7 +268,7 @@ class QueueClient:
     async def schedule_messages(
         self, queue: str, messages: Iterable[Message], at: datetime
     ) -> list[int]:
-        name, ready = QueueName(queue), [self._made_ready(each) for each in messages]
+        name, ready = QueueName(queue), self._made_ready(messages)
         self._check_batch(ready)
         if at.tzinfo is None:
             raise ValidationError("scheduled time", "must say its time zone")
@@ -288,15 +295,19 @@ class QueueClient:
             "cancel", name, lambda: self._provider.cancel_scheduled(name, numbers)
         )
 
-    def _made_ready(self, message: Message) -> Message:
+    def _made_ready(self, messages: Iterable[Message]) -> list[Message]:
+        """As they go out, each with an id."""
         if self._wrapping is not PLAIN:
-            message = self._wrapping.wrap(message)
-        if message.message_id is not None:
-            return message
-        return Message(
-            message.body, message.attributes, message.session_id, message.correlation_id,
-            message.time_to_live, MessageId(), message.content_type,
-        )  # fmt: skip
+            messages = map(self._wrapping.wrap, messages)
+        return [
+            each
+            if each.message_id is not None
+            else Message(
+                each.body, each.attributes, each.session_id, each.correlation_id,
+                each.time_to_live, MessageId(), each.content_type,
+            )
+            for each in messages
+        ]  # fmt: skip
 
     def _check_batch(self, messages: Sequence[Message]) -> None:
         if len(messages) > self.capabilities.batch_max:
@@ -682,7 +693,7 @@ class Transaction:
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
         name = QueueName(queue)
-        ready = [self._client._made_ready(each) for each in messages]
+        ready = self._client._made_ready(messages)
         telemetry = self._client._telemetry
         if telemetry is None or not telemetry.is_tracing:
             await self._begun.send(name, ready)

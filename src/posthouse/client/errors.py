@@ -5,7 +5,7 @@ where that is known. What the provider said is the error's `__cause__`, and a `P
 its code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -123,6 +123,17 @@ class PartialFailure(QueueError):
         super().__init__(
             f"{len(failures)} of {len(failures) + len(ids)} messages did not go; the first: {first}"
         )
+
+
+def check_went(failures: dict[int, QueueError], ids: Sequence[str]) -> None:
+    """That all of a batch went. Raises what the first failed with, or PartialFailure."""
+    if not failures:
+        return
+    first = next(iter(failures.values()))
+    if len(failures) == len(ids):
+        raise first
+    went = {place: str(id) for place, id in enumerate(ids) if place not in failures}
+    raise PartialFailure(failures, went) from first
 
 
 class ProviderError(QueueError):

@@ -22,11 +22,11 @@ from posthouse.client.errors import (
     ConfigurationError,
     ConnectionFailed,
     MessageNotFound,
-    PartialFailure,
     QueueError,
     QueueNotFound,
     SessionLocked,
     Unsupported,
+    check_went,
 )
 from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
@@ -191,12 +191,7 @@ class SqsProvider:
                 failures |= await self._send(to, {place: entries[place] for place in places})
             except QueueError as error:
                 failures |= dict.fromkeys(places, error)
-        if failures:
-            first = next(iter(failures.values()))
-            if len(failures) == len(messages):
-                raise first
-            went = {place: str(id) for place, id in enumerate(ids) if place not in failures}
-            raise PartialFailure(failures, went) from first
+        check_went(failures, ids)
         return ids
 
     async def _send(self, to: SqsQueue, entries: dict[int, Entry]) -> dict[int, QueueError]:

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.throttle import Buckets
@@ -180,6 +183,46 @@ def test_what_is_gathered_is_answered_one_by_one() -> None:
         assert (await client.ok("STATS"))["processing"] == 4
 
     with_rig(work)
+
+
+def asked_by_chance() -> st.SearchStrategy[list[tuple[str, Any]]]:
+    acks = st.tuples(st.sampled_from(["bare", "bare", "json", "odd"]), st.integers(0, 9))
+    pulls = st.tuples(st.just("pull"), st.sampled_from(["a", "a", "b", "none"]))
+    batches = st.tuples(st.just("batch"), st.integers(0, 3))
+    return st.lists(acks | pulls | batches, max_size=30)
+
+
+@given(asked_by_chance(), st.integers(1, 200))
+def test_what_a_worker_asks_is_answered_alike_however_it_comes(
+    asked: list[tuple[str, Any]], cut: int
+) -> None:
+    """One by one, together, and cut anywhere. An odd id has 36 characters, and is none of ours."""
+
+    async def answers(*, together: bool) -> list[tuple[bytes, list[str]]]:
+        async with await Rig.open() as rig:
+            client = rig.connect()
+            ids = [await client.push(str(n), queue="ab"[n > 7]) for n in range(12)]
+            await client.say(frame("PULL", {"queue": "a"}) * 4 + frame("PULL", {"queue": "b"}))
+            said = [request(ids, *each) for each in asked]
+            if together:
+                data = b"".join(said)
+                said = [data[at : at + cut] for at in range(0, len(data), cut)]
+            told = [each for some in said for each in await client.say(some)]
+            return [
+                (each.word, re.findall(r'"payload":"(\d+)"', each.payload.decode()))
+                for each in told
+            ]
+
+    def request(ids: list[str], how: str, what: Any) -> bytes:
+        if how == "pull":
+            return frame("PULL", {"queue": what})
+        if how == "batch":
+            return frame("PULL_BATCH", {"queue": "a", "count": what})
+        if how == "odd":
+            return frame("ACK", ["\xe9" * 18, "{" * 36, ids[what][:35] + "!"][what % 3])
+        return frame("ACK", ids[what] if how == "bare" else {"task_id": ids[what]})
+
+    assert asyncio.run(answers(together=True)) == asyncio.run(answers(together=False))
 
 
 def test_of_pipelined_pushes_those_are_taken_for_which_there_is_room() -> None:
@@ -679,6 +722,22 @@ def test_others_see_a_sensible_message_and_theirs_can_be_pulled() -> None:
         for each in jobs:
             assert await client.ok("ACK", each["task_id"]) == "Task acknowledged"
             assert await client.error("ACK", each["task_id"]) == "Task not found"
+
+    with_rig(work)
+
+
+def test_the_beginning_of_an_id_is_not_taken_for_a_shorter_one() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        await client.push("1", queue="q")
+        messages = [NewMessage(encode_envelope(Envelope(id=id)), b"x") for id in ("0", "0123")]
+        await rig.desk.ask(BROKER, Send("q", messages))
+        pull = frame("PULL", {"queue": "q"})
+        assert words(await client.say(pull * 3)) == ["JOB"] * 3
+        said = await client.say(frame("ACK", "0") + b"ACK 36 0123")
+        assert words(said) == ["OK"]
+        assert words(await client.say(b"?" * 32)) == ["ERROR"]
+        assert (await client.ok("STATS"))["processing"] == 2
 
     with_rig(work)
 

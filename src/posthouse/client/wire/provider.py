@@ -121,7 +121,8 @@ class _Links:
         made = self._links.get(name)
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return None
-        return None if made.result().is_lost else made.result()
+        link = made.result()
+        return None if link.is_lost else link
 
     async def get(self, name: str, make: Callable[[], Awaitable[E]]) -> E:
         """Raises QueueError."""

@@ -25,10 +25,10 @@ class Group:
         self.done = done
         self.failures: dict[int, QueueError] = {}
 
-    def tell(self, number: int, refusal: QueueError | None) -> None:
+    def tell(self, numbers: Sequence[int], refusal: QueueError | None) -> None:
         if refusal is not None:
-            self.failures[number - self.first] = refusal
-        self.left -= 1
+            self.failures |= {number - self.first: refusal for number in numbers}
+        self.left -= len(numbers)
         if self.left or self.done.done():
             return
         if not self.failures:
@@ -143,11 +143,15 @@ class Sending:
 
     def on_disposed(self, event: Disposed) -> None:
         refusal = refusal_in(event.state, self.what)
-        answers = self._answers
-        for number in event.kept:
-            waiter = answers.pop(number)
+        waiters = list(map(self._answers.pop, event.kept))
+        at = 0
+        while at < len(waiters):
+            waiter, begin = waiters[at], at
+            at += 1
             if isinstance(waiter, Group):
-                waiter.tell(number, refusal)
+                while at < len(waiters) and waiters[at] is waiter:
+                    at += 1
+                waiter.tell(event.kept[begin:at], refusal)
             elif not waiter.done():
                 if refusal is None:
                     waiter.set_result(None)

@@ -55,6 +55,15 @@ class Decoder:
         self._at = self._missing = self._more_bytes = 0
         self._more.clear()
 
+    @property
+    def rest(self) -> tuple[bytes, int]:
+        """What has come, and where the next frame begins in it."""
+        return self._data, self._at
+
+    def skip_to(self, at: int) -> None:
+        """Whole frames were taken from `rest` by who knows what they look like."""
+        self._at = at
+
     def take(self) -> Frame | None:
         """The next frame; None until it is whole. Raises Malformed."""
         if self._missing:

@@ -33,7 +33,8 @@ from posthouse.core.room import check_room, is_limited, used
 from posthouse.dialects.pyqueue import ledger
 from posthouse.dialects.pyqueue.desk import Desk
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.tasks import NewTask, PushForm, new_id, new_task, queue_in, read
+from posthouse.dialects.pyqueue.tasks import NewTask, PushForm, new_task, queue_in, read
+from posthouse.uuids import new_uuid
 
 _CRON = "cron:"
 
@@ -234,7 +235,7 @@ async def schedule(call: Call) -> bytes:
     form: _ScheduleForm = call.form(_ScheduleForm)
     call.on = queue = queue_in(form)
     desk.charge(call.address, 1)
-    name = new_id()
+    name = new_uuid()
     if form.idempotency_key:  # as long as that schedule is there, there is no other
         name = "key-" + sha256(form.idempotency_key.encode()).hexdigest()
         form.idempotency_key = None

@@ -46,7 +46,8 @@ from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, Place, PullSlot
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
     ID_BYTES,
-    JOB_BYTES,
+    JOB_BYTES_MAX,
+    JOBS_BYTES_MAX,
     LOCK,
     BatchForm,
     job_of,
@@ -71,7 +72,6 @@ IDLE_SECONDS = 3_600.0  # without any
 AUTH_TRIES_MAX = 5
 BOUND_MAX = 100  # queues from which a worker's tasks end with its connection
 ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
-_JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64
 _TOO_LARGE = b"The task is too large to be pulled, and was moved to DLQ"
 
 
@@ -233,9 +233,22 @@ class Peer:
                 self._do(frame)
             else:
                 self._unanswered_bytes += len(payload)
+                count += self._follow(COMMANDS_MAX - count)
         self._end_run()
         self._count_held(decoder.held_bytes, is_new=count > 0)
         return count >= COMMANDS_MAX
+
+    def _follow(self, most: int) -> int:
+        """What comes behind what was gathered, as far as it is alike: how many requests."""
+        run = self._run
+        if type(run) is not WorkerRun:
+            return 0
+        data, at = self._decoder.rest
+        before, size = len(run.asked), run.size
+        self._decoder.skip_to(run.follow(data, at, min(most, COMMANDS_MAX - self._unanswered)))
+        self._unanswered_bytes += run.size - size
+        self._unanswered += len(run.asked) - before
+        return len(run.asked) - before
 
     def _say_last(self, text: str) -> None:
         """Behind what is to be answered yet."""
@@ -514,7 +527,7 @@ class Peer:
             if queue is None or self._principal is None:
                 return False
             run = self._begin(WorkerRun(self, queue))
-        run.pull(limit if batch else 1, len(payload), batch=batch)
+        run.pull(limit if batch else 1, payload, batch=batch)
         return True
 
     def _pull(self, slot: PullSlot, payload: bytes) -> None:
@@ -547,18 +560,18 @@ class Peer:
         ids = self.desk.state.ids
         if not batch:
             job = job_of(deliveries[0], queue, ids)
-            if len(job) <= _JOBS_BYTES_MAX - JOB_BYTES:
+            if len(job) <= JOB_BYTES_MAX:
                 return b"JOB", job
             self._bury(queue, deliveries[0])
             return b"ERROR", _TOO_LARGE
         jobs, size = [], 0
         for at, delivery in enumerate(deliveries):
             job = job_of(delivery, queue, ids)
-            if len(job) > _JOBS_BYTES_MAX - JOB_BYTES:
+            if len(job) > JOB_BYTES_MAX:
                 self._bury(queue, delivery)
                 continue
             size += len(job) + 1
-            if size > _JOBS_BYTES_MAX:
+            if size > JOBS_BYTES_MAX:
                 self._give_back(queue, deliveries[at:])
                 break
             jobs.append(job)

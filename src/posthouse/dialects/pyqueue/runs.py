@@ -14,13 +14,15 @@ from posthouse.core.model import Queue
 from posthouse.dialects.pyqueue.codec import encode
 from posthouse.dialects.pyqueue.refusals import NOT_FOUND
 from posthouse.dialects.pyqueue.slots import Asker, Result, refusal
+from posthouse.dialects.pyqueue.tasks import ID_BYTES, JOB_BYTES_MAX, job_of
 from posthouse.store.errors import StoreError
 
-RUN_MAX = 250
+RUN_MAX = 500
 RUN_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
 _ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
 _LOST = encode(b"ERROR", NOT_FOUND.encode())
+_ACK = b"ACK %d " % ID_BYTES  # and an id as we give them
 
 
 class PushRun:
@@ -84,6 +86,7 @@ class WorkerRun:
         self.asked: list[int] = []  # 0: an acknowledgement; or how many tasks, negative: in a batch
         self.tokens: dict[int, int] = {}  # of what is acknowledged: when it was pulled
         self.size = self.limit = 0  # of requests, in bytes; of tasks that are pulled
+        self._again = (b"", 0)  # the last pull as it came, and what it has asked
         self.left = 0  # answers that are still to come from the engine
         self._lost: set[int | str] = set()
         self._refused = _LOST  # what is told of those
@@ -98,10 +101,47 @@ class WorkerRun:
         self.tokens[token] = since_ms
         self.size += size
 
-    def pull(self, limit: int, size: int, *, batch: bool) -> None:
-        self.asked.append(-limit if batch else limit)
+    def pull(self, limit: int, payload: bytes, *, batch: bool) -> None:
+        asked = -limit if batch else limit
+        self._again = encode(b"PULL_BATCH" if batch else b"PULL", payload), asked
+        self.asked.append(asked)
         self.limit += limit
-        self.size += size
+        self.size += len(payload)
+
+    def follow(self, data: bytes, at: int, most: int) -> int:
+        """Takes requests that are as those before: bare acknowledgements, and the same pull.
+
+        Not more than so many. Returns where they end; what is there is looked at by itself.
+        """
+        state, queue, tokens, asked = self.peer.desk.state, self.queue, self.tokens, self.asked
+        ids, locks, lock_ms = state.ids, state.locks, queue.properties.lock_ms
+        pull, what = self._again
+        begun, most = at, most + len(asked)
+        pulls, acks = RUN_MAX - self.limit, RUN_MAX - len(tokens)  # that it may have yet
+        while len(asked) < most and pulls > 0 and acks > 0:
+            if data.startswith(_ACK, at):
+                end = at + len(_ACK) + ID_BYTES
+                id = data[at + len(_ACK) : end].decode(errors="surrogateescape")
+                held = ids.get(id)
+                if held is None or len(held) != 1 or id[0] == "{" or end > len(data):
+                    break
+                [token] = held
+                lock = locks[token]
+                if token in tokens or lock.queue is not queue:
+                    break
+                tokens[token] = lock.until_ms - lock_ms
+                asked.append(0)
+                acks -= 1
+                at = end
+            elif what and data.startswith(pull, at):
+                asked.append(what)
+                pulls -= abs(what)
+                at += len(pull)
+            else:
+                break
+        self.limit = RUN_MAX - pulls
+        self.size += at - begun
+        return at
 
     def ask(self) -> None:
         """Both before either is answered, which may be at once."""
@@ -143,15 +183,25 @@ class WorkerRun:
         given = received.deliveries if isinstance(received, Received) else ()
         is_cut = len(given) < self.limit and sum(map(_body_bytes, given)) > _CUT_BYTES
         tokens, at = iter(self.tokens), 0
+        pulled, queue = self.peer.pulled, self.queue.name
+        ids = self.peer.desk.state.ids if given else {}
+        plain = 0 if self.peer.is_gone else len(given)
         for limit in self.asked:
             if not limit:
-                frames.append(self._refused if next(tokens) in lost else _ACKNOWLEDGED)
+                is_lost = lost and next(tokens) in lost
+                frames.append(self._refused if is_lost else _ACKNOWLEDGED)
                 continue
+            if limit == 1 and at < plain:
+                job = job_of(given[at], queue, ids)
+                if len(job) <= JOB_BYTES_MAX:
+                    frames.append(b"JOB %d %b" % (len(job), job))
+                    at += 1
+                    continue
             mine, at = given[at : at + abs(limit)], at + abs(limit)
             if is_cut and not mine and not self.peer.is_gone:
                 self._pull_again(limit)
             elif given:
-                frames.append(encode(*self.peer.pulled(self.queue.name, mine, batch=limit < 0)))
+                frames.append(encode(*pulled(queue, mine, batch=limit < 0)))
             else:
                 frames.append(self._told(limit, received))
 

@@ -1,7 +1,6 @@
 """Tasks: as clients push them, as messages, and as jobs that are pulled."""
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sized
 from hashlib import sha256
@@ -20,13 +19,15 @@ from posthouse.core.message import (
 )
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX
 from posthouse.dialects.pyqueue.refusals import BAD_JSON, Failed
+from posthouse.uuids import new_uuid
 
 DEFAULT_QUEUE = "default"
 JOB_BYTES = 2_048  # what is around the payload in a frame, at most
+JOBS_BYTES_MAX = FRAME_BYTES_MAX - 64  # of all in one answer
+JOB_BYTES_MAX = JOBS_BYTES_MAX - JOB_BYTES  # of one
 LOCK = "lock-"  # what stands before a token where a task's own id cannot name it
 _ESCAPED = 6  # bytes that one byte of a payload may take in JSON
 ID_BYTES = 36  # of a task's id
-_POOL_BYTES = 4_096
 _BARE = encode_envelope(Envelope("-" * ID_BYTES))[:-ID_BYTES]  # before an id as we give them
 _BARE_BYTES = len(_BARE)
 _LEVELS: dict[str | int, int] = {"HIGH": 9, "NORMAL": 4, "LOW": 0, 0: 9, 1: 4, 2: 0}
@@ -48,20 +49,6 @@ def priority_of(level: int) -> int:
 
 def priority_name(level: int) -> str:
     return _NAMES[priority_of(level)]
-
-
-# Ids. They are UUIDs of random numbers, of which many are drawn at a time: one by one is slow.
-
-_pool: list[str] = []
-_VARIANT = dict(zip("0123456789abcdef", 4 * "89ab", strict=True))
-
-
-def new_id() -> str:
-    if not _pool:
-        drawn = os.urandom(_POOL_BYTES).hex()
-        _pool.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
-    h = _pool.pop()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
 
 
 # What is pushed.
@@ -137,7 +124,7 @@ def new_task(
     body = text.encode()
     if len(body) * _ESCAPED > FRAME_BYTES_MAX - JOB_BYTES:
         _check_fits(text)
-    id, key = id or new_id(), form.idempotency_key or ""
+    id, key = id or new_uuid(), form.idempotency_key or ""
     properties: Properties = {"idempotency_key": key} if key else {}
     if len(key) > KEY_CHARS_MAX:
         key = "sha256:" + sha256(key.encode()).hexdigest()
@@ -196,13 +183,6 @@ def envelope_of(message: Message) -> Envelope:
         return Envelope()
 
 
-def task_id(id: str, token: int, *, shared: bool = False) -> str:
-    """What a client settles it by: its id, if that can be used, or else the lock's token."""
-    if shared or not 0 < len(id) <= KEY_CHARS_MAX or id.startswith(LOCK):
-        return f"{LOCK}{token:032x}"
-    return id
-
-
 def token_in(task: str) -> int:
     """Of a task that is named by its lock; 0 where it is not."""
     rest = task.removeprefix(LOCK)
@@ -228,6 +208,7 @@ def job_of(delivery: Delivery, queue: str, ids: Mapping[str, Sized]) -> bytes:
     else:
         envelope = envelope_of(message)
         id, form = envelope.id, envelope.form
+    if not 0 < len(id) <= KEY_CHARS_MAX or len(ids.get(id, ())) > 1 or id.startswith(LOCK):
+        id = f"{LOCK}{delivery.token:032x}"  # by which it is settled, where its id cannot serve
     payload, encoding = text_of(body, form)
-    id = task_id(id, delivery.token, shared=len(ids.get(id, ())) > 1)
     return _encode_job(Job(id, payload, queue, priority_of(message.priority), encoding))
