@@ -116,7 +116,7 @@ def test_a_conversation_in_json(vibe: Vibe, connect: str, pascal: bool) -> None:
         error = hear()
         assert isinstance(error, dict)
         assert (error["id"], error["errorCode"]) == ("x", "UNKNOWN_COMMAND")
-        assert error["errorMessage"]
+        assert error["errorMessage"] == "There is no command of that name."
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -21,6 +21,7 @@ from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
     FRAME_BYTES_MAX,
     NO_HEADERS,
+    UNKNOWN,
     Decoder,
     Encoder,
     Frame,
@@ -254,7 +255,8 @@ class Peer:
         check_frame(frame)
         route = requests.ROUTES.get(frame.type)
         if route is None:
-            raise Wrong(answers.UNKNOWN_COMMAND, f"There is no command {frame.type}.")
+            which = "of that name" if frame.type == UNKNOWN else frame.type
+            raise Wrong(answers.UNKNOWN_COMMAND, f"There is no command {which}.")
         if self.principal is None and frame.type not in requests.BEFORE:
             raise Wrong(answers.NOT_AUTHENTICATED, "Connect first.")
         if frame.type not in requests.FREE:
