@@ -58,13 +58,16 @@ class Dialect(NamedTuple):
 class Connection:
     """What the listener knows of one connection. Its peer calls `gone` when it is over."""
 
-    __slots__ = ("_listener", "address", "deadline", "dialect", "door", "peer", "transport")
+    __slots__ = (
+        "_listener", "address", "deadline", "dialect", "door", "is_opening", "peer", "transport",
+    )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
         self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
         self.dialect = _NEW
+        self.is_opening = False  # its transport is being made, which takes but a moment
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
@@ -128,6 +131,7 @@ class Listener:
         self.accepted = 0
         self.refused: Counter[str] = Counter()  # why: full, address, silent, unknown
         self._emptied = asyncio.Event()
+        self._closing = False
 
     # Opening and closing.
 
@@ -172,14 +176,14 @@ class Listener:
     async def close(self, seconds: float) -> bool:
         """Tells every peer, and waits for them that long; whether all have gone."""
         self.stop_accepting()
+        self._closing = True
         for connection, task in list(self._tasks.items()):
-            if connection.transport is None:  # else what it has asked for may be under way
+            # Else what it has asked for may be under way. And uvloop tells nobody that a connection
+            # is lost which it was about to make.
+            if connection.transport is None and not connection.is_opening:
                 task.cancel()
         for connection in list(self._connections):
-            if connection.peer is not None:
-                connection.peer.shutdown()
-            elif connection.transport is not None:
-                connection.transport.close()
+            self._tell(connection)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._connections:
@@ -190,6 +194,12 @@ class Listener:
             if connection.transport is not None:
                 connection.transport.abort()
         return all_gone
+
+    def _tell(self, connection: Connection) -> None:
+        if connection.peer is not None:
+            connection.peer.shutdown()
+        elif connection.transport is not None:
+            connection.transport.close()
 
     # Accepting.
 
@@ -244,7 +254,7 @@ class Listener:
         self.by_dialect[_NEW] += 1
         loop = asyncio.get_running_loop()
         task = self._tasks[connection] = loop.create_task(self._hand_on(accepted, connection))
-        task.add_done_callback(lambda _: self._tasks.pop(connection, None))
+        task.add_done_callback(lambda _: self._handed_on(accepted, connection))
 
     def _may_come(self, host: str) -> bool:
         """By the address it comes from, not the one it came to."""
@@ -266,19 +276,25 @@ class Listener:
                 if first == _TLS and self._tls is not None:
                     context = await self._tls()
                 left = max(0.1, connection.deadline - loop.time())
+                connection.is_opening = context is None
                 await loop.connect_accepted_socket(
                     lambda: _Sniffer(self, connection), accepted, ssl=context,
                     ssl_handshake_timeout=left if context is not None else None,
                     ssl_shutdown_timeout=TLS_CLOSE_SECONDS if context is not None else None,
                 )  # fmt: skip
+                if self._closing:  # which could not be told before
+                    self._tell(connection)
         except TimeoutError:
             self.refused["silent"] += 1
         except (OSError, ValueError, asyncio.CancelledError):
             self.refused[_UNKNOWN] += 1
-        finally:
-            if connection.transport is None:  # else its protocol sees to it
-                accepted.close()
-                connection.gone()
+
+    def _handed_on(self, accepted: socket.socket, connection: Connection) -> None:
+        """Or not; a stop may have come before it was begun."""
+        del self._tasks[connection]
+        if connection.transport is None:  # else its protocol sees to it
+            accepted.close()
+            connection.gone()
 
     # Keeping count.
 

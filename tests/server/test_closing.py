@@ -1,0 +1,66 @@
+"""A listener that is closed while somebody comes: nobody is forgotten, and nobody waited for."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import cast
+
+import pytest
+import uvloop
+
+from posthouse.server.listener import Connection, Dialect, Limits, Listener, Peer
+
+TURNS = 12  # of the loop; it takes fewer from accepting to an answer
+LIMIT_SECONDS = 10
+
+
+class Slow(asyncio.Protocol):
+    """Answers a little after it was asked, and ends when that is done if it was told to."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._busy = self._told = False
+
+    def data_received(self, data: bytes) -> None:
+        self._busy = True
+        asyncio.get_running_loop().call_later(0.02, self._answer)
+
+    def _answer(self) -> None:
+        assert self._connection.transport is not None
+        self._busy = False
+        self._connection.transport.write(b"answer")
+        if self._told:
+            self._connection.transport.close()
+
+    def shutdown(self) -> None:
+        assert self._connection.transport is not None
+        self._told = True
+        if not self._busy:
+            self._connection.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.gone()
+
+
+def make(connection: Connection) -> Peer:
+    return cast(Peer, Slow(connection))
+
+
+@pytest.mark.parametrize("turns", range(TURNS))
+def test_who_comes_at_the_moment_of_a_stop_is_answered_or_sent_away(turns: int) -> None:
+    async def main() -> None:
+        listener = Listener([Dialect("slow", lambda _: True, make)], Limits())
+        [(_, port, _)] = listener.open(["127.0.0.1"], [(0, "")])
+        with socket.create_connection(("127.0.0.1", port)) as made:
+            made.sendall(b"question")
+            while not listener.accepted:  # noqa: ASYNC110 - the next turn is what is meant
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            assert await listener.close(LIMIT_SECONDS)
+            made.settimeout(LIMIT_SECONDS)
+            with suppress(ConnectionResetError):
+                assert made.recv(100) in (b"", b"answer")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
