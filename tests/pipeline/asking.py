@@ -1,7 +1,10 @@
 """What the tests here ask of Spark and of a broker, in few words."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from posthouse.cli import main
 from tests.server.running import Running
 
 Json = Any
@@ -47,7 +51,28 @@ def read_as_told(err: str) -> dict[str, Json]:
     """What a job that is over has read, by the last line of JSON that it told."""
     told: dict[str, Json] = json.loads(err.splitlines()[-1])
     assert told["rate"] == pytest.approx(told["rows"] / told["seconds"], rel=0.5)
+    assert told["seconds_left"] == 0
     return told
+
+
+def foretold(err: str) -> list[float]:
+    """How long a job said that it would still take, while it ran."""
+    told = [json.loads(line) for line in err.splitlines()[:-1]]
+    left = [each.get("seconds_left") for each in told if "rows" in each]
+    return [each for each in left if each is not None]
+
+
+def on_a_terminal(*words: str) -> str:
+    """What a command shows there of how far it is."""
+    screen, terminal = os.openpty()
+    with pytest.MonkeyPatch.context() as patched, os.fdopen(terminal, "w") as stderr:
+        patched.setattr(sys, "stderr", stderr)
+        assert main(["pipeline", *words]) == 0
+    shown = b""
+    with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as said:  # so it ends
+        while some := said.read(4_096):
+            shown += some
+    return shown.decode()
 
 
 def forget(checkpoint: Path) -> int:

@@ -21,6 +21,13 @@ SETTINGS = {
     "spark.python.daemon.module": "tests.pipeline.daemon",
 }  # fmt: skip
 
+# It runs for a few minutes, beside other tests. To compile less takes less; what was compiled has
+# room to stay; and what is new has room enough not to be copied about.
+JAVA = (
+    "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m", "-XX:+UseSerialGC",
+    "-XX:NewRatio=1",
+)  # fmt: skip
+
 
 def need_java() -> None:
     """Skips where there is none; in CI that is a failure."""
@@ -35,8 +42,7 @@ def need_java() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     need_java()
-    # It runs for two minutes, beside other tests: to compile less takes less.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA))
     tables = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("tables"))}
     spark = session("local[2]", settings=SETTINGS | tables)
     yield spark
@@ -47,3 +53,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with development(tmp_path_factory.mktemp("pipeline") / "data") as broker:
         yield broker
+
+
+@pytest.fixture
+def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far a job is, is told often enough for a short one."""
+    monkeypatch.setattr("posthouse.cli.pipeline.WATCH_SECONDS", 0.2)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from posthouse.cli import main
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
 from posthouse.pipeline.wire import Broker, PosthouseError
-from tests.pipeline.asking import read_as_told
+from tests.pipeline.asking import on_a_terminal, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -49,19 +48,6 @@ def positions(lake: Lake) -> list[int]:
     """As anybody reads Parquet, who knows of no manifest."""
     table = ds.dataset(lake.data, format="parquet", partitioning="hive").to_table(["position"])
     return sorted(table.column("position").to_pylist())
-
-
-def on_a_terminal(*words: str) -> str:
-    """What a command shows there of how far it is."""
-    screen, terminal = os.openpty()
-    with pytest.MonkeyPatch.context() as patched, os.fdopen(terminal, "w") as stderr:
-        patched.setattr(sys, "stderr", stderr)
-        assert main(["pipeline", *words]) == 0
-    shown = b""
-    with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as said:  # so it ends
-        while some := said.read(4_096):
-            shown += some
-    return shown.decode()
 
 
 def test_everything_is_archived_once_and_the_broker_is_told(
@@ -176,6 +162,10 @@ def test_the_command_line(
         said = capsys.readouterr()
         return code, json.loads(said.out) if said.out else None, said.err
 
+    for name in ("verify", "compact"):
+        code, _, err = run(name)
+        assert (code, f"There is no lake in {lake.where}" in err) == (1, True)
+    assert (run("status")[1]["rows"], run("status")[1]["last"]) == (0, None)
     own.send("orders", *map(str, range(50)))
     code, said, err = run("archive", "--rows", "30")
     assert (code, said["rows"]) == (0, said["last"])

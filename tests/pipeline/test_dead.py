@@ -19,7 +19,7 @@ from posthouse.pipeline.causes import shape
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import replay
 from posthouse.pipeline.wire import Broker, PosthouseError
-from tests.pipeline.asking import last, read_as_told
+from tests.pipeline.asking import foretold, last, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def made(spark: "SparkSession", broker: Running, folder: Path, **wanted: Any) ->
 # Triage.
 
 
+@pytest.mark.usefixtures("watched_closely")
 def test_dead_letters_are_grouped_by_cause(
     spark: "SparkSession", shop: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_dead_letters_are_grouped_by_cause(
     shown = capsys.readouterr()
     said = json.loads(shown.out)
     assert read_as_told(shown.err)["rows"] >= last(shop)
+    assert foretold(shown.err)
     causes = {each["reason"]: each for each in said["causes"]}
     assert {name: each["messages"] for name, each in causes.items()} == {
         "Timeout": 2, "Bad": 3, "MaxDeliveryCountExceeded": 3,
@@ -166,13 +168,16 @@ def test_dead_letters_can_be_changed_on_their_way(
 
 
 def test_what_was_sent_can_be_sent_again(
-    spark: "SparkSession", shop: Running, tmp_path: Path
+    spark: "SparkSession", shop: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.send("orders", *map(str, range(10)), id="same")
     shop.queue("PUT", "copies", {})
     wanted = {"source": "sent", "where": "cast(text as int) >= 7", "into": "copies"}
     assert made(spark, shop, tmp_path / "plan", **wanted).queues == {"copies": 3}
-    replay.run(Broker(shop.url), str(tmp_path / "plan"))
+    plan = str(tmp_path / "plan")
+    assert main(["pipeline", "replay", "--url", shop.url, "--plan", plan, "--yes"]) == 0
+    told = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert (told["rows"], told["left"], told["seconds_left"]) == (3, 0, 0)
     assert [each["body"] for each in taken(shop, "copies")] == ["7", "8", "9"]
     assert len(taken(shop, "orders")) == 10
 

@@ -18,7 +18,7 @@ from posthouse.pipeline import claims
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs.reconcile import COLUMNS, FAULTS, Verdict, reconcile
 from posthouse.pipeline.wire import Broker, PosthouseError
-from tests.pipeline.asking import last, read_as_told
+from tests.pipeline.asking import foretold, last, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def test_a_fault_has_the_life_of_its_message(verdict: Verdict) -> None:
     assert lives["missing", "m10"] is None
 
 
+@pytest.mark.usefixtures("watched_closely")
 def test_the_command_tells_by_its_exit_code_whether_all_is_well(
     spark: "SparkSession", verdict: Verdict, shop: Running, database: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -110,8 +111,10 @@ def test_the_command_tells_by_its_exit_code_whether_all_is_well(
     assert main(["pipeline", "reconcile", *given, "--format", "json"]) == 1
     said = capsys.readouterr()
     assert "2 missing" in said.out
+    assert "missing, m10: no message of that id came" in said.out.splitlines()
     assert said.out.splitlines()[-1] == "NOT all is well."
     assert read_as_told(said.err)["rows"] >= last(shop)
+    assert foretold(said.err)
     lines = (tmp_path / "faults.json").read_text().splitlines()
     assert {json.loads(line)["fault"] for line in lines} >= {"missing", "dead"}
     assert main(["pipeline", "reconcile", *given, "--json", "--allow", *FAULTS]) == 0

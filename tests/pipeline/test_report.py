@@ -19,7 +19,7 @@ from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays
 from posthouse.pipeline.tables import write_table
 from posthouse.pipeline.wire import Broker, PosthouseError
-from tests.pipeline.asking import last, read_as_told
+from tests.pipeline.asking import foretold, last, on_a_terminal, read_as_told
 from tests.server.running import Running, development
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def test_eras_tell_messages_of_the_same_number_apart(spark: "SparkSession", shop
     assert keys == [(0, 1, "deleted"), (0, 2, "deleted"), (1, 1, None)]
 
 
+@pytest.mark.usefixtures("watched_closely")
 def test_the_command_writes_a_page_and_tables(
     spark: "SparkSession", shop: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,11 +149,14 @@ def test_the_command_writes_a_page_and_tables(
     shown = capsys.readouterr()
     said = json.loads(shown.out)
     assert read_as_told(shown.err)["rows"] >= last(shop)
+    assert foretold(shown.err)
     assert said["page"] == str(out / "report.html")
     assert {row["entity"]: row["sent"] for row in said["queues"]}["orders"] == 10
     lines = (out / "queues.json").read_text().splitlines()
     assert sorted(json.loads(line)["entity"] for line in lines) == ENTITIES
     assert shown_in(out / "report.html")["queues"]
+    screen = on_a_terminal("report", "--url", shop.url, "--out", str(out))
+    assert re.search(r"\[KCounting: \d+ s, [\d,]+ rows, [\d,]+ a second.*, \d+ s left\r", screen)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

@@ -10,7 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 import posthouse
@@ -19,6 +21,9 @@ from posthouse.cli.codes import FAILED
 from posthouse.pipeline import NoSpark, session
 from tests.pipeline.conftest import need_java
 from tests.pipeline.elsewhere import free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MODULE = "--add-modules=jdk.incubator.vector"
 room = import_module("posthouse.pipeline.session")  # the package has a function of that name
@@ -42,6 +47,12 @@ def test_a_connect_server_that_is_not_there_is_told_soon(monkeypatch: pytest.Mon
 def test_where_no_connect_server_can_be_is_told(where: str) -> None:
     with pytest.raises(NoSpark, match=r"^This is not where a Spark Connect server could be: "):
         session(where)
+
+
+@pytest.mark.parametrize("master", ["", "nonsense", "http://host", "locally", "yarn2"])
+def test_what_is_no_master_is_told(master: str) -> None:
+    with pytest.raises(NoSpark, match=r"is no master of Spark's\. One is local"):
+        session(master)
 
 
 def test_what_connect_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +151,30 @@ def test_without_java_it_is_told_what_to_do(
     with pytest.raises(NoSpark, match=re.escape(f"({named} is Java 11)")):
         found()
     monkeypatch.delenv("JAVA_HOME")
-    assert main(["pipeline", "verify", "--lake", str(tmp_path / "lake"), "--json"]) == FAILED
+    assert main(["pipeline", "triage", "--lake", str(tmp_path / "lake"), "--json"]) == FAILED
     assert capsys.readouterr().err.splitlines()[-1] == f"{none}. {advice}"
+
+
+# Python.
+
+
+def test_workers_take_pyspark_as_it_is_installed(spark: "SparkSession") -> None:
+    """Out of Spark's archive they would compile it anew, each of them."""
+    where = spark.sparkContext.range(1).map(lambda _: sys.modules["pyspark"].__file__)
+    assert where.collect() == [pyspark.__file__]
+
+
+def test_a_worker_finds_what_this_process_was_told_to_look_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lib = "/opt/spark/python/lib"
+    spark = f"{lib}/pyspark.zip:{lib}/py4j-0.10.9.9-src.zip"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    show = [room._worker(), "-c", "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:])"]
+    for given, left in ((f"{spark}:/spark.jar:/a b", "/spark.jar:/a b"), ("/a:/b", "/a:/b")):
+        environment = os.environ | {"PYTHONPATH": given}
+        said = subprocess.check_output([*show, "x y", ""], text=True, env=environment)
+        assert said == f"{left} x y \n"
 
 
 @pytest.mark.skipif(os.environ.get("TORTURE") != "1", reason="takes long; set TORTURE=1")

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from posthouse.pipeline.jobs.archive import Progress
-    from posthouse.pipeline.lake import Lake
+    from posthouse.pipeline.lake import Lake, Manifest
     from posthouse.pipeline.wire import Broker
-    from posthouse.pipeline.work import Work
+    from posthouse.pipeline.work import Way, Work
 
 WATCH_SECONDS = 1.0
 FAULTS_SHOWN = 20
@@ -87,6 +86,17 @@ def _lake(options: argparse.Namespace) -> "Lake":
     return Lake(options.lake)
 
 
+def _filled_lake(options: argparse.Namespace) -> "tuple[Lake, list[Manifest]]":
+    """Raises LakeError where there is none: of nothing one could say that all is well."""
+    from posthouse.pipeline.lake import LakeError
+
+    lake = _lake(options)
+    there = lake.manifests()
+    if not there:
+        raise LakeError(f"There is no lake in {lake.where}; run: posthouse pipeline archive")
+    return lake, there
+
+
 class _Telling:
     """How far it has come: on a terminal in one line, else as lines of JSON."""
 
@@ -113,9 +123,10 @@ class _Telling:
             },
         )  # fmt: skip
 
-    def work(self, what: str, now: "Work", seconds: float, whole: int | None) -> None:
+    def work(
+        self, what: str, now: "Work", seconds: float, left: float | None, whole: int | None
+    ) -> None:
         rate = None if now.rows is None else now.rows / seconds
-        left = max(0, whole - now.rows) / rate if whole and now.rows and rate else None
         read = size(now.size_bytes)
         if now.rows is not None:
             of = "" if whole is None else f" of {whole:,}"
@@ -140,17 +151,23 @@ class _Telling:
 
 @contextmanager
 def _watching(
-    options: argparse.Namespace, spark: "SparkSession", what: str, whole: int | None = None
+    options: argparse.Namespace,
+    spark: "SparkSession",
+    what: str,
+    whole: int | None = None,
+    way: "Way | None" = None,
 ) -> Iterator[None]:
-    """While Spark works: what it has read, of so many rows where that is known."""
-    from posthouse.pipeline.work import watched
+    """While Spark works: what it has read, of so many rows if each is read once."""
+    from posthouse.pipeline.work import Way, watched
 
-    telling, over, begun = _Telling(options), threading.Event(), time.monotonic()
+    telling, over = _Telling(options), threading.Event()
+    way = Way(rows=whole) if way is None else way
 
     def watch() -> None:
         with suppress(Exception):  # Spark is gone, which the job itself will say
             while not over.wait(WATCH_SECONDS):
-                telling.work(what, work(), time.monotonic() - begun, whole)
+                now = work()
+                telling.work(what, now, way.seconds, way.seconds_left(now.rows), whole)
 
     with watched(spark) as work:
         thread = threading.Thread(target=watch, daemon=True)
@@ -161,7 +178,7 @@ def _watching(
             over.set()
             thread.join()
             telling.end()
-        telling.work(what, work(), time.monotonic() - begun, whole)
+        telling.work(what, work(), way.seconds, 0, whole)
         telling.end()
 
 
@@ -174,6 +191,16 @@ def _events(
     where = _broker(options) if options.lake is None else _lake(options)
     told = options.lake if options.lake is not None else Client.where(options)[0]
     return events(spark, where, options.since, options.until, columns), str(told)
+
+
+def _rows(options: argparse.Namespace) -> int | None:
+    """That there are to be read, where that is all of them."""
+    if options.since is not None or options.until is not None:
+        return None
+    if options.lake is not None:
+        return sum(each.rows for each in _lake(options).manifests())
+    status = _broker(options).status()
+    return int(status["last"]) + 1 - int(status["first"])
 
 
 def _result(options: argparse.Namespace, text: str, fields: dict[str, object]) -> None:
@@ -217,8 +244,8 @@ def backfill(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import verify as job
 
-    lake, spark = _lake(options), _spark(options)
-    whole = sum(each.rows for each in lake.manifests())
+    lake, there = _filled_lake(options)
+    spark, whole = _spark(options), sum(each.rows for each in there)
     with _watching(options, spark, "Verifying", whole):
         found = job(spark, lake)
     lines = [f"{found.ranges} ranges with {found.rows:,} rows."]
@@ -236,8 +263,7 @@ def compact(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs.archive import compact as job
     from posthouse.pipeline.jobs.archive import runs
 
-    lake = _lake(options)
-    there = lake.manifests()
+    lake, there = _filled_lake(options)
     before = len(there)
     whole = sum(each.rows for run in runs(there, options.rows) for each in run)
     spark = _spark(options)
@@ -264,10 +290,12 @@ def status(options: argparse.Namespace) -> int:
         "gaps": lake.gaps(), "lag": max(0, int(feed["last"]) + 1 - end),
     }  # fmt: skip
     held = size(sum(each.size_bytes for each in there))
-    text = (
-        f"{fields['rows']:,} rows in {len(there)} ranges, {held}; positions {fields['first']} to"
-        f" {fields['last']}, {fields['lag']:,} behind the broker."
-    )
+    text = f"{lake.where} is empty, {fields['lag']:,} behind the broker."
+    if there:
+        text = (
+            f"{fields['rows']:,} rows in {len(there)} ranges, {held}; positions {fields['first']}"
+            f" to {fields['last']}, {fields['lag']:,} behind the broker."
+        )
     for first, behind in lake.gaps():
         text += f"\nPositions {first} to {behind - 1} are missing; run: posthouse pipeline backfill"
     _result(options, text, fields)
@@ -277,12 +305,14 @@ def status(options: argparse.Namespace) -> int:
 @_on_spark
 def report(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs import report as job
+    from posthouse.pipeline.work import Way
 
     spark = _spark(options)
-    with _watching(options, spark, "Counting"):
+    way = Way(job.SHARES, _rows(options))
+    with _watching(options, spark, "Counting", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        made = job.report(rows, options.window)
-        page = job.write(made, options.out, source, options.format)
+        made = job.report(rows, options.window, step=way.step)
+        page = job.write(made, options.out, source, options.format, step=way.step)
         queues = made.queues.orderBy("sent", ascending=False).toArrow().to_pylist()
     heads = ("sent", "completed", "retries", "dead_lettered", "expired", "open")
     times = ("waited_p50_s", "waited_p99_s", "settled_p50_s", "settled_p99_s")
@@ -303,20 +333,22 @@ def report(options: argparse.Namespace) -> int:
 def reconcile(options: argparse.Namespace) -> int:
     from posthouse.pipeline import claims
     from posthouse.pipeline.jobs import reconcile as job
+    from posthouse.pipeline.work import Way
 
     spark, said = _spark(options), (options.outbox, options.inbox)
     unknown = [each for each in options.allow if each not in job.FAULTS]
     if unknown:
         return fail(f"There is no fault {unknown[0]!r}; there are {', '.join(job.FAULTS)}.", FAILED)
-    with _watching(options, spark, "Comparing"):
+    way = Way(job.SHARES)
+    with _watching(options, spark, "Comparing", way=way):
         rows, _ = _events(options, spark, job.COLUMNS)
         names = [_pairs(options.outbox_columns), _pairs(options.inbox_columns)]
         outbox, inbox = (
             None if where is None else claims.read(spark, where, columns, options.staging)
             for where, columns in zip(said, names, strict=True)
         )
-        found = job.reconcile(rows, outbox, inbox)
-        path = job.write(found, options.out, options.format)
+        found = job.reconcile(rows, outbox, inbox, step=way.step)
+        path = job.write(found, options.out, options.format, step=way.step)
         shown = found.faults.limit(FAULTS_SHOWN).toArrow().to_pylist()
     is_well = found.is_well(tuple(options.allow))
     lines = [f"{found.messages:,} messages were compared."]
@@ -324,10 +356,8 @@ def reconcile(options: argparse.Namespace) -> int:
         lines.append(f"{found.nameless:,} have no id, and were left out.")
     lines += [f"{n:>9,} {name}: {job.FAULTS[name]}" for name, n in found.counts.items() if n]
     for each in shown:
-        lines += [
-            "",
-            f"{each['fault']}, {each['message_id']} in {each['entity']}: {each['detail']}",
-        ]
+        where = "" if each["entity"] is None else f" in {each['entity']}"
+        lines += ["", f"{each['fault']}, {each['message_id']}{where}: {each['detail']}"]
         lines += [f"    {step['time']:%Y-%m-%d %H:%M:%S.%f} {step['kind']:<14} {step['entity']}"
                   for step in each["life"] or ()]  # fmt: skip
     if sum(found.counts.values()):
@@ -344,11 +374,14 @@ def reconcile(options: argparse.Namespace) -> int:
 @_on_spark
 def triage(options: argparse.Namespace) -> int:
     from posthouse.pipeline.jobs import triage as job
+    from posthouse.pipeline.work import Way
 
     spark = _spark(options)
-    with _watching(options, spark, "Grouping"):
+    way = Way(job.SHARES)
+    with _watching(options, spark, "Grouping", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        page, groups = job.write(job.triage(rows), options.out, source, options.format)
+        found = job.triage(rows, step=way.step)
+        page, groups = job.write(found, options.out, source, options.format, step=way.step)
     lines = [f"{sum(each['messages'] for each in groups):,} dead letters, {len(groups)} causes."]
     for each in groups[:FAULTS_SHOWN]:
         what = each["fingerprint"] or each["reason"] or "no reason given"
@@ -391,10 +424,16 @@ def replay(options: argparse.Namespace) -> int:
     telling = _Telling(options)
 
     def told(now: job.Progress) -> None:
-        left = f", {now.left / now.rate:.0f} s left" if now.rate else ""
-        text = f"{now.done:,} of {now.messages:,} messages, {now.rate:,.0f} a second{left}"
-        said = {"rows": now.done, "left": now.left, "rate": round(now.rate), "already": now.already}
-        telling.tell(text, {**said, "vanished": now.vanished})
+        seconds = now.left / now.rate if now.rate else None
+        until = "" if seconds is None else f", {seconds:.0f} s left"
+        telling.tell(
+            f"{now.done:,} of {now.messages:,} messages, {now.rate:,.0f} a second{until}",
+            {
+                "rows": now.done, "left": now.left, "rate": round(now.rate),
+                "already": now.already, "vanished": now.vanished,
+                "seconds_left": None if seconds is None else round(seconds, 1),
+            },
+        )  # fmt: skip
 
     found = job.run(broker, options.plan, rate=options.rate, told=told)
     telling.end()

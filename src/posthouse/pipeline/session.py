@@ -14,10 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,13 @@ _SHIM = """#!/bin/sh
 for word in "$@"; do shift; [ "$word" = "{unused}" ] || set -- "$@" "$word"; done
 exec "{java}" "$@"
 """
+# Spark has its workers look for PySpark in an archive first, as sources, which each of them would
+# compile anew. It is installed where they would find it next.
+_ARCHIVES = "*/python/lib/pyspark.zip:*/python/lib/py4j-*-src.zip:"
+_WORKER = """#!/bin/sh
+export PYTHONPATH="${{PYTHONPATH#{archives}}}"
+exec "{python}" "$@"
+"""
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -39,6 +48,8 @@ _SETTINGS = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # What is kept for several steps is of as many parts as it needs, too.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+    # Groups for percentiles: above that all rows are sorted, and reports have a hundred a queue.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000",
 }  # fmt: skip
 _HERE = {
     "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),  # not 200
@@ -48,6 +59,9 @@ _HERE = {
     "spark.driver.extraJavaOptions":
         f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}",
 }  # fmt: skip
+
+
+_MASTER = re.compile(r"local($|\[|-cluster\[)|yarn$|(spark|k8s|sc)://")
 
 
 class NoSpark(Exception):
@@ -64,6 +78,11 @@ def session(
         raise NoSpark(
             "PySpark is not installed. Install it with: pip install 'posthouse[spark]'"
         ) from None
+    if not _MASTER.match(master):
+        raise NoSpark(
+            f"{master!r} is no master of Spark's. One is local[*], spark://HOST:PORT, yarn,"
+            " k8s://HOST, or sc://HOST for Spark Connect."
+        )
     builder = SparkSession.builder.appName(app)
     chosen = dict(_SETTINGS)
     if master.startswith("sc://"):
@@ -72,7 +91,7 @@ def session(
     else:
         os.environ["JAVA_HOME"] = java_home()
         if master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("PYSPARK_PYTHON", _worker())
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             chosen |= _HERE
         builder = builder.master(master)
@@ -164,14 +183,34 @@ def _version(java: Path, *flags: str) -> int:
 
 def _shim(java: Path) -> str:
     """A home whose java leaves out what this one would not start with."""
-    home = Path(tempfile.gettempdir()) / f"posthouse-java-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    if home.lstat().st_uid != os.getuid():
-        raise NoSpark(f"{home} belongs to somebody else; remove it.")
-    shim = home / "bin" / "java"
-    shim.parent.mkdir(exist_ok=True)
-    unfinished = shim.with_name(f"java-{os.getpid()}")
-    unfinished.write_text(_SHIM.format(unused=_UNUSED, java=java))
+    shim = _script("java", "bin/java", _SHIM.format(unused=_UNUSED, java=java))
+    return str(shim.parent.parent)
+
+
+# Python.
+
+
+def _worker() -> str:
+    """The Python that runs what Spark leaves to it: this one."""
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent.parent
+    if sys.platform == "win32" or installed != Path(sysconfig.get_path("purelib")):
+        return sys.executable
+    text = _WORKER.format(archives=_ARCHIVES, python=sys.executable)
+    return str(_script("python", f"{sha256(text.encode()).hexdigest()[:16]}/python", text))
+
+
+def _script(name: str, path: str, text: str) -> Path:
+    """In a folder that is only ours. Raises NoSpark."""
+    folder = Path(tempfile.gettempdir()) / f"posthouse-{name}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise NoSpark(f"{folder} belongs to somebody else; remove it.")
+    script = folder / path
+    script.parent.mkdir(exist_ok=True)
+    unfinished = script.with_name(f"{script.name}-{os.getpid()}")
+    unfinished.write_text(text)
     unfinished.chmod(0o700)
-    unfinished.rename(shim)
-    return str(home)
+    unfinished.rename(script)
+    return script

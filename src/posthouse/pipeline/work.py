@@ -1,6 +1,7 @@
 """What Spark has done so far, as it tells itself."""
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,44 @@ if TYPE_CHECKING:
 
 _SETTLED_MS = 500  # within which Spark has written down what it heard of
 _ENDED = ("COMPLETE", "FAILED", "SKIPPED")
+Step = Callable[[], None]  # told by a job whenever one is behind it
+
+
+def nothing() -> None:
+    """For whoever does not want to know."""
+
+
+class Way:
+    """How long a job still takes: by how long it took so far, and what share of it that is.
+
+    What its steps take of the whole was measured. Where they take longer, nobody knows.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[float] = (),  # that are behind it after each step
+        rows: int | None = None,  # that are read in the first
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shares, self._rows, self._clock = shares, rows, clock
+        self._begun, self._steps = clock(), 0
+        self._end: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._begun
+
+    def step(self) -> None:
+        self._steps += 1
+        self._end = self.seconds / self._shares[self._steps - 1]
+
+    def seconds_left(self, rows: int | None) -> float | None:
+        """When so many were read."""
+        seconds, end = self.seconds, self._end
+        if not self._steps and self._rows and rows:
+            share = self._shares[0] if self._shares else 1.0
+            end = seconds / (share * min(1.0, rows / self._rows))
+        return None if end is None or end < seconds else end - seconds
 
 
 @dataclass(frozen=True)

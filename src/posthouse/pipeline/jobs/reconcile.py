@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 from posthouse.pipeline.events import DEAD, told_name
 from posthouse.pipeline.lives import ROOT, Lives
 from posthouse.pipeline.tables import write_table
+from posthouse.pipeline.work import Step, nothing
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 COLUMNS = (  # of the events, that it looks at
     "position", "time", "namespace", "entity", "kind", "message_id", "sequence_number", "body",
     "target", "target_sequence_number",
 )  # fmt: skip
+SHARES = (0.1, 0.85, 0.9, 1.0)  # of its time, that are behind it after each step
 # What can be wrong with a message. The first five are nobody's way to go about.
 FAULTS = {
     "missing": "a producer has sent it, and it never came",
@@ -32,6 +34,29 @@ FAULTS = {
     "dead": "it lies in a dead-letter queue",
     "gone": "it was expired, purged, cancelled, dropped, or deleted with its queue",
 }
+
+# How they are told: of what the journal saw, and of that beside what others claim, where one of the
+# two may be null. When it is so, and what there is to say.
+INSIDE = {
+    "open": ("open > 0", "concat(open, ' not settled')"),
+    "dead": ("dead > 0", "concat(dead, ' of ', came)"),
+    "gone": ("gone > 0", "concat(gone, ' of ', came)"),
+}
+OFTEN = ("came > 1", "concat(came, ' times')")
+_ALTERED = "said is not null and (said <> hash or said_2 <> hash or hash <> hash_2)"
+OUTBOX = {
+    "missing": ("came is null", "'no message of that id came'"),
+    "unclaimed": ("claimed is null", "'in no outbox'"),
+    "duplicated": ("came > claimed", "concat('sent ', claimed, ' times, came ', came)"),
+    "altered": (_ALTERED, "'the outbox has another body'"),
+}
+INBOX = {
+    "invented": ("came is null", "'no message of that id came'"),
+    "unprocessed": ("done > 0 and claimed is null", "'in no inbox'"),
+    "doubled": ("claimed > copies and claimed > 1",
+                "concat('processed ', claimed, ' times, ', copies, ' to process')"),
+    "altered": (_ALTERED, "'the inbox has another body'"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,30 +73,36 @@ class Verdict:
 
 
 def reconcile(
-    events: "DataFrame", outbox: "DataFrame | None" = None, inbox: "DataFrame | None" = None
+    events: "DataFrame",
+    outbox: "DataFrame | None" = None,
+    inbox: "DataFrame | None" = None,
+    *,
+    step: Step = nothing,
 ) -> Verdict:
     """`outbox` and `inbox` as `posthouse.pipeline.claims.read` gives them."""
     from pyspark.sql import functions as f
 
     lives = Lives(events)
     seen = _seen(lives).persist()
-    found = _inside(seen)
+    step()
+    inside = INSIDE if outbox is not None else INSIDE | {"duplicated": OFTEN}
+    found = _listed(seen, inside)
     if outbox is not None:
-        found = found.unionByName(_against_outbox(seen, outbox), allowMissingColumns=True)
-    else:
-        often = seen.where("came > 1").select(*_told("duplicated", "concat(came, ' times')"))
-        found = found.unionByName(often, allowMissingColumns=True)
+        found = found.unionByName(_against_outbox(seen, outbox))
     if inbox is not None:
-        found = found.unionByName(_against_inbox(seen, inbox), allowMissingColumns=True)
+        found = found.unionByName(_against_inbox(seen, inbox))
     found = found.persist()
     counted = {row["fault"]: int(row["count"]) for row in found.groupBy("fault").count().collect()}
+    step()
     faults = _with_lives(found, lives) if counted else found.withColumn("life", f.lit(None))
     shown = faults.select(
         "fault", "namespace", f.expr(f"{told_name('entity')} as entity"), "message_id", "detail",
         "life",
     ).persist()  # fmt: skip
     nameless = events.where("kind = 'sent' and message_id is null").count()
-    return Verdict(seen.count(), nameless, shown, {n: counted.get(n, 0) for n in FAULTS})
+    verdict = Verdict(seen.count(), nameless, shown, {n: counted.get(n, 0) for n in FAULTS})
+    step()
+    return verdict
 
 
 def _with_lives(found: "DataFrame", lives: Lives) -> "DataFrame":
@@ -113,34 +144,16 @@ def _seen(lives: Lives) -> "DataFrame":
     )  # fmt: skip
 
 
-def _told(fault: str, detail: str) -> "list[Column]":
+def _listed(rows: "DataFrame", faults: dict[str, tuple[str, str]]) -> "DataFrame":
+    """A row for each fault that a message has: by a condition, and what there is to say of it."""
     from pyspark.sql import functions as f
 
-    return [
-        f.lit(fault).alias("fault"), f.col("namespace"), f.col("entity"), f.col("message_id"),
-        f.expr(f"{detail} as detail"), f.col("roots"),
-    ]  # fmt: skip
-
-
-def _nowhere(fault: str, detail: str, rows: "DataFrame") -> "DataFrame":
-    """Of a message that the journal has not seen."""
-    from pyspark.sql import functions as f
-
-    entity = f.col("entity") if "entity" in rows.columns else f.lit(None).cast("string")
-    return rows.select(
-        f.lit(fault).alias("fault"), f.lit(None).cast("string").alias("namespace"),
-        entity.alias("entity"), "message_id", f.lit(detail).alias("detail"),
-    )  # fmt: skip
-
-
-def _inside(seen: "DataFrame") -> "DataFrame":
-    """What the journal tells by itself."""
-    found = seen.where("open > 0").select(*_told("open", "concat(open, ' not settled')"))
-    for fault in ("dead", "gone"):
-        found = found.unionByName(
-            seen.where(f"{fault} > 0").select(*_told(fault, f"concat({fault}, ' of ', came)"))
-        )
-    return found
+    each = ", ".join(
+        f"if({when}, struct('{fault}' as fault, {detail} as detail), null)"
+        for fault, (when, detail) in faults.items()
+    )
+    had = f.inline(f.expr(f"array_compact(array({each}))"))
+    return rows.select("namespace", "entity", "message_id", "roots", had)
 
 
 def _claimed(claims: "DataFrame") -> "tuple[DataFrame, list[str]]":
@@ -158,23 +171,9 @@ def _claimed(claims: "DataFrame") -> "tuple[DataFrame, list[str]]":
     return counted, keys
 
 
-_ALTERED = "said is not null and (said <> hash or said_2 <> hash or hash <> hash_2)"
-
-
 def _against_outbox(seen: "DataFrame", outbox: "DataFrame") -> "DataFrame":
     claimed, keys = _claimed(outbox)
-    seen = _together(seen, keys)
-    both = seen.join(claimed, keys)
-    found = _nowhere("missing", "no message of that id came", claimed.join(seen, keys, "left_anti"))
-    for rows in (
-        seen.join(claimed, keys, "left_anti").select(*_told("unclaimed", "'in no outbox'")),
-        both.where("came > claimed").select(
-            *_told("duplicated", "concat('sent ', claimed, ' times, came ', came)")
-        ),
-        both.where(_ALTERED).select(*_told("altered", "'the outbox has another body'")),
-    ):
-        found = found.unionByName(rows, allowMissingColumns=True)
-    return found
+    return _listed(_together(seen, keys).join(claimed, keys, "full"), OUTBOX)
 
 
 def _against_inbox(seen: "DataFrame", inbox: "DataFrame") -> "DataFrame":
@@ -182,22 +181,8 @@ def _against_inbox(seen: "DataFrame", inbox: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f
 
     claimed, keys = _claimed(inbox.drop("entity"))
-    seen = _together(seen, keys)
-    of = seen.withColumn("copies", f.expr("done + open + dead"))
-    both = of.join(claimed, "message_id")
-    found = _nowhere(
-        "invented", "no message of that id came", claimed.join(seen, "message_id", "left_anti")
-    )
-    for rows in (
-        of.where("done > 0").join(claimed, "message_id", "left_anti")
-        .select(*_told("unprocessed", "'in no inbox'")),
-        both.where("claimed > copies and claimed > 1").select(
-            *_told("doubled", "concat('processed ', claimed, ' times, ', copies, ' to process')")
-        ),
-        both.where(_ALTERED).select(*_told("altered", "'the inbox has another body'")),
-    ):  # fmt: skip
-        found = found.unionByName(rows, allowMissingColumns=True)
-    return found
+    of = _together(seen, keys).withColumn("copies", f.expr("done + open + dead"))
+    return _listed(of.join(claimed, keys, "full"), INBOX)
 
 
 def _together(seen: "DataFrame", keys: list[str]) -> "DataFrame":
@@ -214,7 +199,7 @@ def _together(seen: "DataFrame", keys: list[str]) -> "DataFrame":
     return made.select("*", "first.*").drop("first")
 
 
-def write(found: Verdict, folder: str, form: str = "parquet") -> str:
+def write(found: Verdict, folder: str, form: str = "parquet", *, step: Step = nothing) -> str:
     """All faults as a table; where it is."""
     into = Path(folder)
     into.mkdir(parents=True, exist_ok=True)
@@ -223,4 +208,5 @@ def write(found: Verdict, folder: str, form: str = "parquet") -> str:
     if form == "csv":  # which has no lists
         table = table.withColumn("life", table["life"].cast("string"))
     write_table(table.toArrow(), path, form)
+    step()
     return str(path)

@@ -12,6 +12,7 @@ from posthouse.pipeline.events import DEAD, TRANSFER, owner, told_name
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays, steps
 from posthouse.pipeline.tables import write_table
+from posthouse.pipeline.work import Step, nothing
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,11 +32,13 @@ COUNTED = {
 }
 STILL = ("open", "oldest", "dead_now")  # what is there now, whichever window it came in
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+TIMES = tuple(f"{what}_{name}_s" for what in ("waited", "settled") for name, _ in QUANTILES)
 COLUMNS = (  # of the events, that it looks at
     "position", "time", "namespace", "entity", "kind", "sequence_number", "reason", "description",
     "receiver", "target", "target_sequence_number",
 )  # fmt: skip
 TABLES = ("queues", "windows", "hours", "reasons", "consumers")
+SHARES = (0.2, 0.83, 0.86, 0.87, 0.92, 1.0)  # of its time, that are behind it after each step
 
 
 @dataclass(frozen=True)
@@ -52,30 +55,28 @@ class Report:
     consumers: "DataFrame"
 
 
-def report(events: "DataFrame", window_seconds: int | None = None) -> Report:
+def report(
+    events: "DataFrame", window_seconds: int | None = None, *, step: Step = nothing
+) -> Report:
     """Of the rows of a lake or a broker."""
     from pyspark.sql import functions as f
 
     minutes = _minutes(events, min(60, window_seconds or 60)).persist()
     ends = minutes.agg(f.min("first").alias("first"), f.max("last").alias("last"))
     [span] = ends.toArrow().to_pylist()  # which knows that it is UTC
+    step()
     first, last = span["first"], span["last"]
     seconds = window_seconds or _window(first, last)
-    times = _times(stays(events), seconds).persist()
-    whole = times.where("is_whole").drop("start", "is_whole")
-    queues = _summed(minutes, "namespace", "entity").join(whole, ["namespace", "entity"], "left")
-    start = f.window("minute", f"{seconds} seconds").start.alias("start")
-    part = times.where("not is_whole").drop("is_whole", *STILL)
-    windows = _summed(minutes, "namespace", "entity", start).join(
-        part, ["namespace", "entity", "start"], "left"
+    counted = _counted(minutes, _times(stays(events), seconds), seconds).persist()
+    of_queue = ["namespace", "entity"]
+    queues = counted.where("of = 'queues'").select(*of_queue, *COUNTED, "retries", *STILL, *TIMES)
+    windows = counted.where("of = 'windows'").select(
+        *of_queue, "start", *COUNTED, "retries", *TIMES
     )
-    hours = _summed(
-        minutes, "namespace", "entity", f.expr("weekday(minute) as weekday"),
-        f.expr("hour(minute) as hour"),
-    )  # fmt: skip
+    hours = counted.where("of = 'hours'").select(*of_queue, "weekday", "hour", *COUNTED)
     return Report(
-        first, last, seconds, _named(queues), _named(windows).orderBy("start"), _named(hours),
-        _named(_reasons(events)), _named(_consumers(events)),
+        first, last, seconds, _named(queues), _sorted(_named(windows), f.col("start")),
+        _named(hours), _named(_reasons(events)), _named(_consumers(events)),
     )  # fmt: skip
 
 
@@ -101,10 +102,30 @@ def _window(first: datetime | None, last: datetime | None) -> int:
     return next((each for each in WINDOWS if span / each <= WINDOWS_MAX), WINDOWS[-1])
 
 
-def _summed(minutes: "DataFrame", *by: "str | Column") -> "DataFrame":
+def _counted(minutes: "DataFrame", times: "DataFrame", seconds: int) -> "DataFrame":
+    """Three tables as one, so that Spark adds up once: queues, windows, and hours of the week."""
     from pyspark.sql import functions as f
 
-    return minutes.groupBy(*by).agg(*(f.sum(name).alias(name) for name in COUNTED))
+    key = ["namespace", "entity"]
+    rows = minutes.select(
+        *key, f.window("minute", f"{seconds} seconds").start.alias("start"),
+        f.expr("weekday(minute) as weekday"), f.expr("hour(minute) as hour"), *COUNTED,
+    )  # fmt: skip
+    sets = [key, [*key, "start"], [*key, "weekday", "hour"]]
+    summed = rows.groupingSets(sets, *key, "start", "weekday", "hour").agg(
+        f.expr(
+            "case when grouping(start) = 0 then 'windows' when grouping(hour) = 0 then 'hours'"
+            " else 'queues' end as of"
+        ),
+        *(f.sum(name).alias(name) for name in COUNTED),
+    )
+    same = summed["start"].eqNullSafe(times["start"])
+    for name in ("namespace", "entity", "of"):
+        same &= summed[name] == times[name]
+    return summed.join(times, same, "left").select(
+        *(summed[name] for name in summed.columns),
+        *(times[name] for name in ("retries", *STILL, *TIMES)),
+    )
 
 
 def _times(found: "DataFrame", seconds: int) -> "DataFrame":
@@ -130,7 +151,7 @@ def _times(found: "DataFrame", seconds: int) -> "DataFrame":
     share = [each for _, each in QUANTILES]
     key = ["namespace", "entity"]
     made = rows.groupingSets([key, [*key, "start"]], *key, "start").agg(
-        f.grouping("start").cast("boolean").alias("is_whole"),
+        f.expr("if(grouping(start) = 1, 'queues', 'windows') as of"),
         f.percentile_approx(f.expr("if(mine, waited, null)"), share, 1_000).alias("waited"),
         f.percentile_approx(f.expr("if(mine, settled, null)"), share, 1_000).alias("settled"),
         f.sum(f.expr("if(mine, greatest(deliveries - 1, 0), 0)")).alias("retries"),
@@ -180,7 +201,12 @@ def _most(found: "DataFrame", by: str, count: int) -> "DataFrame":
 
     order = Window.partitionBy("namespace", "entity").orderBy(f.desc(by))
     ranked = found.withColumn("rank", f.row_number().over(order)).where(f"rank <= {count}")
-    return ranked.drop("rank").orderBy(f.desc(by))
+    return _sorted(ranked.drop("rank"), f.desc(by))
+
+
+def _sorted(table: "DataFrame", by: "Column") -> "DataFrame":
+    """In one part, as it is small: for several, Spark would first look how to part them."""
+    return table.repartition(1).orderBy(by)
 
 
 def _named(table: "DataFrame") -> "DataFrame":
@@ -192,7 +218,9 @@ def _named(table: "DataFrame") -> "DataFrame":
 # As files.
 
 
-def write(made: Report, folder: str, source: str, form: str = "parquet") -> str:
+def write(
+    made: Report, folder: str, source: str, form: str = "parquet", *, step: Step = nothing
+) -> str:
     """The page, and the tables beside it in Parquet, CSV or JSON; where the page is."""
     into = Path(folder)
     into.mkdir(parents=True, exist_ok=True)
@@ -204,6 +232,7 @@ def write(made: Report, folder: str, source: str, form: str = "parquet") -> str:
         table = getattr(made, name).toArrow()
         write_table(table, into / f"{name}.{form}", form)
         data[name] = table.to_pylist()
+        step()
     shown = into / "report.html"
     shown.write_text(page("report", data))
     return str(shown)

@@ -11,6 +11,7 @@ from posthouse.pipeline.causes import with_causes
 from posthouse.pipeline.lives import Lives
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.tables import write_table
+from posthouse.pipeline.work import Step, nothing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,16 +22,18 @@ COLUMNS = (  # of the events, that it looks at
     "position", "time", "namespace", "entity", "kind", "message_id", "sequence_number", "reason",
     "description", "body", "subject", "target", "target_sequence_number",
 )  # fmt: skip
+SHARES = (0.3, 1.0)  # of its time, that are behind it after each step
 KEY = ("namespace", "entity", "reason", "error", "fingerprint", "shape")
 
 
-def triage(events: "DataFrame") -> "DataFrame":
+def triage(events: "DataFrame", *, step: Step = nothing) -> "DataFrame":
     """A row for each cause, with counts, first and last seen, and examples; the most first."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     order = Window.partitionBy(*KEY).orderBy("position")
     dead = with_causes(Lives(events).dead()).withColumn("rank", f.row_number().over(order))
+    step()
     example = f.struct(
         "position", "message_id", "sequence_number", "description",
         f.expr(f"left(make_valid_utf8(cast(body as string)), {EXAMPLE_CHARS}) as body"),
@@ -108,11 +111,14 @@ def _sql(text: str) -> str:
     return f'"{escaped}"'
 
 
-def write(found: "DataFrame", folder: str, source: str, form: str = "parquet") -> tuple[str, Any]:
+def write(
+    found: "DataFrame", folder: str, source: str, form: str = "parquet", *, step: Step = nothing
+) -> tuple[str, Any]:
     """The page, and the table beside it; where the page is, and the groups with their plans."""
     into = Path(folder)
     into.mkdir(parents=True, exist_ok=True)
     table = found.limit(GROUPS_MAX).toArrow()
+    step()
     groups = table.to_pylist()
     for group in groups:
         made = plan(group)
