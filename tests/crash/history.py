@@ -23,10 +23,10 @@ which the broker gives its own. The rules:
   of the message or grant of the session arrives, and nothing that its holder asks with it is
   refused as lost. One that is over on arrival says nothing, nor does one that arrives when its
   session or bound receiver was left: it may be another's by then.
-- **A crash** ends what was bound to connections. Another lock outlives it if it was durable: it
-  came in an answer, or something that was asked after it had come was acknowledged before the
-  crash. A pushed one for which neither holds may have been forgotten: the message may be delivered
-  again at once, and the old token may be refused.
+- **A crash** ends what was bound to connections. Another lock outlives it if it was durable: it is
+  a session's, or something that was asked after it had come was acknowledged before the crash. One
+  for which neither holds may have been forgotten, since a message may leave before its lock is
+  synced: it may be delivered again at once, and the old token may be refused.
 - **Together.** Where a message is completed and others are sent in its place as one, both have
   happened or neither.
 - **Tokens.** None is given twice. What was settled with one is not settled with it again, and none
@@ -136,17 +136,16 @@ class History:
         until_ms: int,
         now_ms: int,
         *,
-        pushed: bool = False,
         under: str | None = None,
     ) -> None:
-        """`pushed`: not in an answer. `under`: the token of its session, or its bound receiver."""
+        """`under`: the token of its session, or its bound receiver."""
         number = self._say("delivered", name)
         message = self._messages.get(name)
         if message is None:
             raise Broken(f"never sent, and delivered: {name}")
         if now_ms < message.due_ms - self._margin_ms:
             raise Broken(f"delivered {message.due_ms - now_ms} ms before it was due: {name}")
-        hold = _Hold(name, until_ms, number, not pushed, message)
+        hold = _Hold(name, until_ms, number, durable=False, message=message)
         if under is not None:
             hold.under = self._holds[under]
             if message.session not in (None, hold.under.of):

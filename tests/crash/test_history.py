@@ -284,26 +284,20 @@ def test_a_message_is_delivered_in_its_own_session() -> None:
 # Crashes.
 
 
-def test_a_lock_that_came_in_an_answer_outlives_a_crash() -> None:
-    history = a_history("a")
+def test_the_lock_of_a_session_outlives_a_crash() -> None:
+    history = a_history()
     history.held("s", "1", until_ms=100, now_ms=0)
-    history.delivered("a", "2", until_ms=100, now_ms=0)
     history.killed(now_ms=1)
-    assert history.counts["outlived"] == 2
+    assert history.counts["outlived"] == 1
     with pytest.raises(Broken, match="given to another: s"):
-        history.held("s", "3", until_ms=200, now_ms=50)
-    with pytest.raises(Broken, match="given to another: a"):
-        history.delivered("a", "4", until_ms=200, now_ms=50)
-    history.completing("a", "2")
-    with pytest.raises(Broken, match="and lost: a"):
-        history.refused("2", now_ms=50, name="a")
+        history.held("s", "2", until_ms=200, now_ms=50)
 
 
-def test_a_pushed_lock_may_be_forgotten_in_a_crash() -> None:
+def test_a_lock_may_be_forgotten_in_a_crash() -> None:
     history = a_history("a", "b")
     history.sending(["c"])
-    history.delivered("a", "1", until_ms=100, now_ms=0, pushed=True)
-    history.delivered("b", "2", until_ms=100, now_ms=0, pushed=True)
+    history.delivered("a", "1", until_ms=100, now_ms=0)
+    history.delivered("b", "2", until_ms=100, now_ms=0)
     history.sent(["c"])  # which was asked before they came
     history.killed(now_ms=1)
     assert history.counts["outlived"] == 0
@@ -312,20 +306,24 @@ def test_a_pushed_lock_may_be_forgotten_in_a_crash() -> None:
     history.refused("2", now_ms=1, name="b")
 
 
-def test_a_pushed_lock_outlives_a_crash_if_something_asked_later_was_acknowledged() -> None:
+def test_a_lock_outlives_a_crash_if_something_asked_later_was_acknowledged() -> None:
     history = a_history("a")
-    history.delivered("a", "1", until_ms=100, now_ms=0, pushed=True)
+    history.delivered("a", "1", until_ms=100, now_ms=0)
     history.sending(["c"])
     history.sent(["c"])
     history.killed(now_ms=1)
+    assert history.counts["outlived"] == 1
     with pytest.raises(Broken, match="given to another"):
         history.delivered("a", "2", until_ms=100, now_ms=1)
+    history.completing("a", "1")
+    with pytest.raises(Broken, match="and lost: a"):
+        history.refused("1", now_ms=50, name="a")
 
 
 def test_what_is_bound_ends_with_its_receiver() -> None:
     history = a_history("a")
     history.attached("r")
-    history.delivered("a", "1", until_ms=100, now_ms=0, pushed=True, under="r")
+    history.delivered("a", "1", until_ms=100, now_ms=0, under="r")
     with pytest.raises(Broken, match="given to another"):
         history.delivered("a", "2", until_ms=100, now_ms=1)
     history.leaving("r")
@@ -337,13 +335,13 @@ def test_what_comes_to_one_who_has_left_says_nothing() -> None:
     history.attached("r")
     history.leaving("r")
     history.delivered("a", "2", until_ms=100, now_ms=0)
-    history.delivered("a", "1", until_ms=100, now_ms=1, pushed=True, under="r")
+    history.delivered("a", "1", until_ms=100, now_ms=1, under="r")
 
 
 def test_what_is_bound_ends_with_a_crash_however_durable() -> None:
     history = a_history("a")
     history.attached("r")
-    history.delivered("a", "1", until_ms=100, now_ms=0, pushed=True, under="r")
+    history.delivered("a", "1", until_ms=100, now_ms=0, under="r")
     history.sending(["b"])
     history.sent(["b"])
     history.killed(now_ms=1)
@@ -384,7 +382,7 @@ def test_an_old_token_may_settle_if_the_newer_was_forgotten_in_a_crash() -> None
     history = a_history("a")
     history.delivered("a", "1", until_ms=100, now_ms=0)
     history.abandoning("a", "1")
-    history.delivered("a", "2", until_ms=100, now_ms=1, pushed=True)
+    history.delivered("a", "2", until_ms=100, now_ms=1)
     history.killed(now_ms=2)
     history.completing("a", "1")
     history.completed("a", "1")

@@ -95,7 +95,7 @@ class Client:
                 raise Killed from None
             if answer.pushed:
                 receiver = self._receivers[answer.id]
-                self._hear_given(answer, receiver.bound or receiver.token, pushed=True)
+                self._hear_given(answer, receiver.bound or receiver.token)
                 for given in answer.given:
                     receiver.given.put_nowait(given)
             else:
@@ -128,11 +128,11 @@ class Client:
         self._last += 1
         return self._last
 
-    def _hear_given(self, answer: Answer, under: str, *, pushed: bool = False) -> None:
+    def _hear_given(self, answer: Answer, under: str) -> None:
         for each in answer.given:
             assert each.body == body_of(each.name)
             self._history.delivered(
-                each.name, each.token, each.until_ms, now_ms(), pushed=pushed, under=under or None
+                each.name, each.token, each.until_ms, now_ms(), under=under or None
             )
 
     async def look(self) -> Answer:

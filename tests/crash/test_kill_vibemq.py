@@ -97,9 +97,7 @@ class Client:
             assert said.json == said.id * 3
             self._ids += 1
             token = f"{self.name} {self._ids}"
-            self._history.delivered(
-                said.id, token, now_ms() + SURE_MS, now_ms(), pushed=True, under=self.name
-            )
+            self._history.delivered(said.id, token, now_ms() + SURE_MS, now_ms(), under=self.name)
             self.given.put_nowait((said.id, token))
             return
         assert said.type != ERROR, said
