@@ -428,17 +428,6 @@ def test_what_is_sent_to_many_is_handed_on_in_parts() -> None:
     sound(world)
 
 
-def test_a_restart_goes_on_with_what_was_sent_to_many() -> None:
-    world = World()
-    topic = world.topic()
-    queues = [world.subscribe(topic, f"s{n}") for n in range(50)]
-    world.send(topic, *(f"{n}" for n in range(1_000)))
-    world = world.restarted()
-    settle_down(world)
-    assert {world.counts(each).active for each in queues} == {1_000}
-    sound(world)
-
-
 GROWS = "; ".join(["SET a = a + a"] * 14)
 
 
@@ -473,36 +462,6 @@ def test_what_actions_write_of_one_message_is_bounded() -> None:
     [note, *_] = notes(world, dead_letter_queue(queues[1]))
     assert note is not None
     assert note.reason == "FilterException"
-    sound(world)
-
-
-def test_what_an_action_wrote_is_not_written_for_too_many() -> None:
-    world = World()
-    many, first = world.topic("many"), world.topic("first")
-    queues = [world.subscribe(many, f"s{n}") for n in range(1_500)]
-    world.subscribe(first, "s", Rule("r", TrueFilter(), GROWS), forward_to=many)
-    world.send(first, a_message("one", a="xx"))
-    settle_down(world)
-    assert max(len(encode(record)) for _, record in world.journal) < HAND_ON_BYTES_MAX * 1.1
-    [note] = notes(world, dead_letter_queue(queues[-1]))
-    assert note is not None
-    assert note.reason == "FilterException"
-    assert sum(world.counts(q).active + world.counts(q).dead for q in queues) == 1_500
-    sound(world)
-
-
-def test_what_is_forwarded_to_many_is_handed_on_in_parts() -> None:
-    world = World()
-    last, middle, first = world.topic("last"), world.topic("middle"), world.topic("first")
-    ends = [world.subscribe(last, f"s{n}") for n in range(40)]
-    for n in range(40):
-        world.subscribe(middle, f"s{n}", forward_to=last)
-        world.subscribe(first, f"s{n}", forward_to=middle)
-    since = len(world.journal)
-    world.send(first, "one")
-    settle_down(world)
-    assert max(copies_written(world, since)) <= HAND_ON_MAX + 40
-    assert {world.counts(each).active for each in ends} == {1_600}
     sound(world)
 
 

@@ -1,10 +1,5 @@
 """What is left of a history when parts of it are lost."""
 
-from functools import cache
-from random import Random
-
-import pytest
-
 from posthouse.core import State, evolve
 from posthouse.core.commands import (
     Abandon,
@@ -54,7 +49,6 @@ from posthouse.core.records import (
 from posthouse.core.rules import FalseFilter, Rule
 from tests.core.world import World, a_message
 from tests.invariants import check
-from tests.simulate.simulator import Simulator
 
 Journal = list[tuple[int, Kept]]
 
@@ -70,43 +64,6 @@ def mended(journal: Journal, name: str = "test") -> State:
             at += span(each)
         assert at == position + span(record), "positions have shifted"
     return state
-
-
-@cache
-def a_history(seed: int) -> Journal:
-    simulator = Simulator(seed)
-    simulator.run(250)
-    return simulator.journal
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_whole_history_is_left_as_it_is(seed: int) -> None:
-    journal = a_history(seed)
-    state = State("sim")
-    for position, record in journal:
-        evolve(state, record, position)
-    assert dump(mended(journal, "sim")) == dump(state)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_with_any_part_lost_the_rest_makes_a_sound_state(seed: int) -> None:
-    random = Random(seed)
-    whole = a_history(seed % 10)
-    journal = list(whole)
-    for _ in range(random.randrange(1, 6)):
-        first = random.randrange(len(journal))
-        del journal[first : first + random.choice([1, 1, 3, 10, 50])]
-    state = mended(journal, "sim")
-    check(state, 1 << 50, handed_on=False)
-    sent = {
-        (record.queue, record.first_sequence + at): new.body
-        for _, record in whole
-        if isinstance(record, Sent)
-        for at, new in enumerate(record.messages)
-    }
-    known = set(sent.values())
-    for queue in state.queues.values():
-        assert all(message.body in known for message in queue.messages.walk(0))
 
 
 def after(world: World, *lost: int) -> State:

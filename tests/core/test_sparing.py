@@ -304,22 +304,6 @@ def test_who_has_something_to_hand_on_is_not_idle() -> None:
     assert topic not in world.state.queues
 
 
-def test_slow_rules_are_not_asked_over_and_over() -> None:
-    world = World()
-    topic = world.topic()
-    slow = SqlFilter(" OR ".join(["a LIKE @p"] * 78), {"p": "%" + "_a" * 400 + "%"})
-    for n in range(10):
-        world.subscribe(topic, f"s{n}", Rule("r", slow))
-    other = world.subscribe(topic, "other")
-    world.send(topic, *(a_message(each, a="") for each in numbers(SPARE_MAX)))
-    world.do(SetCopying("sparing"))
-    world.send(topic, a_message("slow", a="b" * 16_000))
-    settle_down(world)
-    assert next_deadline_ms(world.state) is None
-    assert take(world, other) == numbers(SPARE_MAX)
-    assert held(world, other) == ["slow"]
-
-
 def test_who_is_deleted_or_changed_while_he_waits() -> None:
     world = sparing()
     target, other = world.queue("target"), world.queue("other")
