@@ -32,7 +32,7 @@ from posthouse.client.sqs import SqsProvider
 
 COUNTS = {"Posthouse": 20_480, "Redis": 20_480, "NATS": 10_240, "NATS, synced": 2_560,
           "RabbitMQ": 5_120, "beanstalkd": 2_048}  # fmt: skip
-ROUNDS = 3
+ROUNDS = 7
 WORK = {"send_batches": "batches", "send_singly": "single", "receive": "receive"}
 # How many times as fast as another: what, who, least, aim.
 GOALS = (
