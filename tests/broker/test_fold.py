@@ -1,6 +1,7 @@
 """Folding: snapshots made by another process, and starts that use them."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -249,7 +250,7 @@ def test_folding_that_fails_at_any_operation_says_so_and_changes_nothing() -> No
 
 def test_a_folding_process_can_be_killed_at_any_moment(tmp_path: Path) -> None:
     expected = a_journal(tmp_path, rounds=80)
-    command = [sys.executable, "-m", "posthouse.broker.fold", str(tmp_path)]
+    command = [sys.executable, "-m", "posthouse.broker.apart", str(tmp_path), "soon"]
     start = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
     lasts = time.monotonic() - start
@@ -340,6 +341,33 @@ def test_a_folding_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
         await desk.engine.close()
 
     asyncio.run(main())
+
+
+def test_folding_that_nobody_has_time_for_is_done_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = a_store(tmp_path)
+        desk = await Desk.open(store)
+        await work(desk, 60)
+        monkeypatch.setattr("posthouse.broker.tidy.PATIENCE_SECONDS", 0.01)
+        kept = await fold_apart(store)
+        assert kept
+        assert kept == store.snapshots.positions()
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has it")
+@pytest.mark.parametrize("soon", [True, False])
+def test_the_folding_process_gives_way_to_others(soon: bool) -> None:
+    code = (
+        f"import os; from posthouse.broker.apart import give_way; give_way(soon={soon})\n"
+        "print(os.nice(0), os.sched_getscheduler(0))"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.split() == ["19", str(os.SCHED_OTHER if soon else os.SCHED_IDLE)]
 
 
 def test_the_newest_snapshot_that_is_old_enough_serves_the_past(tmp_path: Path) -> None:

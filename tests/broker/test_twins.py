@@ -4,7 +4,7 @@ from posthouse.broker import payload
 from posthouse.broker.rows import rows
 from posthouse.broker.twins import BATCH_ROWS, SCHEMA, batches
 from posthouse.core.message import Envelope, NewMessage, encode_envelope, timestamp
-from posthouse.core.records import Completed, Sent
+from posthouse.core.records import Completed, Locked, Sent
 from posthouse.store.frames import Frame
 
 FULL = Envelope(
@@ -23,6 +23,19 @@ def a_frame(first: int, messages: list[NewMessage]) -> Frame:
     return Frame(1, 1, first, count, first, 1_005, payload.encode(entries))
 
 
+def same_by_columns(frame: Frame) -> None:
+    [batch] = batches([frame])
+    expected = [
+        {name: getattr(row, name) for name in SCHEMA.names}
+        for row in rows(payload.entries(frame), frame.time_ms)
+    ]
+    plain = batch
+    for at, name in enumerate(SCHEMA.names):
+        if name in ("time", "due", "expires", "until"):
+            plain = plain.set_column(at, name, batch.column(name).cast("int64"))
+    assert plain.to_pylist() == expected
+
+
 def test_what_was_sent_together_is_the_same_column_by_column() -> None:
     kinds = [
         NewMessage(encode_envelope(FULL), b"body", b"native", "one", 9, 60_000, 2_000, 62_000),
@@ -30,17 +43,20 @@ def test_what_was_sent_together_is_the_same_column_by_column() -> None:
         NewMessage(b"\xff", b"of which nothing is known"),
     ]
     for many in (1, 3, 400):
-        frame = a_frame(50, kinds * many)
-        [batch] = batches([frame])
-        expected = [
-            {name: getattr(row, name) for name in SCHEMA.names}
-            for row in rows(payload.entries(frame), frame.time_ms)
+        same_by_columns(a_frame(50, kinds * many))
+
+
+def test_what_was_delivered_and_completed_together_is_the_same_column_by_column() -> None:
+    for many in (1, 8, 1_300):
+        numbers, small = list(range(20, 20 + many)), [each % 100 for each in range(many)]
+        records: list[payload.Record] = [
+            Locked("orders", 1_000, numbers, 5, 31_000, 4, 0, ["m"] * many, small, [2] * many),
+            Locked("orders", 1_000, numbers, 5, 31_000, counts=[]),
+            Completed("orders", numbers, [*small[1:], None], []),
+            Completed("orders", numbers),
         ]
-        plain = batch
-        for at, name in enumerate(SCHEMA.names):
-            if name in ("time", "due", "expires", "until"):
-                plain = plain.set_column(at, name, batch.column(name).cast("int64"))
-        assert plain.to_pylist() == expected
+        entries = [("shop", each) for each in records]
+        same_by_columns(Frame(1, 1, 50, 4 * many, 50, 1_005, payload.encode(entries)))
 
 
 def test_batches_are_neither_long_nor_large() -> None:

@@ -3,15 +3,13 @@
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
 that they are still what was written, and writes Arrow twins for the feed. It shares nothing with
-the engine but files that do not change any more, and can be killed at any moment.
-
-    python -m posthouse.broker.fold DIR [twins]
+the engine but files that do not change any more, and can be killed at any moment; `apart.py` is how
+it is started.
 """
 
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -135,8 +133,8 @@ def make_twins(folder: Path) -> int:
     return made
 
 
-def main(folder: Path, *, only_twins: bool) -> int:
-    os.nice(19)
+def work(folder: Path, *, only_twins: bool) -> int:
+    """All of it; the exit code."""
     try:
         folded = None if only_twins else fold(folder)
     except StoreError as error:
@@ -147,7 +145,3 @@ def main(folder: Path, *, only_twins: bool) -> int:
     if folded is not None:
         sys.stdout.write(json.dumps(folded._asdict()) + "\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), only_twins=sys.argv[2:] == ["twins"]))

@@ -115,6 +115,7 @@ KINDS: dict[type, str] = {
     ScheduleResumed: "schedule-resumed",
     ScheduleCancelled: "schedule-cancelled",
 }
+SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
 COPIED = "copied"  # a copy of what is routed
 WORDS = frozenset((*KINDS.values(), RELEASED, COPIED))
@@ -215,18 +216,43 @@ def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iter
         yield row
 
 
-def sent_columns(
-    position: int, time_ms: int, namespace: str, record: Sent, first: int, end: int
+def columns(
+    position: int, time_ms: int, namespace: str, record: Sent | Locked | Completed, first: int
 ) -> dict[str, Sequence[Any]]:
-    """What `rows` makes of a part of what was sent, but column by column, which is faster."""
-    messages = record.messages[first:end]
-    envelopes = list(map(_envelope, messages))
-    count, number = len(messages), record.first_sequence + first
-    return {
+    """What `rows` makes of a part of a record, but column by column, which is faster.
+
+    Of its messages from `first` on, SOME at most.
+    """
+    numbers: Sequence[int]
+    if isinstance(record, Sent):
+        numbers = range(record.first_sequence, record.first_sequence + len(record.messages))
+    else:
+        numbers = record.sequences
+    numbers = numbers[first : first + SOME]
+    count = len(numbers)
+    found: dict[str, Sequence[Any]] = {
         "position": range(position + first, position + first + count),
         "time": [time_ms] * count, "namespace": [namespace] * count,
-        "entity": [record.queue] * count, "kind": [KINDS[Sent]] * count,
-        "sequence_number": range(number, number + count),
+        "entity": [record.queue] * count, "kind": [KINDS[type(record)]] * count,
+        "sequence_number": numbers,
+    }  # fmt: skip
+    if isinstance(record, Sent):
+        return found | _sent_columns(record.messages[first : first + SOME])
+    if record.counts is not None:
+        found["delivery_count"] = record.counts[first : first + SOME] or [1] * count
+    told: dict[str, Sequence[Any] | None]
+    if isinstance(record, Completed):
+        told = {"settled_ms": record.settled_ms}
+    else:
+        told = {"waited_ms": record.waited_ms, "message_id": record.ids}
+        found["until"] = [record.until_ms] * count
+        found["receiver"] = [record.receiver or None] * count
+    return found | {name: each[first : first + SOME] for name, each in told.items() if each}
+
+
+def _sent_columns(messages: Sequence[NewMessage]) -> dict[str, Sequence[Any]]:
+    envelopes = list(map(_envelope, messages))
+    return {
         "message_id": [each.id or None for each in envelopes],
         "session_id": [each.session_id for each in envelopes],
         "partition_key": [each.partition_key for each in envelopes],
@@ -244,7 +270,7 @@ def sent_columns(
         "reply_to_session_id": [each.reply_to_session_id or None for each in envelopes],
         "trace": [each.trace or None for each in envelopes],
         "properties": [_json(each.properties) for each in envelopes],
-    }  # fmt: skip
+    }
 
 
 def _envelope(message: NewMessage) -> Envelope:

@@ -31,6 +31,7 @@ _SLICE = 2_000  # messages that are looked at in one go
 _MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
 _BUSY_SECONDS = 0.05
+PATIENCE_SECONDS = 10.0  # for which folding waits for a processor that nobody else wants
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,12 @@ async def keep_tidy(
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
-async def fold_apart(store: FileStore) -> list[int] | None:
-    """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
-    output = await _run_apart(str(store.folder))
+async def fold_apart(store: FileStore, *, soon: bool = False) -> list[int] | None:
+    """Runs the folding process; up to where the snapshots go that are whole, None if it failed.
+
+    It is done when there is time for it, unless it is to be done `soon`.
+    """
+    output = await _run_apart(str(store.folder), soon=soon)
     kept: list[int] | None = None if output is None else json.loads(output)["kept"]
     return kept
 
@@ -85,16 +89,19 @@ async def make_twins_apart(store: FileStore) -> None:
     await _run_apart(str(store.folder), "twins")
 
 
-async def _run_apart(*words: str) -> bytes | None:
-    command = (sys.executable, "-m", "posthouse.broker.fold", *words)
+async def _run_apart(*words: str, soon: bool = False) -> bytes | None:
+    command = (sys.executable, "-m", "posthouse.broker.apart", *words, *(["soon"] if soon else []))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        output, errors = await process.communicate()
-    except asyncio.CancelledError:
+        async with asyncio.timeout(None if soon else PATIENCE_SECONDS):
+            output, errors = await process.communicate()
+    except (asyncio.CancelledError, TimeoutError) as ended:
         process.kill()
         await process.wait()
-        raise
+        if isinstance(ended, asyncio.CancelledError):
+            raise
+        return await _run_apart(*words, soon=True)
     if process.returncode:
         _log.error("The journal was not folded: %s", errors.decode().strip(),
                    extra={"event": "journal.not_folded"})  # fmt: skip

@@ -17,15 +17,14 @@ import pyarrow as pa
 from msgspec.structs import astuple
 
 from posthouse.broker import payload
-from posthouse.broker.rows import Row, rows, sent_columns
+from posthouse.broker.rows import SOME, Row, columns, rows
 from posthouse.broker.twin_index import END_OF_STREAM, SUFFIX, Batch, Index, encode, twin_of
-from posthouse.core.records import Sent
+from posthouse.core.records import Completed, Locked, Sent
 from posthouse.store.frames import Frame
 
 BATCH_ROWS = 16_384
 BATCH_BYTES = 8 << 20
-_MANY, _SMALL_BYTES = 8, 4_096  # messages of one send, and how small they are then
-_SOME = 512  # of them that are looked at together
+_MANY, _SMALL_BYTES = 8, 4_096  # messages of one record, and how small those are that are sent
 
 _MS = pa.timestamp("ms", "UTC")
 _TYPES = {"time": _MS, "due": _MS, "expires": _MS, "until": _MS, "body": pa.binary(),
@@ -47,10 +46,9 @@ def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     some = _Columns()
     for frame in frames:
         for position, namespace, record in payload.entries(frame):
-            if isinstance(record, Sent) and _is_many(record):
-                for first in range(0, len(record.messages), _SOME):
-                    part = position, frame.time_ms, namespace, record, first, first + _SOME
-                    some.add(sent_columns(*part))
+            if isinstance(record, Sent | Locked | Completed) and (many := _many(record)):
+                for first in range(0, many, SOME):
+                    some.add(columns(position, frame.time_ms, namespace, record, first))
                     if some.is_full:
                         yield some.batch()
                         some = _Columns()
@@ -64,10 +62,12 @@ def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
         yield some.batch()
 
 
-def _is_many(record: Sent) -> bool:
-    """So many small messages that it is worth going through them column by column."""
-    count = len(record.messages)
-    return count >= _MANY and record.size_bytes < count * _SMALL_BYTES
+def _many(record: Sent | Locked | Completed) -> int:
+    """How many messages it is of, where that is worth going through them column by column."""
+    if isinstance(record, Sent):
+        count = len(record.messages)
+        return count if record.size_bytes < count * _SMALL_BYTES and count >= _MANY else 0
+    return len(record.sequences) if len(record.sequences) >= _MANY else 0
 
 
 class _Columns:
@@ -95,7 +95,7 @@ class _Columns:
         for name, column in zip(Row.__struct_fields__, self._columns, strict=True):
             column += columns.get(name, nothing)
         self.count += count
-        large = (columns["body"], columns["native"], columns["properties"])
+        large = (columns.get(name, ()) for name in ("body", "native", "properties"))
         self._size += 256 * count + sum(sum(map(_bytes, each)) for each in large)
 
     def batch(self) -> pa.RecordBatch:

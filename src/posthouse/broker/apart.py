@@ -1,0 +1,29 @@
+"""The folding process, from its first line on: it gives way to all others.
+
+    python -m posthouse.broker.apart DIR [twins] [soon]
+
+What it does can wait until nobody else has a use for the processor: Linux runs it then, and takes a
+processor on which only this runs for one that is free. On a machine that is never idle it would be
+put off for ever, so whoever starts it loses patience in the end, and has it done `soon`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def give_way(*, soon: bool) -> None:
+    os.nice(19)
+    if not soon and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def main(words: list[str]) -> int:
+    give_way(soon="soon" in words)
+    from posthouse.broker.fold import work  # to import all of it is work already
+
+    return work(Path(words[0]), only_twins="twins" in words[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
