@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,12 @@ from posthouse import Message, MessageId, QueueClient, SessionId
 from posthouse.amqp.runs import Alike
 from posthouse.amqp.types import Malformed
 from posthouse.client.wire.messages import Messages, Place, read, write
+from posthouse.client.wire.receiving import Receiving
 from tests.server.running import Running, development
 
 KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
 PLACE = Place("qorders", False)
+NO_LINK = cast(Receiving, None)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +208,7 @@ def test_messages_that_are_read_alike_are_as_if_read_one_by_one(
     given: list[tuple[bytes, bytes]],
 ) -> None:
     payloads, tags = [each for each, _ in given], [tag for _, tag in given]
-    alike = Messages(PLACE).read_all(payloads, tags)
+    alike = Messages(PLACE, NO_LINK).read_all(payloads, tags, range(len(tags)))
     now = alike[0].delivered_at
     assert alike == [read(payload, tag, now, PLACE) for payload, tag in given]
 
@@ -221,10 +224,10 @@ def test_messages_of_one_size_are_as_if_read_one_by_one(
     for at, value in changed:
         whole[at % len(whole)] = value[0]
     payloads, tags = Alike(memoryview(bytes(whole)), 0, len(first)), [tag] * count
-    messages = Messages(PLACE)
-    messages.read_all([first], [tag])
+    messages = Messages(PLACE, NO_LINK)
+    messages.read_all([first], [tag], [0])
     try:
-        found = messages.read_all(payloads, tags)
+        found = messages.read_all(payloads, tags, range(1, count + 1))
     except Malformed:
         with pytest.raises(Malformed):
             [read(each, tag, datetime.now(UTC), PLACE) for each in payloads]
@@ -236,8 +239,8 @@ def test_messages_of_one_size_are_as_if_read_one_by_one(
 @given(deliveries())
 def test_what_is_alike_is_seldom_read_in_full(given: list[tuple[bytes, bytes]]) -> None:
     [(payload, tag), *_] = given
-    messages = Messages(PLACE)
-    first = messages.read_all([payload], [tag])[0]
+    messages = Messages(PLACE, NO_LINK)
+    first = messages.read_all([payload], [tag], [0])[0]
     if first.dead_letter_reason is None and first.body:
         now = first.delivered_at + timedelta(seconds=1)
-        assert messages._read_alike(payload, tag, now) is not None
+        assert messages._read_alike(payload, tag, 1, now) is not None

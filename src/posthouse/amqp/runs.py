@@ -62,6 +62,17 @@ def bytes_of(payloads: Sequence[bytes]) -> int:
     return sum(map(len, payloads))
 
 
+def runs_of(given: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Where the very same stands there once or more in a row: from where, and up to where."""
+    first = 0
+    for at in range(1, len(given)):
+        if given[at] is not given[first]:
+            yield first, at
+            first = at
+    if given:
+        yield first, len(given)
+
+
 class Shape:
     """How the transfers of one link are written."""
 

@@ -413,7 +413,7 @@ class QueueClient:
     ) -> list[ReceivedMessage]:
         """Those that can be read. The others are abandoned; if there are no more, it is raised."""
         wrapping = self._wrapping
-        if not any(map(wrapping.concerns, received)):
+        if not wrapping.concerns(received):
             return received
         good: list[ReceivedMessage] = []
         failed: QueueError | None = None
@@ -469,11 +469,11 @@ class QueueClient:
 
     async def renew_message_lock(self, receipt: Receipt) -> datetime:
         """Returns until when it is held now. Raises MessageNotFound."""
-        handle = _handle(receipt, self._provider.type)
+        [handle] = _handles((receipt,), self._provider.type)
         return await self._calls.make("renew", "", lambda: self._provider.renew(handle))
 
     async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
-        handles = [_handle(each, self._provider.type) for each in receipts]
+        handles = _handles(receipts, self._provider.type)
         await self._calls.make(how.ending, "", lambda: self._provider.settle(handles, how))
         self.figures.count(_FATES[how.ending], len(handles))
 
@@ -482,7 +482,7 @@ class QueueClient:
     ) -> None:
         """Dead letters of a queue, received before, are sent again to it or to another."""
         name, to = QueueName(queue), None if target is None else QueueName(target)
-        handles = [_handle(each, self._provider.type) for each in receipts]
+        handles = _handles(receipts, self._provider.type)
         await self._calls.make("resubmit", name, lambda: self._provider.resubmit(name, handles, to))
 
     # Sessions.
@@ -673,7 +673,7 @@ class SessionClient:
 
     async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
         kind = self._client.provider_type
-        handles = [_handle(each, kind) for each in receipts]
+        handles = _handles(receipts, kind)
         await self._client._calls.make(
             how.ending, self.session_id, lambda: self._held.settle(handles, how)
         )
@@ -718,16 +718,19 @@ class Transaction:
         await self._settle(receipt, self._client._dead_letter(reason, description))
 
     async def _settle(self, receipt: Receipt, how: Settlement) -> None:
-        await self._begun.settle([_handle(receipt, self._client.provider_type)], how)
+        await self._begun.settle(_handles((receipt,), self._client.provider_type), how)
         self._note(_FATES[how.ending], 1)
 
     def _note(self, fate: Fate, messages: int) -> None:
         self._done[fate] = self._done.get(fate, 0) + messages
 
 
-def _handle(receipt: Receipt, kind: ProviderType) -> ReceiptHandle:
-    """Raises ValidationError where it is another provider's."""
-    handle = receipt.receipt_handle if isinstance(receipt, ReceivedMessage) else receipt
-    if handle.provider is not kind:
-        raise ValidationError("receipt", f"is of {handle.provider.value}, not of {kind.value}")
-    return handle
+def _handles(receipts: Iterable[Receipt], kind: ProviderType) -> list[ReceiptHandle]:
+    """Raises ValidationError where one is another provider's."""
+    handles = [
+        each.receipt_handle if isinstance(each, ReceivedMessage) else each for each in receipts
+    ]
+    for each in handles:
+        if each.provider is not kind:
+            raise ValidationError("receipt", f"is of {each.provider.value}, not of {kind.value}")
+    return handles

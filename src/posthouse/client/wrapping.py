@@ -3,6 +3,7 @@
 Both are marked in attributes, so that whoever receives it needs no setting but the key.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,12 @@ class Wrapping:
             message = self.encryption.wrap(message)
         return message
 
-    def concerns(self, received: ReceivedMessage) -> bool:
-        """Whether there is something to undo, or to look for."""
-        marks = received.attributes
-        return self.encryption is not None or (
-            bool(marks) and (COMPRESSED in marks or ENCRYPTED in marks)
-        )
+    def concerns(self, received: Iterable[ReceivedMessage]) -> bool:
+        """Whether there is something to undo in one of them, or to look for."""
+        if self.encryption is not None:
+            return True
+        marked = [each.attributes for each in received if each.attributes]
+        return any(COMPRESSED in marks or ENCRYPTED in marks for marks in marked)
 
     def unwrap(self, received: ReceivedMessage) -> ReceivedMessage:
         """Raises SerializationError, EncryptionError, ConfigurationError."""

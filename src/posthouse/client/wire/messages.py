@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import astuple
 
 from posthouse.amqp.decode import Reader, read_fields, sections
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
 from posthouse.amqp.runs import Alike
 from posthouse.amqp.types import Malformed, Symbol, Timestamp, UInt, Value
-from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
+
+if TYPE_CHECKING:
+    from posthouse.client.wire.receiving import Receiving
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -27,7 +32,6 @@ _TYPE = ProviderType.POSTHOUSE
 _LONG = Struct(">BI").pack
 # What stands before an id of some length, where properties have nothing else (3.2.4).
 _ID_HEADS = [b"\x00\x53\x73\xc0%c\x01\xa1%c" % (size + 3, size) for size in range(250)]
-_NOTHING: dict[str, str] = {}
 
 
 # Out.
@@ -79,6 +83,17 @@ def _data_head(size: int) -> bytes:
 # In.
 
 
+class LinkReceipt(ReceiptHandle, frozen=True):
+    """Of a delivery of a link of ours, on which it is settled as long as that is there."""
+
+    link: "Receiving | None" = None
+    delivery: int = -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process it is a receipt as any other."""
+        return ReceiptHandle, (self.handle, self.expires_at, self.provider)
+
+
 class Place(NamedTuple):
     """What receipts of one link have in common."""
 
@@ -123,27 +138,27 @@ def _of_other_kinds() -> Iterator[None]:
 class Messages:
     """Reads the messages of one link."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, link: "Receiving") -> None:
         self._place = place
+        self._link = link
         self._form: _Form | None = None
 
     @_of_other_kinds()
-    def read_all(self, payloads: Sequence[bytes], tags: Sequence[bytes]) -> list[ReceivedMessage]:
+    def read_all(
+        self, payloads: Sequence[bytes], tags: Sequence[bytes], ids: Sequence[int]
+    ) -> list[ReceivedMessage]:
         """Raises Malformed."""
         now = datetime.now(UTC)
         if isinstance(payloads, Alike) and self._form is not None:
-            found = self._read_columns(self._form, payloads, tags, now)
+            found = self._read_columns(self._form, payloads, tags, ids, now)
             if found is not None:
                 return found
-        read, alike = self._read, self._read_alike
-        return [
-            alike(payload, tag, now) or read(payload, tag, now)
-            for payload, tag in zip(payloads, tags, strict=True)
-        ]
+        return [self._read(*each, now) for each in zip(payloads, tags, ids, strict=True)]
 
     def _read_columns(
-        self, form: _Form, payloads: Alike, tags: Sequence[bytes], now: datetime
-    ) -> list[ReceivedMessage] | None:
+        self, form: _Form, payloads: Alike, tags: Sequence[bytes], deliveries: Sequence[int],
+        now: datetime,
+    ) -> list[ReceivedMessage] | None:  # fmt: skip
         """All at once, where all are of the form."""
         head, before, between, begin, end, body_at, wide, like = form
         at = body_at + (4 if wide else 1)
@@ -166,27 +181,30 @@ class Messages:
         ):
             return None
         moments = {ms: datetime.fromtimestamp(ms / 1_000, UTC) for ms in {*enqueued, *until}}
-        make = self._made
+        (_, _, _, times, _, attributes, session, correlation, kind, first, ttl, *_) = astuple(like)
+        first, new_id, suffix, link = first and now, str.__new__, self._place.suffix, self._link
         return [
-            make(like, id, body, tag, moments[ends], moments[came], sequence, now)
-            for id, body, tag, ends, came, sequence in zip(
-                ids, bodies, tags, until, enqueued, sequences, strict=True
+            ReceivedMessage(
+                new_id(MessageId, id.decode()), body,
+                LinkReceipt(tag.hex() + suffix, moments[ends], _TYPE, utc_now, link, delivery),
+                times, now, {**attributes}, session, correlation, kind, first, ttl, sequence,
+                moments[came],
             )
-        ]
+            for id, body, tag, delivery, ends, came, sequence in zip(
+                ids, bodies, tags, deliveries, until, enqueued, sequences, strict=True
+            )
+        ]  # fmt: skip
 
-    def _made(
-        self, like: ReceivedMessage, id: bytes, body: bytes, tag: bytes, until: datetime,
-        enqueued: datetime, sequence: int, now: datetime,
-    ) -> ReceivedMessage:  # fmt: skip
-        return ReceivedMessage(
-            str.__new__(MessageId, id.decode()), body,
-            ReceiptHandle(tag.hex() + self._place.suffix, until, _TYPE), like.delivery_count, now,
-            dict(like.attributes) if like.attributes else {}, like.session_id, like.correlation_id,
-            like.content_type, None if like.first_delivered_at is None else now, like.time_to_live,
-            sequence, enqueued,
-        )  # fmt: skip
+    def _read(self, payload: bytes, tag: bytes, delivery: int, now: datetime) -> ReceivedMessage:
+        found = self._read_alike(payload, tag, delivery, now)
+        if found is None:
+            found = read(payload, tag, now, self._place, self._link, delivery)
+            self._form = _form_of(payload, found)
+        return found
 
-    def _read_alike(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage | None:
+    def _read_alike(
+        self, payload: bytes, tag: bytes, delivery: int, now: datetime
+    ) -> ReceivedMessage | None:
         form = self._form
         if form is None or not payload.startswith(form.head):
             return None
@@ -202,20 +220,24 @@ class Messages:
             or (size - 4 != _u32(payload, body_at)[0] if wide else size - 1 != payload[body_at])
         ):
             return None
-        return self._made(
-            like, payload[begin:end], payload[body_at + (4 if wide else 1) :], tag,
-            datetime.fromtimestamp(until / 1_000, UTC),
-            datetime.fromtimestamp(enqueued / 1_000, UTC), sequence, now,
+        expires = datetime.fromtimestamp(until / 1_000, UTC)
+        return ReceivedMessage(
+            str.__new__(MessageId, payload[begin:end].decode()),
+            payload[body_at + (4 if wide else 1) :],
+            LinkReceipt(
+                tag.hex() + self._place.suffix, expires, _TYPE, utc_now, self._link, delivery
+            ),
+            like.delivery_count, now, {**like.attributes}, like.session_id, like.correlation_id,
+            like.content_type, None if like.first_delivered_at is None else now, like.time_to_live,
+            sequence, datetime.fromtimestamp(enqueued / 1_000, UTC),
         )  # fmt: skip
-
-    def _read(self, payload: bytes, tag: bytes, now: datetime) -> ReceivedMessage:
-        found = read(payload, tag, now, self._place)
-        self._form = _form_of(payload, found)
-        return found
 
 
 @_of_other_kinds()
-def read(payload: bytes, tag: bytes, now: datetime, place: Place) -> ReceivedMessage:
+def read(
+    payload: bytes, tag: bytes, now: datetime, place: Place, link: "Receiving | None" = None,
+    delivery: int = -1,
+) -> ReceivedMessage:  # fmt: skip
     """A delivery, or, without a tag, one that was looked at. Raises Malformed."""
     count, ttl_ms = 0, None
     enqueued = until = sequence = 0
@@ -245,9 +267,11 @@ def read(payload: bytes, tag: bytes, now: datetime, place: Place) -> ReceivedMes
     session, correlation, kind = fields[10], fields[5], fields[6]
     reason, description = user.pop(REASON, None), user.pop(DESCRIPTION, None)
     expires = datetime.fromtimestamp(until / 1_000, UTC) if until else now
+    receipt = ReceiptHandle(tag.hex() + place.suffix if tag else "", expires, _TYPE)
+    if link is not None:
+        receipt = LinkReceipt(receipt.handle, expires, _TYPE, utc_now, link, delivery)
     return ReceivedMessage(
-        str.__new__(MessageId, _text(fields[0])), b"".join(bodies),
-        ReceiptHandle(tag.hex() + place.suffix if tag else "", expires, _TYPE),
+        str.__new__(MessageId, _text(fields[0])), b"".join(bodies), receipt,
         count + 1 if tag else count, now, user,
         None if session is None else str.__new__(SessionId, str(session)),
         None if correlation is None else _text(correlation), None if kind is None else str(kind),

@@ -29,13 +29,12 @@ from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import COMPLETE, ProviderType, Settlement, Source
 from posthouse.client.wire.asking import Coordinator, Desk
 from posthouse.client.wire.connection import Wire, connect, node
-from posthouse.client.wire.messages import Place, read, write
-from posthouse.client.wire.receiving import Receiving, outcome
+from posthouse.client.wire.messages import LinkReceipt, Place, read, write
+from posthouse.client.wire.receiving import DeadLetters, Receiving, outcome
 from posthouse.client.wire.sending import Sending, sending
 
 _log = logging.getLogger("posthouse.client")
 
-RECEIPTS_MAX = 100_000  # deliveries that are remembered with their links
 LINKS_MAX = 500  # of each kind, before the one that was used least lately is given up
 RECONNECT_SECONDS = 30.0  # how long a receiver tries before it says that it cannot
 _FIRST_WAIT, _LAST_WAIT = 0.05, 1.0  # between those tries
@@ -56,58 +55,6 @@ class _End(Protocol):
 
 
 E = TypeVar("E", bound=_End)
-
-
-class Receipts:
-    """Which delivery of which link a receipt is of; and what dead letters are, to send them again.
-
-    One that is not known here, because its connection was lost or it is another's, is settled by
-    its lock.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[str, tuple[Receiving, int]] = {}
-        self._dead: dict[str, ReceivedMessage] = {}
-
-    def hold(
-        self, receiving: Receiving, messages: Sequence[ReceivedMessage], ids: Sequence[int]
-    ) -> None:
-        held = self._held
-        for message, id in zip(messages, ids, strict=True):
-            held[message.receipt_handle.handle] = receiving, id
-        if receiving.is_dead:
-            self._dead.update((each.receipt_handle.handle, each) for each in messages)
-        while len(held) > RECEIPTS_MAX:
-            oldest = next(iter(held))
-            del held[oldest]
-            self._dead.pop(oldest, None)
-
-    def drop(self, handle: str) -> int:
-        """The delivery's id, -1 where it is not known."""
-        self._dead.pop(handle, None)
-        return self._held.pop(handle, (None, -1))[1]
-
-    def take(self, handle: str) -> tuple[Receiving, int] | None:
-        self._dead.pop(handle, None)
-        return self._held.pop(handle, None)
-
-    def find(self, handle: str) -> tuple[Receiving, int] | None:
-        return self._held.get(handle)
-
-    def part(self, handle: str) -> None:
-        """Its delivery is over, its lock is not: a transaction may be rolled back."""
-        self._held.pop(handle, None)
-
-    def dead(self, handle: str) -> ReceivedMessage:
-        """Raises MessageNotFound."""
-        found = self._dead.get(handle)
-        if found is None:
-            raise MessageNotFound(handle)
-        return found
-
-    def forget(self, receiving: Receiving) -> None:
-        for handle in [h for h, (of, _) in self._held.items() if of is receiving]:
-            del self._held[handle]
 
 
 class _Links:
@@ -148,7 +95,7 @@ class PosthouseProvider:
         self._connecting: asyncio.Task[Wire] | None = None
         self._senders, self._receivers, self._desks = _Links(), _Links(), _Links()
         self._coordinators = _Links()
-        self._receipts = Receipts()
+        self._letters = DeadLetters()
         self._streams: set[WireDeliveries] = set()
         self._closed = asyncio.Event()
 
@@ -201,7 +148,7 @@ class PosthouseProvider:
     def receiving(self, wire: Wire, source: Source, window: int) -> Receiving:
         address, place = _address(source), _place(source)
         end = wire.attach(
-            lambda link: Receiving(wire, link, source.queue, place, self._receipts, window),
+            lambda link: Receiving(wire, link, source.queue, place, self._letters, window),
             sends=False, source=node(address, sends=False),
         )  # fmt: skip
         assert isinstance(end, Receiving)
@@ -303,20 +250,24 @@ class PosthouseProvider:
         self, receipts: Sequence[ReceiptHandle], how: Settlement, session: SessionId | None
     ) -> None:
         state = outcome(how)
-        here: dict[Receiving, dict[int, str]] = {}
-        elsewhere: list[str] = []
-        take = self._receipts.take
+        by_link: dict[Receiving, list[LinkReceipt]] = {}
+        elsewhere: list[ReceiptHandle] = []
         for receipt in receipts:
-            found = take(receipt.handle)
-            if found is None:
-                elsewhere.append(receipt.handle)
+            if isinstance(receipt, LinkReceipt) and receipt.link is not None:
+                by_link.setdefault(receipt.link, []).append(receipt)
             else:
-                here.setdefault(found[0], {})[found[1]] = receipt.handle
-        work: list[Awaitable[None]] = [link.settle(ids, state) for link, ids in here.items()]
+                elsewhere.append(receipt)
+        self._letters.drop(receipts)
+        work: list[Awaitable[None]] = []
+        for link, of_it in by_link.items():
+            mine, others = link.claim(of_it)
+            elsewhere += others
+            if mine:
+                work.append(link.settle(mine, state))
         if len(work) == 1 and not elsewhere:
             await work[0]
             return
-        work += [self._settle_by_lock(each, how, session) for each in elsewhere]
+        work += [self._settle_by_lock(each.handle, how, session) for each in elsewhere]
         failed = [
             each for each in await asyncio.gather(*work, return_exceptions=True) if each is not None
         ]
@@ -356,7 +307,7 @@ class PosthouseProvider:
     async def resubmit(
         self, queue: QueueName, receipts: Sequence[ReceiptHandle], target: QueueName | None
     ) -> None:
-        letters = [self._receipts.dead(each.handle).message() for each in receipts]
+        letters = [self._letters.find(each.handle).message() for each in receipts]
         async with self.transaction() as together:
             try:
                 await together.send(target or queue, letters)
@@ -378,7 +329,7 @@ class PosthouseProvider:
         place = Place("q" + queue, False)
 
         def make(link: Link) -> Receiving:
-            return Receiving(wire, link, what, place, self._receipts, 0)
+            return Receiving(wire, link, what, place, self._letters, 0)
 
         end = wire.attach(
             make, sends=False, source=wanted,
@@ -425,12 +376,10 @@ class PosthouseProvider:
         """Of what came on this connection: a transaction is the connection's."""
         state = _within(id, outcome(how))
         for each in receipts:
-            found = self._receipts.find(each.handle)
-            if found is None:
+            if not isinstance(each, LinkReceipt) or each.link is None or not each.link.holds(each):
                 raise MessageNotFound(each.handle)
-            receiving, delivery = found
-            await receiving.settle({delivery: each.handle}, state)
-            self._receipts.part(each.handle)
+            await each.link.settle([each], state)
+            each.link.claim([each])  # its delivery is over; its lock is not, until the commit
 
 
 class WireDeliveries:

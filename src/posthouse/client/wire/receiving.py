@@ -7,56 +7,97 @@ held for nobody.
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.performatives import ACCEPTED, MODIFIED, RELEASED, error
+from posthouse.amqp.runs import runs_of
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Symbol, Value
 from posthouse.client.errors import ConnectionFailed, MessageNotFound, QueueError
-from posthouse.client.messages import ReceivedMessage
+from posthouse.client.messages import ReceiptHandle, ReceivedMessage
 from posthouse.client.provider import Settlement
 from posthouse.client.wire.connection import Wire
-from posthouse.client.wire.messages import DESCRIPTION, REASON, Messages, Place
+from posthouse.client.wire.messages import DESCRIPTION, REASON, LinkReceipt, Messages, Place
 from posthouse.client.wire.problems import refusal_in
-
-if TYPE_CHECKING:
-    from posthouse.client.wire.provider import Receipts
 
 DRAIN_SECONDS = 5.0  # what the broker has to say that there is no more
 PULL_MAX = 1_000  # messages that are asked for at a time
+OPEN_MAX = 100_000  # deliveries of a link that are remembered; older ones are settled by their lock
+LETTERS_MAX = 10_000  # dead letters that are remembered, to be sent again
+
+
+class DeadLetters:
+    """Those that were received and are not settled, so that they can be sent again."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, ReceivedMessage] = {}
+
+    def keep(self, messages: Iterable[ReceivedMessage]) -> None:
+        letters = self._letters
+        letters.update((each.receipt_handle.handle, each) for each in messages)
+        while len(letters) > LETTERS_MAX:
+            del letters[next(iter(letters))]
+
+    def drop(self, receipts: Iterable[ReceiptHandle]) -> None:
+        if self._letters:
+            for each in receipts:
+                self._letters.pop(each.handle, None)
+
+    def find(self, handle: str) -> ReceivedMessage:
+        """Raises MessageNotFound."""
+        found = self._letters.get(handle)
+        if found is None:
+            raise MessageNotFound(handle)
+        return found
 
 
 class _Settling:
     """Deliveries that are settled together."""
 
-    __slots__ = ("done", "handles", "left", "problem")
+    __slots__ = ("done", "left", "problem", "receipts")
 
-    def __init__(self, handles: dict[int, str], done: "asyncio.Future[None]") -> None:
-        self.handles = handles  # by delivery
-        self.left = len(handles)
+    def __init__(self, receipts: Sequence[LinkReceipt], done: "asyncio.Future[None]") -> None:
+        self.receipts = receipts
+        self.left = len(receipts)
         self.done = done
         self.problem: QueueError | None = None
+
+    def tell(self, ids: Sequence[int], refusal: QueueError | None) -> None:
+        """What has become of some of them."""
+        if refusal is not None and self.problem is None:
+            self.problem = refusal
+            if isinstance(refusal, MessageNotFound):
+                lost = next(each for each in self.receipts if each.delivery == ids[0])
+                self.problem = MessageNotFound(lost.handle)
+        self.left -= len(ids)
+        if self.left or self.done.done():
+            return
+        if self.problem is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(self.problem)
 
 
 class Receiving:
     """From one queue or session."""
 
     def __init__(
-        self, wire: Wire, link: Link, what: str, place: Place, receipts: "Receipts", window: int
+        self, wire: Wire, link: Link, what: str, place: Place, letters: DeadLetters, window: int
     ) -> None:
         self._wire = wire
         self.link = link
         self.what = what
         self.is_dead = place.is_dead
-        self._messages = Messages(place)
-        self._receipts = receipts
+        self._messages = Messages(place, self)
+        self._letters = letters
         self._window = window  # 0: credit is for those who wait
         self._loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = self._loop.create_future()
         self._came: deque[ReceivedMessage] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # how many each wants
+        self._open: dict[int, None] = {}  # deliveries of which nothing was said, oldest first
         self._settling: dict[int, _Settling] = {}
         self._drained: asyncio.Future[None] | None = None  # while it is being drained
         self._lost: QueueError | None = None
@@ -142,33 +183,40 @@ class Receiving:
 
     # Settling.
 
-    def settle(self, ids: dict[int, str], how: bytes) -> "asyncio.Future[None]":
-        """Deliveries of this link, with their receipts. Done when the broker has it on disk."""
+    def holds(self, receipt: LinkReceipt) -> bool:
+        return receipt.delivery in self._open
+
+    def claim(self, receipts: list[LinkReceipt]) -> tuple[list[LinkReceipt], list[LinkReceipt]]:
+        """Those that can be settled here, once; and the others."""
+        held, ids = self._open, [each.delivery for each in receipts]
+        if len(held.keys() & ids) == len(ids):
+            for id in ids:
+                del held[id]
+            return receipts, []
+        mine: list[LinkReceipt] = []
+        others: list[LinkReceipt] = []
+        for each in receipts:
+            (mine if held.pop(each.delivery, self) is None else others).append(each)
+        return mine, others
+
+    def settle(self, receipts: Sequence[LinkReceipt], how: bytes) -> "asyncio.Future[None]":
+        """Of this link, claimed before. Done when the broker has it on disk."""
         done: asyncio.Future[None] = self._loop.create_future()
         if self._lost is not None:
             done.set_exception(self._lost)
             return done
-        settling = _Settling(ids, done)
-        self._settling.update(dict.fromkeys(ids, settling))
-        self.link.settle(list(ids), how, settled=False)
+        ids = [each.delivery for each in receipts]
+        self._settling.update(dict.fromkeys(ids, _Settling(receipts, done)))
+        self.link.settle(ids, how, settled=False)
         self._wire.flush_soon()
         return done
 
     def on_disposed(self, event: Disposed) -> None:
         refusal = refusal_in(event.state, "")
-        for id in event.delivery_ids:
-            settling = self._settling.pop(id, None)
-            if settling is None:
-                continue
-            if refusal is not None and settling.problem is None:
-                lost = isinstance(refusal, MessageNotFound)
-                settling.problem = MessageNotFound(settling.handles[id]) if lost else refusal
-            settling.left -= 1
-            if not settling.left and not settling.done.done():
-                if settling.problem is None:
-                    settling.done.set_result(None)
-                else:
-                    settling.done.set_exception(settling.problem)
+        ids = [each for each in event.delivery_ids if each in self._settling]
+        settling = list(map(self._settling.pop, ids))
+        for first, end in runs_of(settling):
+            settling[first].tell(ids[first:end], refusal)
 
     # The end.
 
@@ -184,9 +232,11 @@ class Receiving:
 
     def _give_back(self) -> None:
         came, self._came = self._came, deque()
-        ids = [id for each in came if (id := self._receipts.drop(each.receipt_handle.handle)) >= 0]
-        if ids and self._lost is None:
-            self.link.settle(ids, RELEASED)
+        receipts = (each.receipt_handle for each in came)
+        mine, _ = self.claim([each for each in receipts if isinstance(each, LinkReceipt)])
+        self._letters.drop(mine)
+        if mine and self._lost is None:
+            self.link.settle([each.delivery for each in mine], RELEASED)
             self._wire.flush_soon()
 
     # What is told.
@@ -216,8 +266,13 @@ class Receiving:
         else:
             assert event.payload is not None  # we take messages of any size
             ids, tags, payloads = [event.delivery_id], [event.tag], [event.payload]
-        messages = self._messages.read_all(payloads, tags)
-        self._receipts.hold(self, messages, ids)
+        messages = self._messages.read_all(payloads, tags, ids)
+        held = self._open
+        held.update(dict.fromkeys(ids))
+        while len(held) > OPEN_MAX:
+            del held[next(iter(held))]
+        if self.is_dead:
+            self._letters.keep(messages)
         self._came.extend(messages)
 
     def settle_down(self) -> None:
@@ -248,7 +303,7 @@ class Receiving:
                 settling.done.set_exception(error)
                 settling.done.exception()
         self._settling = {}
-        self._receipts.forget(self)
+        self._open = {}
         self._came.clear()  # their locks are the broker's to end
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from posthouse.amqp.events import Arrived, Disposed, Run
+from posthouse.amqp.runs import runs_of
 from posthouse.amqp.session import Link
 from posthouse.client.errors import ConnectionFailed, MessageTooLarge, PartialFailure, QueueError
 from posthouse.client.wire.connection import Wire, node
@@ -144,14 +145,10 @@ class Sending:
     def on_disposed(self, event: Disposed) -> None:
         refusal = refusal_in(event.state, self.what)
         waiters = list(map(self._answers.pop, event.kept))
-        at = 0
-        while at < len(waiters):
-            waiter, begin = waiters[at], at
-            at += 1
+        for first, end in runs_of(waiters):
+            waiter = waiters[first]
             if isinstance(waiter, Group):
-                while at < len(waiters) and waiters[at] is waiter:
-                    at += 1
-                waiter.tell(event.kept[begin:at], refusal)
+                waiter.tell(event.kept[first:end], refusal)
             elif not waiter.done():
                 if refusal is None:
                     waiter.set_result(None)
