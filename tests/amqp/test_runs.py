@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from posthouse.amqp.connection import Limits
 from posthouse.amqp.events import Arrived, Event, Run
 from posthouse.amqp.performatives import TRANSFER_HEAD
-from posthouse.amqp.runs import Alike
-from posthouse.amqp.session import MASK, Link
+from posthouse.amqp.runs import Alike, runs_of
+from posthouse.amqp.session import MASK, Link, Tags
 from tests.amqp.pair import Pair
 
 Told = tuple[str, int, bytes, bytes | None, bool]
@@ -187,14 +187,15 @@ def test_many_of_one_size_come_to_the_same(
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 900).map(bytes), st.binary(min_size=1, max_size=32)),
+    st.lists(st.tuples(st.integers(0, 900).map(bytes), st.integers(0, MASK << 32)),
              min_size=1, max_size=8),
     st.booleans(), st.sampled_from((0, MASK - 3)), st.sampled_from((600, 1 << 20)),
-    st.integers(0, 10),
+    st.integers(0, 10), st.binary(max_size=24), st.none() | st.integers(0, 900),
 )  # fmt: skip
 def test_what_is_sent_together_is_what_is_sent_one_by_one(
-    deliveries: list[tuple[bytes, bytes]], settled: bool, first: int, frame_bytes: int, window: int
-) -> None:
+    deliveries: list[tuple[bytes, int]], settled: bool, first: int, frame_bytes: int, window: int,
+    head: bytes, cut: int | None,
+) -> None:  # fmt: skip
     found = []
     for together in (False, True):
         pair = Pair(client_limits=Limits(frame_bytes=frame_bytes))
@@ -205,10 +206,14 @@ def test_what_is_sent_together_is_what_is_sent_one_by_one(
         session.next_delivery_id = first or session.next_delivery_id
         session.remote_window = window
         if together:
-            payloads, tags = zip(*deliveries, strict=True)
-            theirs.send_run(payloads, tags, None if settled else range(len(tags)))
+            payloads, numbers = zip(*deliveries, strict=True)
+            bodies = None if cut is None else [each[cut:] for each in payloads]
+            heads = [each[:cut] for each in payloads]
+            keep = None if settled else range(len(numbers))
+            theirs.send_run(heads, Tags(head, numbers), keep, bodies)
         else:
-            for at, (payload, tag) in enumerate(deliveries):
+            for at, (payload, number) in enumerate(deliveries):
+                tag = head + number.to_bytes(8, "big")
                 theirs.send(payload, tag, settled=settled, keep=at)
         found.append((
             pair.server.take(), theirs.credit, theirs.delivery_count,
@@ -216,6 +221,14 @@ def test_what_is_sent_together_is_what_is_sent_one_by_one(
             session.next_outgoing_id, session.next_delivery_id, len(session.pending),
         ))  # fmt: skip
     assert found[0] == found[1]
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_what_stands_several_times_in_a_row_is_a_run(given: list[str]) -> None:
+    runs = [given[first:end] for first, end in runs_of(given)]
+    assert [each for run in runs for each in run] == given
+    assert all(len(set(run)) == 1 for run in runs)
+    assert all(one[0] != other[0] for one, other in pairwise(runs))
 
 
 @given(st.lists(st.binary(min_size=3, max_size=3), min_size=1, max_size=9), st.integers(0, 9))

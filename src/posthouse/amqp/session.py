@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.amqp.events import Arrived, Attached, Detached, Disposed, Flowed
 from posthouse.amqp.performatives import (
@@ -51,6 +52,13 @@ _REST_UNSETTLED = b"\x43\x42\x42\x40\x40\x42\x42\x42"
 def after(first: int, second: int) -> int:
     """How far the first number is behind the second, negative where it is before it (RFC 1982)."""
     return (first - second + 0x80000000 & MASK) - 0x80000000
+
+
+class Tags(NamedTuple):
+    """Of deliveries that are sent together: what they have in common, then a number of 8 bytes."""
+
+    head: bytes
+    numbers: Sequence[int]
 
 
 class Link:
@@ -207,22 +215,30 @@ class Link:
         return number
 
     def send_run(
-        self, payloads: Sequence[bytes], tags: Sequence[bytes], keep: Sequence[int] | None
+        self,
+        payloads: Sequence[bytes],
+        tags: Tags,
+        keep: Sequence[int] | None,
+        bodies: Sequence[bytes] | None = None,
     ) -> None:
-        """Several deliveries; without anything to keep they are settled."""
+        """Several deliveries; without anything to keep they are settled.
+
+        Where there are bodies, each payload goes on with its own: so none is copied to be joined.
+        """
         session, count = self.session, len(payloads)
         first = session.next_delivery_id
-        length = len(tags[0])
-        size = _FIXED_BYTES + length
-        if (
-            first + count > MASK
-            or size + max(map(len, payloads)) > session.frame_max
-            or not session.has_room(count)
-            or set(map(len, tags)) != {length}
-        ):
+        size = _FIXED_BYTES + len(tags.head) + 8
+        sizes = [size + len(each) for each in payloads]
+        if bodies is not None:
+            sizes = [each + len(body) for each, body in zip(sizes, bodies, strict=True)]
+        if first + count > MASK or max(sizes) > session.frame_max or not session.has_room(count):
             kept = [0] * count if keep is None else keep
-            for payload, tag, with_it in zip(payloads, tags, kept, strict=True):
-                self.send(payload, tag, settled=keep is None, keep=with_it)
+            more = [b""] * count if bodies is None else bodies
+            for payload, body, number, with_it in zip(
+                payloads, more, tags.numbers, kept, strict=True
+            ):
+                tag = tags.head + number.to_bytes(8, "big")
+                self.send(payload + body, tag, settled=keep is None, keep=with_it)
             return
         numbers = range(first, first + count)
         self.credit -= count
@@ -232,17 +248,18 @@ class Link:
             session.unsettled.update(dict.fromkeys(numbers, self))
             self.unsettled.update(zip(numbers, keep, strict=True))
             rest = _REST_UNSETTLED
-        parts: list[bytes] = []
+        length = len(tags.head) + 8
         fixed = _FIXED(
             2, 0, session.channel, TRANSFER_HEAD, 21 + length, 11, 0x70, self.handle, 0x70
         )
-        pack, tag_head = (
-            _struct(f">I{len(fixed)}sI2s{length}s{len(rest)}s").pack,
-            b"\xa0%c" % length,
-        )
-        for number, payload, tag in zip(numbers, payloads, tags, strict=True):
-            parts += (pack(size + len(payload), fixed, number, tag_head, tag, rest), payload)
-        session.send_run(parts, count)
+        tag_head = b"\xa0%c%b" % (length, tags.head)
+        pack = _struct(f">I{len(fixed)}sI{len(tag_head)}sQ{len(rest)}s").pack
+        heads = [
+            pack(size, fixed, number, tag_head, tag, rest)
+            for size, number, tag in zip(sizes, numbers, tags.numbers, strict=True)
+        ]
+        columns = (heads, payloads) if bodies is None else (heads, payloads, bodies)
+        session.send_run(list(chain.from_iterable(zip(*columns, strict=True))), count)
 
     def _send_in_parts(
         self,

@@ -513,7 +513,7 @@ class Engine:
             reply = self._note_odd(principal, namespace, command, answer, reply)
         elif kind is Send and self._memory.level:
             reply, certain = self._held_back(reply), False
-        if type(answer) is Received and all(_may_leave(answer.deliveries, self._safe)):
+        if type(answer) is Received and _may_all_leave(answer.deliveries, self._safe):
             asyncio.get_running_loop().call_soon(_call, reply, answer)
         else:
             batch.answers.append((reply, answer))
@@ -778,17 +778,20 @@ class Engine:
 
         Nothing overtakes: who is still owed something gets what is new behind that.
         """
+        if self._is_all_for_one(deliveries):
+            self._push(deliveries[0].receiver, deliveries)
+            return []
         early: dict[int, list[Delivered]] = {}
         rest: list[Delivered] = []
         safe = 0 if self._pushing else self._safe
         receivers, owed = self._receivers, self._owed
         last, mine = -1, None  # the receiver of the one before, and what may leave to it
-        for each, may_leave in zip(deliveries, _may_leave(deliveries, safe), strict=True):
+        for each in deliveries:
             if each.receiver != last:
                 last = each.receiver
                 is_free = last in receivers and last not in owed
                 mine = early.setdefault(last, []) if is_free else None
-            if mine is not None and may_leave:
+            if mine is not None and _may_all_leave((each,), safe):
                 mine.append(each)
             else:
                 mine = None
@@ -798,6 +801,15 @@ class Engine:
             if mine:
                 self._push(number, mine)
         return rest
+
+    def _is_all_for_one(self, deliveries: Sequence[Delivered]) -> bool:
+        """As is most common, all of it goes to the same receiver, and may leave now."""
+        receivers = {each.receiver for each in deliveries}
+        if len(receivers) != 1 or self._pushing:
+            return False
+        [number] = receivers
+        is_free = number in self._receivers and number not in self._owed
+        return is_free and _may_all_leave(deliveries, self._safe)
 
     def _push(self, number: int, mine: Sequence[Delivered]) -> None:
         """What the callback asks for in turn is pushed later, not from within it."""
@@ -1093,15 +1105,19 @@ def _call(callback: Callable[[Any], None], what: object) -> None:
         _log.exception("somebody who was told an answer has failed")
 
 
-def _may_leave(deliveries: Sequence[Delivered], safe: int) -> list[bool]:
-    """Before the sync: of what is durable below that position, is locked, and has its body."""
-    return [
-        type(each) is Delivery
-        and each.token != 0
-        and 0 < each.message.position < safe
-        and type(each.message.body) is bytes
-        for each in deliveries
-    ]
+def _may_all_leave(deliveries: Sequence[Delivered], safe: int) -> bool:
+    """Before the sync: what is durable below that position, is locked, and has its body."""
+    given = [each for each in deliveries if type(each) is Delivery and each.token]
+    messages = [each.message for each in given]
+    positions = [each.position for each in messages]
+    return len(given) == len(deliveries) and (
+        not given
+        or (
+            min(positions) > 0
+            and max(positions) < safe
+            and {type(each.body) for each in messages} == {bytes}
+        )
+    )
 
 
 def _ignore(_: object) -> None:

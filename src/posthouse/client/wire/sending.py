@@ -7,7 +7,7 @@ from struct import Struct
 
 from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.runs import runs_of
-from posthouse.amqp.session import Link
+from posthouse.amqp.session import Link, Tags
 from posthouse.client.errors import ConnectionFailed, MessageTooLarge, PartialFailure, QueueError
 from posthouse.client.wire.connection import Wire, node
 from posthouse.client.wire.problems import refusal_in
@@ -126,7 +126,7 @@ class Sending:
             waiting.clear()
         else:
             payloads = [waiting.popleft() for _ in numbers]
-        self.link.send_run(payloads, [_tag(number) for number in numbers], numbers)
+        self.link.send_run(payloads, Tags(b"", numbers), numbers)
 
     def on_attached(self) -> None:
         if not self._attached.done():

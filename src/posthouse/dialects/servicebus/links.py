@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.amqp.events import Arrived, Disposed, Run
@@ -19,7 +20,7 @@ from posthouse.amqp.performatives import (
     rejected,
 )
 from posthouse.amqp.runs import bytes_of
-from posthouse.amqp.session import Link
+from posthouse.amqp.session import Link, Tags
 from posthouse.amqp.types import Described, Malformed, Symbol, Value
 from posthouse.broker.access import Principal
 from posthouse.core.commands import (
@@ -75,6 +76,7 @@ INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so 
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
 OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
+AT_ONCE = 64  # messages that are sent without waiting for what else there is to say
 UNSETTLED_MAX = 100_000  # deliveries of one link that a client may leave unsettled
 
 # Where one message of several may be the reason, and the others are to be sent all the same.
@@ -405,25 +407,27 @@ class Outlet:
             for each in what:
                 if isinstance(each, Notice):
                     self._noticed(each)
+        if len(given) >= AT_ONCE:  # the client has something to do while we go on
+            self._peer.flush()
         if self._asked <= self._window // 2:
             self._ask()
         self._peer.flush_soon()
 
     def _send(self, given: list[Delivery]) -> None:
         link, before, count = self.link, self._given, len(given)
-        payloads = write_deliveries(given)
+        heads, bodies = write_deliveries(given)
         self._given += count
         self._drained += count
         self._asked -= count
         if self._delete:
-            tags = [number.to_bytes(16, "big") for number in range(before + 1, self._given + 1)]
-            link.send_run(payloads, tags, None)
+            tags = Tags(bytes(8), range(before + 1, self._given + 1))
+            link.send_run(heads, tags, None, bodies)
         else:
             tokens = [each.token for each in given]
-            link.send_run(payloads, tags_of(tokens), tokens)
+            link.send_run(heads, tags_of(tokens), tokens, bodies)
             if len(link.unsettled) > UNSETTLED_MAX:
                 self._forget_oldest()
-        fit = self._peer.outlet_bytes * count // sum(map(len, payloads))
+        fit = self._peer.outlet_bytes * count // sum(map(len, chain(heads, bodies)))
         self._window = max(1, min(OUTLET_MESSAGES, fit))
 
     def _noticed(self, notice: Notice) -> None:
@@ -587,13 +591,11 @@ _LOCK_LOST = rejected(
 )
 
 
-def tags_of(tokens: list[int]) -> list[bytes]:
-    """Locks' tokens as clients know them: GUIDs in .NET's order."""
+def tags_of(tokens: list[int]) -> Tags:
+    """Tokens of new locks as clients know them: GUIDs in .NET's order."""
     era = tokens[0] >> 64
-    if min(tokens) >> 64 == max(tokens) >> 64:
-        head, first = _tag_head(era), era << 64
-        return [head + (token - first).to_bytes(8, "big") for token in tokens]
-    return [tag for token in tokens for tag in tags_of([token])]
+    first = era << 64
+    return Tags(_tag_head(era), [token - first for token in tokens])
 
 
 @lru_cache(8)

@@ -503,35 +503,55 @@ _TWO = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq").pack
 _THREE_BYTES = len(_ENQUEUED + _SEQUENCE + _UNTIL) + 3 * 8
 _THREE = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
 _OURS_HEAD = b"\x00\x53\x72\xd1" + Struct(">II").pack(_THREE_BYTES + 4, 6) + _ENQUEUED
-_OURS = Struct(f">{len(_OURS_HEAD)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
 _MAP32 = Struct(">4sII").pack
 _LONG_BYTES = Struct(">BI").pack
 _INT, _INT64 = Struct(">i").pack, Struct(">q").pack
+_struct = lru_cache(1_024)(Struct)
 
 
-def write_deliveries(deliveries: Sequence[Delivery]) -> list[bytes]:
-    """Messages as they are delivered: 3.2, with the annotations that clients look for."""
-    written: list[bytes] = []
-    native_head, count, size, ends = b"", 0, -1, None  # of the one before
+def write_deliveries(deliveries: Sequence[Delivery]) -> tuple[list[bytes], list[bytes]]:
+    """Messages as they are delivered: 3.2, with the annotations that clients look for.
+
+    Each as its beginning, and its body where that is the rest of it.
+    """
+    heads: list[bytes] = []
+    bodies: list[bytes] = []
+    native_head, count, size, rest = b"", 0, -1, -1  # of the one before
+    ends, pack = None, _struct("").pack
     for delivery in deliveries:
         message = delivery.message
         native, body = message.native, message.body
         assert isinstance(body, bytes)
         if native is None or delivery.note is not None or not delivery.token or message.expires_ms:
-            written.append(_write_delivery(delivery))
+            heads.append(_write_delivery(delivery))
+            bodies.append(b"")
             continue
         head = native[:_NATIVE_BYTES]
-        if len(body) != size or head != native_head or delivery.count != count:
-            native_head, count, size = head, delivery.count, len(body)
+        if (
+            len(body) != size
+            or len(native) != rest
+            or head != native_head
+            or delivery.count != count
+        ):
+            native_head, count, size, rest = head, delivery.count, len(body), len(native)
             ends = _ends(head, count - 1, size)
+            if ends is not None:
+                pack = _struct(
+                    f">{len(ends[0])}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq{rest - len(head)}s"
+                    f"{len(ends[1])}s"
+                ).pack
         if ends is None:
-            written.append(_write_delivery(delivery))
+            heads.append(_write_delivery(delivery))
+            bodies.append(b"")
             continue
-        ours = _OURS(
-            _OURS_HEAD, message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL, delivery.until_ms
-        )
-        written.append(b"".join((ends[0], ours, native[_NATIVE_BYTES:], ends[1], body)))
-    return written
+        heads.append(
+            pack(
+                ends[0], message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL,
+                delivery.until_ms, native[_NATIVE_BYTES:], ends[1],
+            )
+        )  # fmt: skip
+        bodies.append(body)
+    return heads, bodies
 
 
 def _write_delivery(delivery: Delivery) -> bytes:
@@ -598,9 +618,12 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
 
 @lru_cache(1_024)
 def _ends(native_head: bytes, count: int, size: int) -> tuple[bytes, bytes] | None:
-    """Header and the body's beginning, of a message whose sender gave it no annotations."""
+    """Of a message whose sender gave it no annotations: up to the time it came, and from what its
+    sender said to its body."""
     kind, durable, priority, _, kept = _NATIVE.unpack(native_head)
-    return None if kept else (_header(durable, priority, 0, max(0, count)), _body_head(kind, size))
+    if kept:
+        return None
+    return _header(durable, priority, 0, max(0, count)) + _OURS_HEAD, _body_head(kind, size)
 
 
 @lru_cache(1_024)

@@ -156,7 +156,7 @@ class Peer:
             _log.exception("A connection has failed.", extra={"event": "amqp.failed"})
             self._transport.abort()
             return
-        self._flush()
+        self.flush()
 
     def eof_received(self) -> bool:
         return False
@@ -219,9 +219,9 @@ class Peer:
         """After what is going on now: what is said in one go is written in one go."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         self._flushing = False
         if self._amqp.has_output and not self._transport.is_closing():
             self._spoken = True
@@ -232,7 +232,7 @@ class Peer:
     def _close(self, condition: str, text: str) -> None:
         self.is_closing = True
         self._amqp.close(error(condition, text))
-        self._flush()
+        self.flush()
         self._loop.call_later(END_SECONDS, self._transport.abort)
 
     def _too_late(self) -> None:
@@ -245,7 +245,7 @@ class Peer:
             return
         if not self._spoken:
             self._amqp.keep_alive()
-            self._flush()
+            self.flush()
         self._spoken = False
         self._beat = self._loop.call_later(seconds / 2, self._keep_alive)
 
@@ -271,7 +271,7 @@ class Peer:
                     conditions.UNAUTHORIZED,
                     "The token has expired, or may not be used for this any more. Put a new one.",
                 )
-        self._flush()
+        self.flush()
 
     def _is_gone(self, place: Place) -> bool:
         """The queue of an outlet tells it; who sends has to be told."""
