@@ -1,6 +1,7 @@
 """What goes over the wire to a real broker, and what is given back."""
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -244,3 +245,18 @@ def test_what_is_alike_is_seldom_read_in_full(given: list[tuple[bytes, bytes]]) 
     if first.dead_letter_reason is None and first.body:
         now = first.delivered_at + timedelta(seconds=1)
         assert messages._read_alike(payload, tag, 1, now) is not None
+
+
+def test_a_receipt_serves_in_another_process_too(broker: Running) -> None:
+    async def work(client: QueueClient) -> None:
+        await client.send_messages("pickled", [Message(b"a"), Message(b"b")])
+        found: list[posthouse.ReceivedMessage] = []
+        while len(found) < 2:
+            found += await client.receive_messages("pickled", 2, 5)
+        one, other = (pickle.loads(pickle.dumps(each)) for each in found)
+        assert one == found[0]
+        await client.complete_messages([one.receipt_handle, other])
+        with pytest.raises(posthouse.MessageNotFound):
+            await client.complete_message(found[0])
+
+    with_client(broker, work)

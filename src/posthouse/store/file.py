@@ -50,6 +50,8 @@ Durability = Literal["fsync", "interval", "memory"]
 LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
 INTERVAL_MS = 100
+SMOOTH_BYTES = 1 << 20  # ahead of the journal's end that are written with zeros at a time
+SMOOTH_SECONDS = 0.1  # after which it is taken to be idle
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
 _READ_BYTES = 1 << 20
 
@@ -100,6 +102,9 @@ class FileStore:
         self._behind_bytes = 0
         self._begun = self._told = 0  # segments begun since the start
         self._late: asyncio.TimerHandle | None = None
+        self._syncs = self._written_bytes = 0  # since the start
+        self._idle: asyncio.TimerHandle | None = None  # then it is seen whether it is
+        self._smooth_to = self._next_smooth_to = 0  # in the last segment, and in the next
         self._writer = Scribe("posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
@@ -133,9 +138,54 @@ class FileStore:
             self._lose(error)
             raise Lost(self._lost) from error
         self._tell_of_segments()
+        self._syncs += 1
+        if self._durability == "fsync" and self._idle is None and self._segments:
+            self._smooth_when_idle()
         if self._durability == "interval" and self._late is None and not stopping:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(self._interval_ms / 1000, self._sync_late)
+
+    # A place that was claimed but never written to takes two to three times as long to sync: the
+    # file system has to note that it is in use now. So while nobody waits, zeros are written ahead
+    # of the end, by the thread that writes the journal, so that it cannot be where frames are.
+
+    def _smooth_when_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(SMOOTH_SECONDS, self._smooth_if_idle, self._syncs)
+
+    def _smooth_if_idle(self, syncs: int) -> None:
+        """`syncs`: there were so many when this was last asked."""
+        if syncs != self._syncs:
+            self._smooth_when_idle()
+        else:
+            self._writer.do(self._smooth).add_done_callback(self._smoothed)
+
+    def _smoothed(self, done: "asyncio.Future[bool]") -> None:
+        error = done.exception()
+        if error is not None:
+            self._lose(error)
+        elif done.result() and not self._closed:
+            self._smooth_if_idle(self._syncs)
+            return
+        self._idle = None
+
+    def _smooth(self) -> bool:
+        """Some of it; as far ahead as was written since the start. Whether there is more to do."""
+        segment = self._segments[-1]
+        end = segment.offset + max(SMOOTH_BYTES, self._written_bytes)
+        begin, wanted = max(self._smooth_to, segment.offset), min(segment.size, end)
+        if begin < wanted:
+            self._smooth_to = min(wanted, begin + SMOOTH_BYTES)
+            self._disk.smooth(segment.path, begin, self._smooth_to - begin)
+            return True
+        if self._wants_space:  # there is no next
+            return False
+        following = self.folder / NEXT
+        begin, wanted = self._next_smooth_to, min(self._disk.size(following), end - segment.size)
+        if begin < wanted:
+            self._next_smooth_to = min(wanted, begin + SMOOTH_BYTES)
+            self._disk.smooth(following, begin, self._next_smooth_to - begin)
+        return begin < wanted
 
     def _done_behind(self, done: "asyncio.Future[None]", size: int = 0) -> None:
         """Nobody waited for it: the next sync tells of a failure."""
@@ -173,6 +223,7 @@ class FileStore:
             self._written = frame.end
             chunks += (encode_header(frame, segment.head.salt), frame.payload)
             size += length
+            self._written_bytes += length
         self._flush(chunks, size, now)
         if now:
             self._sync()
@@ -208,6 +259,9 @@ class FileStore:
             disk.close(self._file)
             self._file = None
         claimed = self._claimed_for(frame)
+        self._smooth_to = 0
+        if claimed.name == NEXT:
+            self._smooth_to, self._next_smooth_to = self._next_smooth_to, 0
         path = folder / name(frame.number)
         file = disk.open(claimed)
         head = Header(frame.first, frame.number, disk.size(claimed), secrets.randbits(32))
@@ -377,8 +431,9 @@ class FileStore:
         if self._closed:
             return
         self._closed = True
-        if self._late is not None:
-            self._late.cancel()
+        for timer in (self._late, self._idle):
+            if timer is not None:
+                timer.cancel()
         self._writer.close()
         self._reader.shutdown()
         if self._file is not None:
