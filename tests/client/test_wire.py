@@ -5,7 +5,6 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,12 +15,10 @@ from posthouse import Message, MessageId, QueueClient, SessionId
 from posthouse.amqp.runs import Alike
 from posthouse.amqp.types import Malformed
 from posthouse.client.wire.messages import Messages, Place, read, write
-from posthouse.client.wire.receiving import Receiving
 from tests.server.running import Running, development
 
 KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
 PLACE = Place("qorders", False)
-NO_LINK = cast(Receiving, None)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +206,7 @@ def test_messages_that_are_read_alike_are_as_if_read_one_by_one(
     given: list[tuple[bytes, bytes]],
 ) -> None:
     payloads, tags = [each for each, _ in given], [tag for _, tag in given]
-    alike = Messages(PLACE, NO_LINK).read_all(payloads, tags, range(len(tags)))
+    alike = Messages(PLACE, 7).read_all(payloads, tags, range(len(tags)))
     now = alike[0].delivered_at
     assert alike == [read(payload, tag, now, PLACE) for payload, tag in given]
 
@@ -225,7 +222,7 @@ def test_messages_of_one_size_are_as_if_read_one_by_one(
     for at, value in changed:
         whole[at % len(whole)] = value[0]
     payloads, tags = Alike(memoryview(bytes(whole)), 0, len(first)), [tag] * count
-    messages = Messages(PLACE, NO_LINK)
+    messages = Messages(PLACE, 7)
     messages.read_all([first], [tag], [0])
     try:
         found = messages.read_all(payloads, tags, range(1, count + 1))
@@ -240,7 +237,7 @@ def test_messages_of_one_size_are_as_if_read_one_by_one(
 @given(deliveries())
 def test_what_is_alike_is_seldom_read_in_full(given: list[tuple[bytes, bytes]]) -> None:
     [(payload, tag), *_] = given
-    messages = Messages(PLACE, NO_LINK)
+    messages = Messages(PLACE, 7)
     first = messages.read_all([payload], [tag], [0])[0]
     if first.dead_letter_reason is None and first.body:
         now = first.delivered_at + timedelta(seconds=1)

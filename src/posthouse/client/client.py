@@ -29,7 +29,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.figures import Fate, Figures
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-from posthouse.client.names import MessageId, QueueName, SessionId
+from posthouse.client.names import MessageId, QueueName, SessionId, new_message_ids
 from posthouse.client.provider import (
     ABANDON,
     COMPLETE,
@@ -299,15 +299,13 @@ class QueueClient:
         """As they go out, each with an id."""
         if self._wrapping is not PLAIN:
             messages = map(self._wrapping.wrap, messages)
-        return [
-            each
-            if each.message_id is not None
-            else Message(
-                each.body, each.attributes, each.session_id, each.correlation_id,
-                each.time_to_live, MessageId(), each.content_type,
-            )
-            for each in messages
-        ]  # fmt: skip
+        ready = list(messages)
+        if len(ready) == 1:
+            return ready if ready[0].message_id is not None else [_with_id(ready[0], MessageId())]
+        without = [at for at, each in enumerate(ready) if each.message_id is None]
+        for at, id in zip(without, new_message_ids(len(without)), strict=True):
+            ready[at] = _with_id(ready[at], id)
+        return ready
 
     def _check_batch(self, messages: Sequence[Message]) -> None:
         if len(messages) > self.capabilities.batch_max:
@@ -723,6 +721,13 @@ class Transaction:
 
     def _note(self, fate: Fate, messages: int) -> None:
         self._done[fate] = self._done.get(fate, 0) + messages
+
+
+def _with_id(message: Message, id: MessageId) -> Message:
+    return Message(
+        message.body, message.attributes, message.session_id, message.correlation_id,
+        message.time_to_live, id, message.content_type,
+    )  # fmt: skip
 
 
 def _handles(receipts: Iterable[Receipt], kind: ProviderType) -> list[ReceiptHandle]:

@@ -17,7 +17,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """What is to be sent: `Message(b"...")`, or `Message.of(value)` for what is not bytes."""
 
     body: bytes
@@ -62,7 +62,7 @@ class Message(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, content_type=content_type)
 
 
-class ReceiptHandle(msgspec.Struct, frozen=True):
+class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
     """By which a delivery is settled. What is in it is the provider's own affair."""
 
     handle: str
@@ -88,7 +88,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         return hash(self.handle)
 
 
-class ReceivedMessage(msgspec.Struct, frozen=True):
+class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message, and the delivery with which it came."""
 
     message_id: MessageId

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 from posthouse.client.errors import ValidationError
-from posthouse.uuids import new_uuid
+from posthouse.uuids import new_uuid, new_uuids
 
 QUEUE_CHARS_MAX = 260
 SESSION_CHARS_MAX = 128
@@ -61,6 +61,12 @@ class MessageId(str):
         if not value or len(value) > MESSAGE_CHARS_MAX:
             raise ValidationError("message id", f"must have 1 to {MESSAGE_CHARS_MAX} characters")
         return super().__new__(cls, value)
+
+
+def new_message_ids(count: int) -> list[MessageId]:
+    """Many at a time take less than one by one."""
+    new = str.__new__
+    return [new(MessageId, each) for each in new_uuids(count)]
 
 
 class SessionId(str):

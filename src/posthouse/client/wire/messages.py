@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -20,9 +20,6 @@ from posthouse.amqp.types import Malformed, Symbol, Timestamp, UInt, Value
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
-
-if TYPE_CHECKING:
-    from posthouse.client.wire.receiving import Receiving
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -83,10 +80,10 @@ def _data_head(size: int) -> bytes:
 # In.
 
 
-class LinkReceipt(ReceiptHandle, frozen=True):
+class LinkReceipt(ReceiptHandle, frozen=True, gc=False):
     """Of a delivery of a link of ours, on which it is settled as long as that is there."""
 
-    link: "Receiving | None" = None
+    link: int = 0  # its number in this process
     delivery: int = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,7 +135,7 @@ def _of_other_kinds() -> Iterator[None]:
 class Messages:
     """Reads the messages of one link."""
 
-    def __init__(self, place: Place, link: "Receiving") -> None:
+    def __init__(self, place: Place, link: int) -> None:
         self._place = place
         self._link = link
         self._form: _Form | None = None
@@ -235,9 +232,8 @@ class Messages:
 
 @_of_other_kinds()
 def read(
-    payload: bytes, tag: bytes, now: datetime, place: Place, link: "Receiving | None" = None,
-    delivery: int = -1,
-) -> ReceivedMessage:  # fmt: skip
+    payload: bytes, tag: bytes, now: datetime, place: Place, link: int = 0, delivery: int = -1
+) -> ReceivedMessage:
     """A delivery, or, without a tag, one that was looked at. Raises Malformed."""
     count, ttl_ms = 0, None
     enqueued = until = sequence = 0
@@ -268,7 +264,7 @@ def read(
     reason, description = user.pop(REASON, None), user.pop(DESCRIPTION, None)
     expires = datetime.fromtimestamp(until / 1_000, UTC) if until else now
     receipt = ReceiptHandle(tag.hex() + place.suffix if tag else "", expires, _TYPE)
-    if link is not None:
+    if link:
         receipt = LinkReceipt(receipt.handle, expires, _TYPE, utc_now, link, delivery)
     return ReceivedMessage(
         str.__new__(MessageId, _text(fields[0])), b"".join(bodies), receipt,

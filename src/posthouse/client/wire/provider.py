@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.session import Link
@@ -96,6 +97,7 @@ class PosthouseProvider:
         self._senders, self._receivers, self._desks = _Links(), _Links(), _Links()
         self._coordinators = _Links()
         self._letters = DeadLetters()
+        self._receiving: WeakValueDictionary[int, Receiving] = WeakValueDictionary()  # by number
         self._streams: set[WireDeliveries] = set()
         self._closed = asyncio.Event()
 
@@ -152,6 +154,7 @@ class PosthouseProvider:
             sends=False, source=node(address, sends=False),
         )  # fmt: skip
         assert isinstance(end, Receiving)
+        self._receiving[end.number] = end
         return end
 
     async def _desk(self, source: Source) -> Desk:
@@ -250,16 +253,20 @@ class PosthouseProvider:
         self, receipts: Sequence[ReceiptHandle], how: Settlement, session: SessionId | None
     ) -> None:
         state = outcome(how)
-        by_link: dict[Receiving, list[LinkReceipt]] = {}
+        by_link: dict[int, list[LinkReceipt]] = {}
         elsewhere: list[ReceiptHandle] = []
         for receipt in receipts:
-            if isinstance(receipt, LinkReceipt) and receipt.link is not None:
+            if isinstance(receipt, LinkReceipt):
                 by_link.setdefault(receipt.link, []).append(receipt)
             else:
                 elsewhere.append(receipt)
         self._letters.drop(receipts)
         work: list[Awaitable[None]] = []
-        for link, of_it in by_link.items():
+        for number, of_it in by_link.items():
+            link = self._receiving.get(number)
+            if link is None:
+                elsewhere += of_it
+                continue
             mine, others = link.claim(of_it)
             elsewhere += others
             if mine:
@@ -336,6 +343,7 @@ class PosthouseProvider:
             properties={_TIMEOUT: UInt(min(3_600_000, max(0, round(timeout * 1_000))))},
         )  # fmt: skip
         assert isinstance(end, Receiving)
+        self._receiving[end.number] = end
         try:
             await end.attached()
         except Timeout:
@@ -376,10 +384,11 @@ class PosthouseProvider:
         """Of what came on this connection: a transaction is the connection's."""
         state = _within(id, outcome(how))
         for each in receipts:
-            if not isinstance(each, LinkReceipt) or each.link is None or not each.link.holds(each):
+            link = self._receiving.get(each.link) if isinstance(each, LinkReceipt) else None
+            if link is None or not isinstance(each, LinkReceipt) or not link.holds(each):
                 raise MessageNotFound(each.handle)
-            await each.link.settle([each], state)
-            each.link.claim([each])  # its delivery is over; its lock is not, until the commit
+            await link.settle([each], state)
+            link.claim([each])  # its delivery is over; its lock is not, until the commit
 
 
 class WireDeliveries:

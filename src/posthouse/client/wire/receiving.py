@@ -8,6 +8,7 @@ held for nobody.
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.events import Arrived, Disposed, Run
@@ -26,6 +27,9 @@ DRAIN_SECONDS = 5.0  # what the broker has to say that there is no more
 PULL_MAX = 1_000  # messages that are asked for at a time
 OPEN_MAX = 100_000  # deliveries of a link that are remembered; older ones are settled by their lock
 LETTERS_MAX = 10_000  # dead letters that are remembered, to be sent again
+
+
+_numbers = count(1)  # of links, so that a receipt need not hold its link
 
 
 class DeadLetters:
@@ -90,7 +94,8 @@ class Receiving:
         self.link = link
         self.what = what
         self.is_dead = place.is_dead
-        self._messages = Messages(place, self)
+        self.number = next(_numbers)
+        self._messages = Messages(place, self.number)
         self._letters = letters
         self._window = window  # 0: credit is for those who wait
         self._loop = asyncio.get_running_loop()
