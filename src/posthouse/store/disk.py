@@ -10,6 +10,7 @@ from posthouse.store.errors import InUse
 
 _VECTOR_MAX = 1024  # buffers that one call may take (IOV_MAX)
 _CLEAR_BYTES = 1 << 20
+_ZEROS = bytes(64 << 10)
 _UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what is said of a flag, by some kernels
 
 
@@ -111,7 +112,8 @@ class Disk:
         """Zeros where nothing but zeros is, so that a later write there is synced sooner."""
         file = os.open(path, os.O_WRONLY)
         try:
-            self.write_durably(file, offset, [bytes(length)])
+            many, rest = divmod(length, len(_ZEROS))
+            self.write_durably(file, offset, [*[_ZEROS] * many, _ZEROS[:rest]])
         finally:
             os.close(file)
 

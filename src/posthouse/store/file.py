@@ -50,7 +50,8 @@ Durability = Literal["fsync", "interval", "memory"]
 LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
 INTERVAL_MS = 100
-SMOOTH_BYTES = 1 << 20  # ahead of the journal's end that are written with zeros at a time
+SMOOTH_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
+SMOOTH_BYTES_MAX = 32 << 20  # and altogether
 SMOOTH_SECONDS = 0.1  # after which it is taken to be idle
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
 _READ_BYTES = 1 << 20
@@ -172,7 +173,7 @@ class FileStore:
     def _smooth(self) -> bool:
         """Some of it; as far ahead as was written since the start. Whether there is more to do."""
         segment = self._segments[-1]
-        end = segment.offset + max(SMOOTH_BYTES, self._written_bytes)
+        end = segment.offset + min(SMOOTH_BYTES_MAX, max(SMOOTH_BYTES, self._written_bytes))
         begin, wanted = max(self._smooth_to, segment.offset), min(segment.size, end)
         if begin < wanted:
             self._smooth_to = min(wanted, begin + SMOOTH_BYTES)
