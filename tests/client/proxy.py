@@ -11,6 +11,7 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.accepted = 0  # connections, in all
+        self.late_s = 0.0  # how long what comes is on its way
 
     @classmethod
     async def open(cls, to: int) -> "Proxy":
@@ -36,6 +37,7 @@ class Proxy:
     async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(1 << 16):
+                await asyncio.sleep(self.late_s)
                 target.write(data)
                 await target.drain()
         target.close()

@@ -15,6 +15,7 @@ from posthouse import Message, MessageId, QueueClient, SessionId
 from posthouse.amqp.runs import Alike
 from posthouse.amqp.types import Malformed
 from posthouse.client.wire.messages import Messages, Place, read, write
+from tests.client.proxy import Proxy
 from tests.server.running import Running, development
 
 KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
@@ -255,5 +256,24 @@ def test_a_receipt_serves_in_another_process_too(broker: Running) -> None:
         await client.complete_messages([one.receipt_handle, other])
         with pytest.raises(posthouse.MessageNotFound):
             await client.complete_message(found[0])
+
+    with_client(broker, work)
+
+
+def test_a_session_that_was_closed_is_free(broker: Running) -> None:
+    async def work(client: QueueClient) -> None:
+        proxy = await Proxy.open(broker.port)
+        url = f"posthouse://{KEY}@127.0.0.1:{proxy.port}"
+        async with posthouse.create_client(url) as far:
+            await far.send_message("closed", Message(b"x").with_session_id("s"))
+            session = await far.accept_session("closed", "s", 5)
+            assert session is not None
+            proxy.late_s = 0.1
+            await session.close_session()
+            other = await client.accept_session("closed", "s", 5)
+            assert other is not None
+            await other.close_session()
+            proxy.late_s = 0.0
+        await proxy.close()
 
     with_client(broker, work)

@@ -21,7 +21,7 @@ from posthouse.amqp.events import (
     Run,
 )
 from posthouse.amqp.performatives import Problem
-from posthouse.amqp.session import Link
+from posthouse.amqp.session import Link, Session
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.client.config import PosthouseConfig
 from posthouse.client.errors import AuthenticationFailed, ConnectionFailed, QueueError
@@ -77,6 +77,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ends: dict[Link, End] = {}
+        self._ending: dict[Session, asyncio.Future[None]] = {}
         self._touched: set[End] = set()
         self._eager: dict[Eager, None] = {}
         self._flushing = False
@@ -117,12 +118,18 @@ class Wire(asyncio.Protocol):
         self.flush_soon()
         return end
 
-    def detach(self, end: End) -> None:
-        """With its session. Nothing of it is told any more."""
+    def detach(self, end: End) -> "asyncio.Future[None]":
+        """With its session. Nothing of it is told any more. Done when the broker has ended it too:
+        then it has given to others what was held by this end."""
+        over: asyncio.Future[None] = self._loop.create_future()
         if self._ends.pop(end.link, None) is not None and not self.is_lost:
             end.link.detach()
             end.link.session.end()
+            self._ending[end.link.session] = over
             self.flush_soon()
+        else:
+            over.set_result(None)
+        return over
 
     def flush_soon(self, eager: "Eager | None" = None) -> None:
         """What is to be sent goes out together at the end of this turn of the loop.
@@ -215,8 +222,10 @@ class Wire(asyncio.Protocol):
                     self._opened.set_result(None)
             case Closed(problem=problem):
                 self._closed(problem)
-            case Ended():
-                pass  # its link was told
+            case Ended(session=session):  # its link was told
+                over = self._ending.pop(session, None)
+                if over is not None and not over.done():
+                    over.set_result(None)
             case Detached(link=link, problem=problem):
                 end = self._ends.pop(link, None)
                 if end is not None:
@@ -261,6 +270,10 @@ class Wire(asyncio.Protocol):
             self._opened.set_exception(error)
             self._opened.exception()  # somebody may have stopped waiting for it
         self._amqp.lose()
+        for over in self._ending.values():
+            if not over.done():
+                over.set_result(None)
+        self._ending.clear()
         ends, self._ends = list(self._ends.values()), {}
         for end in ends:
             lost = error if isinstance(error, ConnectionFailed) else ConnectionFailed(str(error))

@@ -26,7 +26,7 @@ from posthouse.client.wire.problems import refusal_in
 DRAIN_SECONDS = 5.0  # what the broker has to say that there is no more
 PULL_MAX = 1_000  # messages that are asked for at a time
 OPEN_MAX = 100_000  # deliveries of a link that are remembered; older ones are settled by their lock
-LETTERS_MAX = 10_000  # dead letters that are remembered, to be sent again
+LETTERS_MAX = 100_000  # dead letters that are remembered, to be sent again
 
 
 _numbers = count(1)  # of links, so that a receipt need not hold its link
@@ -226,14 +226,18 @@ class Receiving:
     # The end.
 
     async def close(self) -> None:
-        """What nobody has taken goes back as if it had never been delivered."""
+        """What nobody has taken goes back as if it had never been delivered.
+
+        A session, and what goes back, can be had by others then.
+        """
         self._window = 0
         if self._lost is None:
             await self._drain()
         self._give_back()
-        self._wire.detach(self)
+        over = self._wire.detach(self)
         if self._lost is None:
             self.on_lost(ConnectionFailed("The receiver has been closed."))
+        await asyncio.wait([over], timeout=DRAIN_SECONDS)
 
     def _give_back(self) -> None:
         came, self._came = self._came, deque()
