@@ -9,13 +9,15 @@ put off for ever, so whoever starts it loses patience in the end, and has it don
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
 def give_way(*, soon: bool) -> None:
     os.nice(19)
     if not soon and hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with suppress(OSError):  # some containers do not allow it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def main(words: list[str]) -> int:
