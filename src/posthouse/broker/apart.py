@@ -2,9 +2,10 @@
 
     python -m posthouse.broker.apart DIR [twins] [soon]
 
-What it does can wait until nobody else has a use for the processor: Linux runs it then, and takes a
-processor on which only this runs for one that is free. On a machine that is never idle it would be
-put off for ever, so whoever starts it loses patience in the end, and has it done `soon`.
+A snapshot is made `soon`, at the lowest of the usual priorities: the disk is to be kept small.
+Twins can wait until nobody else has a use for the processor: Linux runs them then, and takes a
+processor on which only this runs for one that is free. On a machine that is never idle they would
+be put off for ever, so whoever has them made loses patience in the end, and has it done `soon`.
 """
 
 import os

@@ -31,7 +31,7 @@ _SLICE = 2_000  # messages that are looked at in one go
 _MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
 _BUSY_SECONDS = 0.05
-PATIENCE_SECONDS = 10.0  # for which folding waits for a processor that nobody else wants
+PATIENCE_SECONDS = 10.0  # for which twins wait for a processor that nobody else wants
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,19 @@ async def keep_tidy(
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
-async def fold_apart(store: FileStore, *, soon: bool = False) -> list[int] | None:
-    """Runs the folding process; up to where the snapshots go that are whole, None if it failed.
-
-    It is done when there is time for it, unless it is to be done `soon`.
-    """
-    output = await _run_apart(str(store.folder), soon=soon)
+async def fold_apart(store: FileStore) -> list[int] | None:
+    """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
+    output = await _run_apart(str(store.folder), soon=True)
     kept: list[int] | None = None if output is None else json.loads(output)["kept"]
     return kept
 
 
 async def make_twins_apart(store: FileStore) -> None:
-    """Runs the folding process, but for twins alone."""
-    await _run_apart(str(store.folder), "twins")
+    """Runs the folding process, but for twins alone, which can wait."""
+    await _run_apart(str(store.folder), "twins", soon=False)
 
 
-async def _run_apart(*words: str, soon: bool = False) -> bytes | None:
+async def _run_apart(*words: str, soon: bool) -> bytes | None:
     command = (sys.executable, "-m", "posthouse.broker.apart", *words, *(["soon"] if soon else []))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)

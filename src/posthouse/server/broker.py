@@ -161,7 +161,7 @@ class Broker:
         if not isinstance(self.store, FileStore):
             raise NotAllowed("the store", "a broker in memory has no snapshots")
         async with self._folding:
-            kept = await fold_apart(self.store, soon=True)
+            kept = await fold_apart(self.store)
         if kept is None:
             raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)
