@@ -29,6 +29,7 @@ from posthouse.store.look import segment_paths
 from posthouse.store.snapshots import SUFFIX, UNFINISHED, FileSnapshots
 from tests.broker.desk import NS, Desk, bodies
 from tests.store.faulty_disk import FaultyDisk, PowerCut
+from tests.store.test_durability import eventually
 
 SEGMENT_BYTES = 16 << 10
 
@@ -305,6 +306,57 @@ def test_a_running_broker_is_folded_beside_its_work(tmp_path: Path) -> None:
         return dump(desk.engine.namespaces.states[NS], bodies=False)
 
     assert asyncio.run(main()) == found(tmp_path)
+
+
+def test_a_snapshot_does_not_wait_for_twins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[asyncio.Task[None] | None] = []
+
+    async def never_made(_: FileStore) -> None:
+        begun.append(asyncio.current_task())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("posthouse.broker.tidy.make_twins_apart", never_made)
+
+    async def main() -> None:
+        store = a_store(tmp_path)
+        desk = await Desk.open(store)
+        retention = Retention(fold_bytes=3 * SEGMENT_BYTES)
+        tidying = asyncio.create_task(keep_tidy(desk.engine, store, retention))
+        while not begun:
+            await work(desk, 1)
+        while not store.snapshots.positions():
+            await work(desk, 5)
+        assert begun[0] is not None
+        assert begun[0].cancelled()
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
+        await desk.engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_every_segment_gets_its_twin_also_what_is_complete_while_others_are_made(
+    tmp_path: Path,
+) -> None:
+    def twins() -> int:
+        return sum(each.endswith(".arrow") for each in Disk().names(tmp_path))
+
+    async def main() -> None:
+        store = a_store(tmp_path)
+        desk = await Desk.open(store)
+        tidying = asyncio.create_task(keep_tidy(desk.engine, store, Retention()))
+        for _ in range(20):
+            await work(desk, 4)
+            await asyncio.sleep(0.02)
+        assert len(store.extents()) > 3
+        await eventually(lambda: twins() == len(store.extents()) - 1)
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
+        await desk.engine.close()
+
+    asyncio.run(main())
 
 
 def test_a_broker_survives_a_folding_process_that_fails(

@@ -59,11 +59,11 @@ async def keep_tidy(
         await store.rolled.wait()
         store.rolled.clear()
         try:
-            newest = next(iter(store.snapshots.positions()), 0)
-            unfolded = [each for each in store.extents()[:-1] if each.end > newest]
-            enough = sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
             async with folding:
-                kept = await (fold_apart(store) if enough else make_twins_apart(store))
+                if not _is_due(store, retention):
+                    await _make_twins(store, retention)
+                    continue
+                kept = await fold_apart(store)
             if kept:
                 await trim(engine, kept, retention)
         except Busy as busy:
@@ -72,6 +72,37 @@ async def keep_tidy(
         except (OSError, StoreError) as error:
             _log.error("The journal was not tidied, but will be: %s", error,
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
+
+
+def _is_due(store: FileStore, retention: Retention) -> bool:
+    """Enough was written since the last snapshot."""
+    newest = next(iter(store.snapshots.positions()), 0)
+    unfolded = [each for each in store.extents()[:-1] if each.end > newest]
+    return sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
+
+
+async def _make_twins(store: FileStore, retention: Retention) -> None:
+    """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
+    making = asyncio.ensure_future(make_twins_apart(store))
+    rolling = asyncio.ensure_future(store.rolled.wait())
+    more = False
+    try:
+        while not making.done():
+            await asyncio.wait([making, rolling], return_when=asyncio.FIRST_COMPLETED)
+            if rolling.done():
+                more = True
+                if _is_due(store, retention):
+                    break
+                store.rolled.clear()
+                rolling = asyncio.ensure_future(store.rolled.wait())
+    finally:
+        rolling.cancel()
+        making.cancel()
+        await asyncio.wait([making])
+    if more:
+        store.rolled.set()  # who waits for it goes on at once
+    if not making.cancelled():
+        making.result()
 
 
 async def fold_apart(store: FileStore) -> list[int] | None:
