@@ -10,7 +10,9 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 from msgspec.msgpack import Ext
+from msgspec.structs import astuple
 
 from posthouse.broker.payload import Located, Record
 from posthouse.core.message import (
@@ -20,6 +22,7 @@ from posthouse.core.message import (
     NewMessage,
     Properties,
     decode_envelope,
+    decode_envelopes,
 )
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import (
@@ -121,7 +124,7 @@ COPIED = "copied"  # a copy of what is routed
 WORDS = frozenset((*KINDS.values(), RELEASED, COPIED))
 
 
-class Row(msgspec.Struct, gc=False):
+class Row(Struct, gc=False):
     """The columns, in their order. `properties` and `detail` are JSON."""
 
     position: int
@@ -251,38 +254,49 @@ def columns(
 
 
 def _sent_columns(messages: Sequence[NewMessage]) -> dict[str, Sequence[Any]]:
-    envelopes = list(map(_envelope, messages))
-    return {
-        "message_id": [each.id or None for each in envelopes],
-        "session_id": [each.session_id for each in envelopes],
-        "partition_key": [each.partition_key for each in envelopes],
-        "body": [each.body for each in messages],
-        "native": [each.native for each in messages],
-        "priority": [each.priority for each in messages],
-        "ttl_ms": [each.ttl_ms for each in messages],
-        "due": [each.due_ms or None for each in messages],
-        "expires": [each.expires_ms or None for each in messages],
-        "content_type": [each.content_type or None for each in envelopes],
-        "subject": [each.subject or None for each in envelopes],
-        "correlation_id": [each.correlation_id or None for each in envelopes],
-        "to": [each.to or None for each in envelopes],
-        "reply_to": [each.reply_to or None for each in envelopes],
-        "reply_to_session_id": [each.reply_to_session_id or None for each in envelopes],
-        "trace": [each.trace or None for each in envelopes],
-        "properties": [_json(each.properties) for each in envelopes],
+    """Without those that nobody gave a value for, as are most."""
+    given = dict(_by_field(NewMessage, messages))
+    envelopes = dict(_by_field(Envelope, _envelopes(given["envelope"])))
+    found: dict[str, Sequence[Any]] = {
+        name: given[name] for name in ("body", "native", "priority", "ttl_ms")
     }
+    found |= {name: envelopes[name] for name in ("session_id", "partition_key")}
+    texts = {"message_id": envelopes["id"]} | {name: envelopes[name] for name in _TEXTS}
+    for name, values in {**texts, "due": given["due_ms"], "expires": given["expires_ms"]}.items():
+        if any(values):
+            found[name] = [value or None for value in values]
+    if any(envelopes["properties"]):
+        found["properties"] = list(map(_json, envelopes["properties"]))
+    return found
 
 
-def _envelope(message: NewMessage) -> Envelope:
+# Of an envelope; what is empty was not given.
+_TEXTS = (
+    "content_type", "subject", "correlation_id", "to", "reply_to", "reply_to_session_id", "trace",
+)  # fmt: skip
+
+
+def _by_field(kind: type[Struct], some: Sequence[Struct]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    return zip(kind.__struct_fields__, zip(*map(astuple, some), strict=True), strict=True)
+
+
+def _envelopes(encoded: Sequence[bytes]) -> list[Envelope]:
     try:
-        return decode_envelope(message.envelope)
+        return decode_envelopes(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return list(map(_envelope, encoded))
+
+
+def _envelope(encoded: bytes) -> Envelope:
+    try:
+        return decode_envelope(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Envelope()
 
 
 def _fill(row: Row, message: NewMessage) -> None:
     """What a sender gave."""
-    envelope = _envelope(message)
+    envelope = _envelope(message.envelope)
     row.message_id = envelope.id or None
     row.session_id = envelope.session_id
     row.partition_key = envelope.partition_key

@@ -96,7 +96,7 @@ class _Columns:
             column += columns.get(name, nothing)
         self.count += count
         large = (columns.get(name, ()) for name in ("body", "native", "properties"))
-        self._size += 256 * count + sum(sum(map(_bytes, each)) for each in large)
+        self._size += 256 * count + sum(sum(map(len, filter(None, each))) for each in large)
 
     def batch(self) -> pa.RecordBatch:
         self._take_rows()

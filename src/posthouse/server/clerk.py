@@ -9,6 +9,7 @@ wrong, and then it ends.
 """
 
 import asyncio
+import gc
 import io
 import os
 import sys
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 FAILED = 0xFFFFFFFF
 CHUNK_BYTES = 256 << 10
+GARBAGE = 100_000  # lists and so on that are made before it is looked for; 700 is for longer lives
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -263,6 +265,7 @@ def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
 
 def main() -> int:
     os.nice(10)
+    gc.set_threshold(GARBAGE)
     clerk, decoder = Clerk(), msgspec.json.Decoder(Ask)
     for line in sys.stdin.buffer:
         raw = _Out()
