@@ -99,7 +99,7 @@ def reading(spark: "SparkSession", where: Broker, parquet: str) -> None:
     ratios = []
     for _ in range(ROUNDS):
         events = spark.read.format("posthouse").options(
-            url=where.url, view="events", partitions="4"
+            url=where.url, view="events", partitions="2"
         )
         ours = timed(into_nothing, events.load())
         theirs = timed(into_nothing, spark.read.parquet(parquet))

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from posthouse.pipeline.bodies import from_json
 from posthouse.pipeline.options import READING, WRITING, Options, Range
 from posthouse.pipeline.sink import check_schema
-from posthouse.pipeline.source import parts
+from posthouse.pipeline.source import _parts, parts
 from posthouse.pipeline.wire import Broker, PosthouseError
 from tests.pipeline.asking import events, last
 from tests.server.running import Running
@@ -48,6 +48,13 @@ def test_parts_are_equal_and_leave_nothing_out(
     assert [position for part in made for position in range(part.first, part.end)] == list(
         range(first, end)
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"), [(0, 0), (1, 1), (300_000, 1), (1_000_003, 4), (10_000_000, 40)]
+)
+def test_where_nobody_says_how_many_parts_have_some_250_000_rows(rows: int, count: int) -> None:
+    assert len(_parts(5, 5 + rows, 0)) == count
 
 
 def test_options_do_not_mind_case_and_are_of_reading_or_writing() -> None:

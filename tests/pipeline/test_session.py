@@ -155,7 +155,62 @@ def test_without_java_it_is_told_what_to_do(
     assert capsys.readouterr().err.splitlines()[-1] == f"{none}. {advice}"
 
 
+def test_a_collector_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not start with two."""
+    for name in room._JAVA_READS:
+        monkeypatch.delenv(name, raising=False)
+    assert "-XX:+UseParallelGC" in list(room._java_options())
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1g -XX:+UseZGC")
+    assert not any("GC" in each for each in room._java_options())
+
+
 # Python.
+
+
+def test_workers_find_what_runs_here_and_are_not_sent_it(spark: "SparkSession") -> None:
+    where = spark.sparkContext.range(1).map(lambda _: __import__("posthouse").__file__)
+    assert where.collect() == [posthouse.__file__]
+    assert room._knows_us(spark)
+
+
+def test_where_workers_would_find_another_package_ours_goes_along(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(posthouse, "__file__", str(tmp_path / "posthouse" / "__init__.py"))
+    assert room._worker() is None
+
+
+def test_a_worker_that_nobody_waits_for_any_more_ends_without_a_word() -> None:
+    """Spark has gone before what was written could be read."""
+    job = """if True:
+        import socket
+        from posthouse.pipeline import daemon
+        mine, theirs = socket.socketpair()
+        theirs.close()
+        def work(sock, authenticated):
+            sock.sendall(b"what is left")
+        daemon._work = work
+        print(daemon._work_quietly(mine, True))
+    """
+    done = subprocess.run([sys.executable, "-c", job], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_workers_are_forked_by_a_daemon_that_keeps_quiet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = Path(room._worker())
+    shown = tmp_path / "show"
+    shown.write_text(script.read_text().replace(f'exec "{sys.executable}"', "printf '%s,'"))
+    for given, said in (
+        (
+            ("-m", "pyspark.daemon", "pyspark.worker"),
+            "-m,posthouse.pipeline.daemon,pyspark.worker,",
+        ),
+        (("-m", "tests.daemon"), "-m,tests.daemon,"),
+    ):
+        assert subprocess.check_output(["sh", str(shown), *given], text=True) == said
 
 
 def test_workers_take_pyspark_as_it_is_installed(spark: "SparkSession") -> None:

@@ -30,6 +30,7 @@ JAVA_LEAST = 17
 ANSWER_SECONDS = 10.0  # within which a Spark Connect server has to be reached
 # The launcher always asks for a module that small runtimes do not have, and never uses it.
 _UNUSED = "--add-modules=jdk.incubator.vector"
+_JAVA_READS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _SHIM = """#!/bin/sh
 for word in "$@"; do shift; [ "$word" = "{unused}" ] || set -- "$@" "$word"; done
 exec "{java}" "$@"
@@ -39,6 +40,7 @@ exec "{java}" "$@"
 _ARCHIVES = "*/python/lib/pyspark.zip:*/python/lib/py4j-*-src.zip:"
 _WORKER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#{archives}}}"
+[ "$1 $2" != "-m pyspark.daemon" ] || {{ shift 2; set -- -m posthouse.pipeline.daemon "$@"; }}
 exec "{python}" "$@"
 """
 _SETTINGS = {
@@ -56,11 +58,13 @@ _HERE = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
     "spark.executor.heartbeatInterval": "3s",  # after which it tells what it has read, not 10
-    "spark.driver.extraJavaOptions":
-        f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}",
 }  # fmt: skip
 
 
+# Where workers find this package: between Java and Python on one machine TCP does nothing but cost.
+_INSTALLED = {
+    "spark.python.unix.domain.socket.enabled": "true", "spark.posthouse.installed": "true",
+}  # fmt: skip
 _MASTER = re.compile(r"local($|\[|-cluster\[)|yarn$|(spark|k8s|sc)://")
 
 
@@ -91,28 +95,32 @@ def session(
     else:
         os.environ["JAVA_HOME"] = java_home()
         if master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", _worker())
+            worker = _worker()
+            if os.environ.setdefault("PYSPARK_PYTHON", worker or sys.executable) == worker:
+                chosen |= _INSTALLED
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            chosen |= _HERE
+            chosen |= _HERE | {"spark.driver.extraJavaOptions": " ".join(_java_options())}
         builder = builder.master(master)
     for name, value in (chosen | (settings or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    register(spark)
+    register(spark, by_value=master.startswith("sc://") or not _knows_us(spark))
     return spark
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: "SparkSession", *, by_value: bool = True) -> None:
     """Makes `format("posthouse")` known to a session.
 
-    What it is goes along with it, so that nothing has to be installed where it is used.
+    What it is goes along with it, so that nothing has to be installed where it is used; unless it
+    is known to be there, and need not be made anew by every worker for every query.
     """
     from pyspark import cloudpickle
 
     import posthouse.pipeline
     from posthouse.pipeline.format import PosthouseSource
 
-    cloudpickle.register_pickle_by_value(posthouse.pipeline)  # type: ignore[no-untyped-call]
+    if by_value:
+        cloudpickle.register_pickle_by_value(posthouse.pipeline)  # type: ignore[no-untyped-call]
     spark.dataSource.register(PosthouseSource)
 
 
@@ -169,6 +177,15 @@ def _javas() -> Iterator[Path]:
         yield Path(JAVA_HOME) / "bin" / "java"
 
 
+def _java_options() -> Iterator[str]:
+    """Little is said; and of the collectors the one that takes the least time in all, unless there
+    is one chosen already: Java does not start with two."""
+    yield f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
+    given = (os.environ.get(name, "") for name in _JAVA_READS)
+    if not any(re.search(r"-XX:\+Use\w*GC\b", each) for each in given):
+        yield "-XX:+UseParallelGC"
+
+
 def _version(java: Path, *flags: str) -> int:
     """0 where it does not start."""
     try:
@@ -190,15 +207,32 @@ def _shim(java: Path) -> str:
 # Python.
 
 
-def _worker() -> str:
-    """The Python that runs what Spark leaves to it: this one."""
+def _worker() -> str | None:
+    """What runs what Spark leaves to Python: this one, if it finds us where we are found here."""
     import pyspark
+
+    import posthouse
 
     installed = Path(pyspark.__file__).parent.parent
     if sys.platform == "win32" or installed != Path(sysconfig.get_path("purelib")):
-        return sys.executable
+        return None
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", "import posthouse; print(posthouse.__file__)"],
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if found.strip() != posthouse.__file__:
+        return None
     text = _WORKER.format(archives=_ARCHIVES, python=sys.executable)
     return str(_script("python", f"{sha256(text.encode()).hexdigest()[:16]}/python", text))
+
+
+def _knows_us(spark: "SparkSession") -> bool:
+    """Whether its workers do; it may have been there before, and be of another kind."""
+    settings = spark.sparkContext.getConf()
+    return all(settings.get(name) == value for name, value in _INSTALLED.items())
 
 
 def _script(name: str, path: str, text: str) -> Path:

@@ -175,7 +175,7 @@ def _parts(first: int, end: int, wanted: int) -> list[Part]:
     """Where it is not said how many, each of a size that keeps a task busy for some seconds."""
     if end <= first:
         return []
-    return parts(first, end, wanted or -(-(end - first) // ROWS_OF_A_PARTITION))
+    return parts(first, end, wanted or round((end - first) / ROWS_OF_A_PARTITION))
 
 
 class PushingReader(Reader):
