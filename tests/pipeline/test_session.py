@@ -25,6 +25,7 @@ from tests.pipeline.elsewhere import free_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SOCKETS = "spark.python.unix.domain.socket"
 MODULE = "--add-modules=jdk.incubator.vector"
 room = import_module("posthouse.pipeline.session")  # the package has a function of that name
 
@@ -171,6 +172,31 @@ def test_workers_find_what_runs_here_and_are_not_sent_it(spark: "SparkSession") 
     where = spark.sparkContext.range(1).map(lambda _: __import__("posthouse").__file__)
     assert where.collect() == [posthouse.__file__]
     assert room._knows_us(spark)
+
+
+def test_sockets_lie_in_a_folder_of_our_own(spark: "SparkSession") -> None:
+    folder = Path(spark.sparkContext.getConf().get(f"{SOCKETS}.dir") or "")
+    assert spark.sparkContext.range(7).map(lambda each: each).count() == 7
+    assert (folder.stat().st_mode & 0o777, any(folder.glob(".*.sock"))) == (0o700, True)
+
+
+def test_sockets_go_with_the_process() -> None:
+    job = (
+        "from importlib import import_module;"
+        " print(*import_module('posthouse.pipeline.session')._sockets().values())"
+    )
+    said = subprocess.check_output([sys.executable, "-c", job], text=True).split()
+    assert said[0] == "true"
+    assert not Path(said[1]).exists()
+
+
+def test_where_a_socket_could_not_be_named_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("x" * room.SOCKET_FOLDER_CHARACTERS_MAX)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert room._sockets.__wrapped__() == {}
 
 
 def test_where_workers_would_find_another_package_ours_goes_along(

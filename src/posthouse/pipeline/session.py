@@ -9,6 +9,7 @@
 Where it runs is all that changes; what is run need not know.
 """
 
+import atexit
 import os
 import re
 import shutil
@@ -61,10 +62,10 @@ _HERE = {
 }  # fmt: skip
 
 
-# Where workers find this package: between Java and Python on one machine TCP does nothing but cost.
-_INSTALLED = {
-    "spark.python.unix.domain.socket.enabled": "true", "spark.posthouse.installed": "true",
-}  # fmt: skip
+_INSTALLED = "spark.posthouse.installed"  # set where workers find this package
+SOCKET_FOLDER_CHARACTERS_MAX = (
+    60  # a socket's whole name may have 104, and Spark's part of it is 42
+)
 _MASTER = re.compile(r"local($|\[|-cluster\[)|yarn$|(spark|k8s|sc)://")
 
 
@@ -97,7 +98,7 @@ def session(
         if master.startswith("local"):
             worker = _worker()
             if os.environ.setdefault("PYSPARK_PYTHON", worker or sys.executable) == worker:
-                chosen |= _INSTALLED
+                chosen |= {_INSTALLED: "true"} | _sockets()
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             chosen |= _HERE | {"spark.driver.extraJavaOptions": " ".join(_java_options())}
         builder = builder.master(master)
@@ -229,10 +230,20 @@ def _worker() -> str | None:
     return str(_script("python", f"{sha256(text.encode()).hexdigest()[:16]}/python", text))
 
 
+@cache
+def _sockets() -> dict[str, str]:
+    """Between Java and Python on one machine TCP does nothing but cost."""
+    folder = tempfile.mkdtemp(prefix="posthouse-")  # Spark would leave its sockets lying about
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(folder) > SOCKET_FOLDER_CHARACTERS_MAX:
+        return {}
+    name = "spark.python.unix.domain.socket"
+    return {f"{name}.enabled": "true", f"{name}.dir": folder}
+
+
 def _knows_us(spark: "SparkSession") -> bool:
     """Whether its workers do; it may have been there before, and be of another kind."""
-    settings = spark.sparkContext.getConf()
-    return all(settings.get(name) == value for name, value in _INSTALLED.items())
+    return spark.sparkContext.getConf().get(_INSTALLED) == "true"
 
 
 def _script(name: str, path: str, text: str) -> Path:
