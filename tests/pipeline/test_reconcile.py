@@ -4,6 +4,8 @@ import json
 import os
 import random
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,3 +232,17 @@ def test_planted_faults_are_found_none_missed_none_invented(spark: "SparkSession
     for id, fault in faults.items():
         wanted.setdefault(fault, set()).add(f"m{id}")
     assert found == wanted
+
+
+def test_what_was_taken_from_a_database_is_not_left_behind(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        shop.execute("create table outbox (id text)")
+    job = f"""if True:
+        from pathlib import Path
+        from posthouse.pipeline.claims import _staged
+        print(*Path(_staged({url!r}, "outbox", {str(tmp_path)!r})).iterdir())
+    """
+    said = subprocess.check_output([sys.executable, "-c", job], text=True)
+    assert said.endswith("claims.parquet\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["shop.db"]

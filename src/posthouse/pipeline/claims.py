@@ -3,6 +3,8 @@
 It is read from files (Parquet, CSV, JSON), or from a table of a database through SQLAlchemy.
 """
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,7 +85,10 @@ def _named(given: "DataFrame", columns: Mapping[str, str], where: str) -> "DataF
 
 
 def _staged(url: str, query: str, staging: str | None) -> str:
-    """What a database gives, as Parquet: chunk by chunk, so that it may be large."""
+    """What a database gives, as Parquet: chunk by chunk, so that it may be large.
+
+    It is the user's data: the folder goes with the process, until when Spark may read it.
+    """
     try:
         import sqlalchemy as sql
     except ImportError:
@@ -91,6 +96,7 @@ def _staged(url: str, query: str, staging: str | None) -> str:
             "To read a database takes SQLAlchemy. Install it with: pip install 'posthouse[sql]'"
         ) from None
     folder = tempfile.mkdtemp(prefix="posthouse-claims-", dir=staging)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     wanted = query if " " in query.strip() else f"SELECT * FROM {query}"  # noqa: S608 (it is the user's)
     try:
         with sql.create_engine(url).connect() as connection:
