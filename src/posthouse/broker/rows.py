@@ -22,7 +22,6 @@ from posthouse.core.message import (
     NewMessage,
     Properties,
     decode_envelope,
-    decode_envelopes,
 )
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import (
@@ -282,7 +281,7 @@ def _by_field(kind: type[Struct], some: Sequence[Struct]) -> Iterator[tuple[str,
 
 def _envelopes(encoded: Sequence[bytes]) -> list[Envelope]:
     try:
-        return decode_envelopes(encoded)
+        return list(map(decode_envelope, encoded))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return list(map(_envelope, encoded))
 

@@ -7,7 +7,7 @@ resubmitting and, later, forwarding move a message by reference to the position 
 the journal.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -68,10 +68,6 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 def decode_envelope(data: bytes) -> Envelope:
     return _envelope_decoder.decode(data)
-
-
-def decode_envelopes(data: Iterable[bytes]) -> list[Envelope]:
-    return list(map(_envelope_decoder.decode, data))
 
 
 def message_id(envelope: bytes) -> str:
