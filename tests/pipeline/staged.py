@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from posthouse.pipeline import session
+from posthouse.pipeline import register, session
 from posthouse.pipeline.sink import Target
 
 SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
@@ -36,6 +36,7 @@ def deadly(when: str) -> None:
 def main(when: str, url: str, checkpoint: str, first: str) -> None:
     deadly(when)
     spark = session("local[2]", settings=SETTINGS)
+    register(spark)  # by value: with what is deadly about it
     rows = spark.readStream.format("posthouse").options(
         url=url, entity="given", body="text", maxRowsPerBatch="100", **{"from": first}
     )
