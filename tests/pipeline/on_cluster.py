@@ -1,6 +1,6 @@
 """What test_cluster runs as a program of its own: the driver of a cluster.
 
-    python on_cluster.py SOURCES MASTER URL FOLDER
+    python on_cluster.py SOURCES MASTER URL FOLDER FROM
 
 Nothing of Posthouse is found by the cluster's Python; this one is told where it is.
 """
@@ -39,7 +39,7 @@ def gate(folder: str) -> Callable[[bytes], bytes]:
     return through
 
 
-def main(master: str, url: str, folder: str) -> None:
+def main(master: str, url: str, folder: str, first: str) -> None:
     from pyspark.sql.functions import udf
 
     from posthouse.pipeline import session
@@ -51,7 +51,7 @@ def main(master: str, url: str, folder: str) -> None:
         "spark.sql.execution.pythonUDF.arrow.enabled": "false",  # the gate is for single rows
     }  # fmt: skip
     spark = session(master, settings=settings)
-    of = {"url": url, "entity": "in"}
+    of = {"url": url, "entity": "in", "from": first}  # so that both executors have as much of it
     told: dict[str, object] = {}
     found = spark.range(0, 4, 1, 2).select(udf(finds_posthouse, "boolean")("id").alias("found"))
     told["found"] = [row.found for row in found.collect()]

@@ -14,7 +14,7 @@ import pytest
 
 import posthouse
 from tests.pipeline import on_cluster
-from tests.pipeline.asking import bodies, events
+from tests.pipeline.asking import bodies, events, last
 from tests.pipeline.conftest import need_java
 from tests.pipeline.elsewhere import SPARK, await_that, bare_environment, free_port, running
 from tests.server.running import Running
@@ -49,11 +49,12 @@ def test_nothing_is_installed_there_and_an_executor_may_die(
     sent = [f"{number} {'x' * 200}" for number in range(5_000)]
     for at in range(0, len(sent), 1_000):
         broker.send("in", *sent[at : at + 1_000])
+    begins = str(last(broker) - len(sent) + 1)
     environment = bare_environment(tmp_path)
     with cluster(tmp_path, environment) as master, (tmp_path / "log-driver").open("wb") as log:
         sources = str(Path(posthouse.__file__).parent.parent)
         command = [sys.executable, on_cluster.__file__, sources, master, broker.url, str(tmp_path)]
-        driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        driver = subprocess.Popen([*command, begins], stdout=log, stderr=log, env=environment)
         try:
             await_that(
                 lambda: (
