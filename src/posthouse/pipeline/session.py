@@ -63,9 +63,7 @@ _HERE = {
 
 
 _INSTALLED = "spark.posthouse.installed"  # set where workers find this package
-SOCKET_FOLDER_CHARACTERS_MAX = (
-    60  # a socket's whole name may have 104, and Spark's part of it is 42
-)
+SOCKET_FOLDER_CHARACTERS_MAX = 60  # of the 104 that some allow; a socket's own name has 42
 _MASTER = re.compile(r"local($|\[|-cluster\[)|yarn$|(spark|k8s|sc)://")
 
 
