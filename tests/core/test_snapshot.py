@@ -23,22 +23,23 @@ from posthouse.core.model import Account, Grant, QueueProperties, Reader, State,
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.core.snapshot import restore, take
-from tests.core.world import World, a_message
+from tests.core.world import KEY, World, a_message
 from tests.invariants import check
 
 GOLDEN = Path(__file__).with_name("golden_snapshot.txt")
 BEFORE_TOPICS = Path(__file__).with_name("golden_snapshot_1.txt")
 BEFORE_EXTRAS = Path(__file__).with_name("golden_snapshot_2.txt")
 BEFORE_SINCE = Path(__file__).with_name("golden_snapshot_3.txt")
+BEFORE_KEYS = Path(__file__).with_name("golden_snapshot_4.txt")
 
 
 def of(state: State) -> Namespaces:
     return Namespaces({state.name: state}, [state.name])
 
 
-def a_full_world() -> World:
+def a_full_world(key: bytes = KEY) -> World:
     """Something of everything that a namespace can hold."""
-    world = World()
+    world = World(key=key)
     world.queue("plain", dead_letter_expired=True, idle_delete_ms=90_000)
     world.queue("urgent", order="priority")
     world.queue("sessions", grouping="session")
@@ -62,8 +63,8 @@ def a_full_world() -> World:
     return world
 
 
-def a_world_with_topics() -> World:
-    world = a_full_world()
+def a_world_with_topics(key: bytes = KEY) -> World:
+    world = a_full_world(key)
     topic = world.topic(duplicate_detection=True)
     world.queue("far", status="disabled")
     world.subscribe(topic, "all", ttl_ms=50_000)
@@ -227,14 +228,17 @@ def test_the_bytes_of_a_snapshot_do_not_change() -> None:
     ("old", "make"),
     [
         (BEFORE_TOPICS, a_full_world), (BEFORE_EXTRAS, a_world_with_topics),
-        (BEFORE_SINCE, a_world_with_topics),
+        (BEFORE_SINCE, a_world_with_topics), (BEFORE_KEYS, a_world_with_topics),
     ],
 )  # fmt: skip
-def test_a_snapshot_of_an_older_version_can_be_read(old: Path, make: Callable[[], World]) -> None:
+def test_a_snapshot_of_an_older_version_can_be_read(
+    old: Path, make: Callable[[bytes], World]
+) -> None:
     (state,) = restore(map(bytes.fromhex, old.read_text().splitlines())).states.values()
-    world = make()
-    for lock in world.state.locks.values():
-        lock.since_ms = 0  # that was not noted then
+    world = make(b"")  # tokens had no key then
+    if old is not BEFORE_KEYS:
+        for lock in world.state.locks.values():
+            lock.since_ms = 0  # that was not noted then
     assert dump(state, bodies=False) == dump(world.state, bodies=False)
 
 

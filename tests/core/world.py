@@ -31,6 +31,9 @@ from posthouse.core.model import QueueProperties, subscription_queue
 from posthouse.core.plan import Delivered
 from posthouse.core.records import Kept, is_kept, span
 from posthouse.core.rules import DEFAULT_RULE, Rule
+from posthouse.core.tokens import KEY_BYTES
+
+KEY = bytes(range(KEY_BYTES))  # of the tokens of a first start
 
 
 def a_message(
@@ -54,14 +57,14 @@ def a_message(
 class World:
     """One namespace, its clock, and the kept records so far."""
 
-    def __init__(self, *, epoch: int = 1, salt: int = 7) -> None:
+    def __init__(self, *, epoch: int = 1, salt: int = 7, key: bytes = KEY) -> None:
         self.state = State("test")
         self.now_ms = 1_000
         self.position = 1
         self.journal: list[tuple[int, Kept]] = []
         self.deliveries: list[Delivered] = []  # of the last command
         self._receiver = 1_000
-        self.do(Start(epoch, salt))
+        self.do(Start(epoch, salt, key))
 
     def do(self, command: Command) -> Outcome:
         outcome = decide(self.state, command, self.now_ms)
@@ -80,12 +83,12 @@ class World:
             evolve(state, record, position)
         return state
 
-    def restarted(self, *, epoch: int = 2, salt: int = 8) -> "World":
+    def restarted(self, *, epoch: int = 2, salt: int = 8, key: bytes = KEY[::-1]) -> "World":
         """The namespace as it is after a crash and the start that follows."""
         world = World.__new__(World)
         world.state, world.now_ms, world.position = self.replayed(), self.now_ms, self.position
         world.journal, world.deliveries, world._receiver = list(self.journal), [], self._receiver
-        world.do(Start(epoch, salt))
+        world.do(Start(epoch, salt, key))
         return world
 
     # Shorthands that also say what kind of answer is expected.

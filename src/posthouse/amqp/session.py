@@ -55,10 +55,23 @@ def after(first: int, second: int) -> int:
 
 
 class Tags(NamedTuple):
-    """Of deliveries that are sent together: what they have in common, then a number of 8 bytes."""
+    """Delivery tags of a run: a common head, then a number of 8 bytes or bytes of one length."""
 
     head: bytes
-    numbers: Sequence[int]
+    rest: Sequence[int | bytes]
+
+    @property
+    def rest_bytes(self) -> int:
+        last = self.rest[-1]
+        return 8 if isinstance(last, int) else len(last)
+
+    @property
+    def layout(self) -> str:
+        """Of the rest, as struct writes it."""
+        return "Q" if isinstance(self.rest[-1], int) else f"{self.rest_bytes}s"
+
+    def whole(self, rest: int | bytes) -> bytes:
+        return self.head + (rest.to_bytes(8, "big") if isinstance(rest, int) else rest)
 
 
 class Link:
@@ -227,18 +240,16 @@ class Link:
         """
         session, count = self.session, len(payloads)
         first = session.next_delivery_id
-        size = _FIXED_BYTES + len(tags.head) + 8
+        length = len(tags.head) + tags.rest_bytes
+        size = _FIXED_BYTES + length
         sizes = [size + len(each) for each in payloads]
         if bodies is not None:
             sizes = [each + len(body) for each, body in zip(sizes, bodies, strict=True)]
         if first + count > MASK or max(sizes) > session.frame_max or not session.has_room(count):
             kept = [0] * count if keep is None else keep
             more = [b""] * count if bodies is None else bodies
-            for payload, body, number, with_it in zip(
-                payloads, more, tags.numbers, kept, strict=True
-            ):
-                tag = tags.head + number.to_bytes(8, "big")
-                self.send(payload + body, tag, settled=keep is None, keep=with_it)
+            for payload, body, tag, with_it in zip(payloads, more, tags.rest, kept, strict=True):
+                self.send(payload + body, tags.whole(tag), settled=keep is None, keep=with_it)
             return
         numbers = range(first, first + count)
         self.credit -= count
@@ -248,15 +259,14 @@ class Link:
             session.unsettled.update(dict.fromkeys(numbers, self))
             self.unsettled.update(zip(numbers, keep, strict=True))
             rest = _REST_UNSETTLED
-        length = len(tags.head) + 8
         fixed = _FIXED(
             2, 0, session.channel, TRANSFER_HEAD, 21 + length, 11, 0x70, self.handle, 0x70
         )
         tag_head = b"\xa0%c%b" % (length, tags.head)
-        pack = _struct(f">I{len(fixed)}sI{len(tag_head)}sQ{len(rest)}s").pack
+        pack = _struct(f">I{len(fixed)}sI{len(tag_head)}s{tags.layout}{len(rest)}s").pack
         heads = [
             pack(size, fixed, number, tag_head, tag, rest)
-            for size, number, tag in zip(sizes, numbers, tags.numbers, strict=True)
+            for size, number, tag in zip(sizes, numbers, tags.rest, strict=True)
         ]
         columns = (heads, payloads) if bodies is None else (heads, payloads, bodies)
         session.send_run(list(chain.from_iterable(zip(*columns, strict=True))), count)

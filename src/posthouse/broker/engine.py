@@ -12,6 +12,7 @@ answered with the failure. Recovery reads the journal.
 import asyncio
 import gc
 import logging
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -88,6 +89,7 @@ from posthouse.core.records import (
     span,
 )
 from posthouse.core.routing import router_of
+from posthouse.core.tokens import KEY_BYTES
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.frames import CLOSING, Frame
@@ -197,6 +199,7 @@ class Engine:
         self._store = store
         self._clock = clock
         self._salt = salt
+        self._token_key = secrets.token_bytes(KEY_BYTES)
         self._clocks: dict[str, VirtualClock] = {}  # of namespaces that have their own
         self._access = access
         self._limits = limits
@@ -272,7 +275,7 @@ class Engine:
                 passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for name in world.names:
-            engine._start(name, Start(last.epoch, salt))
+            engine._start(name, Start(last.epoch, salt, engine._token_key))
             for queue in world.states[name].queues.values():
                 if queue.subscriptions:
                     router_of(queue)  # to compile many rules takes long: not with the first send
@@ -613,7 +616,7 @@ class Engine:
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
         if isinstance(command, CreateNamespace):  # its tokens are of this start, whoever asks
-            command = CreateNamespace(command.name, self.epoch, self._salt)
+            command = CreateNamespace(command.name, self.epoch, self._salt, self._token_key)
         outcome = spaces.decide(self._world, command, self.time_ms())
         for record in outcome.records:
             spaces.evolve(self._world, record, self._position)

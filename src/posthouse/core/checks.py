@@ -19,6 +19,7 @@ from posthouse.core.message import SPAN, TIMESTAMP, UUID, Properties
 from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
 from posthouse.core.routing import compile_rule
 from posthouse.core.rules import CorrelationFilter, Rule
+from posthouse.core.tokens import KEY_BYTES
 
 
 def check_count(argument: str, value: object, least: int, most: int) -> None:
@@ -30,9 +31,10 @@ def check_duration(argument: str, value_ms: int) -> None:
     check_count(argument, value_ms, 0, TIME_MS_MAX)
 
 
-def check_start(epoch: int, salt: int) -> None:
+def check_start(epoch: int, salt: int, key: bytes) -> None:
     check_count("epoch", epoch, 0, (1 << 32) - 1)
     check_count("salt", salt, 0, (1 << 32) - 1)
+    check_count("the bytes of key", len(key), 0, KEY_BYTES)
 
 
 def check_text(argument: str, text: object, most: int) -> None:

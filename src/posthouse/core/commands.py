@@ -68,6 +68,7 @@ class Start(_Command, frozen=True):
     reach = "namespace"
     epoch: int
     salt: int
+    key: bytes = b""  # of the tokens; without one they can be guessed
 
 
 class Tick(_Command, frozen=True):

@@ -21,7 +21,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
     plain: Dump = {
         "name": state.name,
         "number": state.number,
-        "era": f"{state.era >> 64:016x}",
+        "era": f"{state.era >> 64:016x}{state.tokens.key.hex()}",
         "started_ms": state.started_ms,
         "clock": [state.clock_ms, state.broker_ms],
         "next_lock": state.next_lock,

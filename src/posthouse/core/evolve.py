@@ -100,6 +100,7 @@ from posthouse.core.records import (
     epitaph,
     is_kept,
 )
+from posthouse.core.tokens import Tokens
 
 
 def evolve(state: State, record: Record, position: int) -> None:
@@ -139,8 +140,9 @@ def _clock_set(state: State, record: ClockSet, _: int) -> None:
 
 
 def _started(state: State, record: Started, _: int) -> None:
-    # Lock numbers are counted in each namespace, so the salt of a start is made its own.
+    # Each namespace counts by itself, so the salt of a start is made its own.
     state.era = era(record.epoch, record.salt + state.number)
+    state.tokens = Tokens(state.era, record.key, state.number)
     state.started_ms = record.time_ms
 
 
@@ -648,10 +650,10 @@ def _locked(state: State, record: Locked, _: int) -> None:
     queue, sequences = state.queues[record.queue], record.sequences
     grouped = len(queue.groups) > 0
     until_ms, bound, since_ms = record.until_ms, record.bound, record.time_ms
-    token = state.era + record.first_lock
+    tokens = state.tokens.several(record.first_lock, len(sequences))
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
     from_deferred = 0
-    for sequence in sequences:
+    for sequence, token in zip(sequences, tokens, strict=True):
         message = chunks[sequence // CHUNK][sequence]
         if message.expires_ms:  # it does not expire under its holder
             _unwatch_expiry(state, queue, message)
@@ -665,9 +667,8 @@ def _locked(state: State, record: Locked, _: int) -> None:
             _lock_in_group(queue, lock, token)
             if lock.session is None:
                 timers.add(until_ms, token)
-        token += 1
     if not grouped:
-        timers.add_all(until_ms, range(state.era + record.first_lock, token))
+        timers.add_all(until_ms, tokens)
     state.next_lock = record.first_lock + len(sequences)
     counts = queue.counts
     counts[ACTIVE] -= len(sequences) - from_deferred
@@ -683,11 +684,10 @@ def _locked(state: State, record: Locked, _: int) -> None:
     else:
         queue.lanes[0].take(sequences)
     if bound and bound in state.receivers:
-        first = state.era + record.first_lock
-        state.receivers[bound].locks.update(dict.fromkeys(range(first, token)))
+        state.receivers[bound].locks.update(dict.fromkeys(tokens))
     if record.ids is not None:
         ids = state.ids
-        for token, message_id in enumerate(record.ids, state.era + record.first_lock):
+        for token, message_id in zip(tokens, record.ids, strict=True):
             if message_id:
                 locks[token].id = message_id
                 if message_id in ids:
@@ -1026,7 +1026,7 @@ def _session_accepted(state: State, record: SessionAccepted, _: int) -> None:
     group = queue.groups.get(record.session)
     if group is None:
         group = queue.groups[record.session] = Group(record.session, Lane())
-    group.token = state.era + record.lock
+    group.token = state.tokens.one(record.lock)
     group.until_ms, group.bound = record.until_ms, record.bound
     state.next_lock = record.lock + 1
     state.sessions[group.token] = (queue, group)

@@ -16,6 +16,7 @@ from posthouse.core.message import Message, NewMessage, Notes
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.timers import Timers
+from posthouse.core.tokens import Tokens
 
 Order = Literal["arrival", "priority"]
 Grouping = Literal["none", "session", "group"]
@@ -220,8 +221,7 @@ class Schedule(msgspec.Struct, array_like=True):
 class Lock(msgspec.Struct, gc=False):
     """A delivery held by a receiver, known by its token.
 
-    A token is a number of 128 bits: epoch (32), salt (32), lock number (64). The first two come
-    from the start under which it was given, so no later lock can have the same one.
+    A token is a number of 128 bits that cannot be guessed, and no later lock has it (tokens.py).
     """
 
     message: Message
@@ -250,7 +250,8 @@ class State(msgspec.Struct):
 
     name: str
     number: int = 0  # the position at which the namespace was created
-    era: int = 0  # the upper 64 bits of tokens: epoch and salt of this start
+    era: int = 0  # epoch (32 bits) and salt (32) of this start, and 64 bits of nothing
+    tokens: Tokens = msgspec.field(default_factory=lambda: Tokens(0, b"", 0))  # of this start
     started_ms: int = 0
     clock_ms: int = 0  # where its own clock was last moved to,
     broker_ms: int = 0  # and where the broker's was then
@@ -323,7 +324,7 @@ class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def era(epoch: int, salt: int) -> int:
-    """The upper half of the tokens of one start: what a lock number is added to."""
+    """What the numbers of one start are added to, so that no other start has them."""
     return (epoch << 32 | salt & 0xFFFFFFFF) << 64
 
 

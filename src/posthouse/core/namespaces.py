@@ -51,13 +51,14 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateNamespace(_Command, frozen=True):
-    """`epoch` and `salt` are those of the running start, as in `Start`; an engine fills them in."""
+    """`epoch`, `salt` and `key` are those of the running start; an engine fills them in."""
 
     right = "manage"
     reach = "namespace"
     name: str
     epoch: int = 1
     salt: int = 0
+    key: bytes = b""
 
 
 class DeleteNamespace(_Command, frozen=True):
@@ -179,11 +180,12 @@ def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutco
 
 def _create(spaces: Namespaces, command: CreateNamespace, now_ms: int) -> SpaceOutcome:
     check_name("namespace", command.name)
-    check_start(command.epoch, command.salt)
+    check_start(command.epoch, command.salt, command.key)
     for other in spaces.names:
         if other.casefold() == command.name.casefold():
             raise AlreadyExists("namespace", other)
-    return SpaceOutcome([NamespaceCreated(command.name, now_ms, command.epoch, command.salt)])
+    made = NamespaceCreated(command.name, now_ms, command.epoch, command.salt, command.key)
+    return SpaceOutcome([made])
 
 
 def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceOutcome:
@@ -240,7 +242,8 @@ def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
         case NamespaceCreated():
             state = spaces.states[record.name] = State(record.name, position)
             insort(spaces.names, record.name)
-            evolve_state(state, Started(record.epoch, record.salt, record.time_ms), position)
+            started = Started(record.epoch, record.salt, record.time_ms, record.key)
+            evolve_state(state, started, position)
         case NamespaceDeleted(name):
             del spaces.states[name]
             spaces.names.remove(name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 from heapq import heappop, heappush, merge
-from itertools import count, islice, repeat
+from itertools import islice, repeat
 from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
@@ -304,9 +304,10 @@ def deliver(
 ) -> tuple[Locked | Taken, list[Delivery]]:
     """Locks these messages, or takes them out where that was asked for."""
     receiver = to.receiver
-    token = until_ms = step = 0
+    until_ms = 0
+    tokens: Iterable[int] = repeat(0)
     if not to.delete:
-        token, step = state.era + first_lock, 1
+        tokens = state.tokens.several(first_lock, len(messages))
         if to.session:
             until_ms = state.sessions[to.session][1].until_ms
         else:
@@ -315,7 +316,6 @@ def deliver(
     counts = [message.count + 1 for message in messages]
     waited_ms = [now_ms - message.enqueued_ms for message in messages]
     notes = repeat(None) if note_of is None else map(note_of, sequences)
-    tokens = count(token, step)
     deliveries = [
         Delivery(receiver, token, until_ms, each, message, note)
         for token, each, message, note in zip(tokens, counts, messages, notes, strict=False)
@@ -462,7 +462,7 @@ def grant(plan: Plan, queue: Queue, session: str, to: Receiver) -> Granted:
             queue.name, plan.now_ms, session, lock, until_ms, to.receiver, to.bound_session
         )
     )
-    return Granted(to.receiver, session, plan.state.era + lock, until_ms)
+    return Granted(to.receiver, session, plan.state.tokens.one(lock), until_ms)
 
 
 def _by_group(messages: Iterable[Message]) -> dict[str, list[Message]]:

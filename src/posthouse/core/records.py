@@ -31,11 +31,12 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Started(_Kept, frozen=True, tag=1):
-    """The broker has started: tokens from here on carry this epoch and salt."""
+    """The broker has started: tokens from here on are made with this key."""
 
     epoch: int
     salt: int
     time_ms: int
+    key: bytes = b""
 
 
 class QueueCreated(_Kept, frozen=True, tag=2):
@@ -245,6 +246,7 @@ class NamespaceCreated(_Kept, frozen=True, tag=24):
     time_ms: int
     epoch: int
     salt: int
+    key: bytes = b""
 
 
 class NamespaceDeleted(_Kept, frozen=True, tag=25):

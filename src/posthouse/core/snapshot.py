@@ -43,6 +43,7 @@ from posthouse.core.model import (
 )
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.rules import Rule
+from posthouse.core.tokens import Tokens
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
@@ -63,6 +64,7 @@ class Space(_Part, frozen=True, tag=0):
     clock_ms: int
     broker_ms: int
     next_lock: int
+    key: bytes = b""  # of its tokens
 
 
 class Contents(_Part, frozen=True, tag=1):
@@ -147,7 +149,7 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
     for state in world.states.values():
         yield Space(
             state.name, state.number, state.era >> 64, state.started_ms, state.clock_ms,
-            state.broker_ms, state.next_lock,
+            state.broker_ms, state.next_lock, state.tokens.key,
         )  # fmt: skip
         for queue in state.queues.values():
             yield from _take_queue(queue)
@@ -259,9 +261,10 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
 
 
 def _state(part: Space) -> State:
+    era = part.era << 64
     return State(
-        part.name, part.number, part.era << 64, part.started_ms, part.clock_ms, part.broker_ms,
-        part.next_lock,
+        part.name, part.number, era, Tokens(era, part.key, part.number), part.started_ms,
+        part.clock_ms, part.broker_ms, part.next_lock,
     )  # fmt: skip
 
 

@@ -72,10 +72,10 @@ _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 def start(state: State, command: Start, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
-    check_start(command.epoch, command.salt)
+    check_start(command.epoch, command.salt, command.key)
     if command.epoch <= state.era >> 96:
         raise InvalidArgument("epoch", "must be higher than that of the start before")
-    plan.records.append(Started(command.epoch, command.salt, now_ms))
+    plan.records.append(Started(command.epoch, command.salt, now_ms, command.key))
     for queue in state.queues.values():
         if queue.temporary:
             plan.ending.add(queue.name)
