@@ -10,23 +10,6 @@ PYRIGHT := 1.1.414
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
-# Histories that chance writes, much at once, and damage at every byte: they take long, and no line of
-# the core and the store is left to them alone.
-UNTRACED := $(addprefix tests/,core/test_properties.py core/test_sparing_by_chance.py \
-  core/test_mend_by_chance.py core/test_much_at_once.py core/filters/test_against_plain.py \
-  store/test_everywhere.py)
-# What looks at time or memory, and is not to have others beside it.
-ALONE := $(wildcard tests/crash/test_kill*.py) $(addprefix tests/,crash/test_full_disk.py \
-  server/test_listener.py server/test_patience.py)
-# What takes longest, and so begins first.
-LONG := $(addprefix tests/,server/test_openapi.py client/conformance/test_messages.py simulate/test_simulate.py \
-  client/conformance/test_sessions.py server/test_serve.py client/test_worker_process.py \
-  dialects/servicebus/test_admin.py core/test_properties.py server/test_feed.py)
-# All beside the core, the store and Spark, file by file: pytest does not look into a folder that is
-# to be ignored for a file that is named, where a folder around both is named as well.
-BESIDE = $(filter-out tests/core/% tests/store/% tests/pipeline/% $(ALONE), \
-  $(sort $(shell find tests -name 'test_*.py'))) $(UNTRACED)
-
 .PHONY: run demo test check bench simulate torture fuzz clean
 
 run: .venv/ready
@@ -42,13 +25,13 @@ demo: .venv/ready
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
 	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark, and the old SDK:"
-	{ $(BIN)/pytest tests/pipeline && \
+	{ $(BIN)/pytest -m spark && \
 	  PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect; } & spark=$$!; \
 	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK) & old=$$!; \
-	$(BIN)/coverage run -m pytest tests/core tests/store $(addprefix --ignore ,$(UNTRACED)) && $(BIN)/coverage report && \
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(LONG),$(BESIDE)); \
+	$(BIN)/coverage run -m pytest -m traced && $(BIN)/coverage report && \
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not (traced or alone or spark)'; \
 	tested=$$?; wait $$old || tested=$$?; wait $$spark || tested=$$?; exit $$tested
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest -m alone
 
 check: .venv/ready .venv/pyright
 	$(BIN)/ruff check .

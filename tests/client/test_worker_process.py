@@ -19,6 +19,8 @@ import pytest
 
 from tests.server.running import development
 
+pytestmark = pytest.mark.long
+
 WAIT_SECONDS = 30
 IN_MEMORY = 'posthouse.Worker("memory://?auto_create=true", drain_seconds=20)'
 HEAD = """

@@ -12,6 +12,8 @@ from tests.core.test_mend import Journal, mended
 from tests.invariants import check
 from tests.simulate.simulator import Simulator
 
+pytestmark = pytest.mark.untraced
+
 
 @cache
 def a_history(seed: int) -> Journal:

@@ -1,5 +1,7 @@
 """Handing on much, or to many: what takes long where every line is traced."""
 
+import pytest
+
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import HAND_ON_BYTES_MAX, HAND_ON_MAX, SPARE_MAX, SetCopying
 from posthouse.core.model import dead_letter_queue
@@ -10,6 +12,8 @@ from tests.core.test_found import GROWS, copies_written, settle_down
 from tests.core.test_sparing import numbers, take
 from tests.core.test_sparing import settle_down as settle_down_sparingly
 from tests.core.world import World, a_message
+
+pytestmark = pytest.mark.untraced
 
 
 def test_a_restart_goes_on_with_what_was_sent_to_many() -> None:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -72,6 +73,8 @@ from posthouse.core.rules import (
 from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
 from tests.invariants import check, check_positions
+
+pytestmark = [pytest.mark.untraced, pytest.mark.long]
 
 QUEUES = ("plain", "urgent", "sessions", "groups", "desk")
 TOPIC = "news"

@@ -11,6 +11,8 @@ from tests.core.sound import sound
 from tests.core.test_sparing import settle_down, take
 from tests.core.world import World
 
+pytestmark = pytest.mark.untraced
+
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_everything_arrives_once_and_in_order(seed: int) -> None:

@@ -39,6 +39,8 @@ from tests.crash.history import History
 from tests.invariants import check
 from tests.store.faulty_disk import FaultyDisk
 
+pytestmark = pytest.mark.alone
+
 NS, QUEUE, EMPTY = "full", "work", "empty"
 SEGMENT_BYTES = 256 << 10
 DISK_BYTES = 4 << 20

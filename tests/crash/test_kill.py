@@ -18,6 +18,7 @@ from random import Random
 from zlib import crc32
 
 import msgspec
+import pytest
 
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.store.file import Durability
@@ -33,6 +34,8 @@ from tests.crash.worker import (
     frame,
     read_frame,
 )
+
+pytestmark = pytest.mark.alone
 
 KILLS = int(os.environ.get("KILLS", "10"))
 LIFE = 20

@@ -16,8 +16,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests.crash.history import History
 from tests.server.running import Running
+
+pytestmark = pytest.mark.alone
 
 KILLS = int(os.environ.get("KILLS", "8")) // 2
 QUEUE, OTHER = "plain", "moved"

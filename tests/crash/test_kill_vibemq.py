@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from tests.crash.history import History
 from tests.dialects.vibemq.client import (
     ACK,
@@ -29,6 +31,8 @@ from tests.dialects.vibemq.client import (
     written,
 )
 from tests.server.running import Running
+
+pytestmark = pytest.mark.alone
 
 KILLS = int(os.environ.get("KILLS", "10")) // 3
 QUEUES = {"plain": {"maxRetryAttempts": 50}, "urgent": {"mode": 3, "maxRetryAttempts": 50}}

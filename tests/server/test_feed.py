@@ -25,6 +25,8 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import InUse
 from tests.server.running import Running, development, running
 
+pytestmark = pytest.mark.long
+
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
 
 

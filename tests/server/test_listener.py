@@ -15,6 +15,8 @@ from posthouse.server.listener import is_amqp, is_http, is_pyqueue, is_vibemq
 from tests.server.running import Running, development
 from tests.server.wire import FOREVER_SECONDS, connect, is_let_go, trusting_all
 
+pytestmark = pytest.mark.alone
+
 HANDSHAKE_SECONDS = 2
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nhost: localhost\r\n"

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.running import Running, development
+
+pytestmark = pytest.mark.long
 
 EXAMPLES = os.environ.get("OPENAPI_EXAMPLES", "20")  # for each operation
 # Names that lead somewhere, most of the time: random ones would all be unknown.

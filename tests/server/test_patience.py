@@ -13,6 +13,8 @@ from tests.server.running import Running, development
 from tests.server.test_listener import POST
 from tests.server.wire import FOREVER_SECONDS, connect, connect_narrowly, is_let_go, on_the_way
 
+pytestmark = pytest.mark.alone
+
 MESSAGES, BODY_BYTES = 100, 100_000
 SMALL_BYTES = 40_000  # an answer that stays below the mark at which writing pauses
 PEEK = (

@@ -17,6 +17,8 @@ import pytest
 from tests.server.running import Running, development, running
 from tests.server.wire import connect
 
+pytestmark = pytest.mark.long
+
 DEV = ("--dev", "--auto-create")
 QUEUES = "/api/v1/namespaces/default/queues"
 JSON = {"content-type": "application/json"}

@@ -8,6 +8,8 @@ import pytest
 
 from tests.simulate.simulator import Simulator
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_the_core_agrees_with_the_reference(first: int) -> None:

@@ -11,6 +11,8 @@ from posthouse.store.look import CLOSED
 from tests.store.faulty_disk import FaultyDisk, File, PowerCut
 from tests.store.test_recovery import batches, recovered, segments, until_cut, written
 
+pytestmark = pytest.mark.untraced
+
 
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged() -> None:
     work = batches(60)

@@ -17,6 +17,8 @@ from posthouse.client.messages import Message, ReceivedMessage
 from tests.client.conformance.rigs import Rig
 from tests.client.conformance.table import AZURE, SQS, can
 
+pytestmark = pytest.mark.long
+
 
 async def received(rig: Rig, queue: str, seconds: float = 5.0) -> ReceivedMessage:
     found = await rig.client.receive_message(queue, seconds)

@@ -18,6 +18,8 @@ from posthouse.client.provider import SessionSupport
 from tests.client.conformance.rigs import Rig
 from tests.client.conformance.table import SQS, can
 
+pytestmark = pytest.mark.long
+
 
 async def fill(rig: Rig, queue: str, session: str, count: int) -> None:
     most = min(rig.sessions.max_batch_size(), 100)

@@ -19,6 +19,8 @@ from posthouse.core.message import Properties, Value, span, timestamp, uuid
 from tests.core.filters.test_like import plainly_fits
 from tests.core.filters.views import a_view
 
+pytestmark = pytest.mark.untraced
+
 Tree = tuple[Any, ...]
 PARAMETERS: Properties = {
     "t": timestamp(5),

@@ -57,7 +57,10 @@ from tests.dialects.servicebus.test_topics import locked
 from tests.dialects.servicebus.trust import trusting
 
 # From Python 3.12 on the SDK is told off for asking elements whether they are true.
-pytestmark = pytest.mark.filterwarnings("ignore:Testing an element:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Testing an element:DeprecationWarning"),
+    pytest.mark.long,
+]
 
 Admin = ServiceBusAdministrationClient
 FOREVER = timedelta(days=10_675_199, seconds=10_085, microseconds=477_581)  # as the SDK rounds it
