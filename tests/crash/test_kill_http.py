@@ -5,10 +5,8 @@ the HTTP protocol and JSON, as its users have it.
 """
 
 import asyncio
-import contextlib
 import json
 import os
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from random import Random
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.crash.history import History
+from tests.crash.killing import Killed, Lives, messages_in, now_ms, until_killed
 from tests.server.running import Running
 
 pytestmark = pytest.mark.alone
@@ -25,16 +24,6 @@ KILLS = int(os.environ.get("KILLS", "10")) // 2
 PLAIN, SESSIONS = "plain", "sessions"
 BACKLOG_MAX = 300
 LOAD = ("sent", "delivered", "in order", "completed", "buried", "abandoned", "held", "left")
-FLAGS = ("--dev", "--segment-size", "256K", "--fold-size", "256K", "--keep", "0s", "--keep-size",
-         "0", "--bodies-limit", "16K")  # fmt: skip
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class Killed(Exception):
-    """The broker is gone, and all that it has said is heard."""
 
 
 class Client:
@@ -136,16 +125,11 @@ class Load:
             *(self._pull(client) for client in clients[5:9]),
             *(self._pull_sessions(client) for client in clients[9:]),
         ]
-        found = await asyncio.gather(*map(self._until_killed, work), return_exceptions=True)
+        await until_killed(work, self._end)
         for client in clients:
             client.close()
-        for each in found:
-            if each is not None:
-                raise each
 
-    async def _until_killed(self, work: Coroutine[None, None, None]) -> None:
-        with contextlib.suppress(Killed):
-            await work
+    def _end(self) -> None:
         self._over = True
 
     async def _send(self, client: Client, queue: str) -> None:
@@ -189,41 +173,19 @@ class Load:
 
 def look(broker: Running, history: History) -> int:
     """Everything that is there; how much that is."""
-    found = {}
-    for queue in (PLAIN, SESSIONS):
-        for name in (queue, f"{queue}%2F$dead"):
-            first: int | None = 0
-            names: list[str] = []
-            while first is not None:
-                page = broker.queue("GET", f"{name}/messages?limit=1000&first={first}").json
-                names += [each["id"] for each in page["messages"]]
-                first = page["next"]
-            found[name] = names
-    live = found[PLAIN] + found[SESSIONS]
-    history.check(live, found[f"{PLAIN}%2F$dead"] + found[f"{SESSIONS}%2F$dead"])
+    live, dead = (
+        [each["id"] for queue in (PLAIN, SESSIONS) for each in messages_in(broker, queue + end)]
+        for end in ("", "%2F$dead")
+    )
+    history.check(live, dead)
     return len(live)
 
 
 def test_what_http_has_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     random, history = Random(11), History()
-    load = Load(random, history)
-    flags = ("--data", str(tmp_path / "data"), *FLAGS)
-    broker = Running(*flags)
-    broker.queue("PUT", PLAIN, {"lock_ms": 300, "max_delivery": 8})
-    broker.queue("PUT", SESSIONS, {"lock_ms": 600, "max_delivery": 8, "grouping": "session"})
-
-    async def life() -> None:
-        running = asyncio.create_task(load.run(broker.port, look(broker, history)))
-        await asyncio.wait([running], timeout=random.uniform(0.3, 1.5))
-        broker.process.kill()
-        await running
-
-    for _ in range(KILLS):
-        asyncio.run(life())
-        broker.kill()
-        history.killed(now_ms())
-        broker = Running(*flags)
-        look(broker, history)
-    assert broker.stop() == 0
+    lives = Lives(tmp_path / "data", random=random, history=history)
+    lives.broker.queue("PUT", PLAIN, {"lock_ms": 300, "max_delivery": 8})
+    lives.broker.queue("PUT", SESSIONS, {"lock_ms": 600, "max_delivery": 8, "grouping": "session"})
+    lives.kill(KILLS, Load(random, history), lambda broker: look(broker, history), 1.5)
     for word in LOAD:
         assert history.counts[word], (word, history.counts)

@@ -7,10 +7,8 @@ one client, so what is settled by id is what that client holds.
 """
 
 import asyncio
-import contextlib
 import json
 import os
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from random import Random
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.crash.history import History
+from tests.crash.killing import Killed, Lives, messages_in, now_ms, until_killed
 from tests.server.running import Running
 
 pytestmark = pytest.mark.alone
@@ -28,18 +27,8 @@ QUEUE, OTHER = "plain", "moved"
 BACKLOG_MAX = 300
 LOCK_SECONDS = 1
 LOAD = ("sent", "delivered", "completed", "buried", "abandoned", "moved")
-FLAGS = ("--dev", "--segment-size", "256K", "--fold-size", "256K", "--keep", "0s", "--keep-size",
-         "0", "--bodies-limit", "16K", "--pyqueue-lock", f"{LOCK_SECONDS}s", "--compress", "gzip",
-         "--compress-from", "64")  # fmt: skip
+FLAGS = ("--pyqueue-lock", f"{LOCK_SECONDS}s", "--compress", "gzip", "--compress-from", "64")
 Reply = tuple[str, bytes]
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class Killed(Exception):
-    """The broker is gone, and all that it has said is heard."""
 
 
 class Client:
@@ -87,16 +76,11 @@ class Load:
             *(self._push(client) for client in clients[:3]),
             *(self._pull(client) for client in clients[3:]),
         ]
-        found = await asyncio.gather(*map(self._until_killed, work), return_exceptions=True)
+        await until_killed(work, self._end)
         for client in clients:
             client.close()
-        for each in found:
-            if each is not None:
-                raise each
 
-    async def _until_killed(self, work: Coroutine[None, None, None]) -> None:
-        with contextlib.suppress(Killed):
-            await work
+    def _end(self) -> None:
         self._over = True
 
     def _new(self, count: int) -> list[str]:
@@ -207,18 +191,11 @@ class Load:
 
 
 def look(broker: Running, history: History) -> int:
-    """Everything that is there, by the payloads; how much that is."""
-    found = {}
-    for queue in (QUEUE, OTHER):
-        for name in (queue, f"{queue}%2F$dead"):
-            first: int | None = 0
-            names: list[str] = []
-            while first is not None:
-                reply = broker.queue("GET", f"{name}/messages?limit=1000&first={first}")
-                page = reply.json if reply.status == 200 else {"messages": [], "next": None}
-                names += [each["body"][: len(each["body"]) // 3] for each in page["messages"]]
-                first = page["next"]
-            found[name] = names
+    """Everything that is there, by the payloads; how much of it can be pulled."""
+    found = {
+        name: [each["body"][: len(each["body"]) // 3] for each in messages_in(broker, name)]
+        for name in (QUEUE, OTHER, f"{QUEUE}%2F$dead", f"{OTHER}%2F$dead")
+    }
     live = found[QUEUE] + found[OTHER]
     history.check(live, found[f"{QUEUE}%2F$dead"] + found[f"{OTHER}%2F$dead"])
     return len(found[QUEUE])
@@ -226,22 +203,7 @@ def look(broker: Running, history: History) -> int:
 
 def test_what_pyqueue_clients_were_told_survives_kill_9(tmp_path: Path) -> None:
     random, history = Random(17), History()
-    load = Load(random, history)
-    flags = ("--data", str(tmp_path / "data"), *FLAGS)
-    broker = Running(*flags)
-
-    async def life() -> None:
-        running = asyncio.create_task(load.run(broker.port, look(broker, history)))
-        await asyncio.wait([running], timeout=random.uniform(0.3, 1.5))
-        broker.process.kill()
-        await running
-
-    for _ in range(KILLS):
-        asyncio.run(life())
-        broker.kill()
-        history.killed(now_ms())
-        broker = Running(*flags)
-        look(broker, history)
-    assert broker.stop() == 0
+    lives = Lives(tmp_path / "data", *FLAGS, random=random, history=history)
+    lives.kill(KILLS, Load(random, history), lambda broker: look(broker, history), 1.5)
     for word in LOAD:
         assert history.counts[word], (word, history.counts)

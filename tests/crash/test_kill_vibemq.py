@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import json
 import os
-import time
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.crash.history import History
+from tests.crash.killing import Killed, Lives, messages_in, now_ms, until_killed
 from tests.dialects.vibemq.client import (
     ACK,
     CONNECT,
@@ -40,16 +40,6 @@ MARKS = "marks"  # where subscribers publish to
 BACKLOG_MAX = 300
 SURE_MS = 20_000  # of the 30 s that a lock lasts, from when its delivery arrives
 LOAD = ("sent", "delivered", "redelivered", "completed", "leaving", "attached")
-FLAGS = ("--dev", "--segment-size", "256K", "--fold-size", "256K", "--keep", "0s", "--keep-size",
-         "0", "--bodies-limit", "16K")  # fmt: skip
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class Killed(Exception):
-    """The broker is gone, and all that it has said is heard."""
 
 
 class Client:
@@ -159,10 +149,10 @@ class Load:
         self._port, self._backlog, self._over = port, backlog, False
         work = [self._publish(queue) for queue in QUEUES for _ in range(3)]
         work += [self._take(queue) for queue in QUEUES for _ in range(3)]
-        found = await asyncio.gather(*work, return_exceptions=True)
-        for each in found:
-            if each is not None and not isinstance(each, Killed):
-                raise each
+        await until_killed(work, self._end)
+
+    def _end(self) -> None:
+        self._over = True
 
     async def _client(self) -> Client:
         client = Client(self._port, self._history, self._random.choice(GENERATIONS))
@@ -185,7 +175,6 @@ class Load:
                 priority = self._random.choice(["low", "normal", "high", "critical"])
                 await client.publish(queue, f"{queue}-{self._sent:07}", priority)
         finally:
-            self._over = True
             await client.close()
 
     async def _take(self, queue: str) -> None:
@@ -208,17 +197,12 @@ class Load:
 
 def look(broker: Running, history: History) -> int:
     """Everything that is there; how much that is."""
-    found: dict[str, list[str]] = {"": [], "%2F$dead": []}
-    for queue in QUEUES:
-        for end, names in found.items():
-            first: int | None = 0
-            while first is not None:
-                path = f"{queue}{end}/messages?limit=1000&first={first}"
-                page = broker.queue("GET", path).json
-                names += [each["id"] for each in page["messages"]]
-                first = page["next"]
-    history.check(found[""], found["%2F$dead"])
-    return len(found[""])
+    live, dead = (
+        [each["id"] for queue in QUEUES for each in messages_in(broker, queue + end)]
+        for end in ("", "%2F$dead")
+    )
+    history.check(live, dead)
+    return len(live)
 
 
 async def declare(port: int, history: History) -> None:
@@ -231,23 +215,8 @@ async def declare(port: int, history: History) -> None:
 
 def test_what_vibemq_clients_were_told_survives_kill_9(tmp_path: Path) -> None:
     random, history = Random(12), History()
-    load = Load(random, history)
-    flags = ("--data", str(tmp_path / "data"), *FLAGS)
-    broker = Running(*flags)
-    asyncio.run(declare(broker.port, history))
-
-    async def life() -> None:
-        running = asyncio.create_task(load.run(broker.port, look(broker, history)))
-        await asyncio.wait([running], timeout=random.uniform(0.5, 2))
-        broker.process.kill()
-        await running
-
-    for _ in range(KILLS):
-        asyncio.run(life())
-        broker.kill()
-        history.killed(now_ms())
-        broker = Running(*flags)
-        look(broker, history)
-    assert broker.stop() == 0
+    lives = Lives(tmp_path / "data", random=random, history=history)
+    asyncio.run(declare(lives.broker.port, history))
+    lives.kill(KILLS, Load(random, history), lambda broker: look(broker, history), 2)
     for word in LOAD:
         assert history.counts[word], (word, history.counts)
