@@ -105,6 +105,8 @@ BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may
 BATCH_COMMANDS = 10_000
 PROOF_SECONDS = 1.0
 _FULL_RETRY_SECONDS = 0.5
+# After this long no other namespace's tick begins before others have had their turn.
+_SLICE_SECONDS = 0.01
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
@@ -221,6 +223,7 @@ class Engine:
         self._failure: StoreError | None = None
         self._fired: Counter[tuple[str, str]] | None = None  # what falls due, while that is asked
         self._seen_ms = clock.now_ms()
+        self._last_ticked = ""  # the namespace with which the last slice of due work ended
         self.figures = Figures()
         self._synced = 0.0  # when the last sync had returned
         self._watchers: list[tuple[int, asyncio.Future[None]]] = []  # who waits for a position
@@ -252,7 +255,8 @@ class Engine:
     ) -> "Engine":
         """Recovers from the last snapshot and the journal, and starts a new epoch.
 
-        With `auto_create` queues come into being when they are first used. `progress` is told the
+        What fell due meanwhile is not waited for: there may be no end of it. With `auto_create`
+        queues come into being when they are first used. `progress` is told the
         position that recovery has come to, now and then.
         """
         limits = limits or Limits()
@@ -279,9 +283,8 @@ class Engine:
             for queue in world.states[name].queues.values():
                 if queue.subscriptions:
                     router_of(queue)  # to compile many rules takes long: not with the first send
-        await engine._run()
-        if engine._failure is not None:
-            raise engine._failure
+        await engine._commit()
+        engine._arm()  # what is due is done beside what is asked from now on
         return engine
 
     def _start(self, name: str, command: Start) -> None:
@@ -657,9 +660,12 @@ class Engine:
         return late
 
     def _do_what_is_due(self) -> bool:
-        """Whether there was something. There may be more: a tick does a part of much."""
+        """A part of it, which does not take long. Returns whether there was something."""
         did, copying = False, self._copying()
-        for name, state in self._world.states.items():
+        begun = time.perf_counter()
+        states = self._world.states
+        for name in [*states] if len(states) == 1 else self._in_turn():
+            state = states[name]
             if state.copying != copying:
                 self._evolve(state, decide(state, SetCopying(copying), self._now_ms(name)))
             due_ms = next_deadline_ms(state)
@@ -669,7 +675,18 @@ class Engine:
                 self._batch.deliveries.append(self._push_early(outcome.deliveries))
                 self._note_fired(outcome)
                 did = True
+                if time.perf_counter() - begun > _SLICE_SECONDS:
+                    self._last_ticked = name
+                    break
         return did
+
+    def _in_turn(self) -> list[str]:
+        """The namespaces, beginning behind the one that used up the last slice."""
+        names = [*self._world.states]
+        if self._last_ticked not in self._world.states:
+            return names
+        at = names.index(self._last_ticked) + 1
+        return names[at:] + names[:at]
 
     async def _run(self, *, idle: bool = False) -> None:
         whole = False
@@ -681,7 +698,8 @@ class Engine:
             self._do_what_is_due()
             while self._batch and self._failure is None:
                 await self._commit()
-                if self._do_what_is_due():
+                # A stop does not wait for what is due: there may be no end of it.
+                if not self._closing and self._do_what_is_due():
                     await asyncio.sleep(0)  # a sync need not wait, and others have their turn
             whole = True
         except StoreError as error:

@@ -48,6 +48,7 @@ HAND_ON_BYTES_MAX = SEND_BYTES_MAX  # of what is noted with the copies
 SPARE_MAX = 10  # messages in a queue, from which on it gets no copies while they are to be few
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
+FIRE_BYTES_MAX = 1 << 20  # what schedules send in one tick; one message more may be in it
 BLOCKED_MAX = 1_000  # sends that wait for room in one queue,
 BLOCKED_BYTES_MAX = 64 << 20  # and what they are in a namespace
 TRANSACTIONS_MAX = 10_000  # open at a time
@@ -72,7 +73,7 @@ class Start(_Command, frozen=True):
 
 
 class Tick(_Command, frozen=True):
-    """Do what is due: at most STEPS_MAX steps. The answer is `Ticked`."""
+    """Do what is due: about STEPS_MAX steps at most. The answer is `Ticked`."""
 
     right = "broker"
     reach = "namespace"

@@ -14,7 +14,9 @@ import msgspec
 
 from posthouse.core.errors import InvalidArgument
 
-EVERY_MS_MIN = 100
+# How often something may recur; cron knows nothing quicker than a minute. What an older journal has
+# that is quicker recurs at every so many of its moments.
+EVERY_MS_MIN = 1_000
 EVERY_MS_MAX = 366 * 86_400_000
 CRON_CHARS_MAX = 256
 ZONE_CHARS_MAX = 64
@@ -56,7 +58,10 @@ def parse(text: str, zone: str = "UTC") -> Recurrence:
     if found := _EVERY.fullmatch(words):
         ms = int(found[1] or 1) * _UNITS[found[2]]
         if not EVERY_MS_MIN <= ms <= EVERY_MS_MAX:
-            raise InvalidArgument("when", f"must be every {EVERY_MS_MIN} ms at most, or less often")
+            raise InvalidArgument(
+                "when", f"must be every {EVERY_MS_MIN} milliseconds or less often, once a year at"
+                " least",
+            )  # fmt: skip
         return Every(ms)
     if found := _AT.fullmatch(words):
         hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
@@ -91,8 +96,11 @@ def following_ms(recurrence: Recurrence, after_ms: int, from_ms: int) -> int:
     What recurs every so often does so from `from_ms` on.
     """
     if isinstance(recurrence, Every):
+        every_ms = recurrence.ms
+        if every_ms < EVERY_MS_MIN:
+            every_ms *= -(-EVERY_MS_MIN // every_ms)
         passed_ms = max(0, after_ms - from_ms)
-        return from_ms + (passed_ms // recurrence.ms + 1) * recurrence.ms
+        return from_ms + (passed_ms // every_ms + 1) * every_ms
     if after_ms >= _FAR_MS:
         return 0
     after = datetime.fromtimestamp(after_ms / 1000, _zone(recurrence.zone))

@@ -8,6 +8,7 @@ import msgspec
 
 from posthouse.core.checks import check_count, check_name
 from posthouse.core.commands import (
+    FIRE_BYTES_MAX,
     PAGE_MAX,
     SCHEDULED_BYTES_MAX,
     SCHEDULES_MAX,
@@ -18,7 +19,14 @@ from posthouse.core.commands import (
     Send,
     SetSchedule,
 )
-from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound, QuotaExceeded, Refused
+from posthouse.core.errors import (
+    AlreadyExists,
+    Busy,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+)
 from posthouse.core.message import (
     Envelope,
     NewMessage,
@@ -93,21 +101,32 @@ def list_all(state: State, command: ListSchedules, _: int) -> Outcome:
 
 
 def fire(plan: Plan, left: int) -> int:
-    """Sends what is due. Where that is refused, the record says why."""
-    numbers = plan.state.schedule_timers.due(plan.now_ms, left)
-    for number in numbers:
+    """Sends what is due, as much as one tick may. Where that is refused, the record says why."""
+    done = sent_bytes = 0
+    for number in plan.state.schedule_timers.due(plan.now_ms, left):
+        if sent_bytes > FIRE_BYTES_MAX:
+            return left  # the next tick goes on
         schedule = plan.state.scheduled[number]
         next_ms = following_ms(schedule.when, plan.now_ms, schedule.next_ms)
         problem = ""
         try:
-            send = Send(schedule.queue, [_of_now(schedule)])
-            queue, messages, _ = checked_send(plan.state, send, plan.now_ms)
-            send_on(plan, queue, messages, send)
+            _send(plan, schedule)
+            sent_bytes += size_bytes(schedule.message)
         except Refused as refused:
             problem = str(refused)
         fired = ScheduleFired(schedule.name, plan.now_ms, schedule.next_ms, next_ms, problem)
         plan.records.append(fired)
-    return len(numbers)
+        done += 1
+    return done
+
+
+def _send(plan: Plan, schedule: Schedule) -> None:
+    """Raises Refused."""
+    if plan.state.copying != "free":  # as senders are refused then
+        raise Busy("it has no room for more messages")
+    send = Send(schedule.queue, [_of_now(schedule)])
+    queue, messages, _ = checked_send(plan.state, send, plan.now_ms)
+    send_on(plan, queue, messages, send)
 
 
 def _of_now(schedule: Schedule) -> NewMessage:

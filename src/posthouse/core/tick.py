@@ -68,6 +68,7 @@ from posthouse.core.schedules import fire
 from posthouse.core.sending import checked_send, send_on
 
 _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+_SHARE = 20  # steps that each kind of work has in every tick, however much is due of another
 
 
 def start(state: State, command: Start, now_ms: int) -> Outcome:
@@ -120,9 +121,7 @@ def tick(state: State, _: Tick, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     left = STEPS_MAX
     for step in _STEPS:
-        left -= step(plan, left)
-        if left <= 0:
-            break
+        left -= step(plan, max(left, _SHARE))
     outcome = plan.outcome(Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
     if plan.stalled:  # before the rest: if something happens in this tick they are looked at again
         outcome.records.insert(0, Stalled(plan.stalled))
@@ -171,7 +170,7 @@ def _admit(plan: Plan, left: int) -> int:
                 continue
             if done >= left or not _admit_one(plan, blocked):
                 break
-            done += 1
+            done += max(1, len(blocked.command.messages))
     return done
 
 

@@ -1,0 +1,207 @@
+"""However much is due, a start is ready at once, and everybody else is served beside it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from posthouse.broker import engine as engines
+from posthouse.broker.access import BROKER
+from posthouse.broker.clock import SystemClock, VirtualClock
+from posthouse.core import decide, evolve, next_deadline_ms
+from posthouse.core.commands import (
+    FIRE_BYTES_MAX,
+    SCHEDULED_BYTES_MAX,
+    SCHEDULES_MAX,
+    STEPS_MAX,
+    CreateQueue,
+    SetCopying,
+    SetSchedule,
+    Tick,
+    UpdateQueue,
+)
+from posthouse.core.errors import InvalidArgument
+from posthouse.core.message import NewMessage
+from posthouse.core.model import QueueProperties
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.core.records import ScheduleSet, Sent
+from posthouse.core.recurrence import Every, following_ms
+from posthouse.store.file import FileStore
+from posthouse.store.memory import MemoryStore
+from tests.broker.desk import NS, Desk, bodies
+from tests.core.world import World, a_message
+
+TICK = NewMessage(b"\x80", b"tick")
+HOUR_MS = 3_600_000
+
+
+class Hurried(SystemClock):
+    """Two seconds pass with every look at it, so that what recurs is always due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ms = 1_000_000
+
+    def now_ms(self) -> int:
+        self._ms += 2_000
+        return self._ms
+
+
+async def schedule(desk: Desk, count: int, queue: str = "q") -> None:
+    async with asyncio.TaskGroup() as group:
+        for n in range(count):
+            group.create_task(desk.do(SetSchedule(queue, f"s{n}", "every second", TICK)))
+
+
+def is_due(desk: Desk, now_ms: int) -> bool:
+    due_ms = next_deadline_ms(desk.engine.namespaces.states[NS])
+    return due_ms is not None and due_ms <= now_ms
+
+
+def test_a_start_is_ready_though_there_is_always_something_due(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path))
+        await schedule(desk, 100)
+        await desk.engine.close()
+        async with asyncio.timeout(20):
+            desk = await Desk.open(FileStore(tmp_path), Hurried())
+            await desk.do(CreateQueue("other"))
+            await desk.send("mine", queue="other")
+            assert bodies(await desk.receive(queue="other")) == ["mine"]
+            await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_others_are_served_while_all_schedules_there_can_be_are_due(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path), VirtualClock(1_000))
+        await desk.do(CreateQueue("other"))
+        await schedule(desk, SCHEDULES_MAX)
+        await desk.engine.close()
+        now_ms = 1_000 + HOUR_MS
+        desk = await Desk.open(FileStore(tmp_path), VirtualClock(now_ms))
+        assert is_due(desk, now_ms)
+        await desk.send("mine", queue="other")
+        assert bodies(await desk.receive(queue="other")) == ["mine"]
+        assert is_due(desk, now_ms)  # that was not behind all of it
+        while is_due(desk, now_ms):
+            await desk.engine.flush()
+        assert len(await desk.receive(SCHEDULES_MAX)) == SCHEDULES_MAX  # once each
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fields", [{"due_ms": 2_000}, {"ttl_ms": 1_000}])
+def test_others_are_served_while_a_hundred_thousand_messages_are_due(
+    fields: dict[str, int], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        desk = await Desk.open(FileStore(tmp_path), VirtualClock(1_000))
+        await desk.do(CreateQueue("other"))
+        for _ in range(10):
+            await desk.send(*["x"] * 10_000, **fields)
+        await desk.engine.close()
+        now_ms = 1_000 + HOUR_MS
+        desk = await Desk.open(FileStore(tmp_path), VirtualClock(now_ms))
+        await desk.send("mine", queue="other")
+        assert bodies(await desk.receive(queue="other")) == ["mine"]
+        assert is_due(desk, now_ms)
+        while is_due(desk, now_ms):
+            await desk.engine.flush()
+        left = sum(desk.engine.namespaces.states[NS].queues["q"].counts)
+        assert left == (100_000 if "due_ms" in fields else 0)
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_namespaces_in_which_much_is_due_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_SLICE_SECONDS", 0.0)  # each tick uses it up
+
+    async def main() -> None:
+        desk = await Desk.open(MemoryStore(), clock := VirtualClock(1_000))
+        engine = desk.engine
+        names = ["a", "b", "c"]
+        for name in names:
+            await engine.ask(BROKER, name, CreateNamespace(name, engine.epoch, 5))
+            await engine.ask(BROKER, name, CreateQueue("q"))
+            for n in range(3):
+                schedule = SetSchedule("q", f"s{n}", "every second", TICK)
+                await engine.ask(BROKER, name, schedule)
+        for n in range(1, 4):
+            clock.move_to(1_000 + 10_000 * n)
+            for _ in names:
+                await engine.flush()
+            await engine.flush()
+            counts = [sum(engine.namespaces.states[name].queues["q"].counts) for name in names]
+            assert counts == [3 * n] * 3
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_tick_sends_large_scheduled_messages_a_few_at_a_time() -> None:
+    world = World()
+    queue = world.queue()
+    large = a_message("x" * (SCHEDULED_BYTES_MAX - 200))
+    for n in range(20):
+        world.do(SetSchedule(queue, f"s{n}", "every 10 seconds", large))
+    world.now_ms += 60_000
+    ticks = 0
+    while next_deadline_ms(world.state) <= world.now_ms:  # type: ignore[operator]
+        records = world.do(Tick()).records
+        sent = sum(record.size_bytes for record in records if isinstance(record, Sent))
+        assert 0 < sent <= FIRE_BYTES_MAX + SCHEDULED_BYTES_MAX
+        ticks += 1
+    assert ticks > 3
+    assert world.counts(queue).active == 20
+
+
+def test_schedules_do_not_keep_other_work_from_being_done() -> None:
+    world = World()
+    target, first = world.queue("target"), world.queue("first")
+    world.send(first, *map(str, range(STEPS_MAX // 2)))
+    for n in range(2 * STEPS_MAX):
+        world.do(SetSchedule(target, f"s{n}", "every second", a_message("tick")))
+    world.do(UpdateQueue(first, QueueProperties(forward_to=target)))
+    for _ in range(STEPS_MAX):  # more schedules are due than a tick can send, at every tick
+        world.now_ms += 2_000
+        world.do(Tick())
+        if not world.counts(first).active:
+            break
+    assert not world.counts(first).active
+
+
+def test_schedules_send_nothing_while_senders_are_refused() -> None:
+    world = World()
+    queue = world.queue()
+    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
+    world.do(SetCopying("sparing"))
+    world.advance(10_000)
+    assert world.counts(queue).active == 0
+    assert "room" in world.state.schedules["beat"].problem
+    world.do(SetCopying("free"))
+    world.advance(10_000)
+    assert world.counts(queue).active == 1
+    assert not world.state.schedules["beat"].problem
+
+
+def test_a_schedule_quicker_than_a_second_is_refused() -> None:
+    world = World()
+    with pytest.raises(InvalidArgument, match="1000 milliseconds"):
+        world.do(SetSchedule(world.queue(), "beat", "every 999 milliseconds", TICK))
+
+
+def test_a_quicker_schedule_of_an_older_journal_keeps_to_the_least_interval() -> None:
+    assert following_ms(Every(300), 1_000, 1_000) == 2_200  # every fourth of its moments
+    world = World()
+    queue = world.queue()
+    old = ScheduleSet("beat", 1_000, queue, Every(100), TICK, 1_100)
+    evolve(world.state, old, world.position)
+    for _ in range(100):
+        world.now_ms += 100
+        for record in decide(world.state, Tick(), world.now_ms).records:
+            evolve(world.state, record, world.position)
+    assert 10 <= world.counts(queue).active <= 11
