@@ -2,7 +2,11 @@
 
 No size or count is believed before it is compared with the bytes that are there. What a few bytes
 may become is bounded as well: nesting, and the number of values, so that an array of two thousand
-million nulls costs nothing.
+million nulls costs nothing. A value takes at most about forty times the memory that it had bytes.
+
+Nor can a sender choose keys that make a map slow. The hash of a number is known, so numbers can be
+chosen that a dict finds behind one another only; the hash of a text is salted. A map has few keys
+that are numbers, and so has everything that is read together.
 """
 
 from collections.abc import Callable
@@ -30,7 +34,11 @@ from posthouse.amqp.types import (
 )
 
 DEPTH_MAX = 16
-VALUES_SPARE = 1_024  # values that there may be beside one for each byte
+VALUES_SPARE = 1_024  # values that there may be beside one for each byte,
+VALUES_MAX = 400_000  # and in all; to read so many takes some hundredths of a second
+KEYS_MAX = 1_000  # of one map
+NUMBER_KEYS_MAX = 64  # of them, those that are no text,
+ALL_NUMBER_KEYS_MAX = 1_000  # and those of all maps that are read together
 _COMPOUND_COST = 8  # what a list, map or array counts for among them
 _ENTRY_COST = 4  # an entry of a map
 
@@ -44,14 +52,17 @@ _u32, _u64, _i64 = _U32.unpack_from, _U64.unpack_from, _I64.unpack_from
 class Reader:
     """Goes through bytes, value by value. Raises Malformed, whatever they are."""
 
-    __slots__ = ("_depth", "_left", "data", "end", "pos")
+    __slots__ = ("_depth", "_left", "_number_keys", "data", "end", "pos")
 
-    def __init__(self, data: bytes, pos: int = 0, end: int | None = None) -> None:
+    def __init__(
+        self, data: bytes, pos: int = 0, end: int | None = None, values_max: int = VALUES_MAX
+    ) -> None:
         self.data = data
         self.pos = pos
         self.end = len(data) if end is None else end
-        self._left = VALUES_SPARE + self.end - pos
+        self._left = min(VALUES_SPARE + self.end - pos, values_max)
         self._depth = 0
+        self._number_keys = 0
 
     def value(self) -> Value:
         """The next one."""
@@ -121,15 +132,29 @@ class Reader:
         count, end = self.head(wide=wide)
         if count % 2:
             raise Malformed("a map has a key without a value")
+        if count > 2 * KEYS_MAX:
+            raise Malformed(f"a map has more than {KEYS_MAX} keys")
         self._charge(count * (_ENTRY_COST // 2))
         found = {}
+        numbers = 0
         for _ in range(count // 2):
             key = self._next()
-            if type(key) not in _KEYS:
-                raise Malformed("a map has a key that is neither text nor a whole number")
+            if type(key) not in _TEXT_KEYS:
+                numbers += 1
+                self._count_number_key(key, numbers)
             found[key] = self._next()
         self._ends(end)
         return found
+
+    def _count_number_key(self, key: Value, in_map: int) -> None:
+        self._number_keys += 1
+        if type(key) not in _NUMBER_KEYS:
+            raise Malformed("a map has a key that is neither text nor a whole number")
+        if in_map > NUMBER_KEYS_MAX or self._number_keys > ALL_NUMBER_KEYS_MAX:
+            raise Malformed(
+                f"a map has more than {NUMBER_KEYS_MAX} keys that are no text, or all maps together"
+                f" more than {ALL_NUMBER_KEYS_MAX}"
+            )
 
     def array(self, *, wide: bool) -> Array:
         self._deeper()
@@ -160,11 +185,10 @@ class Reader:
             raise Malformed("a compound value is not as long as it says")
 
 
-# What a map may have for a key: nothing of which a sender can choose the hash, so that it makes
-# many that are equal.
-_KEYS = frozenset((
-    type(None), bool, int, str, bytes, Symbol, Char, UByte, UShort, UInt, ULong, Byte, Short, Int,
-    Timestamp,
+# What a map may have for a key: text, whose hash a sender does not know, and some numbers.
+_TEXT_KEYS = frozenset((str, bytes, Symbol, Char))
+_NUMBER_KEYS = frozenset((
+    type(None), bool, int, UByte, UShort, UInt, ULong, Byte, Short, Int, Timestamp,
 ))  # fmt: skip
 
 
@@ -183,6 +207,17 @@ def _boolean(reader: Reader) -> bool:
 _UBYTES = [UByte(number) for number in range(256)]
 _UINTS = [UInt(number) for number in range(256)]
 _ULONGS = [ULong(number) for number in range(256)]
+_BYTES = [Byte((number ^ 0x80) - 0x80) for number in range(256)]
+_INTS = [Int((number ^ 0x80) - 0x80) for number in range(256)]
+_LONGS = [(number ^ 0x80) - 0x80 for number in range(256)]
+_SYMBOLS = [Symbol(chr(number)) for number in range(128)]
+_NO_SYMBOL = Symbol("")
+
+
+def _symbol(text: bytes) -> Symbol:
+    if len(text) > 1:
+        return Symbol(text.decode("ascii"))
+    return _SYMBOLS[text[0]] if text else _NO_SYMBOL
 
 
 def _char(number: int) -> Char:
@@ -200,11 +235,11 @@ _READ[0x43] = lambda reader: _UINTS[0]
 _READ[0x44] = lambda reader: _ULONGS[0]
 _READ[0x45] = Reader.empty_list
 _READ[0x50] = lambda reader: _UBYTES[reader.take(1)[0]]
-_READ[0x51] = lambda reader: Byte((reader.take(1)[0] ^ 0x80) - 0x80)
+_READ[0x51] = lambda reader: _BYTES[reader.take(1)[0]]
 _READ[0x52] = lambda reader: _UINTS[reader.take(1)[0]]
 _READ[0x53] = lambda reader: _ULONGS[reader.take(1)[0]]
-_READ[0x54] = lambda reader: Int((reader.take(1)[0] ^ 0x80) - 0x80)
-_READ[0x55] = lambda reader: (reader.take(1)[0] ^ 0x80) - 0x80
+_READ[0x54] = lambda reader: _INTS[reader.take(1)[0]]
+_READ[0x55] = lambda reader: _LONGS[reader.take(1)[0]]
 _READ[0x56] = _boolean
 _READ[0x60] = lambda reader: UShort(reader.number(_U16))
 _READ[0x61] = lambda reader: Short(reader.number(_I16))
@@ -222,10 +257,10 @@ _READ[0x94] = lambda reader: Decimal(0x94, reader.take(16))
 _READ[0x98] = lambda reader: UUID(bytes=reader.take(16))
 _READ[0xA0] = lambda reader: reader.take(reader.take(1)[0])
 _READ[0xA1] = lambda reader: reader.take(reader.take(1)[0]).decode()
-_READ[0xA3] = lambda reader: Symbol(reader.take(reader.take(1)[0]).decode("ascii"))
+_READ[0xA3] = lambda reader: _symbol(reader.take(reader.take(1)[0]))
 _READ[0xB0] = lambda reader: reader.take(reader.number(_U32))
 _READ[0xB1] = lambda reader: reader.take(reader.number(_U32)).decode()
-_READ[0xB3] = lambda reader: Symbol(reader.take(reader.number(_U32)).decode("ascii"))
+_READ[0xB3] = lambda reader: _symbol(reader.take(reader.number(_U32)))
 _READ[0xC0] = lambda reader: reader.list_(wide=False)
 _READ[0xD0] = lambda reader: reader.list_(wide=True)
 _READ[0xC1] = lambda reader: reader.map_(wide=False)

@@ -433,8 +433,9 @@ def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
         looked = list(islice(queue.messages.walk(command.first), command.limit))
     else:
         check_count("sequences", len(command.sequences), 1, BATCH_MAX)
-        found = (queue.messages.get(each) for each in dict.fromkeys(command.sequences))
-        looked = [each for each in found if each is not None]
+        # Only those that are there are keys of a dict: others may be chosen to make it slow.
+        found = (queue.messages.get(each) for each in command.sequences)
+        looked = list({each.sequence: each for each in found if each is not None}.values())
     chosen = [m for m in looked if m.state in command.states and m.enqueued_ms < command.before_ms]
     plan = Plan(state, now_ms)
     if chosen:

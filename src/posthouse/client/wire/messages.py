@@ -258,7 +258,7 @@ def read(
         elif code == DATA:
             bodies.append(Reader(payload, at, end).value())
         elif code in (VALUE, SEQUENCE):
-            bodies.append(_bytes(Reader(payload, at, end).value(), payload[at:end]))
+            bodies.append(_body(payload, at, end))
     fields += [None] * (13 - len(fields))
     session, correlation, kind = fields[10], fields[5], fields[6]
     reason, description = user.pop(REASON, None), user.pop(DESCRIPTION, None)
@@ -285,11 +285,18 @@ def _text(value: Value) -> str:
     return "" if value is None else str(value)
 
 
-def _bytes(value: Value, encoded: bytes) -> bytes:
-    """A body that is not data: text and bytes as such, anything else as it was encoded."""
-    if isinstance(value, str):
-        return value.encode()
-    return value if isinstance(value, bytes) else encoded
+_TEXTS_OR_BYTES = (0x73, 0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3)  # how they are encoded
+
+
+def _body(payload: bytes, at: int, end: int) -> bytes:
+    """A body that is not data: text and bytes as such, anything else as it was encoded.
+
+    Raises Malformed.
+    """
+    if payload[at] not in _TEXTS_OR_BYTES:
+        return payload[at:end]
+    value = Reader(payload, at, end).value()
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def _form_of(payload: bytes, message: ReceivedMessage) -> _Form | None:

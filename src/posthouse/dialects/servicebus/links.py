@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -122,7 +122,7 @@ class Inlet:
             return
         reads, payloads, settled = self._reads, event.payloads, event.settled
         messages: list[NewMessage] = []
-        bad: set[int] = set()
+        good = [True] * len(payloads)
         at = 0
         while at < len(payloads):
             alike = reads.read_alike(payloads, at)
@@ -134,16 +134,12 @@ class Inlet:
                 except (Unfit, Malformed):  # it is told there
                     number, tag, payload = event.delivery_ids[at], event.tags[at], payloads[at]
                     self.on_arrived(Arrived(self.link, number, tag, 0, settled, None, payload))
-                    bad.add(number)
+                    good[at] = False
                 at += 1
         if messages:
             ids: list[int | None] = [None] * len(messages)
             if not settled:
-                ids = (
-                    [each for each in event.delivery_ids if each not in bad]
-                    if bad
-                    else [*event.delivery_ids]
-                )
+                ids = list(compress(event.delivery_ids, good))
             self._add(messages, ids, bytes_of(payloads), whole=False)
 
     def _is_beyond_its_credit(self) -> bool:

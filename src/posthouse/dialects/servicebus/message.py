@@ -227,8 +227,13 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
     fields: list[Value] = []
     user: Properties = {}
     bodies: list[tuple[int, int, int, int]] = []
+    seen: list[int] = []
     for section in sections(payload):
         code, begin, at, end = section
+        if code < DATA:
+            if code in seen:  # 3.2; and each would be decoded
+                raise Malformed("a message has a section twice")
+            seen.append(code)
         if code == HEADER:
             durable, priority, ttl_ms = _read_header(payload, at, end)
         elif code == ANNOTATIONS:

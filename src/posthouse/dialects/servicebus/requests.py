@@ -53,9 +53,13 @@ def read_request(payload: bytes, link: Link) -> Request:
     """Raises Malformed."""
     id = reply_to = body = None
     properties: dict[Value, Value] = {}
+    seen: set[int] = set()
     for code, _, at, end in sections(payload):
         if code not in (PROPERTIES, APPLICATION, VALUE):
             continue
+        if code in seen:  # each would be decoded
+            raise Malformed("a request has a section twice")
+        seen.add(code)
         value = Reader(payload, at, end).value()
         if code == PROPERTIES and isinstance(value, list):
             id, _, _, _, reply_to = (*value, None, None, None, None, None)[:5]
