@@ -1,7 +1,9 @@
 """Trimming: what is past retention goes, and what is still needed of it is written again."""
 
 import asyncio
+import errno
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.fold import LOCK, fold
-from posthouse.broker.tidy import Retention, keep_tidy, trim
+from posthouse.broker.tidy import Retention, fitted, keep_tidy, trim
 from posthouse.core.commands import (
     Answer,
     Command,
@@ -23,6 +25,7 @@ from posthouse.core.dump import dump
 from posthouse.core.errors import Busy
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.namespaces import SetReader
+from posthouse.store import Room
 from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
@@ -348,5 +351,85 @@ def test_tidying_goes_on_after_a_fold_that_could_not_begin(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         await until_tidied(store, desk, tidying)
+
+    asyncio.run(main())
+
+
+def test_what_is_kept_takes_a_share_of_the_disk_with_its_arrow_segments() -> None:
+    asked = Retention(keep_bytes=1_000_000, fold_bytes=500_000, reader_bytes=2_000_000)
+    plenty = Room(free=10_000_000, journal=1_000_000, twins=1_000_000)
+    assert fitted(asked, plenty, 1_000) == asked
+    little = fitted(asked, Room(free=200_000, journal=600_000, twins=200_000), 1_000)
+    assert (little.keep_bytes, little.reader_bytes, little.fold_bytes) == (375_000, 375_000, 93_750)
+    assert fitted(replace(asked, share=10), plenty, 1_000).keep_bytes == 600_000
+    tiny = fitted(asked, Room(free=100, journal=8_000, twins=0), 1_000)
+    assert tiny.keep_bytes == 4_050
+    assert fitted(asked, Room(free=100, journal=2_000, twins=0), 1_000).keep_bytes == 0
+
+
+def test_on_a_full_disk_little_that_is_needed_is_written_into_what_is_left_for_settling() -> None:
+    class Full(MemoryStore):
+        full = False
+        spare_bytes = 10_000
+
+    async def main() -> None:
+        store = Full()
+        desk = await Desk.open(store)
+        await fill(desk, 100, 50)  # two messages of 400 bytes stay
+        store.full = True
+        end = await trim(desk.engine, [store.durable], NOTHING)
+        held = [m.position for m in desk.engine.namespaces.states[NS].queues["q"].messages.walk(0)]
+        assert len(held) == 5
+        assert min(held) >= end
+
+    asyncio.run(main())
+
+
+def test_on_a_full_disk_what_only_the_older_snapshot_needs_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folding fails there, too: what snapshots there are is found without it."""
+    a_folder(tmp_path, keep=10_000)
+    a_folder(tmp_path, keep=10_000)
+
+    async def main() -> None:
+        store, desk = await opened(tmp_path)
+        newest, older = store.snapshots.positions()
+        claim = Disk.claim
+
+        def refuse(disk: Disk, path: Path, size: int) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+        monkeypatch.setattr(Disk, "claim", refuse)
+        (tmp_path / "reserve").unlink()
+        store._wants_space = True
+        await store.sync()
+        held = Disk().lock(tmp_path / LOCK)
+        tidying = asyncio.create_task(keep_tidy(desk.engine, store, NOTHING))
+        while store.extents()[0].first <= older:
+            assert not tidying.done()
+            await asyncio.sleep(0.01)
+        assert store.extents()[0].first <= newest
+        while store.pressed:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(Disk, "claim", claim)
+        Disk().close(held)
+        tidying.cancel()
+        await asyncio.wait([tidying])
+        await desk.engine.close()
+
+    asyncio.run(main())
+
+
+def test_answers_to_senders_come_later_while_room_is_made() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        desk = await Desk.open(store)
+        store.pressed = True
+        await desk.send("late")
+        assert desk.engine.figures.slowed == 1
+        store.pressed = False
+        await desk.send("at once")
+        assert desk.engine.figures.slowed == 1
 
     asyncio.run(main())

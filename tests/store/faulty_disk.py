@@ -146,7 +146,14 @@ class FaultyDisk(Disk):
 
     def remove(self, path: Path) -> None:
         self._operate()
+        if path.name not in self.names_now:
+            raise FileNotFoundError(path)
+        if self.room is not None:
+            self.room += self.size(path)
         del self.names_now[path.name]
+
+    def free(self, folder: Path) -> int:
+        return 1 << 60 if self.room is None else self.room
 
     def sync_folder(self, folder: Path) -> None:
         self._operate()

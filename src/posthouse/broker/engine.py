@@ -107,6 +107,7 @@ PROOF_SECONDS = 1.0
 _FULL_RETRY_SECONDS = 0.5
 # After this long no other namespace's tick begins before others have had their turn.
 _SLICE_SECONDS = 0.01
+_PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
@@ -517,7 +518,7 @@ class Engine:
         certain = type(answer) is not Waiting
         if kind in _ODD or not certain:
             reply = self._note_odd(principal, namespace, command, answer, reply)
-        elif kind is Send and self._memory.level:
+        elif kind is Send and (self._memory.level or self._store.pressed):
             reply, certain = self._held_back(reply), False
         if type(answer) is Received and _may_all_leave(answer.deliveries, self._safe):
             asyncio.get_running_loop().call_soon(_call, reply, answer)
@@ -637,6 +638,7 @@ class Engine:
         """Raises QuotaExceeded or Busy."""
         if isinstance(command, Send | Resubmit) and self._store.full:
             self.figures.crowded += 1
+            self.figures.no_space += 1
             raise QuotaExceeded(command.queue, "disk space", 0, 0)
         level = self._memory.level
         if level >= (REFUSE if type(command) is Send else OVERFLOW):
@@ -651,7 +653,8 @@ class Engine:
 
     def _held_back(self, reply: Reply) -> Reply:
         """Slows a publisher down: it is told late that its messages are there."""
-        seconds = self._memory.slow_ms / 1000
+        slow_ms = _PRESSED_SLOW_MS if self._store.pressed else 0
+        seconds = max(slow_ms, self._memory.slow_ms) / 1000
 
         def late(answer: Answer | Refused | StoreError) -> None:
             asyncio.get_running_loop().call_later(seconds, reply, answer)

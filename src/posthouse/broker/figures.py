@@ -41,6 +41,7 @@ class Figures:
         self.records: Counter[type] = Counter()  # positions, by kind of record
         self.refused: Counter[str] = Counter()  # commands, by kind of refusal
         self.crowded = 0  # commands that were refused for want of room
+        self.no_space = 0  # those of them for want of room on the disk
         self.slowed = 0  # answers that were held back
         self.sync_seconds = Histogram([0.0005 * 2**n for n in range(14)])
         self.frame_bytes = Histogram([256 * 4.0**n for n in range(10)])

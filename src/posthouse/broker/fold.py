@@ -10,7 +10,6 @@ it is started.
 import asyncio
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere, StoreError
+from posthouse.store.file import MARK_SEGMENTS
 from posthouse.store.frames import Frame
 from posthouse.store.look import Sealed, sealed, sealed_frames
 from posthouse.store.snapshots import FileSnapshots
@@ -29,7 +29,7 @@ from posthouse.store.snapshots import FileSnapshots
 LOCK = "fold-lock"
 SCRUBBED = "scrubbed"  # holds the number of the frame up to which old segments were read again
 SCRUB_BYTES = 256 << 20
-_ROOM = 4  # there must be as much room for a twin as so many segments have
+_ROOM = 2 * MARK_SEGMENTS + 2  # a twin is begun where there is room for so many segments
 
 
 class Folded(NamedTuple):
@@ -123,10 +123,11 @@ def make_twins(folder: Path) -> int:
                 and read_index(twin_of(segment.path)) is not None
             ):
                 continue
-            if shutil.disk_usage(folder).free < _ROOM * disk.size(segment.path):
-                break
             with contextlib.suppress(FileNotFoundError):  # trimmed meanwhile
-                write_twin(segment.path, sealed_frames(disk, segment))
+                size = disk.size(segment.path)
+                if disk.free(folder) < _ROOM * size:
+                    break
+                write_twin(segment.path, sealed_frames(disk, segment), MARK_SEGMENTS * size)
                 made += 1
     finally:
         disk.close(lock)

@@ -3,6 +3,10 @@
 Frames are kept for the feed and for looking back, by age and size. What is past that and held by
 snapshots goes, segment by segment from the oldest; contents of messages that are still there are
 written again first. Where more than half of it is still there little would be gained, and it stays.
+
+What is kept for readers gives way before a send is refused. It never takes more than a share of the
+disk, which shrinks as others fill the disk. Where the disk is short of room all the same, Arrow
+segments go first, then what the snapshots hold, also what a named reader has not acknowledged.
 """
 
 import asyncio
@@ -11,7 +15,7 @@ import logging
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 from posthouse.broker.access import BROKER
@@ -21,9 +25,9 @@ from posthouse.core.commands import Content, Move
 from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
-from posthouse.store import Extent, Store
+from posthouse.store import Extent, Room, Store
 from posthouse.store.errors import StoreError
-from posthouse.store.file import FileStore
+from posthouse.store.file import MARK_SEGMENTS, FileStore
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +36,9 @@ _MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
 _BUSY_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0  # for which twins wait for a processor that nobody else wants
+_FOLDS = 4  # snapshots that are made while as much is written as may be kept
+FULL_SECONDS = 5.0  # before a full disk, on which nothing could give way, is looked at again
+TELL_SECONDS = 60  # between lines of the log about a full disk
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,24 @@ class Retention:
     keep_bytes: int = 16 << 30
     fold_bytes: int = 256 << 20  # written since the last snapshot
     reader_bytes: int = 32 << 30  # kept at most for readers of the feed that lag
+    share: int = 50  # percent that all of it may take of what others leave free of the disk
+
+
+def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
+    """What of it the disk has room for, its Arrow segments counted.
+
+    Snapshots are made so often that what is too much can be trimmed: a start must be possible from
+    the older of two.
+    """
+    whole = room.free + room.journal + room.twins
+    most = min(whole * retention.share // 100, whole - MARK_SEGMENTS * segment_bytes)
+    journal = max(0, most) * room.journal // max(1, room.journal + room.twins)
+    return replace(
+        retention,
+        keep_bytes=min(retention.keep_bytes, journal),
+        reader_bytes=min(retention.reader_bytes, journal),
+        fold_bytes=min(retention.fold_bytes, journal // _FOLDS),
+    )
 
 
 async def keep_tidy(
@@ -59,19 +84,76 @@ async def keep_tidy(
         await store.rolled.wait()
         store.rolled.clear()
         try:
+            short = await _give_twins(store)
+            fits = fitted(retention, await asyncio.to_thread(store.room), store.segment_bytes)
             async with folding:
-                if not _is_due(store, retention):
-                    await _make_twins(store, retention)
+                if not short and not _is_due(store, fits):
+                    await _make_twins(store, fits)
                     continue
                 kept = await fold_apart(store)
-            if kept:
-                await trim(engine, kept, retention)
+            await _trim_to(engine, store, kept, fits)
+            store.pressed = False
+            if store.full:  # nothing more could give way
+                await asyncio.sleep(FULL_SECONDS)
         except Busy as busy:
             _log.warning("The journal was not trimmed, but will be: %s", busy,
                          extra={"event": "journal.not_trimmed"})  # fmt: skip
         except (OSError, StoreError) as error:
             _log.error("The journal was not tidied, but will be: %s", error,
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
+
+
+async def _give_twins(store: FileStore) -> bool:
+    """Whether the disk is short of room. Then Arrow segments go until it is not."""
+    short = store.is_short
+    if short:
+        await store.drop_twins(MARK_SEGMENTS * store.segment_bytes)
+    return short
+
+
+async def _trim_to(
+    engine: Engine, store: FileStore, kept: list[int] | None, retention: Retention
+) -> None:
+    """`kept`: up to where the snapshots go, the newest first; None where folding has failed."""
+    if kept is None and store.full:  # perhaps because there was no room for one
+        kept = await asyncio.to_thread(store.snapshots.whole)
+    if kept:
+        await trim(engine, kept, retention)
+        if store.full:  # what only the older snapshot needs gives way too
+            await trim(engine, kept[:1], retention)
+
+
+async def watch_room(engine: Engine, store: FileStore) -> None:
+    """Until it is cancelled: says in the log that the disk is full, and when it is not any more."""
+    while True:
+        await store.filled.wait()
+        before = engine.figures.no_space
+        waited = 0
+        while store.full:
+            if waited % TELL_SECONDS == 0:
+                await _tell_full(engine, store)
+            waited += 1
+            await asyncio.sleep(1)
+        refused = engine.figures.no_space - before
+        _log.warning(
+            "The disk of %s has room again; %d commands were refused while it was full.",
+            store.folder, refused, extra={"event": "store.has_room", "refused": refused},
+        )  # fmt: skip
+        await asyncio.sleep(1)  # a disk that is on the brink does not fill the log
+
+
+async def _tell_full(engine: Engine, store: FileStore) -> None:
+    room = await asyncio.to_thread(store.room)
+    refused = engine.figures.no_space
+    _log.error(
+        "The disk of %s is full, so sends are refused; receiving and settling go on. %d bytes are"
+        " free, of %d that the next segment needs; the journal has %d, Arrow segments have %d."
+        " Free space on this disk, receive messages that wait, or give the broker a larger disk;"
+        " on a small one, set a smaller segment_size.",
+        store.folder, room.free, store.segment_bytes, room.journal, room.twins,
+        extra={"event": "store.full", "free_bytes": room.free, "journal_bytes": room.journal,
+               "twins_bytes": room.twins, "refused": refused},
+    )  # fmt: skip
 
 
 def _is_due(store: FileStore, retention: Retention) -> bool:
@@ -91,7 +173,7 @@ async def _make_twins(store: FileStore, retention: Retention) -> None:
             await asyncio.wait([making, rolling], return_when=asyncio.FIRST_COMPLETED)
             if rolling.done():
                 more = True
-                if _is_due(store, retention):
+                if store.is_short or _is_due(store, retention):
                     break
                 store.rolled.clear()
                 rolling = asyncio.ensure_future(store.rolled.wait())
@@ -151,10 +233,13 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
     end, size, kept = 0, 0, 0
     for extent, still in zip(old, live, strict=True):
         size, kept = size + extent.size_bytes, kept + still
-        most = 0 if engine.store.full else size // 2  # what would be written again
+        most = size // 2  # what would be written again
+        if engine.store.full:  # into what is left for settling
+            most = min(most, engine.store.spare_bytes // 2)
         if kept <= most:
             end = extent.end
     if end:
+        _tell_readers_lost(engine, extents[0].first, end)
         await _move_out(engine, end)
         await engine.flush()  # also what was taken out of a queue before, and is being read
         await engine.store.trim(end)
@@ -185,13 +270,20 @@ def _awaited(engine: Engine, extents: list[Extent], retention: Retention) -> int
     for extent in reversed(extents):
         size += extent.size_bytes
         if size > retention.reader_bytes:
-            if wanted < extent.end:
-                _log.error(
-                    "A reader of the feed lags so far behind that the journal is not kept for it:"
-                    " up to position %d.", extent.end, extra={"event": "feed.reader_lost"},
-                )  # fmt: skip
             return max(wanted, extent.end)
     return wanted
+
+
+def _tell_readers_lost(engine: Engine, first: int, end: int) -> None:
+    """Of readers of the feed whose place in it goes now."""
+    for reader in engine.namespaces.readers.values():
+        if first <= reader.position + 1 < end:
+            _log.error(
+                "Reader %s of the feed lags so far behind that the journal is not kept for it: it"
+                " has read up to position %d, and the feed begins at %d now. It is told when it"
+                " comes.", reader.name, reader.position, end,
+                extra={"event": "feed.reader_lost", "reader": reader.name},
+            )  # fmt: skip
 
 
 def _queues(engine: Engine) -> list[tuple[str, Queue]]:

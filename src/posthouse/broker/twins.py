@@ -7,6 +7,7 @@ missing can be made again from the segment, so a twin need not be durable.
 PyArrow is imported here and by the clerk, never in the process that serves.
 """
 
+import errno
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from posthouse.broker import payload
 from posthouse.broker.rows import SOME, Row, columns, rows
 from posthouse.broker.twin_index import END_OF_STREAM, SUFFIX, Batch, Index, encode, twin_of
 from posthouse.core.records import Completed, Locked, Sent
+from posthouse.store.disk import Disk
 from posthouse.store.frames import Frame
 
 BATCH_ROWS = 16_384
@@ -127,9 +129,22 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
-    """Raises OSError."""
+def write_twin(segment: Path, frames: Iterable[Frame], free: int = 0) -> None:
+    """Leaves so many bytes of the disk free: a twin may be many times as large as its segment.
+
+    Raises OSError, and leaves nothing behind then.
+    """
     unfinished = segment.with_suffix(SUFFIX + "-new")
+    try:
+        _write(unfinished, frames, free)
+        unfinished.rename(twin_of(segment))
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _write(unfinished: Path, frames: Iterable[Frame], free: int) -> None:
+    disk = Disk()
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(file, "wb") as raw:
         schema = SCHEMA.serialize()
@@ -138,6 +153,8 @@ def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
         places = []
         for each in batches(frames):
             message = each.serialize()
+            if disk.free(unfinished.parent) < free + message.size:
+                raise OSError(errno.ENOSPC, "the disk has no room for an Arrow segment")
             first = each.column(0)[0].as_py()
             places.append(Batch(first, each.num_rows, raw.tell(), message.size))
             raw.write(message)
@@ -147,7 +164,6 @@ def write_twin(segment: Path, frames: Iterable[Frame]) -> None:
         raw.write(encode(Index(schema.size, places, raw.tell(), checksum)))
         raw.flush()
         os.fsync(raw.fileno())
-    unfinished.rename(twin_of(segment))
 
 
 def read_batch(mapped: pa.MemoryMappedFile, place: Batch) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.throttle import Throttle
-from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
+from posthouse.broker.tidy import Retention, fold_apart, keep_tidy, watch_room
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
@@ -49,7 +49,7 @@ class Broker:
         self.phase = "opening the journal"
         self.position = 0  # that recovery has come to
         self._folding = asyncio.Lock()
-        self._tidying: asyncio.Task[None] | None = None
+        self._tidying: list[asyncio.Task[None]] = []
         self.guard = Guard(*self._keys())
 
     def _keys(self) -> tuple[str, bytes]:
@@ -108,10 +108,12 @@ class Broker:
         self.engine, self.phase = engine, "ready"
         if isinstance(store, FileStore):
             retention = Retention(
-                config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold
-            )
+                config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
+                config.keep_share,
+            )  # fmt: skip
             tidying = keep_tidy(engine, store, retention, self._folding)
-            self._tidying = asyncio.create_task(tidying)
+            watching = watch_room(engine, store)
+            self._tidying = [asyncio.create_task(each) for each in (tidying, watching)]
         return engine
 
     def _open_files(self) -> FileStore:
@@ -126,9 +128,10 @@ class Broker:
 
     async def close(self) -> None:
         """Raises StoreError where what was not acknowledged is open."""
-        if self._tidying is not None:
-            self._tidying.cancel()
-            await asyncio.wait([self._tidying], timeout=TIDY_SECONDS)
+        for task in self._tidying:
+            task.cancel()
+        if self._tidying:
+            await asyncio.wait(self._tidying, timeout=TIDY_SECONDS)
         if self.engine is not None:
             await self.engine.close()
 

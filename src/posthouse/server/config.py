@@ -213,6 +213,10 @@ class Config:
     )
     keep: int = _set(7 * 86_400, _seconds, "how long the journal is kept for the feed", "TIME")
     keep_size: int = _set(16 << 30, _size, "how much of the journal is kept for the feed", "SIZE")
+    keep_share: int = _set(
+        50, _count(1, 100), "percent of the disk that the journal and its Arrow segments may take,"
+        " of what others leave free; more than that is kept for no reader", "PERCENT",
+    )  # fmt: skip
     fold_size: int = _set(256 << 20, _size, "how much is written between snapshots", "SIZE")
     reader_hold: int = _set(
         32 << 30, _size, "how much of the journal is kept at most for readers that lag", "SIZE"

@@ -11,10 +11,11 @@ from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
 
 READY_SECONDS = 2  # what a sync may take before the broker is not ready
+FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
 def health(broker: Broker) -> Route:
-    """`/health/live`, `/health/ready`, `/health/startup`."""
+    """`/health/live`, `/health/ready`, `/health/ready/receive`, `/health/startup`."""
 
     async def answer(request: Request) -> Answer:
         if request.method not in ("GET", "HEAD"):
@@ -27,18 +28,26 @@ def health(broker: Broker) -> Route:
                 return _say(200, status="alive")
             case [b"ready"]:
                 return await _ready(broker)
+            case [b"ready", b"receive"]:
+                return await _ready(broker, sends=False)
             case [b"startup"]:
                 return _startup(broker)
             case _:
                 raise HttpProblem(
-                    404, "not-found", "There are /health/live, /health/ready and /health/startup."
+                    404,
+                    "not-found",
+                    "There are /health/live, /health/ready,"
+                    " /health/ready/receive and /health/startup.",
                 )
 
     return answer
 
 
-async def _ready(broker: Broker) -> Answer:
-    """The store is open, recovery is done, and something was synced within the last second."""
+async def _ready(broker: Broker, *, sends: bool = True) -> Answer:
+    """The store is open, recovery is done, and something was synced within the last second.
+
+    Where `sends` are to be served, the disk has room, too.
+    """
     engine = broker.engine
     if engine is None:
         return _say(503, status=broker.phase)
@@ -49,6 +58,8 @@ async def _ready(broker: Broker) -> Answer:
         return _say(503, status=f"a sync takes more than {READY_SECONDS} s")
     except (StoreError, Busy) as error:
         return _say(503, status=str(error))
+    if sends and engine.store.full:
+        return _say(503, status=FULL)
     return _say(200, status="ready")
 
 

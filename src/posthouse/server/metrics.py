@@ -180,7 +180,14 @@ class Metrics:
         yield gauge("store_bytes", "Size of the journal",
                     sum(extent.size_bytes for extent in store.extents()))  # fmt: skip
         yield gauge("store_full", "Whether the disk is full", store.full)
+        yield CounterMetricFamily(
+            "posthouse_refused_for_space", "Commands refused because the disk is full",
+            figures.no_space,
+        )  # fmt: skip
         if isinstance(store, FileStore):
+            room = store.room()
+            yield gauge("store_free_bytes", "What is free on the disk of the journal", room.free)
+            yield gauge("store_twins_bytes", "Size of the Arrow segments", room.twins)
             yield gauge("snapshot_position", "Up to where the newest snapshot goes",
                         next(iter(store.snapshots.positions()), 0))  # fmt: skip
         yield by(GaugeMetricFamily, "connections", "Open connections by dialect", "dialect",

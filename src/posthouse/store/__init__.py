@@ -19,6 +19,14 @@ class Extent(NamedTuple):
     begun_ms: int  # when its first frame was written
 
 
+class Room(NamedTuple):
+    """How the disk under a journal is used, in bytes."""
+
+    free: int
+    journal: int  # segments
+    twins: int  # Arrow segments, which can be made again
+
+
 class Readable(Protocol):
     """Where frames are."""
 
@@ -39,6 +47,14 @@ class Store(Readable, Protocol):
     @property
     def full(self) -> bool:
         """Whether only the reserve is left: nothing that takes much room may be appended."""
+
+    @property
+    def pressed(self) -> bool:
+        """Whether room is short, and is being made: senders are to be slowed down meanwhile."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """What can be appended for sure, also while it is full; settling needs some of it."""
 
     @property
     def durable(self) -> int:

@@ -46,6 +46,11 @@ class Disk:
     def size(self, path: Path) -> int:
         return path.stat().st_size
 
+    def free(self, folder: Path) -> int:
+        """The bytes that can still be claimed by who runs this."""
+        room = os.statvfs(folder)
+        return room.f_bavail * room.f_frsize
+
     def read(self, path: Path, offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)

@@ -2,9 +2,10 @@
 
 The folder holds segments, and two files of zeros: `next`, which becomes the next segment, and
 `reserve`, which does so when the disk is full. A frame is only ever written into space that was
-claimed before, so a full disk is noticed while there still is room to go on: `full` says so, and is
-false again by itself when a claim succeeds. A write or sync that fails inside claimed space means
-that nobody knows what is durable: the store is Lost, and stays so.
+claimed before, so a full disk is noticed while there still is room to go on. Arrow segments give
+way then, the oldest first, because they can be made again; where none is left, `full` says so, and
+is false again by itself when a claim succeeds. A write or sync that fails inside claimed space
+means that nobody knows what is durable: the store is Lost, and stays so.
 
 Opening looks at every frame behind the newest snapshot. At the first place that is not the next
 good frame it looks on: if a later frame was written when this place was durable already, it is
@@ -33,11 +34,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from posthouse.store import Extent
+from posthouse.store import Extent, Room
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
-from posthouse.store.look import CLOSED, CLOSING_NAME, LARGE, NEXT, RESERVE, Found, frames_of, look
+from posthouse.store.look import (
+    CLOSED,
+    CLOSING_NAME,
+    LARGE,
+    NEXT,
+    RESERVE,
+    TWIN_NAME,
+    TWIN_SUFFIX,
+    Found,
+    frames_of,
+    look,
+)
 from posthouse.store.scribe import Scribe
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
@@ -49,12 +61,14 @@ Durability = Literal["fsync", "interval", "memory"]
 
 LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
+MARK_SEGMENTS = 3  # where the disk has no room for so many more segments, it is short of room
 INTERVAL_MS = 100
 SMOOTH_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
 SMOOTH_BYTES_MAX = 32 << 20  # and altogether
 SMOOTH_SECONDS = 0.1  # after which it is taken to be idle
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
 _READ_BYTES = 1 << 20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FileStore:
@@ -81,8 +95,10 @@ class FileStore:
         self.snapshots = FileSnapshots(folder, self._disk)
         self.cut_at: int | None = None  # the position from which an unsynced tail was cut
         self.full = False
+        self.pressed = False  # until who makes room has tried to
         self._wants_space = True  # what is claimed ahead was used, or could not be claimed
-        self.rolled = asyncio.Event()  # a segment was begun, so that there is more to fold
+        self.rolled = asyncio.Event()  # a segment was begun, or the disk is full: time to tidy
+        self.filled = asyncio.Event()  # set while it is `full`
         if not read_only:
             self._disk.make_folder(folder)
         self._lock = self._disk.lock(folder / LOCK)
@@ -90,6 +106,8 @@ class FileStore:
             self._segments, last = self._look() if read_only else self._recover()
             if not read_only:
                 self._claim()
+                if self.full:
+                    self._tell_whether_full()
         except BaseException:
             self._disk.close(self._lock)
             raise
@@ -200,6 +218,15 @@ class FileStore:
         if self._begun != self._told:
             self._told = self._begun
             self.rolled.set()
+        if self.full or self.filled.is_set():
+            self._tell_whether_full()
+
+    def _tell_whether_full(self) -> None:
+        if self.full:
+            self.filled.set()
+        else:
+            self.filled.clear()
+        self.rolled.set()
 
     def _sync_late(self) -> None:
         self._late = None
@@ -298,12 +325,71 @@ class FileStore:
             there = self._disk.names(self.folder)
             for each in (NEXT, RESERVE):
                 if each not in there:
-                    self._disk.claim(self.folder / each, self._segment_bytes)
+                    self._claim_file(self.folder / each)
                     self._disk.sync_folder(self.folder)
+            self.pressed = self._disk.free(self.folder) < MARK_SEGMENTS * self._segment_bytes
         except OSError:
-            self.full = self._wants_space = True
+            self.full = self._wants_space = self.pressed = True
         else:
             self.full = self._wants_space = False
+
+    def _claim_file(self, path: Path) -> None:
+        """Raises OSError where no Arrow segment is left that could give way."""
+        while True:
+            try:
+                self._disk.claim(path, self._segment_bytes)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not self._drop_twin():
+                    raise
+            else:
+                return
+
+    def _drop_twin(self) -> bool:
+        """Removes the oldest Arrow segment; False where there is none."""
+        names = self._disk.names(self.folder)
+        oldest = next((name for name in names if TWIN_NAME.fullmatch(name)), None)
+        if oldest is None:
+            return False
+        self._remove_twin(oldest)
+        return True
+
+    def _remove_twin(self, name: str) -> None:
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # there was none, or the fold process was first
+            self._disk.remove(self.folder / name)
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._segment_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        names = self._disk.names(self.folder)
+        spare = sum(self._segment_bytes for each in (NEXT, RESERVE) if each in names)
+        return spare + sum(segment.size - segment.offset for segment in self._segments[-1:])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the disk has little room left, or none."""
+        return self.full or self._disk.free(self.folder) < MARK_SEGMENTS * self._segment_bytes
+
+    def room(self) -> Room:
+        """Asks the disk: not for the event loop's thread where there may be many files."""
+        twins = 0
+        for each in filter(TWIN_NAME.fullmatch, self._disk.names(self.folder)):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                twins += self._disk.size(self.folder / each)
+        journal = sum(segment.size for segment in self._segments)
+        return Room(self._disk.free(self.folder), journal, twins)
+
+    async def drop_twins(self, free: int) -> None:
+        """Removes Arrow segments, the oldest first, until so many bytes are free."""
+        await self._writer.do(self._drop_twins, free)
+
+    def _drop_twins(self, free: int) -> None:
+        while self._disk.free(self.folder) < free and self._drop_twin():
+            pass
 
     def _mark_closed(self, frame: Frame) -> None:
         """Under another name first: there is a `closed` only if it says where the end is.
@@ -418,15 +504,19 @@ class FileStore:
         return self._segments[:-1]
 
     async def trim(self, before: int) -> None:
-        """Whole segments go, never the last."""
+        """Whole segments go, never the last, and their Arrow segments with them."""
         await self._writer.do(self._trim, before)
+        self._tell_of_segments()
 
     def _trim(self, before: int) -> None:
         while len(self._segments) > 1 and self._segments[0].end <= before:
             first, *rest = self._segments
             self._segments = rest
             self._disk.remove(first.path)
+            self._remove_twin(first.path.with_suffix(TWIN_SUFFIX).name)
         self._disk.sync_folder(self.folder)
+        if self._wants_space:
+            self._claim()
 
     async def close(self) -> None:
         if self._closed:

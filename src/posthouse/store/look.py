@@ -29,6 +29,7 @@ from posthouse.store.snapshots import UNFINISHED
 
 NEXT, RESERVE, LARGE = "next", "reserve", "large"  # space that was claimed
 CLOSED, CLOSING_NAME = "closed", "closing"  # the mark of a clean stop, and while it is made
+TWIN_SUFFIX = ".arrow"
 TWIN_NAME = re.compile(r"\d{20}\.arrow(-new)?")  # a segment once more, for who reads the feed
 REPAIRED = "repaired"  # a repair is done but for putting its files in place
 

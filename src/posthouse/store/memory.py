@@ -19,11 +19,15 @@ class MemoryStore:
     def __init__(self, frames: Sequence[Frame] = (), keep_bytes: int | None = None) -> None:
         self.frames = list(frames)  # the durable ones
         self.last = self.frames[-1].without_payload() if self.frames else None
-        self.full = False
+        self.full = self.pressed = False
         self.snapshots = MemorySnapshots()
         self._pending: list[Frame] = []
         self._keep_bytes = keep_bytes
         self._bytes = 0  # that were added since it was last trimmed
+
+    @property
+    def spare_bytes(self) -> int:
+        return 0 if self.full else 1 << 62
 
     @property
     def durable(self) -> int:

@@ -89,6 +89,10 @@ class FileSnapshots:
         try:
             self._write(file, snapshot)
             disk.sync(file)
+        except OSError:  # the disk may be full, and others need the room
+            with contextlib.suppress(OSError):
+                disk.remove(unfinished)
+            raise
         finally:
             disk.close(file)
         disk.rename(unfinished, folder / f"{snapshot.last.end:020}{SUFFIX}")
