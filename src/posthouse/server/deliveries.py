@@ -16,6 +16,7 @@ import msgspec
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import Attach, Credit, Delivery, Detach, Notice
+from posthouse.core.errors import Refused
 from posthouse.core.plan import Delivered
 from posthouse.server.http import Answer, Request
 from posthouse.server.problems import HttpProblem
@@ -51,6 +52,7 @@ class _Line:
         self.number = engine.new_receiver(self._deliver)
         self._come: deque[Delivered] = deque()
         self._some = asyncio.Event()
+        self._refused = False
 
     def _deliver(self, what: Sequence[Delivered]) -> None:
         self._come += what
@@ -75,12 +77,18 @@ class _Line:
                     yield b"\n".join((*lines, b""))  # taken before there is credit for more
                 if lines:
                     given += len(lines)
-                    self._submit(Credit(self.number, self.credit, given=given))
-                if any(isinstance(each, Notice) for each in come):  # it is deleted, or paused
-                    return
+                    command = Credit(self.number, self.credit, given=given)
+                    self._engine.submit(
+                        self._request.principal, self._namespace, command, self._answered
+                    )
+                if self._refused or any(isinstance(each, Notice) for each in come):
+                    return  # its right was taken away; or the queue is deleted, or paused
         finally:
             gone.cancel()
-            self._submit(Detach(self.number))
+            # Giving back needs no right, which may have been taken away meanwhile.
+            self._engine.submit(BROKER, self._namespace, Detach(self.number), lambda _: None)
 
-    def _submit(self, command: Credit | Detach) -> None:
-        self._engine.submit(BROKER, self._namespace, command, lambda _: None)
+    def _answered(self, answer: object) -> None:
+        if isinstance(answer, Refused):
+            self._refused = True
+            self._some.set()

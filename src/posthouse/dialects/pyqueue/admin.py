@@ -218,7 +218,7 @@ async def cancel_task(call: Call) -> Facts:
     schedule = call.desk.state.schedules.get(id)
     if schedule is not None:
         call.check("manage", schedule.queue)
-        await call.ask_as_broker(CancelSchedule(id))
+        await call.ask_vouched(CancelSchedule(id))
         return {"cancelled": id}
     place = await finding.find(call, id)
     if place is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal
+from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import Buckets, cost_of
 from posthouse.core.checks import check_name
@@ -194,7 +194,7 @@ class Desk:
             if name.casefold() in state.folded:
                 raise AlreadyExists("queue", state.folded[name.casefold()])
             command = CreateQueue(name, self.properties())
-            self.engine.submit(BROKER, self.settings.namespace, command, _ignore)
+            self.engine.submit(vouched(principal), self.settings.namespace, command, _ignore)
 
     def welcome(self) -> None:
         """There is always a queue for who names none."""

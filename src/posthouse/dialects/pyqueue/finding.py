@@ -87,7 +87,7 @@ def places(state: State, queue: Queue, status: str, limit: int, now_ms: int) -> 
 
 async def look(call: Call, place: Place) -> Task | None:
     """With its payload, which may be on disk only. Raises Refused or StoreError."""
-    answer = await call.ask_as_broker(Peek(place.queue, place.sequence))
+    answer = await call.ask(Peek(place.queue, place.sequence))
     assert isinstance(answer, Peeked)
     if not answer.messages or answer.messages[0].message.sequence != place.sequence:
         return None  # it is gone meanwhile

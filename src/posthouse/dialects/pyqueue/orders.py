@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.access import Principal, vouched
 from posthouse.core.commands import (
     Answer,
     Begin,
@@ -70,9 +70,9 @@ class Call:
         """Raises Refused or StoreError."""
         return await self.desk.ask(self.principal, command)
 
-    async def ask_as_broker(self, command: Command) -> Answer:
+    async def ask_vouched(self, command: Command) -> Answer:
         """What was allowed by other rights than its own. Raises Refused or StoreError."""
-        return await self.desk.ask(BROKER, command)
+        return await self.desk.ask(vouched(self.principal), command)
 
     def check(self, right: Right, entity: str) -> None:
         """Raises Unauthorized."""
@@ -117,14 +117,14 @@ async def push_together(call: Call, tasks: Sequence[tuple[str, NewTask]]) -> lis
         for queue, some in by_queue.items()
     ]
     taken: set[str] = set()
-    for send, enqueued in zip(sends, await send_together(call, sends, call.principal), strict=True):
+    for send, enqueued in zip(sends, await send_together(call, sends), strict=True):
         taken.update(accepted([task.id for task in by_queue[send.queue]], enqueued))
     return [task.id for _, task in tasks if task.id in taken]
 
 
-async def send_together(call: Call, sends: list[Send], principal: Principal) -> Sequence[Enqueued]:
+async def send_together(call: Call, sends: list[Send]) -> Sequence[Enqueued]:
     """In one commit. Raises Refused or Failed."""
-    desk = call.desk
+    desk, principal = call.desk, call.principal
     if len(sends) == 1:
         answer = await desk.ask(principal, sends[0])
         assert isinstance(answer, Enqueued)

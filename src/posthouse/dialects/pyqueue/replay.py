@@ -30,12 +30,13 @@ class _ReplayForm(msgspec.Struct):
 async def replay(call: Call) -> dict[str, Any]:
     form: _ReplayForm = call.form(_ReplayForm)
     call.check("manage", form.queue_name or "*")
+    call.check("send", form.queue_name or "*")
     found, is_all = await _found(call, form)
     error = "" if is_all else f"There are more; {REPLAY_MAX} are replayed at a time"
     ids: list[str] = []
     for queue, messages in _parts(found):
         try:
-            await call.ask_as_broker(Send(queue, messages, [""] * len(messages)))
+            await call.ask(Send(queue, messages, [""] * len(messages)))
         except Refused as refused:
             error = told(refused, call.op, queue)
             break

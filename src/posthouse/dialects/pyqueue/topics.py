@@ -4,8 +4,13 @@ A binding is a subscription of one topic that all of them share: its rule is the
 forwards to the queue, so that what others publish there gets into the queues too. What a PyQueue
 client publishes is sent into the queues directly, in one commit, because each copy is a task with
 an id of its own: one worker's acknowledgement must not be taken for another's.
+
+A binding has tasks sent into its queue: whoever makes or ends one needs send or manage there, and
+listen on the pattern. It gives nobody a right: what is published is sent in the publisher's name,
+into those of the queues that the publisher may send to.
 """
 
+import logging
 import secrets
 from collections.abc import Iterator
 from hashlib import sha256
@@ -13,19 +18,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from posthouse.broker.access import BROKER
 from posthouse.core.commands import CreateQueue, CreateSubscription, DeleteQueue, Send
 from posthouse.core.errors import AlreadyExists
 from posthouse.core.filters.patterns import check_pattern
 from posthouse.core.filters.problems import SyntaxProblem
 from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, encode_envelope
-from posthouse.core.model import QueueProperties, State, subscription_queue
+from posthouse.core.model import QueueProperties, Right, State, subscription_queue
 from posthouse.core.routing import router_of
 from posthouse.core.rules import PatternFilter, Rule
 from posthouse.dialects.pyqueue.orders import Call, Order, send_together, told
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import PushForm, new_task
+
+_audit = logging.getLogger("posthouse.audit")
 
 TOPIC = "pyqueue-topics"  # the one that all bindings are subscriptions of
 TOPIC_CHARS_MAX = 200  # so that a queue can be called after it
@@ -79,18 +85,35 @@ async def publish(call: Call) -> bytes:
         raise Failed("Topic name required")
     call.check("send", topic)
     desk.charge(call.address, 1)
-    queues = bound_to(desk.state, topic)
+    queues = _sendable(call, bound_to(desk.state, topic))
     if not queues:
         raise Failed(f"No subscribers for topic '{topic}'")
     tasks = [new_task(form.as_push(), topic=topic) for _ in queues]
     sends = [
         Send(queue, [task.message], [task.key]) for queue, task in zip(queues, tasks, strict=True)
     ]
-    # Who subscribed was allowed to have it there.
-    answers = await send_together(call, sends, BROKER)
+    answers = await send_together(call, sends)
     pairs = zip(tasks, answers, strict=True)
     ids = [task.id for task, enqueued in pairs if not enqueued.duplicates]
     return told({"topic": topic, "published": len(ids), "task_ids": ids})
+
+
+def _sendable(call: Call, queues: list[str]) -> list[str]:
+    """The queues that the publisher may send to. Raises Unauthorized where that is none of them.
+
+    The others are left out: one binding of a queue must not refuse the topic to its publishers.
+    """
+    name = call.principal.name
+    allowed = [queue for queue in queues if call.desk.may(call.principal, "send", queue)]
+    if queues and not allowed:
+        call.check("send", queues[0])
+    if len(allowed) < len(queues):
+        left = len(queues) - len(allowed)
+        _audit.warning(
+            "%s may not send to %d of the queues that are bound to what it publishes.", name, left,
+            extra={"event": "access.refused", "principal": name, "subject": call.on},
+        )  # fmt: skip
+    return allowed
 
 
 class _BindForm(msgspec.Struct):
@@ -123,9 +146,7 @@ async def subscribe(call: Call) -> bytes:
     desk, pattern = call.desk, form.topic
     check_topic(pattern)
     queue = form.queue or f"sub_{pattern}_{secrets.token_hex(4)}"
-    call.check("listen", pattern)
-    call.check("listen", queue)
-    desk.make_queue(call.principal, "listen", queue)
+    desk.make_queue(call.principal, _check_bind(call, pattern, queue), queue)
     if TOPIC not in desk.state.queues:
         await _make(call, CreateQueue(TOPIC, QueueProperties(delivery="topic")))
     digest = sha256(f"{pattern}\0{queue}".encode()).hexdigest()[:32]
@@ -135,10 +156,20 @@ async def subscribe(call: Call) -> bytes:
     return told({"topic": pattern, "queue": queue})
 
 
+def _check_bind(call: Call, pattern: str, queue: str) -> Right:
+    """That a binding may be made, or ended; by which right on the queue. Raises Unauthorized."""
+    call.check("listen", pattern)
+    call.on = queue
+    if call.desk.may(call.principal, "manage", queue):
+        return "manage"
+    call.check("send", queue)
+    return "send"
+
+
 async def _make(call: Call, command: CreateQueue | CreateSubscription) -> None:
     """It may be there already."""
     try:
-        await call.ask_as_broker(command)
+        await call.ask_vouched(command)
     except AlreadyExists:
         return
 
@@ -154,9 +185,9 @@ async def unsubscribe(call: Call) -> bytes:
         if not bound:
             raise Failed(f"Queue '{queue}' not subscribed to topic '{topic}'")
     for each in bound:
-        call.check("listen", each.queue)
+        _check_bind(call, each.pattern, each.queue)
     for each in bound:
-        await call.ask_as_broker(DeleteQueue(each.subscription))
+        await call.ask_vouched(DeleteQueue(each.subscription))
     return told({"unsubscribed": queue if queue is not None else len(bound), "topic": topic})
 
 
@@ -164,7 +195,7 @@ async def unbind_all(call: Call, queue: str) -> None:
     """Of a queue that is no more."""
     for each in list(bindings(call.desk.state)):
         if each.queue == queue:
-            await call.ask_as_broker(DeleteQueue(each.subscription))
+            await call.ask_vouched(DeleteQueue(each.subscription))
 
 
 ORDERS: dict[str, Order] = {

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
-from posthouse.broker.access import BROKER
+from posthouse.broker.access import vouched
 from posthouse.core.checks import check_name
 from posthouse.core.commands import (
     PAGE_MAX,
@@ -155,7 +155,7 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
 async def _delete(call: Call) -> Answer:
     queue = call.exact(entity_in(call.path))
     await call.ask(DeleteQueue(queue))
-    await forget_keys(call.engine, call.namespace, queue)
+    await forget_keys(call.engine, call.principal, call.namespace, queue)
     return Answer()
 
 
@@ -239,11 +239,12 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
     for name in keys_of(accounts, call.namespace, queue):
         if name not in wanted or not call.credentials.is_for_what_is_there(accounts[name]):
-            await call.engine.ask(BROKER, "", RevokeAccount(name))
+            await call.engine.ask(vouched(call.principal), "", RevokeAccount(name))
     for name, key in wanted.items():
         sealed = [guard.seal(name, each) for each in (key.primary, key.secondary)]
         grants = [Grant(call.namespace, queue, list(key.rights))]
-        await call.engine.ask(BROKER, "", SetAccount(name, grants, sealed, name not in accounts))
+        command = SetAccount(name, grants, sealed, name not in accounts)
+        await call.engine.ask(vouched(call.principal), "", command)
 
 
 def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
-from posthouse.broker.access import BROKER
+from posthouse.broker.access import vouched
 from posthouse.core.commands import AcceptSession, Answer, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused
 from posthouse.core.model import SUBSCRIPTION, find
@@ -110,7 +110,8 @@ class Attaching:
             )
             if self._peer.identity.has_right(principal, place):
                 if state is None and self._peer.settings.auto_create:
-                    self._peer.engine.submit(BROKER, "", CreateNamespace(namespace), _ignore)
+                    command = CreateNamespace(namespace)
+                    self._peer.engine.submit(vouched(principal), "", command, _ignore)
                 break
         else:
             claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from posthouse.broker.access import BROKER, ROOT, Accounts, Guard, Principal
+from posthouse.broker.access import ROOT, Accounts, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Account, Right
@@ -151,10 +151,10 @@ def keys_of(accounts: Accounts, namespace: str, entity: str) -> list[str]:
     return keys_by_entity(accounts, namespace).get(entity.casefold(), [])
 
 
-async def forget_keys(engine: Engine, namespace: str, entity: str) -> None:
+async def forget_keys(engine: Engine, by: Principal, namespace: str, entity: str) -> None:
     """Of an entity that is no more. Who comes here was allowed to delete it."""
     for name in keys_of(engine.namespaces.accounts, namespace, entity):
-        await engine.ask(BROKER, "", RevokeAccount(name))
+        await engine.ask(vouched(by), "", RevokeAccount(name))
 
 
 def entity_key(namespace: str, entity: str, name: str) -> str:

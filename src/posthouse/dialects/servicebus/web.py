@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
-from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.access import Principal, vouched
 from posthouse.broker.throttle import Throttle
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
@@ -118,7 +118,7 @@ class Call:
             self.credentials.guard.check_right(
                 spaces.accounts, self.principal, right, self.namespace, entity_of(queue)
             )
-            await self.engine.ask(BROKER, "", CreateNamespace(self.namespace))
+            await self.engine.ask(vouched(self.principal), "", CreateNamespace(self.namespace))
 
 
 Route = Callable[[Call], Awaitable[Answer]]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.access import BROKER, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import Buckets, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
@@ -271,7 +271,7 @@ class Peer:
     def trust(self, principal: Principal) -> None:
         self.principal = principal
         self._engine = self.peers.engine
-        self._voucher = Principal(principal.name, principal.account, everything=True)
+        self._voucher = vouched(principal)
         self.decoder.frame_bytes_max = FRAME_BYTES_MAX
         self.stop_waiting()
         if self._deadline is not None:

@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from posthouse.broker.access import ANYBODY, Principal
+from posthouse.broker.access import ANYBODY, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
@@ -287,7 +287,7 @@ class _Call:
 
     async def _ask(self, command: DeleteQueue | Peek | Purge) -> Any:
         """What was found to be allowed. Raises Refused or StoreError."""
-        principal = msgspec.structs.replace(self._principal, everything=True)
+        principal = vouched(self._principal)
         return await self._web.engine.ask(principal, self._web.namespace, command)
 
     async def queues(self) -> Answer:

@@ -160,7 +160,7 @@ class _WithDefaults(Node):
 async def delete(call: Call) -> Answer:
     await _info(call)
     await call.ask(DeleteQueue(call.queue))
-    await forget_keys(call.engine, call.namespace, call.queue)
+    await forget_keys(call.engine, call.principal, call.namespace, call.queue)
     return Answer(b"", 200 if call.place.kind == "queue" else 204)
 
 
