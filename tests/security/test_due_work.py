@@ -95,7 +95,7 @@ def test_others_are_served_while_all_schedules_there_can_be_are_due(tmp_path: Pa
 
 @pytest.mark.parametrize("fields", [{"due_ms": 2_000}, {"ttl_ms": 1_000}])
 def test_others_are_served_while_a_hundred_thousand_messages_are_due(
-    fields: dict[str, int], tmp_path: Path
+    fields: dict[str, Any], tmp_path: Path
 ) -> None:
     async def main() -> None:
         desk = await Desk.open(FileStore(tmp_path), VirtualClock(1_000))
