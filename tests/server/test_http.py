@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_leaves_no_receiver_behind(broker: Running) -> N
 
 def test_what_was_for_a_client_that_goes_away_goes_back_and_is_not_counted(broker: Running) -> None:
     broker.queue("PUT", "late", {"lock_ms": 300_000})
-    for _ in range(10):
+    for _ in range(50):  # which of the two is seen first is chance
         leave_at_the_last_moment(broker, "late", "receive", "{}")
         [got] = broker.receive("late", wait_ms=5_000)
         assert got["deliveries"] == 1
@@ -348,7 +348,7 @@ def test_health_and_metrics(broker: Running) -> None:
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["posthouse_messages_sent_total"]) >= 2
     assert float(values["posthouse_messages_settled_total"]) >= 1
-    assert float(values["posthouse_sync_seconds_count"]) > 5
+    assert float(values["posthouse_sync_seconds_count"]) >= 3
     assert float(values['posthouse_connections{dialect="http"}']) >= 1
     assert float(values['posthouse_refusals_total{kind="NotFound"}']) >= 1
     assert "posthouse_queue_messages" not in text

@@ -1,31 +1,22 @@
 """`/api/v1` but for its hot routes, the OpenAPI document of all of it, and `/docs`.
 
-FastAPI routes and documents; bodies are msgspec's, so that one set of types says what is taken and
-given. It is imported when it is first asked for, in a thread: it takes half a second.
+A route says by its types what it takes and gives; the document is made of them (router.py).
 
 Names in paths are percent-encoded, `/` in them too. The dead-letter queue of `orders` is
 `orders%2F$dead`. Everything that can be asked of a queue under `/queues/Q` can be asked of a topic
 under `/topics/T`, and of a subscription under `/topics/T/subscriptions/S`.
 """
 
-import asyncio
 import functools
 import logging
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
-from fastapi import Depends, FastAPI, Query
-from fastapi import Path as InPath
-from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
-from pydantic import BeforeValidator
-from starlette.exceptions import HTTPException
-from starlette.requests import Request as StarletteRequest
-from starlette.responses import Response
+from msgspec import Meta
 
 from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
@@ -78,7 +69,7 @@ from posthouse.core.commands import (
     SetSessionState,
     UpdateQueue,
 )
-from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, Refused, TimedOut
+from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, TimedOut
 from posthouse.core.message import STATES, size_bytes
 from posthouse.core.model import (
     SUBSCRIPTION,
@@ -106,8 +97,10 @@ from posthouse.server import shapes
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
 from posthouse.server.hot import DESCRIBED
+from posthouse.server.http import Answer as Response
 from posthouse.server.http import Request, decoded
 from posthouse.server.problems import HttpProblem
+from posthouse.server.router import Operation, Parameter, Router
 from posthouse.store.file import FileStore
 
 _audit = logging.getLogger("posthouse.audit")
@@ -115,25 +108,22 @@ _encode = msgspec.json.Encoder().encode
 _PAGES = 20  # that are looked at to fill one
 
 
-def _name(part: str) -> str:
-    return unquote(part, errors="strict")
-
-
-Name = Annotated[str, BeforeValidator(_name), InPath(max_length=800)]
-Limit = Annotated[int, Query(ge=1, le=1_000)]
-First = Annotated[int, Query(ge=0, le=(1 << 63) - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=800)]
+Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Limit = Annotated[int, Meta(ge=1, le=1_000)]
+First = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Call:
-    """One request: who asks, and short ways to ask the engine and to answer."""
+    """One request: who asks, and short ways to ask the engine."""
 
-    def __init__(self, request: StarletteRequest) -> None:
-        self.broker: Broker = request.app.state.broker
-        assert self.broker.engine is not None
-        self.engine: Engine = self.broker.engine
-        self.request: Request = request.scope["posthouse"]
-        self.principal: Principal = self.request.principal
-        self.feed: Feed = request.app.state.feed
+    def __init__(self, request: Request, broker: Broker, feed: Feed) -> None:
+        assert broker.engine is not None
+        self.broker = broker
+        self.engine: Engine = broker.engine
+        self.request = request
+        self.principal: Principal = request.principal
+        self.feed = feed
 
     async def ask(self, namespace: str, command: Command | SpaceCommand) -> Answer:
         return await self.engine.ask(self.principal, namespace, command)
@@ -142,87 +132,49 @@ class Call:
         return decoded(kind, await self.request.body())
 
 
-Asked = Annotated[Call, Depends(Call)]
-
-
 def _json(form: object, status: int = 200) -> Response:
-    return Response(_encode(form), status, media_type="application/json")
+    return Response(_encode(form), status)
 
 
-def _takes(form: type) -> dict[str, Any]:
-    """For a route's OpenAPI: the form of its request."""
-    content = {"application/json": {"schema": _reference(form)}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _gives(form: type | None, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """For a route's OpenAPI: the form of its answer."""
-    if form is None:
-        return {status: {"description": "Done"}}
-    content = {"application/json": {"schema": _reference(form)}}
-    return {status: {"description": "As asked", "content": content}}
-
-
-_forms: set[type] = {shapes.Problem}  # every route may answer with that
-
-
-def _reference(form: type) -> dict[str, str]:
-    _forms.add(form)
-    return {"$ref": f"#/components/schemas/{form.__name__}"}
-
-
-app = FastAPI(
-    title="Posthouse", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-)
+_DONE = Response(b"", 204, ())
+_router: Router[Call] = Router()
+_route = _router.route
 V1 = "/api/v1"
 NS = V1 + "/namespaces/{namespace}"
 QUEUE = NS + "/queues/{queue}"
 TOPIC = NS + "/topics/{topic}"
 SUB = TOPIC + "/subscriptions/{subscription}"
 
-Handler = Callable[..., Awaitable[Response]]
-
-
-def _route(
-    method: str, path: str, takes: type | None = None, gives: type | None = None, status: int = 200
-) -> Callable[[Handler], Handler]:
-    return app.api_route(
-        path, methods=[method], responses=_gives(gives, status), status_code=status,
-        openapi_extra=None if takes is None else _takes(takes), response_class=Response,
-    )  # fmt: skip
-
 
 # Namespaces.
 
 
 @_route("GET", V1 + "/namespaces", gives=shapes.NamesForm)
-async def list_namespaces(call: Asked, after: str = "", limit: Limit = 100) -> Response:
+async def list_namespaces(call: Call, after: str = "", limit: Limit = 100) -> Response:
     """Their names, page by page."""
     names = await call.ask("", ListNamespaces(after, limit))
     return _json({"names": names})
 
 
 @_route("PUT", NS, gives=shapes.NameForm, status=201)
-async def create_namespace(call: Asked, namespace: Name) -> Response:
+async def create_namespace(call: Call, namespace: Name) -> Response:
     """Make a namespace, an isolated world of queues."""
     await call.ask("", CreateNamespace(namespace))
     return _json(shapes.NameForm(namespace), 201)
 
 
 @_route("DELETE", NS, status=204)
-async def delete_namespace(call: Asked, namespace: Name) -> Response:
+async def delete_namespace(call: Call, namespace: Name) -> Response:
     """With all that is in it."""
     await call.ask("", DeleteNamespace(namespace))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Queues.
 
 
 @_route("GET", NS + "/queues", gives=shapes.QueuesForm)
-async def list_queues(
-    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
-) -> Response:
+async def list_queues(call: Call, namespace: Name, after: str = "", limit: Limit = 100) -> Response:
     """With their properties and counts, by name, page by page."""
     queues = _infos(call, namespace, await call.ask(namespace, ListQueues(after, limit, "queue")))
     following = queues[-1].name if len(queues) == limit else None
@@ -242,13 +194,13 @@ async def _queue(call: Call, namespace: str, queue: str) -> QueueInfo:
 
 
 @_route("GET", QUEUE, gives=shapes.QueueInfoForm)
-async def get_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+async def get_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """Its properties and counts."""
     return _json(_info(call, namespace, await _queue(call, namespace, queue)))
 
 
 @_route("PUT", QUEUE, shapes.QueueForm, shapes.QueueInfoForm, 201)
-async def create_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+async def create_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """Make a queue. What is left out of its properties has its default."""
     properties = shapes.properties_over(await call.form(shapes.QueueForm), QueueProperties())
     await call.ask(namespace, CreateQueue(queue, properties))
@@ -256,7 +208,7 @@ async def create_queue(call: Asked, namespace: Name, queue: Name) -> Response:
 
 
 @_route("PATCH", QUEUE, shapes.QueueForm, shapes.QueueInfoForm)
-async def update_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+async def update_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """Change some of its properties."""
     form = await call.form(shapes.QueueForm)
     state = call.engine.namespaces.states.get(namespace)
@@ -267,19 +219,17 @@ async def update_queue(call: Asked, namespace: Name, queue: Name) -> Response:
 
 
 @_route("DELETE", QUEUE, status=204)
-async def delete_queue(call: Asked, namespace: Name, queue: Name) -> Response:
+async def delete_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """With its dead letters and all its messages."""
     await call.ask(namespace, DeleteQueue(queue))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Topics, subscriptions and rules.
 
 
 @_route("GET", NS + "/topics", gives=shapes.TopicsForm)
-async def list_topics(
-    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
-) -> Response:
+async def list_topics(call: Call, namespace: Name, after: str = "", limit: Limit = 100) -> Response:
     """With their properties and counts, by name, page by page."""
     found = await call.ask(namespace, ListQueues(after, limit, "topic"))
     topics = _infos(call, namespace, found)
@@ -292,7 +242,7 @@ def _infos(call: Call, namespace: str, found: Answer) -> list[shapes.QueueInfoFo
 
 
 @_route("GET", TOPIC, gives=shapes.QueueInfoForm)
-async def get_topic(call: Asked, namespace: Name, topic: Name) -> Response:
+async def get_topic(call: Call, namespace: Name, topic: Name) -> Response:
     """Its properties and counts."""
     try:
         info = await _queue(call, namespace, topic)
@@ -304,7 +254,7 @@ async def get_topic(call: Asked, namespace: Name, topic: Name) -> Response:
 
 
 @_route("PUT", TOPIC, shapes.QueueForm, shapes.QueueInfoForm, 201)
-async def create_topic(call: Asked, namespace: Name, topic: Name) -> Response:
+async def create_topic(call: Call, namespace: Name, topic: Name) -> Response:
     """Make a topic: what is sent to it goes to its subscriptions."""
     plain = QueueProperties(delivery="topic")
     properties = shapes.properties_over(await call.form(shapes.QueueForm), plain)
@@ -314,7 +264,7 @@ async def create_topic(call: Asked, namespace: Name, topic: Name) -> Response:
 
 @_route("GET", TOPIC + "/subscriptions", gives=shapes.SubscriptionsForm)
 async def list_subscriptions(
-    call: Asked, namespace: Name, topic: Name, after: str = "", limit: Limit = 100
+    call: Call, namespace: Name, topic: Name, after: str = "", limit: Limit = 100
 ) -> Response:
     """With their properties and counts, by name, page by page."""
     after = after if not after or SUBSCRIPTION in after else subscription_queue(topic, after)
@@ -327,7 +277,7 @@ async def list_subscriptions(
 
 @_route("PUT", SUB, shapes.SubscriptionForm, shapes.QueueInfoForm, 201)
 async def create_subscription(
-    call: Asked, namespace: Name, topic: Name, subscription: Name
+    call: Call, namespace: Name, topic: Name, subscription: Name
 ) -> Response:
     """Make a subscription. It gets every message, unless rules are given."""
     form = await call.form(shapes.SubscriptionForm)
@@ -342,7 +292,7 @@ async def create_subscription(
 
 @_route("GET", SUB + "/rules", gives=shapes.RulesForm)
 async def list_rules(
-    call: Asked,
+    call: Call,
     namespace: Name,
     topic: Name,
     subscription: Name,
@@ -359,7 +309,7 @@ async def list_rules(
 
 @_route("GET", SUB + "/rules/{rule}", gives=shapes.RuleInfoForm)
 async def get_rule(
-    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+    call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
     """Which messages it wants, and what it changes of them."""
     command = ListRules(subscription_queue(topic, subscription), limit=RULES_MAX)
@@ -373,56 +323,56 @@ async def get_rule(
 
 @_route("PUT", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
 async def add_rule(
-    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+    call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
     """Add a rule. It concerns what is sent from now on."""
     form = await call.form(shapes.RuleForm)
     command = SetRule(subscription_queue(topic, subscription), shapes.rule_in(rule, form))
     await call.ask(namespace, command)
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("PATCH", SUB + "/rules/{rule}", shapes.RuleForm, status=204)
 async def replace_rule(
-    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+    call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
     """Put another in the place of a rule."""
     form = await call.form(shapes.RuleForm)
     queue = subscription_queue(topic, subscription)
     await call.ask(namespace, SetRule(queue, shapes.rule_in(rule, form), new=False))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("DELETE", SUB + "/rules/{rule}", status=204)
 async def remove_rule(
-    call: Asked, namespace: Name, topic: Name, subscription: Name, rule: Name
+    call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
     """A subscription without rules gets nothing."""
     await call.ask(namespace, RemoveRule(subscription_queue(topic, subscription), rule))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Queues of every kind.
 
 
 @_route("POST", QUEUE + "/pause", shapes.SidesForm, status=204)
-async def pause(call: Asked, namespace: Name, queue: Name) -> Response:
+async def pause(call: Call, namespace: Name, queue: Name) -> Response:
     """Refuse sends, hold deliveries back, or both."""
     form: shapes.SidesForm = await call.form(shapes.SidesForm)
     await call.ask(namespace, Pause(queue, form.sending, form.receiving))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("POST", QUEUE + "/resume", shapes.SidesForm, status=204)
-async def resume(call: Asked, namespace: Name, queue: Name) -> Response:
+async def resume(call: Call, namespace: Name, queue: Name) -> Response:
     """Take sends and make deliveries again."""
     form: shapes.SidesForm = await call.form(shapes.SidesForm)
     await call.ask(namespace, Resume(queue, form.sending, form.receiving))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("POST", QUEUE + "/purge", shapes.PurgeForm, shapes.ProgressForm)
-async def purge(call: Asked, namespace: Name, queue: Name) -> Response:
+async def purge(call: Call, namespace: Name, queue: Name) -> Response:
     """Remove messages, at most 1,000 a call: go on from `next` until it is null."""
     form: shapes.PurgeForm = await call.form(shapes.PurgeForm)
     states = frozenset(STATES.index(each) for each in form.states)
@@ -431,7 +381,7 @@ async def purge(call: Asked, namespace: Name, queue: Name) -> Response:
 
 
 @_route("POST", QUEUE + "/resubmit", shapes.ResubmitForm, shapes.ProgressForm)
-async def resubmit(call: Asked, namespace: Name, queue: Name) -> Response:
+async def resubmit(call: Call, namespace: Name, queue: Name) -> Response:
     """Send dead letters again: some by number, or all, at most 1,000 a call."""
     form: shapes.ResubmitForm = await call.form(shapes.ResubmitForm)
     command = Resubmit(queue, form.sequences, form.first, form.target, form.keep_reason)
@@ -448,7 +398,7 @@ def _progress(progress: Answer) -> Response:
 
 @_route("GET", QUEUE + "/messages", gives=shapes.PageForm)
 async def peek(
-    call: Asked,
+    call: Call,
     namespace: Name,
     queue: Name,
     first: First = 0,
@@ -477,15 +427,15 @@ async def peek(
 
 
 @_route("POST", QUEUE + "/cancel", shapes.SequencesForm, status=204)
-async def cancel(call: Asked, namespace: Name, queue: Name) -> Response:
+async def cancel(call: Call, namespace: Name, queue: Name) -> Response:
     """Cancel scheduled messages, all of them or none."""
     form: shapes.SequencesForm = await call.form(shapes.SequencesForm)
     await call.ask(namespace, Cancel(queue, form.sequences))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("POST", QUEUE + "/receive-deferred", shapes.DeferredForm, shapes.MessagesForm)
-async def receive_deferred(call: Asked, namespace: Name, queue: Name) -> Response:
+async def receive_deferred(call: Call, namespace: Name, queue: Name) -> Response:
     """Receive deferred messages by number, all of them or none."""
     form: shapes.DeferredForm = await call.form(shapes.DeferredForm)
     command = ReceiveDeferred(
@@ -501,7 +451,7 @@ async def receive_deferred(call: Asked, namespace: Name, queue: Name) -> Respons
 
 @_route("GET", QUEUE + "/sessions", gives=shapes.NamesForm)
 async def list_sessions(
-    call: Asked,
+    call: Call,
     namespace: Name,
     queue: Name,
     skip: First = 0,
@@ -514,7 +464,7 @@ async def list_sessions(
 
 
 @_route("POST", QUEUE + "/sessions/accept", shapes.AcceptForm, shapes.SessionForm)
-async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
+async def accept_session(call: Call, namespace: Name, queue: Name) -> Response:
     """Hold a session: one by its id, or the next that has messages, waiting if asked to."""
     form: shapes.AcceptForm = await call.form(shapes.AcceptForm)
     wait_ms = form.wait_ms
@@ -533,7 +483,7 @@ async def accept_session(call: Asked, namespace: Name, queue: Name) -> Response:
 
 
 @_route("POST", QUEUE + "/sessions/renew", shapes.HeldForm, shapes.UntilForm)
-async def renew_session(call: Asked, namespace: Name, queue: Name) -> Response:
+async def renew_session(call: Call, namespace: Name, queue: Name) -> Response:
     """Hold a session for longer."""
     form: shapes.HeldForm = await call.form(shapes.HeldForm)
     until_ms = await call.ask(
@@ -543,20 +493,15 @@ async def renew_session(call: Asked, namespace: Name, queue: Name) -> Response:
 
 
 @_route("POST", QUEUE + "/sessions/release", shapes.HeldForm, status=204)
-async def release_session(call: Asked, namespace: Name, queue: Name) -> Response:
+async def release_session(call: Call, namespace: Name, queue: Name) -> Response:
     """Give a session up; its messages in flight go back."""
     form: shapes.HeldForm = await call.form(shapes.HeldForm)
     await call.ask(namespace, ReleaseSession(queue, shapes.token_in(form.token)))
-    return Response(status_code=204)
-
-
-SessionToken = Annotated[str, InPath(pattern="^[0-9a-f]{32}$")]
+    return _DONE
 
 
 @_route("GET", QUEUE + "/sessions/held/{token}/state", gives=shapes.StateForm)
-async def get_session_state(
-    call: Asked, namespace: Name, queue: Name, token: SessionToken
-) -> Response:
+async def get_session_state(call: Call, namespace: Name, queue: Name, token: Token) -> Response:
     """The state of a session that you hold."""
     state = await call.ask(namespace, GetSessionState(queue, int(token, 16)))
     assert state is None or isinstance(state, bytes)
@@ -564,14 +509,12 @@ async def get_session_state(
 
 
 @_route("PUT", QUEUE + "/sessions/held/{token}/state", shapes.StateForm, status=204)
-async def set_session_state(
-    call: Asked, namespace: Name, queue: Name, token: SessionToken
-) -> Response:
+async def set_session_state(call: Call, namespace: Name, queue: Name, token: Token) -> Response:
     """Set the state of a session that you hold."""
     form: shapes.StateForm = await call.form(shapes.StateForm)
     state = None if form.state_base64 is None else shapes.bytes_in(form.state_base64)
     await call.ask(namespace, SetSessionState(queue, int(token, 16), state))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Schedules.
@@ -579,7 +522,7 @@ async def set_session_state(
 
 @_route("GET", NS + "/schedules", gives=shapes.SchedulesForm)
 async def list_schedules(
-    call: Asked, namespace: Name, after: str = "", limit: Limit = 100
+    call: Call, namespace: Name, after: str = "", limit: Limit = 100
 ) -> Response:
     """What is sent again and again, by name, page by page."""
     found = await call.ask(namespace, ListSchedules(after, limit))
@@ -590,13 +533,13 @@ async def list_schedules(
 
 
 @_route("PUT", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
-async def create_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+async def create_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
     """Send a message to a queue or topic again and again."""
     return await _set_schedule(call, namespace, schedule, new=True)
 
 
 @_route("PATCH", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
-async def replace_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+async def replace_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
     """Put another in the place of a schedule."""
     return await _set_schedule(call, namespace, schedule, new=False)
 
@@ -610,35 +553,35 @@ async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> 
     message = shapes.new_message(form.message, call.engine.clock_ms(namespace))
     command = SetSchedule(form.queue, name, form.when, message, form.zone, new)
     await call.ask(namespace, command)
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("DELETE", NS + "/schedules/{schedule}", status=204)
-async def cancel_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+async def cancel_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
     """Nothing more is sent."""
     await call.ask(namespace, CancelSchedule(schedule))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("POST", NS + "/schedules/{schedule}/pause", status=204)
-async def pause_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+async def pause_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
     """Nothing is sent until it is resumed."""
     await call.ask(namespace, PauseSchedule(schedule))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("POST", NS + "/schedules/{schedule}/resume", status=204)
-async def resume_schedule(call: Asked, namespace: Name, schedule: Name) -> Response:
+async def resume_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
     """Go on with the next time; what was left out is not sent."""
     await call.ask(namespace, ResumeSchedule(schedule))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Transactions.
 
 
 @_route("POST", NS + "/transactions", shapes.BeginForm, shapes.TransactionForm, 201)
-async def begin(call: Asked, namespace: Name) -> Response:
+async def begin(call: Call, namespace: Name) -> Response:
     """Begin a transaction. Name it when you send and settle; that happens with its commit."""
     form: shapes.BeginForm = await call.form(shapes.BeginForm)
     begun = await call.ask(namespace, Begin(form.timeout_ms))
@@ -648,7 +591,7 @@ async def begin(call: Asked, namespace: Name) -> Response:
 
 
 @_route("POST", NS + "/transactions/{transaction}/commit", gives=shapes.CommittedForm)
-async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
+async def commit(call: Call, namespace: Name, transaction: Token) -> Response:
     """All that was asked in it, or nothing: then it is rolled back, and over."""
     number = call.engine.owned(call.principal, int(transaction, 16))
     answer = await call.ask(namespace, Commit(number))
@@ -660,32 +603,32 @@ async def commit(call: Asked, namespace: Name, transaction: SessionToken) -> Res
 
 
 @_route("POST", NS + "/transactions/{transaction}/rollback", status=204)
-async def roll_back(call: Asked, namespace: Name, transaction: SessionToken) -> Response:
+async def roll_back(call: Call, namespace: Name, transaction: Token) -> Response:
     """Nothing of it happens. What was settled in it stays locked."""
     number = call.engine.owned(call.principal, int(transaction, 16))
     await call.ask(namespace, RollBack(number))
-    return Response(status_code=204)
+    return _DONE
 
 
 # The past.
 
 
 @_route("GET", NS + "/messages/{id}/life", gives=shapes.LivesForm)
-async def life(call: Asked, namespace: Name, id: Name) -> Response:
+async def life(call: Call, namespace: Name, id: Name) -> Response:
     """Everything that happened to the messages with an id."""
     call.broker.check(call.principal, "manage", namespace, "*")
     return _json(shapes.LivesForm(await call.feed.lives(namespace, id)))
 
 
 @_route("GET", QUEUE + "/messages/{sequence}/life", gives=shapes.LivesForm)
-async def life_of(call: Asked, namespace: Name, queue: Name, sequence: int) -> Response:
+async def life_of(call: Call, namespace: Name, queue: Name, sequence: int) -> Response:
     """Everything that happened to the message with this number."""
     call.broker.check(call.principal, "manage", namespace, entity_of(queue))
     return _json(shapes.LivesForm(await call.feed.life(namespace, queue, sequence)))
 
 
 @_route("POST", NS + "/replay", shapes.ReplayForm, shapes.SentForm)
-async def replay(call: Asked, namespace: Name) -> Response:
+async def replay(call: Call, namespace: Name) -> Response:
     """Send what was sent at some positions once more, into a queue."""
     form: shapes.ReplayForm = await call.form(shapes.ReplayForm)
     call.broker.check(call.principal, "listen", namespace, form.source or "*")
@@ -698,7 +641,7 @@ async def replay(call: Asked, namespace: Name) -> Response:
 
 
 @_route("GET", NS + "/clock", gives=shapes.ClockNowForm)
-async def get_clock(call: Asked, namespace: Name) -> Response:
+async def get_clock(call: Call, namespace: Name) -> Response:
     """What time it is in a namespace."""
     call.broker.check(call.principal, "manage", namespace, "*")
     if namespace not in call.engine.namespaces.states:
@@ -715,7 +658,7 @@ def _clock(call: Call, namespace: str) -> shapes.ClockNowForm:
 
 
 @_route("POST", NS + "/clock", shapes.ClockForm, shapes.ClockNowForm)
-async def set_clock(call: Asked, namespace: Name) -> Response:
+async def set_clock(call: Call, namespace: Name) -> Response:
     """Freeze, set, advance: only with `--dev`. It says what fell due on the way."""
     form: shapes.ClockForm = await call.form(shapes.ClockForm)
     call.broker.check(call.principal, "manage", namespace, "*")
@@ -745,7 +688,7 @@ async def set_clock(call: Asked, namespace: Name) -> Response:
 
 
 @_route("GET", V1 + "/principals", gives=shapes.PrincipalsForm)
-async def list_principals(call: Asked, after: str = "", limit: Limit = 100) -> Response:
+async def list_principals(call: Call, after: str = "", limit: Limit = 100) -> Response:
     """With what they may do. Keys are not shown."""
     found = await call.ask("", ListAccounts(after, limit))
     assert isinstance(found, list)
@@ -761,7 +704,7 @@ def _account(account: Account) -> shapes.PrincipalInfoForm:
 
 
 @_route("POST", V1 + "/principals", shapes.PrincipalForm, shapes.KeyForm, 201)
-async def add_principal(call: Asked) -> Response:
+async def add_principal(call: Call) -> Response:
     """Its key is in the answer, and nowhere else."""
     form: shapes.PrincipalForm = await call.form(shapes.PrincipalForm)
     grants = [Grant(each.namespace, each.entity, each.rights) for each in form.grants]
@@ -772,7 +715,7 @@ async def add_principal(call: Asked) -> Response:
 
 
 @_route("POST", V1 + "/principals/{principal}/rotate", gives=shapes.KeyForm)
-async def rotate(call: Asked, principal: Name) -> Response:
+async def rotate(call: Call, principal: Name) -> Response:
     """A new key. The one before it works on, until the next rotation."""
     account = call.engine.namespaces.accounts.get(principal)
     key = new_key()
@@ -782,44 +725,44 @@ async def rotate(call: Asked, principal: Name) -> Response:
 
 
 @_route("DELETE", V1 + "/principals/{principal}", status=204)
-async def revoke(call: Asked, principal: Name) -> Response:
+async def revoke(call: Call, principal: Name) -> Response:
     """It is out at once, on open connections too."""
     await call.ask("", RevokeAccount(principal))
-    return Response(status_code=204)
+    return _DONE
 
 
 # Readers of the feed.
 
 
 @_route("GET", V1 + "/readers", gives=shapes.ReadersForm)
-async def list_readers(call: Asked) -> Response:
+async def list_readers(call: Call) -> Response:
     """Who reads the feed, and how far each is behind."""
     await call.ask("", ListReaders())
     return _json(shapes.ReadersForm(call.feed.readers()))
 
 
 @_route("PUT", V1 + "/readers/{reader}", shapes.ReaderForm, status=204)
-async def set_reader(call: Asked, reader: Name) -> Response:
+async def set_reader(call: Call, reader: Name) -> Response:
     """Register a reader, or say that it has everything below a position."""
     form: shapes.ReaderForm = await call.form(shapes.ReaderForm)
     call.broker.check(call.principal, "listen", "*", "*")
     call.feed.check_reader(call.engine.namespaces.readers.get(reader), form.position)
     await call.ask("", SetReader(reader, form.position))
-    return Response(status_code=204)
+    return _DONE
 
 
 @_route("DELETE", V1 + "/readers/{reader}", status=204)
-async def remove_reader(call: Asked, reader: Name) -> Response:
+async def remove_reader(call: Call, reader: Name) -> Response:
     """Nothing is kept for it any more."""
     await call.ask("", RemoveReader(reader))
-    return Response(status_code=204)
+    return _DONE
 
 
 # The journal.
 
 
 @_route("GET", V1 + "/store", gives=shapes.StoreForm)
-async def get_store(call: Asked) -> Response:
+async def get_store(call: Call) -> Response:
     """Where the journal is, and how it is."""
     call.broker.check(call.principal, "manage", "*", "*")
     store = call.broker.store
@@ -835,7 +778,7 @@ async def get_store(call: Asked) -> Response:
 
 
 @_route("POST", V1 + "/store/snapshot", gives=shapes.SnapshotForm)
-async def make_snapshot(call: Asked) -> Response:
+async def make_snapshot(call: Call) -> Response:
     """Fold what is sealed of the journal now, beside the running broker."""
     call.broker.check(call.principal, "manage", "*", "*")
     return _json(shapes.SnapshotForm(await call.broker.fold()))
@@ -847,124 +790,56 @@ async def make_snapshot(call: Asked) -> Response:
 @functools.cache
 def openapi() -> dict[str, Any]:
     """Of everything under `/api/v1`, the hot routes too."""
-    document = get_openapi(
-        title="Posthouse", version="1", routes=app.routes,
-        description="Names in paths are percent-encoded, / in them too; the dead-letter queue of"
-        " orders is orders%2F$dead. What can be asked of a queue under /queues/Q can be asked of a"
-        " topic under /topics/T and of a subscription under /topics/T/subscriptions/S, too. Errors"
-        " are RFC 9457 problem documents.",
-    )  # fmt: skip
-    hot = {QUEUE + "/" + name: each for name, each in DESCRIBED.items()}
-    for path, (takes, gives, text) in hot.items():
-        status = 201 if path.endswith("messages") else 200
-        parameters = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in ("namespace", "queue")
-        ]
-        document["paths"].setdefault(path, {})["post"] = {
-            "summary": text,
-            "operationId": "hot_" + path.rpartition("/")[2],
-            "parameters": parameters,
-            "responses": {str(key): value for key, value in _gives(gives, status).items()},
-            **_takes(takes),
-        }
-    document["paths"][QUEUE + "/deliveries"] = {"get": _DELIVERIES}
-    kinds = sorted(_forms, key=lambda each: each.__name__)
-    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["responses"]["default"] = {
-                "description": "It was refused",
-                "content": {"application/problem+json": {"schema": _reference(shapes.Problem)}},
-            }
-    document["components"] = {
-        "schemas": schemas,
-        "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-    }
-    document["security"] = [{"basic": []}]
-    return document
+    return _router.document(
+        "Posthouse",
+        "Names in paths are percent-encoded, / in them too: the dead-letter queue of orders is"
+        " orders%2F$dead. What can be asked of a queue at /queues/Q can be asked of a topic at"
+        " /topics/T and of a subscription at /topics/T/subscriptions/S. Errors are RFC 9457 problem"
+        " documents.",
+        [*_hot(), _DELIVERIES],
+    )
 
 
-# What is refused leaves FastAPI as an exception, to be told like every other.
+_OF_A_QUEUE = (Parameter("namespace", Name, True), Parameter("queue", Name, True))
 
 
-async def _refuse(request: StarletteRequest, error: Exception) -> Response:
-    request.scope["refused"] = error
-    return Response(status_code=500)
+def _hot() -> list[Operation]:
+    return [
+        Operation(
+            f"{QUEUE}/{name}", "POST", f"hot_{name}", text, _OF_A_QUEUE, takes, gives,
+            201 if name == "messages" else 200,
+        )
+        for name, (takes, gives, text) in DESCRIBED.items()
+    ]  # fmt: skip
 
 
-async def _invalid(request: StarletteRequest, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(each) for each in first["loc"][1:])
-    return await _refuse(request, InvalidArgument(where, f"is not as it should be: {first['msg']}"))
+_DELIVERIES = Operation(
+    QUEUE + "/deliveries", "GET", "hot_deliveries",
+    "Messages as they come, one JSON line each, while the connection lasts",
+    (*_OF_A_QUEUE, Parameter("credit", Limit, False, 100), Parameter("delete", str, False, "0")),
+    media_type="application/x-ndjson",
+)  # fmt: skip
 
 
-async def _unknown(request: StarletteRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "refused")
-    text = "There is nothing here; /docs tells what there is."
-    return await _refuse(request, HttpProblem(error.status_code, name, text))
-
-
-app.add_exception_handler(Refused, _refuse)
-app.add_exception_handler(HttpProblem, _refuse)
-app.add_exception_handler(RequestValidationError, _invalid)
-app.add_exception_handler(HTTPException, _unknown)
-
-
-_DELIVERIES: dict[str, Any] = {
-    "summary": "Messages as they come, one JSON line each, while the connection lasts",
-    "operationId": "hot_deliveries",
-    "parameters": [
-        *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-          for name in ("namespace", "queue")),
-        {"name": "credit", "in": "query", "required": False,
-         "schema": {"type": "integer", "minimum": 1, "maximum": 1_000}},
-        {"name": "delete", "in": "query", "required": False, "schema": {"type": "string"}},
-    ],
-    "responses": {"200": {"description": "Lines", "content": {"application/x-ndjson": {}}}},
-}  # fmt: skip
-
-
-def _as_of_a_queue(method: str, path: str) -> str:
+def _as_of_a_queue(method: str, parts: Sequence[bytes]) -> Sequence[bytes]:
     """What is asked of a topic or a subscription, where it is asked in the same way of a queue."""
-    parts = path.split("/")
-    if len(parts) < 7 or parts[5] != "topics":
-        return path
-    name, rest = parts[6], parts[7:]
-    own = rest[:1] == ["subscriptions"] or (not rest and method in ("GET", "PUT"))
-    if rest[:1] == ["subscriptions"] and len(rest) > 1:
-        name, rest = name + quote(SUBSCRIPTION, safe="$") + rest[1], rest[2:]
-        own = rest[:1] == ["rules"] or (not rest and method == "PUT")
-    return path if own else "/".join((*parts[:5], "queues", name, *rest))
+    if len(parts) < 6 or parts[4] != b"topics":
+        return parts
+    name, rest = parts[5], parts[6:]
+    own = rest[:1] == [b"subscriptions"] or (not rest and method in ("GET", "PUT"))
+    if rest[:1] == [b"subscriptions"] and len(rest) > 1:
+        name, rest = name + _SUBSCRIPTION + rest[1], rest[2:]
+        own = rest[:1] == [b"rules"] or (not rest and method == "PUT")
+    return parts if own else [*parts[:4], b"queues", name, *rest]
 
 
-async def run(request: Request, broker: Broker, feed: Feed) -> tuple[int, list[Any], bytes]:
-    """Has FastAPI answer a request: status, headers, body. Raises what it was refused with."""
-    app.state.broker, app.state.feed = broker, feed
-    scope = request.scope | {
-        "path": _as_of_a_queue(request.method, request.scope["raw_path"].decode("ascii")),
-        "posthouse": request,
-    }
-    status, headers, chunks = 500, [], []
+_SUBSCRIPTION = quote(SUBSCRIPTION, safe="$").encode()
 
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], message["headers"]
-        else:
-            chunks.append(message.get("body", b""))
 
-    async def receive() -> dict[str, Any]:  # bodies are read by the request itself
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    await app(scope, receive, send)  # type: ignore[arg-type]
-    if "refused" in scope:
-        raise scope["refused"]
-    return status, headers, b"".join(chunks)
+async def run(request: Request, broker: Broker, feed: Feed) -> Response:
+    """Answers a request. Raises Refused or HttpProblem."""
+    parts = _as_of_a_queue(request.method, request.parts)
+    return await _router.call(Call(request, broker, feed), request.method, parts, request.query)
 
 
 # The pages of /docs.

@@ -3,7 +3,7 @@
 `App` is the application behind every HTTP connection (`http_peer.py`). What AWS or Azure
 clients send is told by its marks, and goes before the paths that are ours: health, metrics, the
 feed, and of `/api/v1` the hot routes (send, receive, settle) are plain functions; the rest of it
-and `/docs` are FastAPI's, which is imported when it is first asked for.
+and `/docs` are in api.py, which is imported when it is first asked for.
 """
 
 import asyncio

@@ -1,10 +1,6 @@
 """Which paths there are, and who answers them."""
 
-import asyncio
-import importlib
-import sys
 from collections.abc import Awaitable, Callable
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
     from posthouse.dialects.servicebus.web import Web
     from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
-Header = tuple[bytes, bytes]
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")
 _STYLE = (b"content-type", b"text/css; charset=utf-8")
@@ -111,22 +106,24 @@ def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
         if found is not None:
             route, target = found
             return await route(broker.engine, request, target)
-        slow = await _administration()
-        return Answer(*_in_order(await slow.run(request, broker, feed)))
+        from posthouse.server import api as administration  # a start need not wait for it
+
+        return await administration.run(request, broker, feed)
 
     async def docs(request: Request) -> Answer:
         """Of what is in them nothing is secret, so they are open."""
-        slow = await _administration()
+        from posthouse.server import api as documents
+
         match request.parts[1:]:
             case [] | [b""]:
-                return Answer(slow.PAGE.encode(), 200, (_HTML, _POLICY))
+                return Answer(documents.PAGE.encode(), 200, (_HTML, _POLICY))
             case [b"openapi.json"]:
-                return Answer(msgspec.json.encode(slow.openapi()))
+                return Answer(msgspec.json.encode(documents.openapi()))
             case [b"start.js"]:
-                return Answer(slow.START.encode(), 200, (_SCRIPT,))
-            case [name] if name.decode("latin-1") in slow.ASSETS:
+                return Answer(documents.START.encode(), 200, (_SCRIPT,))
+            case [name] if name.decode("latin-1") in documents.ASSETS:
                 kind = _SCRIPT if name.endswith(b".js") else _STYLE
-                return Answer(slow.asset(name.decode()), 200, (kind,))
+                return Answer(documents.asset(name.decode()), 200, (kind,))
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
 
@@ -135,17 +132,3 @@ def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
     app.serve(b"api", api)
     app.serve(b"feed", feed.answer)
     app.serve(b"metrics", metrics.answer)
-
-
-async def _administration() -> ModuleType:
-    """FastAPI and what is built on it. The first time takes long, and is done in a thread."""
-    name = "posthouse.server.api"
-    if name not in sys.modules or not hasattr(sys.modules[name], "run"):
-        await asyncio.to_thread(importlib.import_module, name)
-    return sys.modules[name]
-
-
-def _in_order(found: tuple[int, list[Header], bytes]) -> tuple[bytes, int, tuple[Header, ...]]:
-    status, headers, body = found
-    kept = tuple((name, value) for name, value in headers if name != b"content-length")
-    return body, status, kept
