@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import (
     AcceptSession,
     Answer,
+    Complete,
+    Delivery,
+    Detach,
     Granted,
     Receive,
     Received,
@@ -16,6 +21,10 @@ from posthouse.core.commands import (
     ReleaseSession,
     Send,
 )
+from posthouse.core.errors import Refused
+from posthouse.store.errors import StoreError
+
+Composed = TypeVar("Composed")
 
 
 async def until_gone(
@@ -59,3 +68,74 @@ def _give_back(
         back = Release(command.queue, tokens, partial=True, session=session)
     if back is not None:
         engine.submit(BROKER, namespace, back, lambda _: None)  # giving back needs no right
+
+
+async def take(
+    engine: Engine,
+    principal: Principal,
+    namespace: str,
+    command: Receive,
+    wait_ms: int,
+    gone: Callable[[], Coroutine[Any, Any, None]],
+    compose: Callable[[Delivery], Composed],
+) -> Composed | None:
+    """Receives a message and removes it, with what `compose` makes of it; None where none comes.
+
+    The message is locked first, and completed when its answer is composed: in the same frame, where
+    it was durable already. Where `compose` raises something, or the client has gone away, it goes
+    back and is not counted. Raises that, Refused, StoreError, or ConnectionResetError.
+    """
+    assert not command.delete
+    taken: asyncio.Future[Composed | None] = asyncio.get_running_loop().create_future()
+    leaving = asyncio.ensure_future(gone()) if wait_ms else None
+
+    def received(answer: Answer | Refused | StoreError) -> None:
+        if isinstance(answer, Refused | StoreError):
+            _tell(taken, answer)
+            return
+        assert isinstance(answer, Received)
+        if not answer.deliveries:
+            _tell(taken, None)
+            return
+        [delivery] = answer.deliveries
+        try:
+            if taken.done() or (leaving is not None and leaving.done()):
+                raise ConnectionResetError  # noqa: TRY301 (it goes back, whatever the reason)
+            composed = compose(msgspec.structs.replace(delivery, token=0, until_ms=0))
+        except Exception as error:  # noqa: BLE001 (for who waits for it)
+            back = Release(command.queue, [delivery.token])
+            engine.submit(BROKER, namespace, back, lambda _: None)
+            _tell(taken, error)
+            return
+        complete = Complete(command.queue, [delivery.token])
+
+        def completed(settled: Answer | Refused | StoreError) -> None:
+            failed = isinstance(settled, Refused | StoreError)
+            _tell(taken, settled if failed else composed)
+
+        engine.submit(BROKER, namespace, complete, completed)
+
+    engine.submit(principal, namespace, command, received)
+    try:
+        if leaving is not None:
+            await asyncio.wait(
+                (taken, leaving), timeout=wait_ms / 1000 + 1, return_when=asyncio.FIRST_COMPLETED
+            )
+            engine.give_up(command.receiver)
+        return await taken
+    except asyncio.CancelledError:
+        engine.submit(BROKER, namespace, Detach(command.receiver), lambda _: None)
+        raise
+    finally:
+        if leaving is not None:
+            leaving.cancel()
+
+
+def _tell(waits: "asyncio.Future[Any]", what: object) -> None:
+    """Who was cancelled does not wait any more."""
+    if waits.done():
+        return
+    if isinstance(what, Exception):
+        waits.set_exception(what)
+    else:
+        waits.set_result(what)

@@ -243,6 +243,10 @@ class Config:
         1 << 20, _some, "of one message that a Service Bus client sends, unless the queue says"
         " otherwise", "SIZE",
     )  # fmt: skip
+    servicebus_header_size: int = _set(
+        16 << 10, _some, "of all headers of an HTTP answer that tells of a Service Bus message; one"
+        " with more properties is received over AMQP", "SIZE",
+    )  # fmt: skip
     servicebus_strict: bool = _set(
         False, _flag, "answer Service Bus clients as the cloud does where we would do otherwise"
     )

@@ -202,7 +202,8 @@ class Server:
         config = self._config
         settings = Settings(
             DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
-            config.servicebus_namespace, config.auto_create, config.dev,
+            config.servicebus_namespace, config.auto_create, config.servicebus_header_size,
+            config.dev,
         )  # fmt: skip
         return Credentials(self._broker, self._broker.guard, settings)
 

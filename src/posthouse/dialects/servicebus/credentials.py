@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     strict: bool = False  # answer as the cloud does where we would do otherwise
     namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
     auto_create: bool = False
+    header_bytes: int = 16 << 10  # of all headers of an answer that tells of a message
     dev: bool = False  # where namespaces go by key, any name may come with the root key
 
 

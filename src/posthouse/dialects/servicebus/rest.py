@@ -25,7 +25,8 @@ from msgspec.msgpack import Ext
 
 from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.types import Described, Malformed
-from posthouse.broker.waiting import until_gone
+from posthouse.broker.access import BROKER
+from posthouse.broker.waiting import take, until_gone
 from posthouse.core.checks import check_properties
 from posthouse.core.commands import (
     BATCH_MAX,
@@ -34,6 +35,7 @@ from posthouse.core.commands import (
     Delivery,
     Receive,
     Received,
+    Release,
     Renew,
     Send,
     Settle,
@@ -70,6 +72,10 @@ from posthouse.dialects.servicebus.web import (
 )
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
+# What clients take of an answer's headers: Node 16 KiB in all, aiohttp 8 KiB of one, Python's
+# http.client 100 of them. Some are left for those that every answer has.
+HEADERS_MAX = 90
+_OTHER_HEADERS_BYTES = 1 << 10
 BATCH_TYPE = b"application/vnd.microsoft.servicebus.json"
 _FOREVER_SECONDS = 922337203685.47754  # .NET's longest
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -333,32 +339,55 @@ def _due_ms(said: Any) -> int:
 
 
 async def _peek_lock(call: Call) -> Answer:
-    delivery = await _receive(call, delete=False)
+    queue = _queue(call, call.path[:-2])
+    delivery = await _receive_one(call, queue)
     if delivery is None:
         return Answer(b"", 204)
     path = b"/".join([part for part in call.request.parts if part][:-1]).decode("latin-1")
     place = f"{call.url}/{path}/{delivery.message.sequence}/{guid(delivery.token)}"
-    return told(delivery, 201, (b"location", place.encode("latin-1")))
+    try:
+        answer = told(delivery, 201, (b"location", place.encode("latin-1")))
+        check_headers(answer, delivery, call.credentials.settings.header_bytes)
+    except Wrong:
+        back = Release(queue, [delivery.token])
+        call.engine.submit(BROKER, call.namespace, back, lambda _: None)
+        raise
+    return answer
 
 
 async def _take(call: Call) -> Answer:
-    delivery = await _receive(call, delete=True)
-    return Answer(b"", 204) if delivery is None else told(delivery)
+    """The message is removed when it is certain that it can be told."""
+
+    def compose(delivery: Delivery) -> Answer:
+        answer = told(delivery)
+        check_headers(answer, delivery, call.credentials.settings.header_bytes)
+        return answer
+
+    queue, wait_ms = _queue(call, call.path[:-2]), _wait_ms(call)
+    answer = await take(
+        call.engine, call.principal, call.namespace, _one_from(call, queue, wait_ms), wait_ms,
+        call.request.gone, compose,
+    )  # fmt: skip
+    return answer or Answer(b"", 204)
 
 
-async def _receive(call: Call, *, delete: bool) -> Delivery | None:
-    queue, said = _queue(call, call.path[:-2]), call.request.query.get("timeout", "")
+def _wait_ms(call: Call) -> int:
+    said = call.request.query.get("timeout", "")
     if said and (not said.isascii() or not said.isdigit() or len(said) > 6):
         raise Wrong(400, "SubCode=40000. timeout must be a whole number of seconds.")
-    wait_ms = 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
-    return await receive_one(call, queue, wait_ms, delete=delete)
+    return 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
 
 
-async def receive_one(call: Call, queue: str, wait_ms: int, *, delete: bool) -> Delivery | None:
-    """Raises Refused."""
+def _one_from(call: Call, queue: str, wait_ms: int) -> Receive:
     engine = call.engine
     deadline_ms = engine.clock_ms(call.namespace) + wait_ms if wait_ms else 0
-    command = Receive(queue, engine.new_receiver(), 1, deadline_ms, delete)
+    return Receive(queue, engine.new_receiver(), 1, deadline_ms)
+
+
+async def _receive_one(call: Call, queue: str) -> Delivery | None:
+    """Raises Refused."""
+    engine, wait_ms = call.engine, _wait_ms(call)
+    command = _one_from(call, queue, wait_ms)
     if not wait_ms:
         answer = await call.ask(command)
     else:
@@ -377,7 +406,7 @@ def told(delivery: Delivery, status: int = 200, *more: Header) -> Answer:
     if envelope.content_type and envelope.content_type.isascii():
         headers.append((b"content-type", _line(envelope.content_type)))
     said = broker_properties(envelope, message, note, delivery)
-    headers.append((b"brokerproperties", _as_header(said)))
+    headers.append((b"brokerproperties", as_header(said)))
     own = dict(envelope.properties)
     if note is not None and note.reason is not None:
         own["DeadLetterReason"] = note.reason
@@ -389,7 +418,21 @@ def told(delivery: Delivery, status: int = 200, *more: Header) -> Answer:
     return Answer(body_of(envelope, message), status, (*headers, *more))
 
 
-def _as_header(said: dict[str, Any]) -> bytes:
+def check_headers(answer: Answer, delivery: Delivery, most: int) -> None:
+    """Raises Wrong where clients could not read them."""
+    most -= _OTHER_HEADERS_BYTES
+    sizes = [len(name) + len(value) + 4 for name, value in answer.headers]
+    if len(sizes) <= HEADERS_MAX and sum(sizes) <= most and max(sizes, default=0) <= most // 2:
+        return
+    raise Wrong(
+        413, f"SubCode=41300. Message {delivery.message.sequence} cannot be told in the headers of"
+        f" an answer: they would be {len(sizes)} with {sum(sizes)} bytes, the longest with"
+        f" {max(sizes)}; at most {HEADERS_MAX} with {most} bytes can be, {most // 2} each. It stays"
+        " in the queue. Receive it over AMQP or /api/v1, or raise servicebus_header_size.",
+    )  # fmt: skip
+
+
+def as_header(said: dict[str, Any]) -> bytes:
     """A header is ASCII."""
     written = msgspec.json.encode(said)
     return written if written.isascii() else json.dumps(said).encode()

@@ -66,6 +66,10 @@ class Call:
         return self.limits.message_bytes
 
     @property
+    def header_bytes(self) -> int:
+        return self._service.header_bytes
+
+    @property
     def state(self) -> State:
         """Raises NotFound."""
         state = self.engine.namespaces.states.get(self.namespace)

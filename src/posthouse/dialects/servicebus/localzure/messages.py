@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from posthouse.broker.waiting import until_gone
+from posthouse.broker.waiting import take, until_gone
 from posthouse.core.commands import (
     Abandon,
     AcceptSession,
@@ -42,9 +42,9 @@ from posthouse.dialects.servicebus.guids import guid, number_of
 from posthouse.dialects.servicebus.localzure import forms
 from posthouse.dialects.servicebus.localzure.call import Call
 from posthouse.dialects.servicebus.localzure.errors import JSON, Failed, Unprocessable
-from posthouse.dialects.servicebus.rest import told
+from posthouse.dialects.servicebus.rest import as_header, check_headers, told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Answer
+from posthouse.dialects.servicebus.web import Answer, Wrong
 
 PEEK_MAX, RECEIVE_MAX = 100, 1_000
 STATE_BYTES_MAX = 256 << 10
@@ -68,8 +68,7 @@ async def send(call: Call) -> Answer:
     [sequence] = await _send(call, [made])
     if call.is_topic:
         call.ask_filters(made)
-        header = msgspec.json.encode({"MessageId": id})
-        return Answer(b"", 201, ((b"brokerproperties", header),))
+        return Answer(b"", 201, ((b"brokerproperties", as_header({"MessageId": id})),))
     return as_json(forms.sent(form, made, call.now_ms, sequence, id))
 
 
@@ -121,14 +120,31 @@ async def head(call: Call) -> Answer:
         return as_json(None)
     answer = as_json(forms.delivered(found[0], dead=call.place.dead))
     said = [each for each in told(found[0]).headers if each[0] == b"brokerproperties"]
-    return answer._replace(headers=(*answer.headers, *said))
+    more = answer._replace(headers=(*answer.headers, *said))
+    try:
+        check_headers(more, found[0], call.header_bytes)
+    except Wrong:  # the body says it too
+        return answer
+    return more
 
 
 async def take_head(call: Call) -> Answer:
     """As Azure spells it."""
     wait_ms = _timeout(call.request.query.get("timeout", "0"))
-    found = await _receive(call, 1, wait_ms, delete=True)
-    return told(found[0]) if found else Answer(b"", 204)
+
+    def compose(delivery: Delivery) -> Answer:
+        answer = told(delivery)
+        check_headers(answer, delivery, call.header_bytes)
+        return answer
+
+    deadline_ms = call.now_ms + wait_ms if wait_ms else 0
+    command = Receive(call.queue, call.engine.new_receiver(), 1, deadline_ms)
+    begun = time.perf_counter()
+    answer = await take(
+        call.engine, call.principal, call.namespace, command, wait_ms, call.request.gone, compose
+    )
+    call.did("received", int(answer is not None), "receive", begun)
+    return answer or Answer(b"", 204)
 
 
 async def receive(call: Call) -> Answer:

@@ -50,6 +50,10 @@ class Service:
     def engine(self) -> Engine:
         return self._credentials.engine
 
+    @property
+    def header_bytes(self) -> int:
+        return self._credentials.settings.header_bytes
+
     def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
         """Raises Unauthorized."""
         self._credentials.check(principal, right, namespace, entity)
