@@ -187,12 +187,36 @@ def test_a_principal_is_known_by_its_name_and_either_of_its_keys() -> None:
 def test_a_principal_is_known_by_a_key_alone_where_that_is_all_there_is() -> None:
     keys = [GUARD.seal("ann", "new one"), GUARD.seal("ann", "old one")]
     accounts = {"ann": an_account(("*", "*", "send"), keys=keys)}
+    GUARD.note("ann", accounts["ann"])
     assert GUARD.identify_by_key(accounts, "new one") == Principal("ann", 7)
     assert GUARD.identify_by_key(accounts, "old one") == Principal("ann", 7)
     assert GUARD.identify_by_key(accounts, "the root's own") == Principal(ROOT, everything=True)
     for key in ("", "new", "\ud800", "ann"):
         with pytest.raises(Unauthenticated):
             GUARD.identify_by_key(accounts, key)
+    accounts["ann"] = an_account(("*", "*", "send"), keys=keys[:1])
+    GUARD.note("ann", accounts["ann"])
+    assert GUARD.identify_by_key(accounts, "new one") == Principal("ann", 7)
+    with pytest.raises(Unauthenticated):
+        GUARD.identify_by_key(accounts, "old one")
+    GUARD.note("ann", None)
+    with pytest.raises(Unauthenticated):
+        GUARD.identify_by_key(accounts, "new one")
+
+
+def test_a_principal_may_do_nothing_with_a_key_that_was_rotated_away() -> None:
+    old, new, newest = (GUARD.seal("ann", key) for key in ("old", "new", "newest"))
+    before = {"ann": an_account(("*", "*", "send"), keys=[new, old])}
+    after = {"ann": an_account(("*", "*", "send"), keys=[newest, new])}
+    by_old, by_new = (GUARD.identify(before, "ann", key) for key in ("old", "new"))
+    assert by_old == by_new
+    for principal in (by_old, by_new):
+        GUARD.check(before, principal, "shop", Send("q", []))
+    GUARD.check(after, by_new, "shop", Send("q", []))
+    assert not GUARD.knows(after, by_old)
+    for command in (Send("q", []), Begin()):
+        with pytest.raises(Unauthorized):
+            GUARD.check(after, by_old, "shop", command)
 
 
 def test_a_key_is_sealed_for_one_name_and_with_one_seal(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,22 @@
 """Who may do what. The engine asks once for every command; the right it needs is on its class.
 
 A principal is somebody whose credentials were checked. What it may do is looked up in its account
-each time, so a revoked one is out at once, on connections that are open too. Keys can be read back,
-because some protocols sign with them; they are kept sealed, with a key that is not in the journal.
+each time, so a revoked one is out at once, on connections that are open too. It carries a proof of
+the key or password it came with, which is looked up as well: when the account has that key no more,
+the principal may do nothing. Keys can be read back, because some protocols sign with them; they are
+kept sealed, with a key that is not in the journal.
+
+What lasts longer than a command (a connection, a stream, a long poll) is registered with `Watchers`
+and looks again whether it may go on when an account has changed.
 """
 
+import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b, sha256
 from typing import Protocol
 
 import msgspec
@@ -33,15 +40,28 @@ Accounts = Mapping[str, Account]
 ROOT = "RootManageSharedAccessKey"  # what Azure's clients call it
 KEY_CHARS_MAX = 256
 _NONCE_BYTES = 12
+_PROOF_BYTES = 32
 _ALL = "*"
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Somebody whose credentials were checked."""
+    """Somebody whose credentials were checked; the same, whichever of its keys it came with."""
 
     name: str
     account: int = 0  # its number: another that has the name later is somebody else
     everything: bool = False  # needs no account
+    # Of the key or password it came with, as `Guard` makes them; empty: it came with neither, and
+    # who let it in sees to its end.
+    proof: bytes = b""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Principal):
+            return NotImplemented
+        mine, others = (self.name, self.account), (other.name, other.account)
+        return mine == others and self.everything == other.everything
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.account))
 
 
 BROKER = Principal("$broker", everything=True)  # Posthouse itself, on its owner's behalf
@@ -58,6 +78,9 @@ class Access(Protocol):
     ) -> None:
         """Raises Unauthorized."""
 
+    def note(self, name: str, account: Account | None) -> None:
+        """The account of that name is new, or another than before, or gone (None)."""
+
 
 class Open:
     """Everybody may do everything: for a broker inside a test, or behind another's gate."""
@@ -71,6 +94,66 @@ class Open:
     ) -> None:
         pass
 
+    def note(self, name: str, account: Account | None) -> None:
+        pass
+
+
+LookAgain = Callable[[Collection[str]], None]
+
+
+class Watchers:
+    """Everything that lasts longer than a command: each looks again whether it may go on.
+
+    All are called with the names of the accounts that have changed, soon after the change: nothing
+    that is synced behind it is delivered before they were.
+    """
+
+    def __init__(self) -> None:
+        self._watchers: dict[LookAgain, None] = {}
+        self._changed: set[str] = set()
+
+    def add(self, look_again: LookAgain) -> None:
+        """Once; who is there already stays."""
+        self._watchers[look_again] = None
+
+    def remove(self, look_again: LookAgain) -> None:
+        self._watchers.pop(look_again, None)
+
+    def note(self, name: str) -> None:
+        """An account has changed."""
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed.add(name)
+
+    def _tell(self) -> None:
+        names, self._changed = self._changed, set()
+        for look_again in list(self._watchers):
+            try:
+                look_again(names)
+            except Exception:  # noqa: BLE001 (a connection's code must not keep others connected)
+                _log.exception("somebody who was to look again at his rights has failed")
+
+    @contextmanager
+    def refusal(
+        self, principal: Principal, check: Callable[[], None]
+    ) -> Iterator["asyncio.Future[None]"]:
+        """A future that is done when the check raises Unauthorized, for who waits or streams."""
+        refused = asyncio.get_running_loop().create_future()
+
+        def look_again(names: Collection[str]) -> None:
+            if principal.name in names and not refused.done():
+                try:
+                    check()
+                except Unauthorized:
+                    refused.set_result(None)
+
+        look_again((principal.name,))  # it may have changed since it was let in
+        self.add(look_again)
+        try:
+            yield refused
+        finally:
+            self.remove(look_again)
+
 
 class Guard:
     """Knows principals by their keys, and lets them do what their accounts say.
@@ -82,10 +165,17 @@ class Guard:
         self._root_key = root_key
         self._seal_key = seal_key
         self._keys: dict[bytes, str] = {}  # sealed: not sealed
+        self._salt = secrets.token_bytes(_PROOF_BYTES)  # of proofs, which mean nothing elsewhere
+        self._root_proof = self.proof(root_key)
+        self._proofs: dict[str, tuple[Account, frozenset[bytes]]] = {}  # by name
+        self._noted: dict[str, Account] = {}
+        self._key_proofs: dict[str, list[bytes]] = {}  # of those
+        self._names: dict[bytes, dict[str, None]] = {}  # whose key has this proof
         # For names that are not there: the same work as for one that is.
         nobody = [secrets.token_bytes(64), secrets.token_bytes(64)]
         self._keys |= {each: secrets.token_urlsafe(32) for each in nobody}
         self._nobody = Account("", 0, 0, 0, [], nobody)
+        self._nobodys_proofs = [self.proof(key) for key in self._unsealed_all(self._nobody)]
 
     # Credentials.
 
@@ -98,29 +188,77 @@ class Guard:
 
         Raises Unauthenticated: after the same work whether name or key is wrong.
         """
-        known = name == ROOT or name in accounts
-        keys = self.keys(accounts, name) if known else self._unsealed_all(self._nobody)
-        found = [fits(each) for each in keys]  # of all of them, always
-        if not known or not any(found):
+        keys = self.keys(accounts, name)
+        fitting = [key for key in keys or self._unsealed_all(self._nobody) if fits(key)]
+        if not keys or not fitting:
             raise Unauthenticated
-        if name == ROOT:
-            return Principal(ROOT, everything=True)
-        return Principal(name, accounts[name].number)
+        return self._principal(accounts, name, self.proof(fitting[0]))
 
     def identify_by_key(self, accounts: Accounts, key: str) -> Principal:
         """By the key alone, where a protocol knows no names. Raises Unauthenticated.
 
-        It is held against every key there is, whichever fits.
+        The key is found by its proof, among the accounts that were noted: the work is the same for
+        every key, and however many accounts there are.
         """
-        fits, found = key_is(key), []
-        for name in (ROOT, *accounts):
-            found += [name for each in self.keys(accounts, name) if fits(each)]
-        if not found:
+        proof = self.proof(key)
+        is_root = hmac.compare_digest(proof, self._root_proof)
+        name = next(iter(self._names.get(proof, ())), "")
+        held = self._key_proofs.get(name) or self._nobodys_proofs
+        fits = [hmac.compare_digest(proof, each) for each in (held * 2)[:2]]
+        if is_root:
+            return Principal(ROOT, everything=True)
+        if not any(fits) or name not in accounts:
             raise Unauthenticated
-        name = found[0]
+        return self._principal(accounts, name, proof)
+
+    def _principal(self, accounts: Accounts, name: str, proof: bytes) -> Principal:
         if name == ROOT:
             return Principal(ROOT, everything=True)
-        return Principal(name, accounts[name].number)
+        return Principal(name, accounts[name].number, proof=proof)
+
+    def proof(self, secret: str) -> bytes:
+        """That somebody came with a key or a password's hash: neither can be told from it."""
+        given = secret.encode(errors="surrogatepass")
+        return blake2b(given, digest_size=_PROOF_BYTES, key=self._salt).digest()
+
+    def knows(self, accounts: Accounts, principal: Principal) -> bool:
+        """Whether somebody is still who he was, and has the key or the password he came with."""
+        return principal.everything or self._account(accounts, principal) is not None
+
+    def _account(self, accounts: Accounts, principal: Principal) -> Account | None:
+        """The principal's account; None where it is gone, or what he came with is not valid."""
+        account = accounts.get(principal.name)
+        if account is None or account.number != principal.account:
+            return None
+        if principal.proof and principal.proof not in self._proofs_of(account):
+            return None
+        return account
+
+    def _proofs_of(self, account: Account) -> frozenset[bytes]:
+        """Of its keys and its password."""
+        found = self._proofs.get(account.name)
+        if found is None or found[0] is not account:
+            held = [*self._unsealed_all(account), self.password_hash(account)]
+            proofs = frozenset(self.proof(each) for each in held if each is not None)
+            found = self._proofs[account.name] = account, proofs
+        return found[1]
+
+    def note(self, name: str, account: Account | None) -> None:
+        """Keeps what is known of keys with the accounts. `identify_by_key` finds those alone."""
+        before = self._noted.pop(name, None)
+        if before is not None:
+            self._proofs.pop(name, None)
+            for proof in {*self._key_proofs.pop(name)}:
+                self._names[proof].pop(name)
+                if not self._names[proof]:
+                    del self._names[proof]
+            for sealed in (*before.keys, before.password):
+                self._keys.pop(sealed, None)
+        if account is not None:
+            self._noted[name] = account
+            proofs = self._key_proofs[name] = list(map(self.proof, self._unsealed_all(account)))
+            for proof in proofs:
+                self._names.setdefault(proof, {})[name] = None
 
     def keys(self, accounts: Accounts, name: str) -> list[str]:
         """Those that a principal may sign or come with, always two; none if there is no such."""
@@ -191,13 +329,10 @@ class Guard:
     def _check_any(
         self, accounts: Accounts, principal: Principal, namespace: str, entity: str
     ) -> None:
-        account = accounts.get(principal.name)
-        mine = account is not None and account.number == principal.account
+        account = self._account(accounts, principal)
         rights: tuple[Right, ...] = ("send", "listen", "manage")
-        if (
-            account is None
-            or not mine
-            or not any(is_granted(account.grants, right, namespace, entity) for right in rights)
+        if account is None or not any(
+            is_granted(account.grants, right, namespace, entity) for right in rights
         ):
             raise Unauthorized(principal.name, "do anything", namespace)
 
@@ -207,9 +342,8 @@ class Guard:
         """On an entity; * stands for all there could be, nothing for any. Raises Unauthorized."""
         if principal.everything:
             return
-        account = accounts.get(principal.name)
-        mine = account is not None and account.number == principal.account
-        if account is None or not mine or not is_granted(account.grants, right, namespace, entity):
+        account = self._account(accounts, principal)
+        if account is None or not is_granted(account.grants, right, namespace, entity):
             raise Unauthorized(principal.name, right, namespace)
 
 

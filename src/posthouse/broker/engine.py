@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from posthouse.broker import payload
-from posthouse.broker.access import BROKER, Access, Open, Principal
+from posthouse.broker.access import BROKER, Access, Open, Principal, Watchers
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
 from posthouse.broker.figures import Figures
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
@@ -39,7 +39,10 @@ from posthouse.core.commands import (
     Admitted,
     Answer,
     Attach,
+    Begin,
+    Begun,
     Command,
+    Commit,
     CreateQueue,
     CreateSubscription,
     Delivery,
@@ -53,6 +56,7 @@ from posthouse.core.commands import (
     Release,
     ReleaseSession,
     Resubmit,
+    RollBack,
     Seen,
     Send,
     SetClock,
@@ -104,6 +108,7 @@ _Items: TypeAlias = MutableSequence[Any]  # deliveries, or what was peeked
 BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 BATCH_COMMANDS = 10_000
 PROOF_SECONDS = 1.0
+SESSIONS_NOTED = 100_000  # whose holders are known; others end when their locks do
 _FULL_RETRY_SECONDS = 0.5
 # After this long no other namespace's tick begins before others have had their turn.
 _SLICE_SECONDS = 0.01
@@ -111,7 +116,7 @@ _PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the d
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
-_ODD = frozenset((Receive, AcceptSession, Detach))  # see _note_odd
+_ODD = frozenset((Receive, AcceptSession, Detach, Begin))  # see _note_odd
 _FREES = frozenset((Detach, Release, ReleaseSession))
 _WAITS = (Receive, AcceptSession, Send)  # what may have to wait
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
@@ -161,6 +166,14 @@ class _Wait(NamedTuple):
     @property
     def number(self) -> int:
         return self.command.sender if isinstance(self.command, Send) else self.command.receiver
+
+
+class _Held(NamedTuple):
+    """A session, and who was given it."""
+
+    principal: Principal
+    namespace: str
+    command: AcceptSession
 
 
 class _Batch:
@@ -229,9 +242,12 @@ class Engine:
         self._synced = 0.0  # when the last sync had returned
         self._watchers: list[tuple[int, asyncio.Future[None]]] = []  # who waits for a position
         self._owed: Counter[int] = Counter()  # deliveries under way, by receiver
-        self.access_watchers: list[Callable[[], None]] = []  # called when an account has changed
+        self.access_watchers = Watchers()  # who looks again when an account has changed
         self._leaving: set[int] = set()  # receivers that are detached, and owed something
-        self._owners: dict[int, Principal] = {}  # of transactions, also of some that have ended
+        # Whose transactions and sessions there are, also of some that have ended. A session that
+        # ends with a connection is not here.
+        self._owners: dict[int, Principal] = {}
+        self._sessions: dict[int, _Held] = {}
         self._pushing = False
         self._moving = asyncio.Lock()  # held by who moves a clock
         self._closing = self._dismissed = False
@@ -279,6 +295,8 @@ class Engine:
             if state.clock_ms:  # it was moved, and does not go back behind where it was since
                 passed_ms = max(0, engine.time_ms() - state.broker_ms) if state.broker_ms else 0
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
+        for account in world.accounts.values():
+            engine._access.note(account.name, account)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt, engine._token_key))
             for queue in world.states[name].queues.values():
@@ -380,16 +398,12 @@ class Engine:
             self._receivers[number] = deliver
         return number
 
-    def note_owner(self, principal: Principal, transaction: int) -> None:
-        """Whose it is, where its number is all that is known of it: that is easily guessed."""
-        if len(self._owners) >= 2 * TRANSACTIONS_MAX * len(self._world.states):
-            states = self._world.states.values()
-            is_open = {number for state in states for number in state.transactions}
-            self._owners = {n: owner for n, owner in self._owners.items() if n in is_open}
-        self._owners[transaction] = principal
+    def check(self, principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:
+        """For who goes on with what a command has begun. Raises Unauthorized."""
+        self._access.check(self._world.accounts, principal, namespace, command)
 
     def owned(self, principal: Principal, transaction: int) -> int:
-        """Its number; or 0, which none has, where it was begun by another, or not noted."""
+        """Its number, which is easily guessed; or 0, which none has, where another began it."""
         mine = self._owners.get(transaction) == principal or principal.everything
         return transaction if mine else 0
 
@@ -400,11 +414,14 @@ class Engine:
         for wait in list(self._waits.values()):
             self._send_away(wait, _nothing_for(wait.command))
 
-    def give_up(self, receiver: int) -> None:
-        """One who asked once does not wait longer; what is under way to him still comes."""
+    def give_up(self, receiver: int, refused: Refused | None = None) -> None:
+        """One who asked once does not wait longer; what is under way to him still comes.
+
+        He is told the refusal where there is one, else what he would be at his deadline.
+        """
         wait = self._waits.get(receiver)
         if wait is not None:
-            self._send_away(wait, _nothing_for(wait.command))
+            self._send_away(wait, _nothing_for(wait.command) if refused is None else refused)
 
     def _send_away(self, wait: _Wait, answer: Answer | Refused) -> None:
         """Ends a wait; what is under way to him already is his."""
@@ -417,16 +434,73 @@ class Engine:
             self._evolve(state, decide(state, Detach(number), self._now_ms(state.name)))
         _call(wait.reply, answer)
 
-    def _send_away_who_may_not(self, name: str) -> None:
-        """What a principal may do has changed: who waits, and may not any more, does not."""
+    # What ends with somebody's rights.
+
+    def _note_account(self, name: str) -> None:
+        """An account has changed: what its principal may not go on with ends."""
+        self._access.note(name, self._world.accounts.get(name))
         for wait in list(self._waits.values()):
             if wait.principal.name == name:
                 try:
-                    self._access.check(
-                        self._world.accounts, wait.principal, wait.namespace, wait.command
-                    )
+                    self.check(wait.principal, wait.namespace, wait.command)
                 except Unauthorized as refused:
                     self._send_away(wait, refused)
+        for state in self._world.states.values():
+            for number in list(state.transactions):
+                owner = self._owners.get(number)
+                if owner is not None and owner.name == name:
+                    self._end_transaction(state, number, owner)
+        for token, held in list(self._sessions.items()):
+            if held.principal.name == name:
+                self._end_session(token, held)
+        self.access_watchers.note(name)
+
+    def _end_transaction(self, state: State, number: int, owner: Principal) -> None:
+        """Unless its owner may still do all that was asked in it."""
+        try:
+            for command in (Commit(number), *state.transactions[number].work):
+                self.check(owner, state.name, command)
+        except Unauthorized:
+            self._do(state, RollBack(number))
+
+    def _end_session(self, token: int, held: _Held) -> None:
+        """Unless its holder may still receive from it."""
+        state = self._world.states.get(held.namespace)
+        if state is None or token not in state.sessions:
+            del self._sessions[token]
+            return
+        try:
+            self.check(held.principal, held.namespace, held.command)
+        except Unauthorized:
+            del self._sessions[token]
+            self._do(state, ReleaseSession(held.command.queue, token))
+
+    def _do(self, state: State, command: Command) -> None:
+        """On the broker's own behalf, as part of the batch."""
+        outcome = decide(state, command, self._now_ms(state.name))
+        self._evolve(state, outcome)
+        self._batch.deliveries.append(self._push_early(outcome.deliveries))
+
+    def _note_owner(self, principal: Principal, transaction: int) -> None:
+        if len(self._owners) >= 2 * TRANSACTIONS_MAX * len(self._world.states):
+            states = self._world.states.values()
+            is_open = {number for state in states for number in state.transactions}
+            self._owners = {n: owner for n, owner in self._owners.items() if n in is_open}
+        self._owners[transaction] = principal
+
+    def _note_session(
+        self, principal: Principal, namespace: str, command: AcceptSession, token: int
+    ) -> None:
+        """Whose it is, unless it ends with a connection anyway."""
+        if command.bound or principal.everything:
+            return
+        states = self._world.states.values()
+        if len(self._sessions) > 2 * SESSIONS_NOTED:
+            is_held = {token for state in states for token in state.sessions}
+            kept = [(t, held) for t, held in self._sessions.items() if t in is_held]
+            self._sessions = dict(kept[-SESSIONS_NOTED:])
+        held = self._sessions[token] = _Held(principal, namespace, command)
+        self._end_session(token, held)  # he may have lost his rights while this was under way
 
     async def close(self) -> None:
         """A clean stop: what was submitted is done, then the journal is closed.
@@ -572,6 +646,10 @@ class Engine:
             if self._dismissed:
                 self._send_away(wait, _nothing_for(command))
             return _ignore
+        elif isinstance(answer, Begun):
+            self._note_owner(principal, answer.transaction)
+        elif isinstance(answer, Granted) and isinstance(command, AcceptSession):
+            self._note_session(principal, namespace, command, answer.token)
         elif isinstance(command, Detach):
             if command.receiver in self._owed:  # it gets what is under way, to give it back
                 self._leaving.add(command.receiver)
@@ -629,9 +707,7 @@ class Engine:
             if isinstance(record, NamespaceDeleted):
                 self._clocks.pop(record.name, None)
             elif isinstance(record, AccountSet | AccountRevoked):
-                self._send_away_who_may_not(record.name)
-                for watcher in self.access_watchers:
-                    watcher()
+                self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
     def _check_room(self, command: Command | SpaceCommand) -> None:
@@ -854,7 +930,11 @@ class Engine:
                 del self._owed[number]
             if number in self._waits:
                 wait = self._waits.pop(number)
-                _call(wait.reply, _as_answer(mine, wait.command))
+                answer = _as_answer(mine, wait.command)
+                _call(wait.reply, answer)
+                if isinstance(answer, Granted):
+                    assert isinstance(wait.command, AcceptSession)
+                    self._note_session(wait.principal, wait.namespace, wait.command, answer.token)
                 continue
             self._push(number, mine)
             if any(isinstance(n, Notice) and n.kind not in ("drained", "paused") for n in mine):

@@ -586,7 +586,6 @@ async def begin(call: Call, namespace: Name) -> Response:
     form: shapes.BeginForm = await call.form(shapes.BeginForm)
     begun = await call.ask(namespace, Begin(form.timeout_ms))
     assert isinstance(begun, Begun)
-    call.engine.note_owner(call.principal, begun.transaction)
     return _json(shapes.TransactionForm(f"{begun.transaction:032x}", begun.until_ms), 201)
 
 

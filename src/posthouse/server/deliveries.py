@@ -4,7 +4,9 @@
 
 Whoever asks is attached to the queue as long as the connection lasts: to a fan-out queue with a
 subscription of his own. What he has and has not settled when it ends goes back. So many messages as
-he has credit for are on their way at a time. An empty line now and then says that all is well.
+he has credit for are on their way at a time. An empty line now and then says that all is well. The
+lines end when he may not receive any more, or has a key that was taken back; who comes again is
+told so.
 """
 
 import asyncio
@@ -16,7 +18,6 @@ import msgspec
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import Attach, Credit, Delivery, Detach, Notice
-from posthouse.core.errors import Refused
 from posthouse.core.plan import Delivered
 from posthouse.server.http import Answer, Request
 from posthouse.server.problems import HttpProblem
@@ -25,6 +26,7 @@ from posthouse.server.shapes import delivered
 CREDIT, CREDIT_MAX = 100, 1_000
 LOOK_SECONDS = 1.0  # how often it is seen whether the broker goes on
 BEAT_SECONDS = 15.0
+END_SECONDS = 2.0  # what a client has to take what is under way, when it may not receive any more
 _LINES = (b"content-type", b"application/x-ndjson")
 _encode = msgspec.json.Encoder().encode
 
@@ -38,7 +40,7 @@ async def deliveries(engine: Engine, request: Request, namespace: str, queue: st
     line = _Line(engine, request, namespace, int(said))
     command = Attach(queue, line.number, line.credit, delete, bound=True)
     await engine.ask(request.principal, namespace, command)
-    return Answer(line.read(), 200, (_LINES,))
+    return Answer(line.read(command), 200, (_LINES,))
 
 
 class _Line:
@@ -52,43 +54,58 @@ class _Line:
         self.number = engine.new_receiver(self._deliver)
         self._come: deque[Delivered] = deque()
         self._some = asyncio.Event()
-        self._refused = False
+        self._is_over = False
 
     def _deliver(self, what: Sequence[Delivered]) -> None:
         self._come += what
         self._some.set()
 
-    async def read(self) -> AsyncIterator[bytes]:
+    async def read(self, command: Attach) -> AsyncIterator[bytes]:
+        engine, principal = self._engine, self._request.principal
+
+        def check() -> None:
+            engine.check(principal, self._namespace, command)
+
         gone = asyncio.ensure_future(self._request.gone())
         given, beat = 0, asyncio.get_running_loop().time()
         try:
-            while not gone.done() and not self._engine.is_over:
-                some = asyncio.ensure_future(self._some.wait())
-                await asyncio.wait(
-                    (some, gone), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                some.cancel()
-                self._some.clear()
-                come, self._come = self._come, deque()
-                lines = [_encode(delivered(each)) for each in come if isinstance(each, Delivery)]
-                now = asyncio.get_running_loop().time()
-                if lines or now - beat > BEAT_SECONDS:
-                    beat = now
-                    yield b"\n".join((*lines, b""))  # taken before there is credit for more
-                if lines:
-                    given += len(lines)
-                    command = Credit(self.number, self.credit, given=given)
-                    self._engine.submit(
-                        self._request.principal, self._namespace, command, self._answered
-                    )
-                if self._refused or any(isinstance(each, Notice) for each in come):
-                    return  # its right was taken away; or the queue is deleted, or paused
+            with engine.access_watchers.refusal(principal, check) as refused:
+                refused.add_done_callback(self._end)
+                while not gone.done() and not engine.is_over:
+                    some = asyncio.ensure_future(self._some.wait())
+                    await asyncio.wait(
+                        (some, gone, refused), timeout=LOOK_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )  # fmt: skip
+                    some.cancel()
+                    if refused.done():
+                        return
+                    self._some.clear()
+                    come, self._come = self._come, deque()
+                    lines = [_encode(delivered(e)) for e in come if isinstance(e, Delivery)]
+                    now = asyncio.get_running_loop().time()
+                    if lines or now - beat > BEAT_SECONDS:
+                        beat = now
+                        yield b"\n".join((*lines, b""))  # taken before there is credit for more
+                    if lines:
+                        given += len(lines)
+                        self._submit(Credit(self.number, self.credit, given=given))
+                    if any(isinstance(each, Notice) for each in come):  # it is deleted, or paused
+                        return
         finally:
             gone.cancel()
-            # Giving back needs no right, which may have been taken away meanwhile.
-            self._engine.submit(BROKER, self._namespace, Detach(self.number), lambda _: None)
+            self._is_over = True
+            self._submit(Detach(self.number))
 
-    def _answered(self, answer: object) -> None:
-        if isinstance(answer, Refused):
-            self._refused = True
-            self._some.set()
+    def _end(self, refused: "asyncio.Future[None]") -> None:
+        """Who may not receive any more holds nothing back, also where he does not read."""
+        if not refused.cancelled():
+            self._submit(Detach(self.number))
+            asyncio.get_running_loop().call_later(END_SECONDS, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if not self._is_over:
+            self._request.peer.cut_off()
+
+    def _submit(self, command: Credit | Detach) -> None:
+        self._engine.submit(BROKER, self._namespace, command, lambda _: None)

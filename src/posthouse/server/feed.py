@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractContextManager, aclosing
 
 import msgspec
 
@@ -169,7 +170,8 @@ class Feed:
         limit = _number(query, "limit", LIMIT, 1, LIMIT_MAX)
         wait_ms = _number(query, "wait_ms", 0, 0, WAIT_MS_MAX)
         if wait_ms and after >= last:
-            await self._wait(request, after, wait_ms)
+            with self._refusal(request, namespace, entity) as refused:
+                await self._wait(request, after, wait_ms, refused)
             self._check(request, namespace, entity)  # it may have changed meanwhile
             first, last = self.range()
         end = min(after + limit, last) + 1
@@ -190,7 +192,35 @@ class Feed:
             head = await anext(chunks)  # a failure is told as such while it still can be
         except StopAsyncIteration:
             return Answer(b"", 200, headers)
-        return Answer(_with(head, chunks), 200, headers)
+        return Answer(self._while_allowed(request, head, chunks), 200, headers)
+
+    async def _while_allowed(
+        self, request: Request, head: Piece, chunks: AsyncIterator[Piece]
+    ) -> AsyncIterator[Piece]:
+        """An answer is cut off when who reads it may not any more: its end would say it is all."""
+        query = request.query
+
+        def cut_off(refused: "asyncio.Future[None]") -> None:
+            if not refused.cancelled():
+                request.peer.cut_off()
+
+        with self._refusal(request, query.get("namespace"), query.get("entity")) as refused:
+            refused.add_done_callback(cut_off)
+            async with aclosing(chunks):  # type: ignore[type-var]  # it is a generator
+                yield head
+                async for chunk in chunks:
+                    yield chunk
+
+    def _refusal(
+        self, request: Request, namespace: str | None, entity: str | None
+    ) -> AbstractContextManager["asyncio.Future[None]"]:
+        engine = self._broker.engine
+        assert engine is not None
+
+        def check() -> None:
+            self._check(request, namespace, entity)
+
+        return engine.access_watchers.refusal(request.principal, check)
 
     def _check(self, request: Request, namespace: str | None, entity: str | None) -> None:
         """Raises Unauthorized."""
@@ -217,11 +247,13 @@ class Feed:
             raise _trimmed(after, first)
         return min(after, last)
 
-    async def _wait(self, request: Request, after: int, wait_ms: int) -> None:
+    async def _wait(
+        self, request: Request, after: int, wait_ms: int, refused: "asyncio.Future[None]"
+    ) -> None:
         waiting = asyncio.ensure_future(self._until_beyond(after))
         gone = asyncio.ensure_future(request.gone())
         await asyncio.wait(
-            (waiting, gone), timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+            (waiting, gone, refused), timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
         )
         left = gone.done()
         for each in (waiting, gone):
@@ -438,12 +470,6 @@ def _spool(frames: Sequence[Frame]) -> str:
     with os.fdopen(file, "wb") as writing:
         writing.writelines(encode_header(frame, 0) + frame.payload for frame in frames)
     return name
-
-
-async def _with(head: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
-    yield head
-    async for chunk in rest:
-        yield chunk
 
 
 def _told(failure: Failure) -> HttpProblem:

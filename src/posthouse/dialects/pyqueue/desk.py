@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -53,6 +53,9 @@ class Guest(Protocol):
 
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
+
+    def check_rights(self, names: Collection[str]) -> None:
+        """The accounts of these names have changed."""
 
 
 class Totals(NamedTuple):
@@ -107,10 +110,16 @@ class Desk:
         if len(self._circle.peers) >= self.settings.connections:
             return False
         self._circle.add(guest)
+        self.engine.access_watchers.add(self._look_again)
         return True
 
     def remove(self, guest: Guest) -> None:
         self._circle.remove(guest)
+
+    def _look_again(self, names: Collection[str]) -> None:
+        """What somebody may do has changed."""
+        for each in list(self._circle.peers):
+            each.check_rights(names)
 
     def _check(self) -> None:
         now = time.time()
@@ -142,6 +151,10 @@ class Desk:
         except Unauthorized:
             return False
         return True
+
+    def knows_still(self, principal: Principal) -> bool:
+        """Whether he is somebody, with the key he came with."""
+        return self.guard.knows(self.engine.namespaces.accounts, principal)
 
     def knows(self, principal: Principal, queue: str) -> bool:
         """Whether he may do anything with a queue."""

@@ -186,7 +186,6 @@ class _TransactionForm(msgspec.Struct):
 async def begin(call: Call) -> bytes:
     begun = await call.ask(Begin(ledger.TIMEOUT_MS))
     assert isinstance(begun, Begun)
-    call.desk.engine.note_owner(call.principal, begun.transaction)
     call.desk.ledger.begun(begun.transaction, begun.until_ms)
     return told({"transaction_id": ledger.id_of(begun.transaction)})
 

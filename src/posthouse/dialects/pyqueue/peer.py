@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
@@ -404,13 +404,30 @@ class Peer:
             self.end()
             self._flush()
         if now >= self._until:
-            self._until = credentials.FOR_EVER
-            self._made = loop_now
-            self._trust(None)
+            self._turn_away()
         if self._bound and not self.desk.workers.is_alive(self._worker, now):
             self._let_go()
 
     # Who it is.
+
+    def check_rights(self, names: Collection[str]) -> None:
+        """The accounts of these names have changed. Who is still known keeps what he may have."""
+        principal = self._principal
+        if principal is None or principal.name not in names:
+            return
+        if not self.desk.knows_still(principal):
+            self._turn_away()
+            return
+        for queue in list(self._bound):
+            if not self.desk.may(principal, "listen", queue):
+                self._settle(Detach(self._bound.pop(queue)))
+
+    def _turn_away(self) -> None:
+        """Its credentials are not good any more."""
+        self._until = credentials.FOR_EVER
+        self._let_go()
+        self._trust(None)
+        self._fail_all(refusals.NEEDS_AUTH)
 
     def _auth(self, slot: Slot, payload: bytes) -> None:
         kind, value = credentials.read(payload)

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
-from posthouse.broker.access import vouched
+from posthouse.broker.access import Principal, vouched
 from posthouse.core.commands import AcceptSession, Answer, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused
 from posthouse.core.model import SUBSCRIPTION, find
@@ -52,6 +53,13 @@ class Attaching:
         if waiting is not None:
             place, number = waiting
             self._peer.leave(place, Detach(number))
+
+    def check(self, scopes: Mapping[Principal, Collection[tuple[str, ...]]]) -> None:
+        """Who waits for a session, and may not any more, does not."""
+        for link, (place, _) in list(self._accepting.items()):
+            if not self._peer.identity.may(place, scopes.get(place.principal, ())):
+                self.give_up(link)
+                link.refuse(error(conditions.UNAUTHORIZED, conditions.LAPSED))
 
     def attach(self, link: Link) -> None:
         """As a client asks for it."""
@@ -226,15 +234,15 @@ class Attaching:
 
         def reply(answer: Answer | Refused | StoreError) -> None:
             timer.cancel()
-            self._accepting.pop(link, None)
+            waited = self._accepting.pop(link, None)
             if isinstance(answer, Granted):
-                if link.is_gone or self._peer.is_closing:
+                if waited is None or link.is_gone or self._peer.is_closing:
                     self._peer.leave(place, ReleaseSession(place.queue, answer.token))
                     return
                 outlet = Outlet(self._peer, link, place, delete=delete, session=answer)
                 outlet.start(partial(self._outlet_attached, link, outlet))
                 return
-            if link.is_gone or self._peer.is_closing:
+            if waited is None or link.is_gone or self._peer.is_closing:
                 return
             if isinstance(answer, Refused):
                 condition, text, _ = conditions.told(answer)

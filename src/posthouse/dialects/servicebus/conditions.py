@@ -28,6 +28,9 @@ BUSY = "com.microsoft:server-busy"
 UNKNOWN_TRANSACTION = "amqp:transaction:unknown-id"
 ROLLED_BACK = "amqp:transaction:rollback"
 
+# Of a link whose client was allowed to have it, and is not any more.
+LAPSED = "The token has expired, or may not be used for this any more. Put a new one."
+
 CODES: dict[type[Refused], tuple[str, int]] = {
     errors.NotFound: (NOT_FOUND, 404),
     errors.AlreadyExists: ("com.microsoft:entity-already-exists", 409),

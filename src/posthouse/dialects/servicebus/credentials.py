@@ -36,7 +36,8 @@ class Credentials:
         self._broker = broker
         self.guard = guard
         self.settings = settings
-        self._known: dict[sas.Token, Principal] = {}  # by keys of the namespace
+        # Tokens that were found to be good, by keys of the namespace; None: by the root's.
+        self._known: dict[sas.Token, tuple[Account | None, Principal]] = {}
 
     @property
     def engine(self) -> Engine:
@@ -74,12 +75,13 @@ class Credentials:
     def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
         """By a key of the namespace, or of an entity on the path that it is used for.
 
-        It is always asked for both; a token that was found to be good is remembered until some
+        It is always asked for both; a token that was found to be good is remembered until its
         account changes. Raises Unauthenticated.
         """
+        accounts = self.engine.namespaces.accounts
         known = self._known.get(token)
-        if known is not None:
-            return known
+        if known is not None and known[0] is accounts.get(token.key_name):
+            return known[1]
         namespace = self.namespace(host, Principal(token.key_name))
         by_entity = self._entity_key(namespace, token.key_name, path)
         found: list[Principal] = []
@@ -90,18 +92,12 @@ class Credentials:
                 continue
         if not found:
             raise Unauthenticated
-        watchers = self.engine.access_watchers
-        if self._forget not in watchers:
-            watchers.append(self._forget)
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
         if found[0].name == token.key_name and "@" not in token.key_name:
             # Keys of entities are looked at each time.
-            self._known[token] = found[0]
+            self._known[token] = accounts.get(token.key_name), found[0]
         return found[0]
-
-    def _forget(self) -> None:
-        self._known.clear()
 
     def _entity_key(self, namespace: str, key_name: str, path: tuple[str, ...]) -> str:
         names = [

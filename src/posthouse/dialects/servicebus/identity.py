@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from posthouse.amqp.types import Int
@@ -26,7 +26,6 @@ class Claim(NamedTuple):
     """What a token allows."""
 
     principal: Principal
-    fits: Callable[[str], bool]  # whether a key is the one it was signed with
     scope: tuple[str, ...]
     expires: float  # unix seconds
 
@@ -38,13 +37,19 @@ class Identity:
         self._peer = peer
         self._credentials = peer.credentials
         self._plain: Principal | None = None  # who it is by SASL
-        self._plain_key: Callable[[str], bool] = _never
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
+        # Whose newest token was signed with another key than the one before: with that one.
+        self._renewed: dict[Principal, Principal] = {}
 
     @property
     def is_known(self) -> bool:
         """By SASL already."""
         return self._plain is not None
+
+    @property
+    def is_anybody(self) -> bool:
+        """Whether any of what it has shown is still good, as of the last look."""
+        return self._plain is not None or bool(self._claims)
 
     def scopes(self, now: float) -> dict[Principal, set[tuple[str, ...]]]:
         """Of tokens that are still good, by whom they stand for."""
@@ -64,8 +69,7 @@ class Identity:
         if response.count(b"\0") != 2:
             return False
         try:
-            self._plain_key = key_is(key.decode())
-            self._plain = self._credentials.identify(name.decode(), self._plain_key)
+            self._plain = self._credentials.identify(name.decode(), key_is(key.decode()))
         except (Unauthenticated, UnicodeDecodeError):
             self._note_refusal(name.decode(errors="replace"))
             return False
@@ -74,18 +78,19 @@ class Identity:
 
     def identify_again(self) -> None:
         """Keys that were taken back are good for nothing any more."""
-        if self._plain is not None and not self._is_still(self._plain, self._plain_key):
+        knows, accounts = self._peer.guard.knows, self._peer.engine.namespaces.accounts
+        if self._plain is not None and not knows(accounts, self._plain):
             self._plain = None
         self._claims = {
-            path: each for path, each in self._claims.items()
-            if self._is_still(each.principal, each.fits)
-        }  # fmt: skip
+            path: each for path, each in self._claims.items() if knows(accounts, each.principal)
+        }
+        if self._renewed:
+            left = {each.principal: each.principal for each in self._claims.values()}
+            self._renewed = {who: left[who] for who in self._renewed if who in left}
 
-    def _is_still(self, principal: Principal, fits: Callable[[str], bool]) -> bool:
-        try:
-            return self._credentials.identify(principal.name, fits) == principal
-        except Unauthenticated:
-            return False
+    def acting(self, principal: Principal) -> Principal:
+        """A principal of a link, with the key of the newest token that was put for it."""
+        return self._renewed.get(principal, principal) if self._renewed else principal
 
     def namespace(self, principal: Principal) -> str:
         """The namespace that the connection speaks of; it may have to be made yet."""
@@ -136,7 +141,12 @@ class Identity:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
         if self._peer.settings.strict and not self._is_there(principal, path):
             return 404, conditions.missing("/".join(path))
-        self._claims[path] = Claim(principal, token.fits, token.scope, token.expires)
+        if any(
+            each.principal == principal and each.principal.proof != principal.proof
+            for each in self._claims.values()
+        ):
+            self._renewed[principal] = principal
+        self._claims[path] = Claim(principal, token.scope, token.expires)
         self._peer.trust()
         return 202, "Accepted"
 
@@ -168,6 +178,7 @@ class Identity:
 
     def has_right(self, principal: Principal, place: Place) -> bool:
         accounts = self._peer.engine.namespaces.accounts
+        principal = self.acting(principal)
         rights: tuple[Right, ...] = ("send", "listen", "manage")
         if place.right != "any":
             rights = (cast(Right, place.right),)
@@ -180,7 +191,3 @@ class Identity:
                 continue
             return True
         return False
-
-
-def _never(_: str) -> bool:
-    return False

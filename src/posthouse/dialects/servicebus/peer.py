@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias, cast
 
 from posthouse.amqp.connection import Connection
@@ -84,18 +84,17 @@ class Peers:
 
     def add(self, peer: "Peer") -> None:
         self._circle.add(peer)
-        engine = self.engine
-        if engine is not None and self._look_again not in engine.access_watchers:
-            engine.access_watchers.append(self._look_again)
+        if self.engine is not None:
+            self.engine.access_watchers.add(self._look_again)
 
-    def _look_again(self) -> None:
+    def _look_again(self, _: Collection[str]) -> None:
         """What somebody may do has changed."""
-        asyncio.get_running_loop().call_soon(self._check, True)
+        self._check(changed=True)
 
     def remove(self, peer: "Peer") -> None:
         self._circle.remove(peer)
 
-    def _check(self, changed: bool = False) -> None:
+    def _check(self, *, changed: bool = False) -> None:
         now = time.time()
         for peer in list(self._circle.peers):
             peer.check(now, changed=changed)
@@ -261,16 +260,19 @@ class Peer:
         scopes = self.identity.scopes(now)
         for context in list(self.contexts.values()):
             place = context.place
-            if place is None:
+            if isinstance(context, Coordinator):
+                if not context.may_stay(now):
+                    self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
+            elif place is None:
                 continue
-            if isinstance(context, Inlet) and self._is_gone(place):
+            elif isinstance(context, Inlet) and self._is_gone(place):
                 self.turn_away(context, conditions.NOT_FOUND, conditions.missing(place.entity))
             elif not self.identity.may(place, scopes.get(place.principal, ())):
-                self.turn_away(
-                    context,
-                    conditions.UNAUTHORIZED,
-                    "The token has expired, or may not be used for this any more. Put a new one.",
-                )
+                self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
+        self._attaching.check(scopes)
+        if self.is_trusted and not self.identity.is_anybody:  # it may show again who it is
+            self.is_trusted = False
+            self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
         self.flush()
 
     def _is_gone(self, place: Place) -> bool:
@@ -363,7 +365,8 @@ class Peer:
         self._under_way += 1
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
-        return self.engine.submit(place.principal, place.namespace, command, answered)
+        principal = self.identity.acting(place.principal)
+        return self.engine.submit(principal, place.namespace, command, answered)
 
     def send(self, place: Place, messages: list[NewMessage]) -> Send:
         """Where its queue is full and blocks, it waits for room as long as the client would."""

@@ -1,5 +1,6 @@
 """Transactions (part 4 of AMQP): a coordinator to declare and discharge them, and their states."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posthouse.amqp.decode import Reader, sections
@@ -8,9 +9,9 @@ from posthouse.amqp.events import Arrived, Disposed
 from posthouse.amqp.performatives import ACCEPTED, code_of, rejected
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Value
-from posthouse.broker.access import Principal
+from posthouse.broker.access import BROKER, Principal
 from posthouse.core.commands import Answer, Begin, Begun, Commit, RollBack, RolledBack
-from posthouse.core.errors import Refused
+from posthouse.core.errors import Refused, Unauthorized
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.message import VALUE
 from posthouse.store.errors import StoreError
@@ -59,6 +60,21 @@ class Coordinator:
     def start(self) -> None:
         self.link.grant(COORDINATOR_CREDIT)
 
+    def may_stay(self, now: float) -> bool:
+        """As long as a token of its principal is good, and it may do something."""
+        identity, engine = self._peer.identity, self._peer.engine
+        if self._principal not in identity.everybody(now):
+            return False
+        try:
+            engine.check(identity.acting(self._principal), self._namespace, Begin())
+        except Unauthorized:
+            return False
+        return True
+
+    def _submit(self, command: Begin | Commit | RollBack, reply: Callable[[Reply], None]) -> None:
+        principal = self._peer.identity.acting(self._principal)
+        self._peer.engine.submit(principal, self._namespace, command, reply)
+
     def on_arrived(self, event: Arrived) -> None:
         self.is_idle = False
         if event.payload is None or event.settled:
@@ -95,7 +111,7 @@ class Coordinator:
                 self._mine.add(id)
                 self._tell(delivery_id, described(_DECLARED, encode_list((encode(id),))))
 
-        self._peer.engine.submit(self._principal, self._namespace, Begin(), reply)
+        self._submit(Begin(), reply)
 
     def _discharge(self, delivery_id: int, id: Value, *, fail: bool) -> None:
         number = self._peer.transactions.pop(id, None) if isinstance(id, bytes) else None
@@ -115,7 +131,7 @@ class Coordinator:
                 self._tell(delivery_id, ACCEPTED)
 
         command = RollBack(number) if fail else Commit(number)
-        self._peer.engine.submit(self._principal, self._namespace, command, reply)
+        self._submit(command, reply)
 
     def _refuse(self, delivery_id: int, answer: object) -> None:
         condition, text = conditions.INTERNAL, "The journal was lost."
@@ -132,7 +148,8 @@ class Coordinator:
             self._peer.flush_soon()
 
     def _roll_back(self, number: int) -> None:
-        self._peer.engine.submit(self._principal, self._namespace, RollBack(number), lambda _: None)
+        """That needs no right, which the client may have lost meanwhile."""
+        self._peer.engine.submit(BROKER, self._namespace, RollBack(number), lambda _: None)
 
     def on_disposed(self, event: Disposed) -> None:
         pass

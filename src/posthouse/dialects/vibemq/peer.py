@@ -6,14 +6,14 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, cast
 
 from posthouse.broker.access import BROKER, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import Buckets, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
-from posthouse.core.errors import Refused, Throttled
+from posthouse.core.errors import Refused, Throttled, Unauthorized
 from posthouse.core.model import State
 from posthouse.dialects.line import Circle, Line, hang_up, read_or_not
 from posthouse.dialects.vibemq import answers, requests
@@ -31,7 +31,7 @@ from posthouse.dialects.vibemq.malformed import Malformed
 from posthouse.dialects.vibemq.message import check_frame
 from posthouse.dialects.vibemq.queues import owner
 from posthouse.dialects.vibemq.subscription import Subscription
-from posthouse.dialects.vibemq.users import NOTHING, SUBSCRIBE, Rights, Users
+from posthouse.dialects.vibemq.users import NOTHING, PUBLISH, SUBSCRIBE, Rights, Users
 from posthouse.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -79,18 +79,17 @@ class Peers:
 
     def add(self, peer: "Peer") -> None:
         self._circle.add(peer)
-        engine = self.engine
-        if engine is not None and self._look_again not in engine.access_watchers:
-            engine.access_watchers.append(self._look_again)
+        if self.engine is not None:
+            self.engine.access_watchers.add(self._look_again)
 
     def remove(self, peer: "Peer") -> None:
         self._circle.remove(peer)
 
-    def _look_again(self) -> None:
+    def _look_again(self, names: Collection[str]) -> None:
         """What somebody may do has changed."""
-        loop = asyncio.get_running_loop()
         for peer in list(self.peers):
-            loop.call_soon(peer.check_rights)
+            if peer.principal is not None and peer.principal.name in names:
+                peer.check_rights()
 
     def _check(self) -> None:
         for peer in list(self.peers):
@@ -115,7 +114,7 @@ class Peer:
         self._stopped: set[Subscription] = set()  # with something to be acknowledged
         self._unacknowledged: dict[str, deque[tuple[Subscription, int]]] = {}
         self._gathered: dict[Subscription, None] = {}
-        self.blocked: set[int] = set()  # sends that wait for room
+        self.blocked: dict[int, str] = {}  # sends that may wait for room, and their queues
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._out: list[bytes] = []
@@ -307,13 +306,18 @@ class Peer:
             )
 
     def check_rights(self) -> None:
-        """Somebody's rights have changed, perhaps this one's."""
+        """Its rights have changed, or its key or password."""
         if self.principal is None or self.is_over:
             return
         rights = self.users.rights(self.principal)
         if rights is None:
-            self.close(answers.NOT_AUTHENTICATED, "This user is no more.")
+            text = "This user is no more, or has another key or password. Connect again."
+            self.close(answers.NOT_AUTHENTICATED, text)
             return
+        for number, queue in list(self.blocked.items()):
+            if not rights.allows(PUBLISH, owner(self.state, queue)):
+                refused = Unauthorized(self.principal.name, "send", self.namespace)
+                self.engine.give_up(number, refused)
         for name, each in list(self.subscriptions.items()):
             if not rights.allows(SUBSCRIBE, owner(self.state, each.name)):
                 del self.subscriptions[name]

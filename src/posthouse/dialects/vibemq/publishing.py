@@ -14,7 +14,7 @@ from posthouse.core.commands import Answer, CreateQueue, Enqueued, Purge, Send
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.message import ACTIVE, NewMessage
 from posthouse.core.model import QueueProperties
-from posthouse.dialects.vibemq.answers import QUEUE_FULL, told
+from posthouse.dialects.vibemq.answers import QUEUE_FULL, Wrong, told
 from posthouse.dialects.vibemq.codec import NO_HEADERS, Frame, Type
 from posthouse.dialects.vibemq.message import check_queue, published
 from posthouse.dialects.vibemq.queues import properties_of, resolve
@@ -67,7 +67,7 @@ class _Publish:
             self._command = Send(queue, [message])
         else:
             number = peer.engine.new_receiver()
-            peer.blocked.add(number)
+            peer.blocked[number] = frame.queue
             deadline_ms = peer.engine.clock_ms(peer.namespace) + BLOCK_MS
             self._command = Send(queue, [message], deadline_ms=deadline_ms, sender=number)
         peer.count_unanswered(self._size)
@@ -75,12 +75,26 @@ class _Publish:
     def submit(self) -> None:
         self._peer.submit(self._command, self._reply)
 
+    def _submit_again(self) -> None:
+        """The right to do it may be gone since."""
+        try:
+            self._peer.check_right(PUBLISH, self._frame.queue)
+        except Wrong as wrong:
+            self._finish()
+            if not self._peer.is_over:
+                self._peer.refuse(self._frame.id, *told(wrong))
+        else:
+            self.submit()
+
+    def _finish(self) -> None:
+        self._peer.count_unanswered(-self._size)
+        self._peer.blocked.pop(self._command.sender, None)
+
     def _reply(self, answer: Answer | Refused | StoreError) -> None:
         peer, frame = self._peer, self._frame
         if isinstance(answer, Busy) and self._waits():
             return
-        peer.count_unanswered(-self._size)
-        peer.blocked.discard(self._command.sender)
+        self._finish()
         if peer.is_over:
             return
         if isinstance(answer, Enqueued):
@@ -109,7 +123,7 @@ class _Publish:
         self._end = self._end or loop.time() + BLOCK_MS / 1_000
         if loop.time() >= self._end:
             return False
-        loop.call_later(RETRY_SECONDS, self.submit)
+        loop.call_later(RETRY_SECONDS, self._submit_again)
         return True
 
     def _drop_oldest(self) -> None:

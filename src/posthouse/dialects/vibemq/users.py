@@ -143,10 +143,10 @@ class Users:
             return self._guard.identify(self._accounts, name, password)
         except Unauthenticated:
             account = self._accounts.get(name)
+        hash = None if account is None else self._guard.password_hash(account)
         given = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
         digest = hmac.digest(self._salt, given, sha256)
         if account is None or self._known.get(digest) is not account:
-            hash = None if account is None else self._guard.password_hash(account)
             if not await self.passwords.fits(password, hash) or account is None:
                 raise Unauthenticated
             if self._accounts.get(name) is not account:  # it was changed meanwhile
@@ -154,17 +154,18 @@ class Users:
             if len(self._known) >= REMEMBERED_MAX:
                 self._known.clear()
             self._known[digest] = account
-        return Principal(name, account.number)
+        assert hash is not None  # it fits
+        return Principal(name, account.number, proof=self._guard.proof(hash))
 
     # What it may do.
 
     def rights(self, principal: Principal) -> Rights | None:
-        """As of now; None where the user is gone."""
+        """As of now; None where the user is gone, or has another key or password."""
         if principal.everything:
             return EVERY_QUEUE if principal is SHARER else EVERYTHING
-        account = self._accounts.get(principal.name)
-        if account is None or account.number != principal.account:
+        if not self._guard.knows(self._accounts, principal):
             return None
+        account = self._accounts[principal.name]
         found = self._rights.get(account.name)
         if found is None or found[0] is not account:
             if len(self._rights) >= REMEMBERED_MAX:

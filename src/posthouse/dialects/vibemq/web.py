@@ -345,6 +345,7 @@ class _Call:
         queue, _ = self._found(PURGE)
         first: int | None = 0
         while first is not None:
+            self._check(PURGE, self.name)  # it may take long, and the right be gone meanwhile
             done = await self._ask(Purge(queue, _EVERY_STATE, first=first))
             assert isinstance(done, Progress)
             first = done.next

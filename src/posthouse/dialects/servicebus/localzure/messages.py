@@ -375,7 +375,6 @@ async def begin(call: Call) -> Answer:
         raise Unprocessable("timeout_seconds", "timeout_seconds must be above 0")
     begun = await call.ask(Begin(round(form.timeout_seconds * 1000)))
     assert isinstance(begun, Begun)
-    call.engine.note_owner(call.principal, begun.transaction)
     return as_json({"TransactionId": guid(begun.transaction),
                     "ExpiresAtUtc": moment(begun.until_ms)}, 201)  # fmt: skip
 
