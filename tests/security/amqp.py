@@ -8,6 +8,10 @@ from collections.abc import Callable
 from hashlib import sha256
 from urllib.parse import quote_plus
 
+from websockets.client import ClientProtocol
+from websockets.frames import Frame
+from websockets.uri import parse_uri
+
 from posthouse.amqp.connection import Connection
 from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.encode import described, encode
@@ -62,7 +66,14 @@ class Amqp:
 
     def flush(self) -> None:
         if self.amqp.has_output:
-            self.socket.sendall(self.amqp.take())
+            self.write(self.amqp.take())
+
+    def write(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self) -> bytes:
+        """Nothing where the other side has closed."""
+        return self.socket.recv(1 << 16)
 
     def until(self, wanted: Callable[[Event], bool], seconds: float = 5) -> Event:
         """The first such event; those before it are kept. Raises TimeoutError or EOFError."""
@@ -79,7 +90,7 @@ class Amqp:
             if left <= 0:
                 raise TimeoutError(self._told)
             self.socket.settimeout(left)
-            data = self.socket.recv(1 << 16)
+            data = self.read()
             if not data:
                 raise EOFError(self._told)
             self._told += self.amqp.receive(data)
@@ -196,3 +207,36 @@ class Amqp:
             "$cbs", {"operation": "put-token", "type": "jwt", "name": audience}, token
         )
         return int(properties["status-code"])
+
+
+class AmqpOverWebSocket(Amqp):
+    def __init__(self, port: int, host: str = "localhost") -> None:
+        self._web = ClientProtocol(
+            parse_uri(f"ws://{host}:{port}/$servicebus/websocket"),
+            subprotocols=["AMQPWSB10"],  # type: ignore[list-item]
+        )
+        self._begun = False
+        super().__init__(port, host=host)
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._web.send_request(self._web.connect())
+            self._pass_on()
+            while not self._web.events_received():
+                self._web.receive_data(self.socket.recv(1 << 16))
+            self._begun = True
+        self._web.send_binary(data)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self.socket.sendall(b"".join(self._web.data_to_send()))
+
+    def read(self) -> bytes:
+        while True:
+            frames = [each for each in self._web.events_received() if isinstance(each, Frame)]
+            if frames:
+                return b"".join(bytes(each.data) for each in frames)
+            data = self.socket.recv(1 << 16)
+            if not data:
+                return b""
+            self._web.receive_data(data)

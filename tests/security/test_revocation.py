@@ -543,3 +543,25 @@ def test_a_link_ends_with_its_token_unless_that_is_renewed(world: World) -> None
         assert client.detached(links[queue], 2 + END_SECONDS) == UNAUTHORIZED
         assert time.monotonic() - begun < 2 + END_SECONDS
         assert client.send(links[other]) == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/{q}/messages/head?timeout=30", b"", 204),
+        ("/servicebus/default/queues/{q}/messages/receive", {"timeout": 30}, 200),
+    ],
+)
+def test_a_request_does_not_wait_longer_than_its_token_is_good(
+    world: World, path: str, body: Any, status: int
+) -> None:
+    queue = world.queue()
+    user = User(world, queue)
+    with ExitStack() as stack:
+        token = sas("http://localhost/", user.name, user.key, 2)
+        request = Request(world, stack, "POST", path.format(q=queue), body, token)
+        assert request.connection.sock is not None
+        request.connection.sock.settimeout(2 + END_SECONDS)
+        assert request.status() == status
+    world.send(queue, "after")
+    assert world.bodies(queue) == ["after"]

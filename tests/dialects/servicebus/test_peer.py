@@ -82,7 +82,7 @@ def test_without_a_token_nothing_is_open() -> None:
         ("amqps://localhost:5671/q/", "q", True), ("http://x.example.com/q?a=1", "q", True),
         ("sb://localhost/", "q", True), ("localhost:7443", "q", True),
         ("sb://localhost", "q", True),
-        ("ns.servicebus.windows.net/q", "q", True), ("sb://localhost/q/$management", "q", True),
+        ("ns.servicebus.windows.net/q", "q", True), ("sb://localhost/q/$management", "q", False),
         ("sb://localhost/other", "q", False), ("sb://localhost/q", "qq", False),
         ("sb://localhost/qq", "q", False), ("q", "qq", False), ("sb://localhost/q/x", "q", False),
         ("q", "q", True), ("sb://localhost/a/../q", "q", False), ("orders.eu", "q", False),

@@ -20,8 +20,18 @@ class Address(NamedTuple):
 
     @property
     def path(self) -> tuple[str, ...]:
-        """For comparing with what a token is for."""
-        return folded(told_name(self.entity))
+        """For comparing with what a token is for: dead letters and management are below it."""
+        return _path(self)
+
+
+@lru_cache(1_000)
+def _path(address: Address) -> tuple[str, ...]:
+    below = (_TRANSFER,) if address.transfer else ()
+    if address.dead:
+        below = (*below, _DEAD)
+    if address.kind == "management":
+        below = (*below, _MANAGEMENT)
+    return (*folded(told_name(address.entity)), *below)
 
 
 def told_name(queue: str) -> str:

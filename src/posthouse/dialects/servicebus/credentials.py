@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from posthouse.broker.access import ROOT, Accounts, Guard, Principal, vouched
+from posthouse.broker.access import ANYBODY, ROOT, Accounts, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Account, Right
@@ -100,9 +100,10 @@ class Credentials:
         return found[0]
 
     def _entity_key(self, namespace: str, key_name: str, path: tuple[str, ...]) -> str:
+        """Of the entity that is nearest to where the path ends: a/b has its own, not those of a."""
         names = [
             entity_key(namespace, "/".join(path[:size]), key_name)
-            for size in range(1, len(path) + 1)
+            for size in range(len(path), 0, -1)
         ]
         accounts = self.engine.namespaces.accounts
         return next((name for name in names if name in accounts), "".join(names[:1]))
@@ -124,6 +125,23 @@ class Credentials:
             return name
         folded = name.casefold()
         return next((each for each in spaces.states if each.casefold() == folded), name)
+
+    def namespace_at(self, host: str, principal: Principal, named: str) -> str:
+        """Where a path names a namespace: that one, or the one there is where it is not there.
+
+        Where the host or the key says which namespace is spoken of, no other can be named. Raises
+        Unauthenticated.
+        """
+        settings, spaces = self.settings, self.engine.namespaces
+        is_bound = settings.namespace_from == "host" or (
+            settings.namespace_from == "key" and principal.name != ROOT
+        )
+        if not is_bound or principal is ANYBODY:
+            return named if named in spaces.states else settings.namespace
+        mine = self.namespace(host, principal)
+        if named in spaces.states and named != mine:
+            raise Unauthenticated
+        return mine
 
     def is_for(self, token: sas.Token, host: str) -> bool:
         """Where the host names a namespace a token is for that one alone."""

@@ -10,7 +10,7 @@ from posthouse.broker.access import Principal, key_is
 from posthouse.core.errors import Unauthenticated, Unauthorized
 from posthouse.core.model import Right, find
 from posthouse.dialects.servicebus import conditions, sas
-from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX, entity_at
+from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX, at
 from posthouse.dialects.servicebus.links import Place
 from posthouse.dialects.servicebus.requests import Reply, Request
 
@@ -152,7 +152,13 @@ class Identity:
 
     def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
         state = self._peer.engine.namespaces.states.get(self.namespace(principal))
-        return not path or (state is not None and find(state, entity_at([*path])) is not None)
+        if not path:
+            return True
+        try:
+            entity = at("/".join(path)).entity
+        except ValueError:
+            return False
+        return state is not None and find(state, entity) is not None
 
     def principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
         """On whose behalf an entity may be used, those first whose tokens are made out to it."""

@@ -69,6 +69,7 @@ from posthouse.dialects.servicebus.web import (
     Wrong,
     by_method,
     names_in,
+    wait_ms_of,
 )
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
@@ -135,6 +136,8 @@ def _queue(call: Call, names: Sequence[str]) -> str:
         address = at("/".join(names))
     except ValueError as error:
         raise Wrong(400, f"SubCode=40000. The path cannot be read: {error}.") from None
+    if address.kind != "entity":
+        raise Wrong(404, "SubCode=40400. Messages are in queues, topics and subscriptions.")
     return queue_of(call.exact(address.entity), address)
 
 
@@ -375,7 +378,8 @@ def _wait_ms(call: Call) -> int:
     said = call.request.query.get("timeout", "")
     if said and (not said.isascii() or not said.isdigit() or len(said) > 6):
         raise Wrong(400, "SubCode=40000. timeout must be a whole number of seconds.")
-    return 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
+    wanted_ms = 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
+    return wait_ms_of(call.request, wanted_ms)
 
 
 def _one_from(call: Call, queue: str, wait_ms: int) -> Receive:

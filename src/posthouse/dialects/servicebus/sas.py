@@ -13,13 +13,12 @@ from binascii import Error as Base64Error
 from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
-from urllib.parse import unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 from posthouse.dialects.servicebus.address import folded
 
 PREFIX = "SharedAccessSignature "
 TOKEN_CHARS_MAX = 8 << 10
-_SUFFIXES = ("$management", "$deadletterqueue", "$transfer")
 
 
 class Token(NamedTuple):
@@ -64,7 +63,10 @@ def parse(text: str) -> Token:
 
 
 def resource_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """Host and path of a resource, folded; no path stands for all of a namespace."""
+    """Host and path of a resource, folded; no path stands for all of a namespace.
+
+    A resource is an address, whose path may be percent-encoded, as the path of a request may.
+    """
     text = text.partition("?")[0]
     _, separator, rest = text.partition("://")
     if separator:
@@ -73,10 +75,7 @@ def resource_of(text: str) -> tuple[str, tuple[str, ...]]:
         host, _, path = text.partition("/")
         if not _HOST.fullmatch(host):  # a path by itself, of which no part may be left out
             host, path = "", text
-    parts = list(folded(path))
-    while len(parts) > 1 and parts[-1] in _SUFFIXES:
-        parts.pop()
-    return host, tuple(parts)
+    return host, folded(unquote(path))
 
 
 # What is a host where no scheme says so: with a port, the cloud's, or this machine's.

@@ -182,12 +182,7 @@ def principal_of(credentials: Credentials, request: Request, path: Path) -> Prin
 
     Raises Unauthenticated.
     """
-    given = request.headers.get(b"authorization", b"").decode("latin-1")
-    host, where = host_of(request), path.folded
-    try:
-        token = sas.parse(given.removeprefix("Bearer "))  # one of the clients says so
-    except ValueError:
-        token = _NOBODYS
+    token, host, where = _token_of(request), host_of(request), path.folded
     try:
         principal = credentials.identify_by_token(token, host, where)
         for_here = sas.covers(token.scope, where)
@@ -202,7 +197,23 @@ def principal_of(credentials: Credentials, request: Request, path: Path) -> Prin
     return principal
 
 
+def _token_of(request: Request) -> sas.Token:
+    """Nobody's where there is none that can be read."""
+    given = request.headers.get(b"authorization", b"").decode("latin-1")
+    try:
+        return sas.parse(given.removeprefix("Bearer "))  # one of the clients says so
+    except ValueError:
+        return _NOBODYS
+
+
 _NOBODYS = sas.Token("", "", (), 0, b"", b"")
+
+
+def wait_ms_of(request: Request, wanted_ms: int) -> int:
+    """How long a request may wait: not longer than its token is good."""
+    expires = _token_of(request).expires
+    return min(wanted_ms, max(1, int((expires - time.time()) * 1000))) if expires else wanted_ms
+
 
 _UNKNOWN = (
     "SubCode=40103. The token is missing, or it is not valid: its signature, its time or its"

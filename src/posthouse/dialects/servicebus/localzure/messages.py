@@ -44,7 +44,7 @@ from posthouse.dialects.servicebus.localzure.call import Call
 from posthouse.dialects.servicebus.localzure.errors import JSON, Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import as_header, check_headers, told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Answer, Wrong
+from posthouse.dialects.servicebus.web import Answer, Wrong, wait_ms_of
 
 PEEK_MAX, RECEIVE_MAX = 100, 1_000
 STATE_BYTES_MAX = 256 << 10
@@ -130,7 +130,7 @@ async def head(call: Call) -> Answer:
 
 async def take_head(call: Call) -> Answer:
     """As Azure spells it."""
-    wait_ms = _timeout(call.request.query.get("timeout", "0"))
+    wait_ms = wait_ms_of(call.request, _timeout(call.request.query.get("timeout", "0")))
 
     def compose(delivery: Delivery) -> Answer:
         answer = told(delivery)
@@ -152,7 +152,7 @@ async def receive(call: Call) -> Answer:
     if not 0 < form.max_count <= RECEIVE_MAX:
         raise Unprocessable("max_count", f"max_count must be from 1 to {RECEIVE_MAX}")
     session = 0 if form.session_id is None else call.session(form.session_id)
-    wait_ms = _timeout(form.timeout)
+    wait_ms = wait_ms_of(call.request, _timeout(form.timeout))
     delete = form.receive_mode == "ReceiveAndDelete"
     found = await _receive(call, form.max_count, wait_ms, delete=delete, session=session)
     return as_json(_all(call, found))
@@ -301,7 +301,7 @@ def _lock(call: Call, lock: str, id: str | None) -> tuple[int, int]:
 
 async def accept(call: Call) -> Answer:
     form = forms.read(forms.AcceptForm, await call.request.body(), optional=True)
-    wait_ms, engine = _timeout(form.timeout), call.engine
+    wait_ms, engine = wait_ms_of(call.request, _timeout(form.timeout)), call.engine
     deadline_ms = call.now_ms + wait_ms if wait_ms else 0
     command = AcceptSession(call.queue, engine.new_receiver(), form.session_id, deadline_ms)
     if wait_ms:

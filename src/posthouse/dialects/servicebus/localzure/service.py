@@ -25,7 +25,15 @@ from posthouse.dialects.servicebus.localzure.errors import (
 )
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
-from posthouse.dialects.servicebus.web import Answer, Path, Request, Wrong, path_of, principal_of
+from posthouse.dialects.servicebus.web import (
+    Answer,
+    Path,
+    Request,
+    Wrong,
+    host_of,
+    path_of,
+    principal_of,
+)
 
 CORRELATION_CHARS_MAX = 128
 _STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id
@@ -104,8 +112,10 @@ class Service:
             except Refused as refused:
                 raise failed_by(refused) from None
         place, routes = _found(parts)
-        namespace = place.namespace if place.namespace in self.engine.namespaces.states else ""
-        namespace = namespace or self._credentials.settings.namespace
+        try:
+            namespace = self._credentials.namespace_at(host_of(request), principal, place.namespace)
+        except Refused as refused:
+            raise failed_by(refused) from None
         call = Call(self, request, principal, namespace, place)
         try:
             return await _route(routes, request.method)(call)
@@ -152,11 +162,16 @@ class Service:
         return Answer(b"Ready", 200, (_TEXT,))
 
     async def _health(self, request: Request, path: Path) -> Answer:
-        """How much there is of everything is not for everybody, nor for nothing to be counted."""
+        """How much there is of everything is told to who manages all of it."""
         await self._ready()
+        brief = Answer(b'{"status":"healthy","service":"servicebus"}', 200, (JSON,))
         if b"authorization" not in request.headers and not self._credentials.settings.dev:
-            return Answer(b'{"status":"healthy","service":"servicebus"}', 200, (JSON,))
-        self._principal(request, path)
+            return brief
+        principal = self._principal(request, path)
+        try:
+            self.check(principal, "manage", "*", "*")
+        except Refused:
+            return brief
         states = list(self.engine.namespaces.states.values())
         mine = [q for state in states for q in state.queues.values() if q.origin is None]
         topics = sum(queue.properties.delivery == "topic" for queue in mine)
