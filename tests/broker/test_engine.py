@@ -29,7 +29,7 @@ from posthouse.core.commands import (
 from posthouse.core.dump import dump
 from posthouse.core.errors import NotFound, QuotaExceeded, SessionLockLost, Unauthorized
 from posthouse.core.message import NewMessage
-from posthouse.core.model import QueueProperties
+from posthouse.core.model import Account, QueueProperties
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListNamespaces, SpaceCommand
 from posthouse.core.plan import Delivered
 from posthouse.store.errors import Lost
@@ -494,6 +494,9 @@ def test_every_command_is_asked_for_once_and_a_refusal_of_access_changes_nothing
             self.asked.append((principal.name, namespace, type(command).__name__))
             if principal.name == "ann" and command.right != "listen":
                 raise Unauthorized(principal.name, command.right, namespace)
+
+        def note(self, name: str, account: Account | None) -> None:
+            pass
 
     async def main() -> None:
         guard, store = Guard(), MemoryStore()

@@ -172,7 +172,7 @@ class Amqp:
         if not isinstance(found, Disposed):
             return self._condition(found) or ""
         assert found.state is not None
-        code = int(found.state.descriptor)  # type: ignore[arg-type]
+        code = int(found.state.descriptor)
         return "accepted" if code in (0x24, 0x33) else "rejected"
 
     def ask(

@@ -39,8 +39,14 @@ PLACES = {
     ("broker/throttle.py", "Throttle.check"): "asks whether it is the broker, which has no limit",
     ("broker/tidy.py", "_ask_to_move"): OWN_AFFAIR,
     ("broker/waiting.py", "_give_back"): GIVES_BACK,
+    ("broker/waiting.py", "take"): GIVES_BACK,
+    ("broker/waiting.py", "take.received"): (
+        "completes what the caller was given, which took listen, or gives it back"
+    ),
     ("server/broker.py", "Broker._declare"): "what the owner's file declares",
-    ("server/deliveries.py", "_Line.read"): GIVES_BACK,
+    ("server/deliveries.py", "_Line._submit"): (
+        "gives back, or gives credit while the caller's right to receive lasts"
+    ),
     ("cli/store.py", "resend.run"): OWNER,
     ("client/memory.py", "InMemoryProvider._open"): IN_PROCESS,
     ("client/memory.py", "InMemoryProvider._ask"): IN_PROCESS,
@@ -78,6 +84,8 @@ PLACES = {
         "the dev profile: whoever has the root's key, by another name"
     ),
     ("dialects/servicebus/peer.py", "Peer.leave"): GIVES_BACK,
+    ("dialects/servicebus/rest.py", "_peek_lock"): GIVES_BACK,
+    ("dialects/servicebus/transactions.py", "Coordinator._roll_back"): GIVES_BACK,
     ("dialects/vibemq/peer.py", "Peer.__init__"): "before anybody has come; no command is given",
     ("dialects/vibemq/peer.py", "Peer.trust"): (
         "operations by patterns of names were looked up before, in the account, for every frame"
@@ -88,8 +96,8 @@ PLACES = {
     ("dialects/vibemq/users.py", "Users.make_first"): "the first user, whom the owner's file names",
     # Where principals are made.
     ("broker/access.py", ""): IDENTITY,
-    ("broker/access.py", "Guard.identify_by"): IDENTITY,
     ("broker/access.py", "Guard.identify_by_key"): IDENTITY,
+    ("broker/access.py", "Guard._principal"): IDENTITY,
     ("broker/access.py", "vouched"): "see the places that use it",
 }
 
@@ -243,6 +251,6 @@ def test_a_publisher_whose_account_was_revoked_sends_nothing() -> None:
         assert rig.engine is not None
         await rig.engine.ask(BROKER, "", RevokeAccount(SUE))
         text = await sue.error("PUBLISH", {"topic": "news", "message": "x"})
-        assert text == "Unauthorized: sue cannot PUBLISH on news"
+        assert text == "Authentication required. Send AUTH command first."
 
     with_rig(work)

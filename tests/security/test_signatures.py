@@ -219,8 +219,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, s
     folder = tmp_path_factory.mktemp("hosts") / "data"
     with running("--data", str(folder), "--servicebus-namespace", "host") as broker:
         root = Path(folder / "root-key").read_text().strip()
+        key = f"{ROOT}:{root}"
         for space in ("one", "two"):
-            key = f"{ROOT}:{root}"
             assert broker.call("PUT", f"/api/v1/namespaces/{space}", key=key).status == 201
         for space in ("one", "two", "default"):
             path = f"/api/v1/namespaces/{space}/queues/q"
