@@ -11,6 +11,8 @@ import pytest
 
 from tests.server.running import Running, development
 
+pytestmark = pytest.mark.alone
+
 DISK_BYTES = (300 << 20) if os.environ.get("SOAK") else (64 << 20)
 SEGMENT_BYTES = (4 << 20) if os.environ.get("SOAK") else (1 << 20)
 BODY_BYTES = SEGMENT_BYTES // 8

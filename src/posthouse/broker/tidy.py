@@ -14,9 +14,10 @@ import json
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from typing import Any, TypeVar
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
@@ -30,6 +31,7 @@ from posthouse.store.errors import StoreError
 from posthouse.store.file import MARK_SEGMENTS, FileStore
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _SLICE = 2_000  # messages that are looked at in one go
 _MOVE_BYTES = 64 << 10  # of contents in one command
@@ -90,7 +92,7 @@ async def keep_tidy(
                 if not short and not _is_due(store, fits):
                     await _make_twins(store, fits)
                     continue
-                kept = await fold_apart(store)
+                kept = await _fold(store, now=short)
             await _trim_to(engine, store, kept, fits)
             store.pressed = False
             if store.full:  # nothing more could give way
@@ -165,53 +167,73 @@ def _is_due(store: FileStore, retention: Retention) -> bool:
 
 async def _make_twins(store: FileStore, retention: Retention) -> None:
     """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
-    making = asyncio.ensure_future(make_twins_apart(store))
+    making = make_twins_apart(store)
+    await _unless(store, making, lambda: store.is_short or _is_due(store, retention))
+
+
+async def _fold(store: FileStore, *, now: bool) -> list[int] | None:
+    """As `fold_apart`. Where the disk becomes short of room meanwhile it is begun again, `now`."""
+    if not now:
+        kept = await _unless(store, fold_apart(store), lambda: store.is_short)
+        if not isinstance(kept, _Interrupted):
+            return kept
+    return await fold_apart(store, now=True)
+
+
+class _Interrupted:
+    """What was begun was ended for something that cannot wait."""
+
+
+async def _unless(
+    store: FileStore, work: Coroutine[Any, Any, _T], is_urgent: Callable[[], bool]
+) -> _T | _Interrupted:
+    """Does it, unless it is found to be urgent to do something else when a segment was complete."""
+    working = asyncio.ensure_future(work)
     rolling = asyncio.ensure_future(store.rolled.wait())
     more = False
     try:
-        while not making.done():
-            await asyncio.wait([making, rolling], return_when=asyncio.FIRST_COMPLETED)
+        while not working.done():
+            await asyncio.wait([working, rolling], return_when=asyncio.FIRST_COMPLETED)
             if rolling.done():
                 more = True
-                if store.is_short or _is_due(store, retention):
+                if is_urgent():
                     break
                 store.rolled.clear()
                 rolling = asyncio.ensure_future(store.rolled.wait())
     finally:
         rolling.cancel()
-        making.cancel()
-        await asyncio.wait([making])
+        working.cancel()
+        await asyncio.wait([working])
     if more:
         store.rolled.set()  # who waits for it goes on at once
-    if not making.cancelled():
-        making.result()
+    return _Interrupted() if working.cancelled() else working.result()
 
 
-async def fold_apart(store: FileStore) -> list[int] | None:
+async def fold_apart(store: FileStore, *, now: bool = False) -> list[int] | None:
     """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
-    output = await _run_apart(str(store.folder), soon=True)
+    output = await _run_apart(str(store.folder), hurry="now" if now else "soon")
     kept: list[int] | None = None if output is None else json.loads(output)["kept"]
     return kept
 
 
 async def make_twins_apart(store: FileStore) -> None:
     """Runs the folding process, but for twins alone, which can wait."""
-    await _run_apart(str(store.folder), "twins", soon=False)
+    await _run_apart(str(store.folder), "twins")
 
 
-async def _run_apart(*words: str, soon: bool) -> bytes | None:
-    command = (sys.executable, "-m", "posthouse.broker.apart", *words, *(["soon"] if soon else []))
+async def _run_apart(*words: str, hurry: str = "") -> bytes | None:
+    command = (sys.executable, "-m", "posthouse.broker.apart", *words, hurry)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        async with asyncio.timeout(None if soon else PATIENCE_SECONDS):
+        async with asyncio.timeout(None if hurry else PATIENCE_SECONDS):
             output, errors = await process.communicate()
     except (asyncio.CancelledError, TimeoutError) as ended:
         process.kill()
         await process.wait()
         if isinstance(ended, asyncio.CancelledError):
             raise
-        return await _run_apart(*words, soon=True)
+        return await _run_apart(*words, hurry="soon")
     if process.returncode:
         _log.error("The journal was not folded: %s", errors.decode().strip(),
                    extra={"event": "journal.not_folded"})  # fmt: skip
