@@ -13,7 +13,12 @@ from posthouse.server.log import set_up
 from posthouse.server.serve import run, say_on_terminal
 
 LIMITS = Limits(
-    keep_alive_seconds=1, body_seconds=1, stalled_seconds=1, end_seconds=0.5, answers_bytes=40 << 20
+    keep_alive_seconds=1,
+    body_seconds=1,
+    stalled_seconds=1,
+    end_seconds=0.5,
+    look_seconds=0.5,
+    answers_bytes=40 << 20,
 )
 
 

@@ -233,7 +233,7 @@ def test_more_connections_than_there_may_be_are_turned_away(broker: Running) -> 
         (b"GET /api/v1/namespaces/%ff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 4"),
         (b"GET http://localhost/health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"HTTP/1.1 200"),
         (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"HTTP/1.1 4"),
-        (b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 4"),
+        (b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 204"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b""),
         (b"GET /health/live\r\n\r\n", b""),
         (b"GET /feed?after=%00&limit=%ff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"HTTP/1.1 400"),

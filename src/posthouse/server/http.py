@@ -258,14 +258,17 @@ class App:
             scope["spelled"],
         )  # fmt: skip
         peer: HttpPeer = scope["state"]["connection"].peer
-        await self._respond(Request(self, peer, head, None, scope))
+        await self._respond(peer, head, None, scope)
 
     def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> Coroutine[Any, Any, None]:
-        """For a request that is there, with its body."""
-        return self._respond(Request(self, peer, head, body))
+        """For a request that is there, with its body. Nothing is looked at before it is awaited."""
+        return self._respond(peer, head, body)
 
-    async def _respond(self, request: Request) -> None:
+    async def _respond(
+        self, peer: HttpPeer, head: Head, body: bytes | None, scope: Scope | None = None
+    ) -> None:
         self.requests += 1
+        request = Request(self, peer, head, body, scope)
         given = request.headers.get(_CORRELATION)
         name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
@@ -342,6 +345,8 @@ class App:
 
     async def _answer(self, request: Request) -> Answer | WholeAnswer:
         _check_protocol(request)
+        if request.head.raw_path == b"*":  # RFC 9110, 9.3.7: whether somebody is there
+            return Answer(b"", 204, ((b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),))
         if request.head.query:
             request.query = _query(request.head.query)
         if door := request.connection.door:

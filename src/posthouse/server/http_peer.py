@@ -2,13 +2,14 @@
 
 import asyncio
 import fcntl
+import logging
 import os
 import select
 import socket
 import sys
 import termios
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -27,6 +28,8 @@ from uvicorn.server import ServerState
 from posthouse.server.listener import Connection
 from posthouse.server.websocket import WebSocketPeer, WebSocketRoute
 
+_log = logging.getLogger(__name__)
+
 HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
 OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
@@ -35,6 +38,9 @@ FILE_BYTES = 16 << 20  # that the kernel is given in one go; it takes what the s
 FILE_SLICES = 16  # tries, before others get their turn
 FILE_WAIT_MS = 20  # for a peer that reads on; for a slow one the loop waits
 FILE_THREADS = 4
+
+# Where one of these came twice, a proxy in front might go by the other one (RFC 9110, 5.3).
+ONLY_ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 Header: TypeAlias = tuple[bytes, bytes]
 CLOSE = (b"connection", b"close")
@@ -61,7 +67,7 @@ class Head(NamedTuple):
 class _Exchange:
     """What of uvicorn's cycle is needed for a request that came whole."""
 
-    __slots__ = ("disconnected", "keep_alive", "method", "response_complete", "task")
+    __slots__ = ("disconnected", "keep_alive", "method", "response_complete")
 
     more_body = response_started = waiting_for_100_continue = False
 
@@ -69,7 +75,6 @@ class _Exchange:
         self.method = method
         self.keep_alive = keep_alive
         self.response_complete = self.disconnected = False
-        self.task: asyncio.Task[None] | None = None
 
 
 class HttpPeer(HttpToolsProtocol):
@@ -80,7 +85,8 @@ class HttpPeer(HttpToolsProtocol):
 
     At every moment something ends it: while a head is awaited the handshake limit, while it is
     idle the keep-alive limit, while a request is answered the limits of that, and while it does not
-    take what it asked for, that nothing moves.
+    take what it asked for, that nothing moves. A request that was begun has a task; where that
+    ends without a whole answer, whatever the reason, the connection ends.
     """
 
     def __init__(
@@ -98,9 +104,11 @@ class HttpPeer(HttpToolsProtocol):
         self._raw_bytes = self._body_bytes = 0  # of it
         self._head_bytes = self._head_count = 0
         self._spelled: list[Header] = []  # headers with their names as they were written
-        self._target: Any = None  # where it is for, as httptools has it
+        self._target = (b"/", b"")  # the path and the query that it is for
+        self._named_once: set[bytes] = set()  # headers of it that may not come again
         self._gathered: list[bytes] | None = None  # of the body, while it may come whole
         self._running: RequestResponseCycle | _Exchange | None = None
+        self._task: asyncio.Task[None] | None = None  # of what is running
         self._due: float | None = connection.deadline  # when it ends, unless something comes
         self._awaits_head = True  # what that is for: a head, or the next request
         self._alarm: asyncio.TimerHandle | None = None  # then, or before
@@ -109,6 +117,7 @@ class HttpPeer(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.connection.ends_with_input = True
         self._alarm = self.loop.call_at(self.connection.deadline, self._look_at_the_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -125,14 +134,23 @@ class HttpPeer(HttpToolsProtocol):
                 timer.cancel()
         self.connection.gone()
 
+    def eof_received(self) -> None:
+        """The transport closes when what is to be sent is taken, which must not take for ever."""
+        self._watch()
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        try:
+            self._take(data)
+        except Exception:  # noqa: BLE001 (here a connection's bytes come in)
+            _log.exception("A connection has failed.", extra={"event": "http.failed"})
+            self.transport.abort()
+
+    def _take(self, data: bytes) -> None:
         goes_on = self._in_message
-        super().data_received(data)
-        if self.connection.peer is not self:  # it has become a WebSocket
-            return
-        if self.transport.is_closing():
+        self._parse(data)
+        if self.connection.peer is not self or self.transport.is_closing():  # or is a WebSocket
             return
         if self._gathered is not None and not self._in_head:  # the rest comes later
             self._begin_cycle()
@@ -142,6 +160,17 @@ class HttpPeer(HttpToolsProtocol):
                 self.send_400_response("There is too much around the body of the request.")
                 return
         self._set_deadline()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            elif rest := data[upgrade.args[0] :]:  # it goes on as it was (RFC 9110, 7.8)
+                self._parse(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     # Time.
 
@@ -197,6 +226,7 @@ class HttpPeer(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._spelled = []
+        self._named_once = set()
         self._gathered = None
         self._in_message = self._in_head = True
         self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
@@ -216,13 +246,19 @@ class HttpPeer(HttpToolsProtocol):
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+            elif name in ONLY_ONCE:
+                if name in self._named_once:
+                    raise ValueError(f"there are two headers {name.decode()}")
+                self._named_once.add(name)
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if len(self.pipeline) >= PIPELINE_MAX:
             raise ValueError("too many requests at a time")
-        self._target = httptools.parse_url(self.url)
+        self._check_head()
+        path, query = self._target
+        self.url = path + b"?" + query if query else path
         self._gathered = []
         if (
             self._is_busy()
@@ -232,6 +268,20 @@ class HttpPeer(HttpToolsProtocol):
             or self.parser.get_http_version() != "1.1"
         ):
             self._begin_cycle()
+
+    def _check_head(self) -> None:
+        """Finds out what the request is for. Raises ValueError or httptools.HttpParserError."""
+        version = self.parser.get_http_version()
+        if version == "1.1" and b"host" not in self._named_once:
+            raise ValueError("there is no header host")  # RFC 9112, 3.2
+        if version == "1.0" and b"transfer-encoding" in self._named_once:
+            raise ValueError("HTTP 1.0 has no chunks")  # RFC 9112, 6.1
+        path, query, authority = _target_in(self.parser.get_method(), self.url)
+        self._target = path, query
+        if authority:  # which goes before the host (RFC 9112, 3.2.2)
+            for headers in (self.headers, self._spelled):
+                headers[:] = [each for each in headers if each[0].lower() != b"host"]
+                headers.append((b"host", authority))
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -245,11 +295,29 @@ class HttpPeer(HttpToolsProtocol):
         if self._gathered is None:
             super().on_message_complete()
             return
-        url, method = self._target, self.parser.get_method().decode("ascii")
-        exchange = self._running = _Exchange(method, self.parser.should_keep_alive())
-        head = Head(method, url.path, url.query or b"", self.headers, self._spelled)
+        method = self.parser.get_method().decode("ascii")
+        exchange = _Exchange(method, self.parser.should_keep_alive())
+        head = Head(method, *self._target, self.headers, self._spelled)
         body, self._gathered = b"".join(self._gathered), None
-        exchange.task = self.loop.create_task(self.app.answer_whole(self, head, body))
+        self._run(exchange, self.app.answer_whole(self, head, body))
+
+    def _run(
+        self, exchange: RequestResponseCycle | _Exchange, work: Coroutine[Any, Any, None]
+    ) -> None:
+        """What is running has a task, always, and its end is looked at."""
+        task = self.loop.create_task(work)
+        self._running, self._task = exchange, task
+        task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: "asyncio.Task[None]") -> None:
+        """Without a whole answer nothing more can be said on this connection."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error(
+                "A request has failed.", exc_info=error, extra={"event": "http.failed"}
+            )  # fmt: skip
+        if task is self._task and self._is_busy():
+            self.cut_off()
 
     def _begin_cycle(self) -> None:
         """As uvicorn does it, for a request of which the head is known, and perhaps more."""
@@ -286,8 +354,13 @@ class HttpPeer(HttpToolsProtocol):
                 self.transport.close()
             else:
                 super().send_400_response(msg)
+            self._watch()
             return
-        last = self.pipeline[0][0] if self.pipeline else running
+        last = running
+        if self.pipeline:
+            last = self.pipeline[0][0]
+            if last.more_body:  # it will never be whole
+                self.pipeline[0] = (last, _answer_that_it_is_bad)
         last.keep_alive = False
         self.flow.pause_reading()
 
@@ -306,6 +379,7 @@ class HttpPeer(HttpToolsProtocol):
         route = self._websocket()
         assert route is not None
         self.connections.discard(self)
+        self.connection.ends_with_input = False
         for timer in (self._alarm, self._stall):
             if timer is not None:
                 timer.cancel()
@@ -316,16 +390,12 @@ class HttpPeer(HttpToolsProtocol):
         self.transport.set_protocol(peer)
         peer.begin(self.transport, b"".join((*head, b"\r\n")))
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """It is answered as any request."""
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._is_busy():
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, app))
             return
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        self._run(cycle, cycle.run_asgi(app))
 
     def shutdown(self) -> None:
         if not self._is_busy():
@@ -339,7 +409,7 @@ class HttpPeer(HttpToolsProtocol):
         """Where an answer cannot be given to its end."""
         if self._running is not None:
             self._running.disconnected = True
-        self.transport.close()
+        self._end()
 
     def on_response_complete(self) -> None:
         """In the place of uvicorn's, whose limit on idle connections is here `_set_deadline`."""
@@ -480,6 +550,34 @@ class HttpPeer(HttpToolsProtocol):
             return
         self._untaken_bytes = untaken
         self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
+
+
+def _target_in(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes]:
+    """Path, query and, where it is named, the authority (RFC 9112, 3.2).
+
+    Raises ValueError or httptools.HttpParserError.
+    """
+    if method == b"CONNECT":
+        raise ValueError("this is no proxy")
+    url = httptools.parse_url(target)
+    if target == b"*" and method != b"OPTIONS":
+        raise ValueError("a path is missing")
+    if url.schema is None:
+        return url.path, url.query or b"", b""
+    if url.schema.lower() not in (b"http", b"https") or url.userinfo is not None:
+        raise ValueError("this is not the address of a resource here")
+    authority = b"[%s]" % url.host if b":" in url.host else url.host
+    if url.port is not None:
+        authority += b":%d" % url.port
+    return url.path or b"/", url.query or b"", authority
+
+
+async def _answer_that_it_is_bad(scope: Any, receive: Any, send: Any) -> None:
+    """As ASGI has it."""
+    text = b"Invalid HTTP request received."
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), CLOSE]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
 
 
 @cache

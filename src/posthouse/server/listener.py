@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import select
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ OUT_OF_FILES_SECONDS = 1.0
 TLS_CLOSE_SECONDS = 2.0
 _TLS = 0x16
 _NEW, _UNKNOWN = "new", "unknown"
+# The other side says no more. That it was reset, or that both say no more, is always told.
+_LEFT = getattr(select, "POLLRDHUP", 0)
 
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 MakeContext: TypeAlias = Callable[[], "asyncio.Future[ssl.SSLContext]"]
@@ -59,7 +62,8 @@ class Connection:
     """What the listener knows of one connection. Its peer calls `gone` when it is over."""
 
     __slots__ = (
-        "_listener", "address", "deadline", "dialect", "door", "is_opening", "peer", "transport",
+        "_listener", "address", "closed_at", "deadline", "dialect", "door", "ends_with_input",
+        "is_opening", "peer", "transport",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
@@ -68,6 +72,8 @@ class Connection:
         self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
+        self.ends_with_input = False  # who says no more gets no answer to what he has said
+        self.closed_at: float | None = None  # when it was first seen that it is being closed
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
@@ -104,6 +110,8 @@ class Limits(NamedTuple):
     body_seconds: float = 60  # for the whole of a request's body
     stalled_seconds: float = 60  # how long a peer may not read what it asked for
     end_seconds: float = 5  # what one that is closed has to take what is still to be sent
+    closing_seconds: float = 120  # the same for one that takes some of it all the time
+    look_seconds: float = 5  # how often it is looked whether those not read from are still there
     answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused
 
 
@@ -132,6 +140,7 @@ class Listener:
         self.refused: Counter[str] = Counter()  # why: full, address, silent, unknown
         self._emptied = asyncio.Event()
         self._closing = False
+        self._looking: asyncio.TimerHandle | None = None
 
     # Opening and closing.
 
@@ -252,6 +261,7 @@ class Listener:
         connection = Connection(self, host, door)
         self._connections.add(connection)
         self.by_dialect[_NEW] += 1
+        self._look_later()
         loop = asyncio.get_running_loop()
         task = self._tasks[connection] = loop.create_task(self._hand_on(accepted, connection))
         task.add_done_callback(lambda _: self._handed_on(accepted, connection))
@@ -295,6 +305,44 @@ class Listener:
         if connection.transport is None:  # else its protocol sees to it
             accepted.close()
             connection.gone()
+
+    # Looking whether they are still there.
+
+    def _look_later(self) -> None:
+        if self._looking is None and self._connections:
+            loop = asyncio.get_running_loop()
+            self._looking = loop.call_later(self.limits.look_seconds, self._look)
+
+    def _look(self) -> None:
+        """The loop does not tell that somebody has gone whom nothing is read from."""
+        self._looking = None
+        now = asyncio.get_running_loop().time()
+        unread: dict[int, Connection] = {}
+        poll = select.poll()
+        for connection in list(self._connections):
+            transport = connection.transport
+            if transport is None:
+                continue  # its task has a time limit
+            if transport.is_closing():
+                self._end_closing(connection, transport, now)
+            elif not transport.is_reading():
+                made = transport.get_extra_info("socket")
+                if made is not None and (number := made.fileno()) >= 0:
+                    unread[number] = connection
+                    poll.register(number, _LEFT if connection.ends_with_input else 0)
+        for number, _ in poll.poll(0) if unread else ():
+            transport = unread[number].transport
+            assert transport is not None
+            transport.abort()
+        self._look_later()
+
+    def _end_closing(
+        self, connection: Connection, transport: asyncio.Transport, now: float
+    ) -> None:
+        if connection.closed_at is None:
+            connection.closed_at = now
+        elif now - connection.closed_at > self.limits.closing_seconds:
+            transport.abort()
 
     # Keeping count.
 
