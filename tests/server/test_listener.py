@@ -25,7 +25,10 @@ POST = b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nhost: loc
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("listener") / "data"
-    flags = ("--handshake-limit", str(HANDSHAKE_SECONDS), "--connections-max", "900")
+    flags = (
+        "--handshake-limit", str(HANDSHAKE_SECONDS), "--connections-max", "900",
+        "--strangers-max", "900", "--strangers-per-address", "900",
+    )  # fmt: skip
     with development(folder, *flags) as broker:
         yield broker
     assert not [each for each in broker.log if each["level"] in ("error", "critical")]

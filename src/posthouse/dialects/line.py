@@ -20,6 +20,9 @@ class Line(Protocol):
     @property
     def is_tls(self) -> bool: ...
 
+    def identified(self, principal: str) -> bool:
+        """Its client has shown who it is; whether that one may have one more connection."""
+
     def gone(self) -> None:
         """It is over."""
 

@@ -228,6 +228,18 @@ class Config:
     tls_key: Path | None = _set(None, _path, "its key", "FILE")
     handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
     connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
+    strangers_max: int = _set(
+        2_000, _count(1, 1_000_000), "connections whose clients have not shown who they are; for"
+        " one more the oldest of the address that has most is closed", "N",
+    )  # fmt: skip
+    strangers_per_address: int = _set(
+        500, _count(1, 1_000_000), "of them from one address, or one /64 network of IPv6; more are"
+        " closed at once", "N",
+    )  # fmt: skip
+    connections_per_principal: int | None = _set(
+        None, _count(1, 1_000_000), "connections of one principal; default: half of"
+        " connections-max", "N",
+    )  # fmt: skip
     rate_principal: int = _set(
         0, _count(0, 1_000_000_000), "messages and requests that a principal may make in a second;"
         " 0: any number", "N",
@@ -295,7 +307,10 @@ class Config:
     )  # fmt: skip
     pyqueue_burst: int = _set(20, _count(1, 1_000_000_000), "that it may push at once", "N")
     pyqueue_connections: int = _set(
-        1_000, _count(1, 1_000_000), "connections of PyQueue clients at a time", "N"
+        1_000,
+        _count(1, 1_000_000),
+        "connections of PyQueue clients that have shown who they are, at a time",
+        "N",
     )
     pyqueue_zone: str = _set(
         "UTC", _zone, "the time zone of schedules that PyQueue clients make", "NAME"

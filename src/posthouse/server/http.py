@@ -205,6 +205,11 @@ class Request:
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await self._rest()
 
+    def identified(self, principal: Principal) -> None:
+        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
+        if not self.connection.identified(principal.name):
+            raise Busy("this principal has too many connections; close some, and try again")
+
     async def gone(self) -> None:
         """Returns when the client has gone, or has been answered."""
         receive = self._receive
@@ -363,6 +368,7 @@ class App:
                 )  # fmt: skip
             self._check_open()
             request.principal = self._identify(request)
+            request.identified(request.principal)
         return await route(request)
 
     async def _of(self, dialect: HttpDialect, request: Request) -> WholeAnswer:

@@ -3,6 +3,9 @@
 One byte is peeked at, once: 0x16 begins TLS. Then a small protocol collects bytes until a dialect
 recognises them, at most 64, and hands the connection over to that dialect's peer. Who says nothing
 past the handshake limit is closed; until then it costs a socket, a timer, and no CPU.
+
+A connection whose client has not shown who it is is a stranger's. Strangers have limits of their
+own, per address and in total, so that they cannot keep clients out.
 """
 
 import asyncio
@@ -16,6 +19,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
+from posthouse.broker.access import ANYBODY
+
 if TYPE_CHECKING:
     import ssl
 
@@ -26,6 +31,8 @@ BACKLOG = 1_024
 ACCEPT_MAX = 64  # in one go, so that those who are in get their turn
 OUT_OF_FILES_SECONDS = 1.0
 TLS_CLOSE_SECONDS = 2.0
+WARN_SECONDS = 60.0  # between two warnings of one kind
+_PREFIX_BITS = 64  # of an IPv6 address: who has one address of a network has all of them
 _TLS = 0x16
 _NEW, _UNKNOWN = "new", "unknown"
 # The other side says no more. That it was reset, or that both say no more, is always told.
@@ -63,12 +70,14 @@ class Connection:
 
     __slots__ = (
         "_listener", "address", "closed_at", "deadline", "dialect", "door", "ends_with_input",
-        "is_opening", "peer", "transport",
+        "is_opening", "peer", "principal", "source", "transport",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
+        self.source = _source(address)  # by which strangers are counted
+        self.principal: str | None = None  # who its client is; None: a stranger
         self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
@@ -95,6 +104,10 @@ class Connection:
     def is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 
+    def identified(self, principal: str) -> bool:
+        """Its client has shown who it is; whether that one may have one more connection."""
+        return self.principal == principal or self._listener.identified(self, principal)
+
     def known_as(self, dialect: str) -> None:
         self._listener.moved(self, dialect)
 
@@ -105,6 +118,9 @@ class Connection:
 class Limits(NamedTuple):
     handshake_seconds: float = 10
     connections: int = 10_000
+    strangers: int = 2_000  # connections whose clients have not shown who they are,
+    strangers_per_address: int = 500  # and those of one address
+    per_principal: int = 5_000  # connections of one principal
     networks: Networks | None = None  # from where peers are let in; None: from anywhere
     keep_alive_seconds: float = 75  # between requests
     body_seconds: float = 60  # for the whole of a request's body
@@ -137,7 +153,12 @@ class Listener:
         self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
         self.accepted = 0
-        self.refused: Counter[str] = Counter()  # why: full, address, silent, unknown
+        # Why: full, address, silent, unknown, strangers, principal.
+        self.refused: Counter[str] = Counter()
+        self._strangers: dict[str, dict[Connection, None]] = {}  # by source, the oldest first
+        self.strangers = 0  # all of them
+        self._by_principal: Counter[str] = Counter()
+        self._warned: dict[str, float] = {}  # of what, and when
         self._emptied = asyncio.Event()
         self._closing = False
         self._looking: asyncio.TimerHandle | None = None
@@ -249,17 +270,22 @@ class Listener:
             return
         if not self._may_come(host):
             self.refused["address"] += 1
-            _log.warning(
-                "A peer at %s was turned away: with --dev only this machine is let in;"
-                " --dev-allow lets others in.", host,
-                extra={"event": "access.address", "address": host},
+            self._warn(
+                "access.address", host, "A peer at %s was turned away: with --dev only this"
+                " machine is let in; --dev-allow lets others in.",
             )  # fmt: skip
+            accepted.close()
+            return
+        connection = Connection(self, host, door)
+        if not self._make_room(connection):
             accepted.close()
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self, host, door)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # who vanishes is noticed
         self._connections.add(connection)
+        self._strangers.setdefault(connection.source, {})[connection] = None
+        self.strangers += 1
         self.by_dialect[_NEW] += 1
         self._look_later()
         loop = asyncio.get_running_loop()
@@ -296,7 +322,9 @@ class Listener:
                     self._tell(connection)
         except TimeoutError:
             self.refused["silent"] += 1
-        except (OSError, ValueError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            pass  # the broker stops, or there was no room for it any more, which is counted
+        except (OSError, ValueError):
             self.refused[_UNKNOWN] += 1
 
     def _handed_on(self, accepted: socket.socket, connection: Connection) -> None:
@@ -305,6 +333,81 @@ class Listener:
         if connection.transport is None:  # else its protocol sees to it
             accepted.close()
             connection.gone()
+
+    # Strangers.
+
+    def _make_room(self, connection: Connection) -> bool:
+        """For one more stranger: whether it may come in."""
+        host = connection.address
+        if len(self._strangers.get(connection.source, ())) >= self.limits.strangers_per_address:
+            self.refused["strangers"] += 1
+            self._warn(
+                "listener.strangers", host, "Too many connections from %s have not shown who they"
+                " are; more of them are turned away. Look at what runs there, or raise"
+                " strangers_per_address.",
+            )  # fmt: skip
+            return False
+        if self.strangers >= self.limits.strangers:
+            self._warn(
+                "listener.strangers", host, "Too many connections have not shown who they are;"
+                " the oldest are closed for new ones, the last of which came from %s. Raise"
+                " strangers_max if clients are meant.",
+            )  # fmt: skip
+            most = max(self._strangers.values(), key=len)
+            oldest = next((each for each in most if each.transport or not each.is_opening), None)
+            if oldest is None:
+                self.refused["strangers"] += 1
+                return False
+            self._turn_out(oldest)
+        return True
+
+    def _turn_out(self, connection: Connection) -> None:
+        self.refused["strangers"] += 1
+        self._is_no_stranger(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+        else:
+            self._tasks[connection].cancel()
+
+    def _is_no_stranger(self, connection: Connection) -> None:
+        """Any more, if it was one."""
+        strangers = self._strangers.get(connection.source, {})
+        if connection in strangers:
+            del strangers[connection]
+            self.strangers -= 1
+            if not strangers:
+                del self._strangers[connection.source]
+
+    def identified(self, connection: Connection, principal: str) -> bool:
+        """Its client has shown who it is; whether that one may have one more connection."""
+        if connection not in self._connections:
+            return True
+        most = self.limits.per_principal
+        if self._by_principal[principal] >= most and principal != ANYBODY.name:
+            self.refused["principal"] += 1
+            self._warn(
+                "listener.principal", principal, "The principal %s has too many connections; more"
+                " of them are refused. Close some, or raise connections_per_principal.",
+            )  # fmt: skip
+            return False
+        self._is_no_stranger(connection)
+        self._is_no_more(connection.principal)
+        self._by_principal[principal] += 1
+        connection.principal = principal
+        return True
+
+    def _is_no_more(self, principal: str | None) -> None:
+        if principal is not None:
+            self._by_principal[principal] -= 1
+            if not self._by_principal[principal]:
+                del self._by_principal[principal]
+
+    def _warn(self, event: str, about: str, text: str) -> None:
+        """Once in a while, however often it happens."""
+        now = asyncio.get_running_loop().time()
+        if now - self._warned.get(event, -WARN_SECONDS) >= WARN_SECONDS:
+            self._warned[event] = now
+            _log.warning(text, about, extra={"event": event, "address": about})
 
     # Looking whether they are still there.
 
@@ -356,8 +459,20 @@ class Listener:
         if connection in self._connections:
             self._connections.remove(connection)
             self.by_dialect[connection.dialect] -= 1
+            self._is_no_stranger(connection)
+            self._is_no_more(connection.principal)
             if not self._connections:
                 self._emptied.set()
+
+
+def _source(host: str) -> str:
+    """The address by which strangers are counted."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _PREFIX_BITS), strict=False))
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -192,6 +192,8 @@ class Metrics:
                         next(iter(store.snapshots.positions()), 0))  # fmt: skip
         yield by(GaugeMetricFamily, "connections", "Open connections by dialect", "dialect",
                  dict(self._listener.by_dialect))  # fmt: skip
+        yield gauge("connections_strangers", "Those whose clients have not shown who they are",
+                    self._listener.strangers)  # fmt: skip
         yield CounterMetricFamily(
             "posthouse_connections_accepted", "Connections that came", self._listener.accepted
         )

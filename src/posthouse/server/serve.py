@@ -134,8 +134,10 @@ class Server:
                 config.connections_max, extra={"event": "listener.files"},
             )  # fmt: skip
         limits = limits._replace(
-            handshake_seconds=config.handshake_limit, connections=most, networks=networks
-        )
+            handshake_seconds=config.handshake_limit, connections=most, networks=networks,
+            strangers=config.strangers_max, strangers_per_address=config.strangers_per_address,
+            per_principal=config.connections_per_principal or max(1, most // 2),
+        )  # fmt: skip
         self._listener = Listener(dialects, limits, self._contexts.get)
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)

@@ -56,6 +56,9 @@ class Line:
         self.address, self.is_tls = address, is_tls
         self.over = False
 
+    def identified(self, principal: str) -> bool:
+        return True
+
     def gone(self) -> None:
         self.over = True
 

@@ -65,6 +65,9 @@ class Line:
     def __init__(self) -> None:
         self.over = False
 
+    def identified(self, principal: str) -> bool:
+        return True
+
     def gone(self) -> None:
         self.over = True
 

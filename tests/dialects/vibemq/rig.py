@@ -49,6 +49,9 @@ class Line:
     address = "127.0.0.1"
     is_tls = False
 
+    def identified(self, principal: str) -> bool:
+        return True
+
     def gone(self) -> None:
         pass
 

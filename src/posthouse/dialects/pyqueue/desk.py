@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     deduplicate: bool = False
     rate: int = 0  # pushed tasks a second, of one address; 0: any number
     burst: int = 20
-    connections: int = 1_000
+    connections: int = 1_000  # of clients that have shown who they are
     zone: str = "UTC"
 
 
@@ -79,6 +79,7 @@ class Desk:
         self.processing_seconds, self.processed = 0.0, 0  # from pull to acknowledgement
         self.held_bytes = 0
         self._circle: Circle[Guest] = Circle(CHECK_SECONDS, self._check)
+        self._clients: set[Guest] = set()  # those that have shown who they are
         self._samples: deque[tuple[float, int]] = deque([(self.started, 0)])
 
     @property
@@ -105,16 +106,20 @@ class Desk:
 
     # Connections.
 
-    def add(self, guest: Guest) -> bool:
-        """Whether there is room for one more."""
-        if len(self._circle.peers) >= self.settings.connections:
-            return False
+    def add(self, guest: Guest) -> None:
         self._circle.add(guest)
         self.engine.access_watchers.add(self._look_again)
+
+    def admit(self, guest: Guest) -> bool:
+        """It has shown who it is; whether there is room for one more of those."""
+        if guest not in self._clients and len(self._clients) >= self.settings.connections:
+            return False
+        self._clients.add(guest)
         return True
 
     def remove(self, guest: Guest) -> None:
         self._circle.remove(guest)
+        self._clients.discard(guest)
 
     def _look_again(self, names: Collection[str]) -> None:
         """What somebody may do has changed."""

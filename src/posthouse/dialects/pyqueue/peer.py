@@ -142,17 +142,23 @@ class Peer:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        why = "The broker is starting; try again shortly"
-        if self.desk.is_ready:
-            why = "" if self.desk.add(self) else refusals.TOO_MANY
-        if why:
-            self._transport.write(encode(b"ERROR", why.encode()))
+        try:
+            if not self.desk.is_ready:
+                raise Failed("The broker is starting; try again shortly")  # noqa: TRY301
+            self.desk.add(self)
+            self._trust(self.desk.stranger(is_tls=self._line.is_tls))
+        except Failed as failed:
+            self._transport.write(encode(b"ERROR", str(failed).encode()))
             self.end()
             self._flush()
-            return
-        self._trust(self.desk.stranger(is_tls=self._line.is_tls))
 
     def _trust(self, principal: Principal | None) -> None:
+        """Raises Failed where there are too many connections."""
+        if principal is not None and not (
+            self.desk.admit(self) and self._line.identified(principal.name)
+        ):
+            self.end()
+            raise Failed(refusals.TOO_MANY)
         self._principal = principal
         self._decoder.frame_bytes_max = STRANGER_BYTES_MAX
         if principal is not None:

@@ -65,6 +65,9 @@ class Request(Protocol):
     @property
     def scheme(self) -> str: ...
 
+    def identified(self, principal: Principal) -> None:
+        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
+
     async def body(self) -> bytes: ...
 
 
@@ -92,6 +95,7 @@ class Web:
             if request.parts == [b"health"] and request.method == "GET":
                 return _json({"status": "healthy", "broker_running": True})
             principal = self._principal(request)
+            request.identified(principal)
             self._desk.welcome()
             call = Call(self._desk, principal, request.address, "", b"")
             return await self._answer(call, request)

@@ -36,20 +36,15 @@ class Identity:
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
         self._credentials = peer.credentials
-        self._plain: Principal | None = None  # who it is by SASL
+        self.plain: Principal | None = None  # who it is by SASL
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
         # Whose newest token was signed with another key than the one before: with that one.
         self._renewed: dict[Principal, Principal] = {}
 
     @property
-    def is_known(self) -> bool:
-        """By SASL already."""
-        return self._plain is not None
-
-    @property
     def is_anybody(self) -> bool:
         """Whether any of what it has shown is still good, as of the last look."""
-        return self._plain is not None or bool(self._claims)
+        return self.plain is not None or bool(self._claims)
 
     def scopes(self, now: float) -> dict[Principal, set[tuple[str, ...]]]:
         """Of tokens that are still good, by whom they stand for."""
@@ -60,7 +55,7 @@ class Identity:
         return scopes
 
     def authenticate(self, mechanism: str, response: bytes) -> bool | None:
-        """None while the broker is starting, and knows nobody yet."""
+        """None where it is to try again later: the broker starts, or there are too many of it."""
         if mechanism != "PLAIN":
             return True
         if not self._peer.is_open:
@@ -69,18 +64,20 @@ class Identity:
         if response.count(b"\0") != 2:
             return False
         try:
-            self._plain = self._credentials.identify(name.decode(), key_is(key.decode()))
+            self.plain = self._credentials.identify(name.decode(), key_is(key.decode()))
         except (Unauthenticated, UnicodeDecodeError):
             self._note_refusal(name.decode(errors="replace"))
             return False
-        self._peer.trust()
+        if not self._peer.trust(self.plain):
+            self.plain = None
+            return None
         return True
 
     def identify_again(self) -> None:
         """Keys that were taken back are good for nothing any more."""
         knows, accounts = self._peer.guard.knows, self._peer.engine.namespaces.accounts
-        if self._plain is not None and not knows(accounts, self._plain):
-            self._plain = None
+        if self.plain is not None and not knows(accounts, self.plain):
+            self.plain = None
         self._claims = {
             path: each for path, each in self._claims.items() if knows(accounts, each.principal)
         }
@@ -94,7 +91,7 @@ class Identity:
 
     def namespace(self, principal: Principal) -> str:
         """The namespace that the connection speaks of; it may have to be made yet."""
-        if self._peer.namespace and principal == self._plain:  # a token may be for its host alone
+        if self._peer.namespace and principal == self.plain:  # a token may be for its host alone
             return self._peer.namespace
         return self._credentials.namespace(self._peer.host, principal)
 
@@ -141,13 +138,14 @@ class Identity:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
         if self._peer.settings.strict and not self._is_there(principal, path):
             return 404, conditions.missing("/".join(path))
+        if not self._peer.trust(principal):
+            return 503, "This principal has too many connections; close some, and try again."
         if any(
             each.principal == principal and each.principal.proof != principal.proof
             for each in self._claims.values()
         ):
             self._renewed[principal] = principal
         self._claims[path] = Claim(principal, token.scope, token.expires)
-        self._peer.trust()
         return 202, "Accepted"
 
     def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
@@ -162,22 +160,22 @@ class Identity:
 
     def principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
         """On whose behalf an entity may be used, those first whose tokens are made out to it."""
-        if self._plain is not None:
-            yield self._plain
+        if self.plain is not None:
+            yield self.plain
         fit = [e for e in self._claims.values() if e.expires > now and sas.covers(e.scope, path)]
         for claim in sorted(fit, key=lambda each: -len(each.scope)):
             yield claim.principal
 
     def everybody(self, now: float) -> Iterable[Principal]:
         """Whoever it has shown to be."""
-        if self._plain is not None:
-            yield self._plain
+        if self.plain is not None:
+            yield self.plain
         yield from (each.principal for each in self._claims.values() if each.expires > now)
 
     def may(self, place: Place, scopes: Collection[tuple[str, ...]]) -> bool:
         """Whether a link may stay, where its principal's tokens are for these."""
         path = place.path
-        known = place.principal == self._plain or any(
+        known = place.principal == self.plain or any(
             path[:size] in scopes for size in range(len(path) + 1)
         )
         return known and self.has_right(place.principal, place)

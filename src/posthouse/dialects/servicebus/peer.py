@@ -29,7 +29,7 @@ from posthouse.amqp.events import (
 )
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
-from posthouse.broker.access import BROKER, Guard
+from posthouse.broker.access import BROKER, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import cost_of
 from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession, Send
@@ -302,12 +302,16 @@ class Peer:
             self._close(conditions.UNAUTHORIZED, "The client was refused too often.")
         return self._refusals <= REFUSALS_LOGGED
 
-    def trust(self) -> None:
+    def trust(self, principal: Principal) -> bool:
+        """It has shown who it is; whether that one may have one more connection."""
+        if not self._line.identified(principal.name):
+            return False
         self.is_trusted = True
         self._amqp.trust()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        return True
 
     # For links.
 
@@ -435,8 +439,8 @@ class Peer:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
-        if self.identity.is_known:
-            self.trust()
+        if self.identity.plain is not None:
+            self.trust(self.identity.plain)
         seconds = self._amqp.idle_seconds
         if seconds is not None and seconds < IDLE_SECONDS_MIN / 2:  # 2.4.5: it may be refused
             self._close(conditions.ARGUMENT, f"An idle time-out is {IDLE_SECONDS_MIN} s at least.")

@@ -49,6 +49,9 @@ class Request(Protocol):
     @property
     def scheme(self) -> str: ...
 
+    def identified(self, principal: Principal) -> None:
+        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
+
     async def body(self) -> bytes: ...
 
     async def gone(self) -> None: ...
@@ -180,7 +183,7 @@ def host_of(request: Request) -> str:
 def principal_of(credentials: Credentials, request: Request, path: Path) -> Principal:
     """Whoever has signed the token. Whatever is wrong with it, the answer is the same.
 
-    Raises Unauthenticated.
+    Raises Unauthenticated or Busy.
     """
     token, host, where = _token_of(request), host_of(request), path.folded
     try:
@@ -194,6 +197,7 @@ def principal_of(credentials: Credentials, request: Request, path: Path) -> Prin
             extra={"event": "access.unknown", "address": request.address},
         )  # fmt: skip
         raise
+    request.identified(principal)
     return principal
 
 

@@ -95,6 +95,11 @@ def _turn_away(peer: "Peer", frame: Frame) -> None:
 
 
 def _let_in(peer: "Peer", frame: Frame, principal: Principal) -> None:
+    if not peer.line.identified(principal.name):
+        peer.peers.rejected += 1
+        text = "This user has too many connections. Close some, and try again."
+        peer.close(answers.CONNECTION_LIMIT, text, frame.id)
+        return
     peer.peers.accepted += 1
     headers = NO_HEADERS
     if peer.decoder.generation == "flagged":

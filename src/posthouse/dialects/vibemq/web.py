@@ -72,6 +72,9 @@ class Request(Protocol):
     @property
     def scheme(self) -> str: ...
 
+    def identified(self, principal: Principal) -> None:
+        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
+
 
 class Answer(NamedTuple):
     body: bytes = b""
@@ -142,7 +145,9 @@ class Web:
         if path == ["health"]:
             self._only("GET", request)
             return await self._health("healthy")
-        call = _Call(self, request, await self._identify(request))
+        principal = await self._identify(request)
+        request.identified(principal)
+        call = _Call(self, request, principal)
         match path:
             case ["metrics"]:
                 self._only("GET", request)
