@@ -786,7 +786,6 @@ async def make_snapshot(call: Call) -> Response:
 # Documents.
 
 
-@functools.cache
 def openapi() -> dict[str, Any]:
     """Of everything under `/api/v1`, the hot routes too."""
     return _router.document(
@@ -853,7 +852,15 @@ PAGE = """<!doctype html>
 START = 'SwaggerUIBundle({url: "/docs/openapi.json", dom_id: "#docs", validatorUrl: null});\n'
 
 
+@functools.cache
+def document() -> bytes:
+    """The OpenAPI document as it is sent."""
+    return msgspec.json.encode(openapi())
+
+
+@functools.cache
 def asset(name: str) -> bytes:
+    """One of ASSETS. It is read once, and kept."""
     import swagger_ui_bundle
 
     return (Path(swagger_ui_bundle.swagger_ui_path) / name).read_bytes()

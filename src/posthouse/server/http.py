@@ -24,9 +24,10 @@ from uvicorn.config import Config as UvicornConfig
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
+from posthouse.server.allowance import Allowances
 from posthouse.server.broker import Broker
 from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
-from posthouse.server.listener import Connection
+from posthouse.server.listener import Connection, Limits
 from posthouse.server.log import correlation
 from posthouse.server.problems import CODES, HttpProblem, problem
 from posthouse.store.errors import StoreError
@@ -34,8 +35,8 @@ from posthouse.store.errors import StoreError
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
 
-BODIES_BYTES_MAX = 256 << 20  # of requests that are being read, all together
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
+SHARED_SLICE_BYTES = 32 << 10  # of one that is the same for all
 DRAIN_BYTES, DRAIN_SECONDS = 64 << 10, 1.0  # of a request that was refused before it was read
 FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
 CORRELATION_CHARS_MAX = 128
@@ -52,10 +53,16 @@ _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 Piece: TypeAlias = bytes | FileRange
 
 
+class Shared(NamedTuple):
+    """A body that is the same for all, of which there is one, whoever it is being sent to."""
+
+    data: bytes
+
+
 class Answer(NamedTuple):
     """A whole answer; or, where `body` is an iterator, one that is sent as it comes."""
 
-    body: "bytes | AsyncIterator[Piece]"
+    body: "bytes | Shared | AsyncIterator[Piece]"
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
 
@@ -172,6 +179,7 @@ class Request:
 
     async def _rest(self) -> bytes:
         app, size = self._app, 0
+        allowance, holder = app.bodies.of(self.connection)
         chunks: list[bytes] = []
         receive = self._receive
         try:
@@ -182,10 +190,10 @@ class Request:
                 chunk = message.get("body", b"")
                 chunks.append(chunk)
                 size += len(chunk)
-                app.bodies_bytes += len(chunk)
+                allowance.change(holder, len(chunk))
                 if size > app.request_bytes_max:
                     raise _too_large(app.request_bytes_max)
-                if app.bodies_bytes > BODIES_BYTES_MAX:
+                if not allowance.has_room(holder, 0):
                     raise HttpProblem(
                         503, "busy", "Too much is being sent at a time; try again shortly.",
                         close=True,
@@ -193,7 +201,7 @@ class Request:
                 if not message.get("more_body"):
                     return b"".join(chunks)
         finally:
-            app.bodies_bytes -= size
+            allowance.change(holder, -size)
 
     async def drain(self) -> None:
         """Takes a small body that nobody has read: else the answer may be lost on its way."""
@@ -201,9 +209,11 @@ class Request:
         if not self.peer.has_unread_body or not length.isdigit():
             return
         if len(length) < 9 and int(length) <= DRAIN_BYTES:
-            with suppress(TimeoutError, ConnectionResetError, HttpProblem):
+            receive = self._receive
+            with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
-                    await self._rest()
+                    while (await receive()).get("more_body"):
+                        pass
 
     def identified(self, principal: Principal) -> None:
         """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
@@ -236,12 +246,12 @@ class App:
         broker: Broker,
         dialects: tuple[HttpDialect, ...],
         doors: dict[str, HttpDialect],
-        answers_bytes_max: int,
+        limits: Limits,
     ) -> None:
         self.broker = broker
         self.request_bytes_max = broker.config.request_size
-        self.bodies_bytes = self.answers_bytes = 0
-        self._answers_bytes_max = answers_bytes_max
+        self.bodies = Allowances(limits.bodies_bytes, limits.strangers_bytes)
+        self.answers = Allowances(limits.answers_bytes, limits.strangers_bytes)
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
@@ -310,10 +320,12 @@ class App:
         self, request: Request, answer: Answer | WholeAnswer, correlation_id: str
     ) -> None:
         status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
+        connection = request.connection
         if correlation_id and not any(name == _CORRELATION for name, _ in headers):
             headers.append((_CORRELATION, correlation_id.encode()))
         if isinstance(body, bytes):
-            if len(body) > SLICE_BYTES and request.method == "GET" and self._is_crowded(len(body)):
+            large = len(body) > SLICE_BYTES and request.method == "GET"
+            if large and not self._has_room(connection, len(body)):
                 status, body, headers = 503, _BUSY, [PROBLEM, (b"retry-after", b"1")]
             if status != 204:  # RFC 9110, 8.6
                 headers.append((b"content-length", b"%d" % len(body)))
@@ -322,31 +334,33 @@ class App:
                 return
             send = request.send
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send_slices(body, request.connection, send)
+            await self._send_slices(body, connection, send)
+        elif isinstance(body, Shared):
+            headers.append((b"content-length", b"%d" % len(body.data)))
+            send = request.send
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await _slices(memoryview(body.data), SHARED_SLICE_BYTES, connection, send)
         elif request.version == "1.0":
             headers = [PROBLEM, CLOSE, (b"content-length", b"%d" % len(_OLD))]
             await request.peer.answer(505, headers, _OLD)
         else:
             send = request.send
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await _stream(body, request.connection, send)
+            await _stream(body, connection, send)
 
-    def _is_crowded(self, size: int) -> bool:
-        """So many large answers are being sent that this one is to be asked for again."""
-        return self.answers_bytes > 0 and self.answers_bytes + size > self._answers_bytes_max
+    def _has_room(self, connection: Connection, size: int) -> bool:
+        """Else whoever asks has so much to take already that this is to be asked for again."""
+        allowance, holder = self.answers.of(connection)
+        return allowance.has_room(holder, size)
 
     async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
         """Large answers bit by bit, so that it is seen whether they are taken."""
-        self.answers_bytes += len(body)
+        allowance, holder = self.answers.of(connection)
+        allowance.change(holder, len(body))
         try:
-            for at in range(0, len(body), SLICE_BYTES):
-                if connection.is_closing:
-                    return
-                chunk = body[at : at + SLICE_BYTES]
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await _slices(memoryview(body), SLICE_BYTES, connection, send)
         finally:
-            self.answers_bytes -= len(body)
+            allowance.change(holder, -len(body))
 
     async def _answer(self, request: Request) -> Answer | WholeAnswer:
         _check_protocol(request)
@@ -369,6 +383,8 @@ class App:
             self._check_open()
             request.principal = self._identify(request)
             request.identified(request.principal)
+            if not self._has_room(request.connection, 0):
+                raise Busy("too much is being read at a time")
         return await route(request)
 
     async def _of(self, dialect: HttpDialect, request: Request) -> WholeAnswer:
@@ -378,18 +394,18 @@ class App:
         self._check_open()
         if self.broker.config.dev:
             _check_from_here(request, self.broker.config.tls_name)
+        if not self._has_room(request.connection, 0):
+            raise Busy("too much is being read at a time")
         answer = await dialect.answer(request)
         if answer.status >= 400:
             self.refusals[f"{dialect.name}: {answer.status}"] += 1
         return answer
 
     def _check_open(self) -> None:
-        """Raises HttpProblem or Busy."""
+        """Raises HttpProblem."""
         if self.broker.engine is None:
             raise HttpProblem(503, "starting", "The broker is starting; /health/startup tells how"
                               " far it is.")  # fmt: skip
-        if self.answers_bytes > self._answers_bytes_max:
-            raise Busy("too much is being read at a time")
 
     def _refused(self, refused: Refused, name: str) -> Answer:
         status, slug = CODES[type(refused)]
@@ -518,6 +534,16 @@ def _problem(
 
 _BUSY = msgspec.json.encode(problem(503, "busy", "Too much is being read; try again shortly."))
 _OLD = msgspec.json.encode(problem(505, "unknown-version", "This takes HTTP 1.1."))
+
+
+async def _slices(body: memoryview, size: int, connection: Connection, send: Send) -> None:
+    """The next when most of those before it are taken; nothing is copied."""
+    for at in range(0, len(body), size):
+        if connection.is_closing:
+            return
+        chunk = body[at : at + size]
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:

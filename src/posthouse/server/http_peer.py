@@ -34,6 +34,7 @@ HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
 OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
 PIPELINE_MAX = 16
+UNTAKEN_BYTES_MAX = 32 << 10  # of answers, before the next is not written; with or without TLS
 FILE_BYTES = 16 << 20  # that the kernel is given in one go; it takes what the socket has room for
 FILE_SLICES = 16  # tries, before others get their turn
 FILE_WAIT_MS = 20  # for a peer that reads on; for a slow one the loop waits
@@ -114,10 +115,12 @@ class HttpPeer(HttpToolsProtocol):
         self._alarm: asyncio.TimerHandle | None = None  # then, or before
         self._stall: asyncio.TimerHandle | None = None
         self._untaken_bytes = self._held_bytes = 0
+        self._held_of = self.app.answers.of(connection)  # the allowance that it is held of
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.connection.ends_with_input = True
+        transport.set_write_buffer_limits(UNTAKEN_BYTES_MAX)
         self._alarm = self.loop.call_at(self.connection.deadline, self._look_at_the_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -475,7 +478,7 @@ class HttpPeer(HttpToolsProtocol):
             raise
         if self.transport.is_closing():
             return
-        self.transport.set_write_buffer_limits()
+        self.transport.set_write_buffer_limits(UNTAKEN_BYTES_MAX)
         self.transport.write(b"\r\n")
 
     async def _send_through(self, through: socket.socket, file: int, piece: FileRange) -> None:
@@ -528,8 +531,11 @@ class HttpPeer(HttpToolsProtocol):
             self._stall = None
 
     def _hold(self, size: int) -> None:
-        """So much was answered that the other side has not taken; there is a limit over all."""
-        self.app.answers_bytes += size - self._held_bytes
+        """So much was answered that the other side has not taken; there is an allowance of it."""
+        allowance, holder = self._held_of
+        allowance.change(holder, -self._held_bytes)
+        allowance, holder = self._held_of = self.app.answers.of(self.connection)
+        allowance.change(holder, size)
         self._held_bytes = size
 
     def _watch(self) -> None:
@@ -559,12 +565,13 @@ def _target_in(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes]:
     """
     if method == b"CONNECT":
         raise ValueError("this is no proxy")
-    url = httptools.parse_url(target)
+    url: Any = httptools.parse_url(target)  # what is not named is None
     if target == b"*" and method != b"OPTIONS":
         raise ValueError("a path is missing")
-    if url.schema is None:
+    schema: bytes | None = url.schema
+    if schema is None:
         return url.path, url.query or b"", b""
-    if url.schema.lower() not in (b"http", b"https") or url.userinfo is not None:
+    if schema.lower() not in (b"http", b"https") or url.userinfo is not None:
         raise ValueError("this is not the address of a resource here")
     authority = b"[%s]" % url.host if b":" in url.host else url.host
     if url.port is not None:

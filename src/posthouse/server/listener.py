@@ -128,7 +128,9 @@ class Limits(NamedTuple):
     end_seconds: float = 5  # what one that is closed has to take what is still to be sent
     closing_seconds: float = 120  # the same for one that takes some of it all the time
     look_seconds: float = 5  # how often it is looked whether those not read from are still there
-    answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused
+    answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused,
+    bodies_bytes: int = 256 << 20  # and of requests that are being read,
+    strangers_bytes: int = 32 << 20  # and of either for who has not shown who he is
 
 
 class Listening(NamedTuple):

@@ -3,13 +3,11 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from posthouse.server import hot
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
 from posthouse.server.health import health
-from posthouse.server.http import Answer, App, HttpDialect, Request, WholeAnswer
+from posthouse.server.http import Answer, App, HttpDialect, Request, Shared, WholeAnswer
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
 
@@ -118,12 +116,12 @@ def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
             case [] | [b""]:
                 return Answer(documents.PAGE.encode(), 200, (_HTML, _POLICY))
             case [b"openapi.json"]:
-                return Answer(msgspec.json.encode(documents.openapi()))
+                return Answer(Shared(documents.document()))
             case [b"start.js"]:
                 return Answer(documents.START.encode(), 200, (_SCRIPT,))
             case [name] if name.decode("latin-1") in documents.ASSETS:
                 kind = _SCRIPT if name.endswith(b".js") else _STYLE
-                return Answer(documents.asset(name.decode()), 200, (kind,))
+                return Answer(Shared(documents.asset(name.decode())), 200, (kind,))
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
 

@@ -107,7 +107,7 @@ class Server:
             self._broker,
             http_dialects(lambda: self._web, lambda: self._localzure),
             doors(lambda: self._pyqueue_web, lambda: self._vibemq_web),
-            limits.answers_bytes,
+            limits,
         )
         uvicorn, state = make_config(app), ServerState()
 
