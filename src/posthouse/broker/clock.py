@@ -12,6 +12,9 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Never less than before."""
 
+    def machine_ms(self) -> int:
+        """What the machine's clock says, whatever it said before."""
+
     def take_step_ms(self) -> int:
         """By how much it has jumped forward since this was last asked; 0 but for real jumps."""
 
@@ -46,6 +49,9 @@ class SystemClock:
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
         return wall_ns
 
+    def machine_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
     def take_step_ms(self) -> int:
         if not self._step_ns:
             return 0
@@ -74,6 +80,9 @@ class VirtualClock:
         if self._frozen or self._base is None:
             return self._now_ms
         return self._now_ms + self._base.now_ms() - self._base_ms
+
+    def machine_ms(self) -> int:
+        return self._now_ms if self._base is None else self._base.machine_ms()
 
     def take_step_ms(self) -> int:
         return 0  # the base is asked for itself

@@ -67,6 +67,7 @@ from posthouse.core.commands import (
     Start,
     StepClock,
     Tick,
+    TurnClockBack,
     Waiting,
     Work,
 )
@@ -982,6 +983,30 @@ class Engine:
             self._look_for_a_step(now_ms)
         self._seen_ms = now_ms
         return now_ms
+
+    def ahead_ms(self) -> int:
+        """How far the broker's time is before the machine's: that was set back, or was wrong once.
+
+        Time never goes back by itself, so it stays so until the machine has caught up.
+        """
+        return max(0, self.time_ms() - self._clock.machine_ms())
+
+    async def turn_back(self, *, scheduled: bool = False) -> int:
+        """Brings the broker's time back to the machine's; by how many milliseconds.
+
+        Before anybody else asks for anything. With `scheduled` messages that are scheduled are due
+        that much earlier, too. Raises InvalidArgument where it is not ahead.
+        """
+        step_ms = self.ahead_ms()
+        if step_ms <= STEP_MS:
+            raise InvalidArgument("the clock", "is not ahead of the machine's, so it stays")
+        now_ms = self._clock.machine_ms()
+        for state in self._world.states.values():
+            self._evolve(state, decide(state, TurnClockBack(step_ms, scheduled), now_ms))
+        self._last = msgspec.structs.replace(self._last, time_ms=now_ms)
+        self._seen_ms = now_ms
+        await self.flush()
+        return step_ms
 
     def _look_for_a_step(self, now_ms: int) -> None:
         """Much time has passed, or the clock has jumped; by a jump nobody loses a lock."""

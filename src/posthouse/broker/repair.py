@@ -156,7 +156,7 @@ class _Repair:
                 where = item.path.relative_to(self._folder)
                 self._report.holes.append(f"{where} at byte {item.offset}: {item.what}")
                 continue
-            self._time_ms = max(self._time_ms, item.time_ms)
+            self._time_ms = item.time_ms
             if item.kind == CLOSING:
                 continue
             if held is not None and item.end > begin:

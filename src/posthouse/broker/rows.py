@@ -31,6 +31,7 @@ from posthouse.core.records import (
     Cancelled,
     ClockSet,
     ClockStepped,
+    ClockTurnedBack,
     Completed,
     DeadLettered,
     Deferred,
@@ -116,6 +117,7 @@ KINDS: dict[type, str] = {
     SchedulePaused: "schedule-paused",
     ScheduleResumed: "schedule-resumed",
     ScheduleCancelled: "schedule-cancelled",
+    ClockTurnedBack: "clock-turned-back",
 }
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
@@ -398,7 +400,7 @@ def _other(row: Row, record: Record) -> Row:
             row.detail = _text({"name": record.rule})
         case QueueDeleted():
             row.detail = _text({"idle": record.idle})
-        case ClockSet() | ClockStepped():
+        case ClockSet() | ClockStepped() | ClockTurnedBack():
             row.detail = _text({name: getattr(record, name) for name in record.__struct_fields__})
         case Started():
             row.detail = _text({"epoch": record.epoch})

@@ -16,7 +16,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, TypeVar
 
 from posthouse.broker.access import BROKER
@@ -40,7 +40,6 @@ _BUSY_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0  # for which twins wait for a processor that nobody else wants
 _FOLDS = 4  # snapshots that are made while as much is written as may be kept
 FULL_SECONDS = 5.0  # before a full disk, on which nothing could give way, is looked at again
-TELL_SECONDS = 60  # between lines of the log about a full disk
 
 
 @dataclass(frozen=True)
@@ -123,39 +122,6 @@ async def _trim_to(
         await trim(engine, kept, retention)
         if store.full:  # what only the older snapshot needs gives way too
             await trim(engine, kept[:1], retention)
-
-
-async def watch_room(engine: Engine, store: FileStore) -> None:
-    """Until it is cancelled: says in the log that the disk is full, and when it is not any more."""
-    while True:
-        await store.filled.wait()
-        before = engine.figures.no_space
-        waited = 0
-        while store.full:
-            if waited % TELL_SECONDS == 0:
-                await _tell_full(engine, store)
-            waited += 1
-            await asyncio.sleep(1)
-        refused = engine.figures.no_space - before
-        _log.warning(
-            "The disk of %s has room again; %d commands were refused while it was full.",
-            store.folder, refused, extra={"event": "store.has_room", "refused": refused},
-        )  # fmt: skip
-        await asyncio.sleep(1)  # a disk that is on the brink does not fill the log
-
-
-async def _tell_full(engine: Engine, store: FileStore) -> None:
-    room = await asyncio.to_thread(store.room)
-    refused = engine.figures.no_space
-    _log.error(
-        "The disk of %s is full, so sends are refused; receiving and settling go on. %d bytes are"
-        " free, of %d that the next segment needs; the journal has %d, Arrow segments have %d."
-        " Free space on this disk, receive messages that wait, or give the broker a larger disk;"
-        " on a small one, set a smaller segment_size.",
-        store.folder, room.free, store.segment_bytes, room.journal, room.twins,
-        extra={"event": "store.full", "free_bytes": room.free, "journal_bytes": room.journal,
-               "twins_bytes": room.twins, "refused": refused},
-    )  # fmt: skip
 
 
 def _is_due(store: FileStore, retention: Retention) -> bool:
@@ -271,9 +237,13 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
 def _past_retention(extents: list[Extent], retention: Retention, now_ms: int) -> list[Extent]:
     """Those that are too old, or behind too much, up to the first that is neither."""
     size = sum(extent.size_bytes for extent in extents)
+    begun, least_ms = [], now_ms
+    for extent in reversed(extents):  # by a clock that was ahead, one began after the next
+        least_ms = min(least_ms, extent.begun_ms)
+        begun.append(least_ms)
     old = []
-    for extent, following in pairwise(extents):
-        if following.begun_ms > now_ms - retention.keep_ms and size <= retention.keep_bytes:
+    for extent, end_ms in zip(extents, reversed(begun[:-1]), strict=False):
+        if end_ms > now_ms - retention.keep_ms and size <= retention.keep_bytes:
             break
         size -= extent.size_bytes
         old.append(extent)

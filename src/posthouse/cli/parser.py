@@ -487,7 +487,7 @@ def _add_store(rooms: Rooms) -> None:
     store = _room(rooms, "store", "look after a data folder")
 
     def action(name: str, help: str) -> argparse.ArgumentParser:
-        made = _action(store, name, f"store:{name}", help)
+        made = _action(store, name, f"store:{name}".replace("-", "_"), help)
         made.add_argument("--data", type=Path, required=True, metavar="DIR", help="the data folder")
         made.add_argument("--json", action="store_true", help="for programs")
         return made
@@ -503,6 +503,11 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--id", metavar="MESSAGE-ID")
     made.add_argument("--queue")
     made.add_argument("--sequence", type=int, metavar="NUMBER", help="in that queue")
+    made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
+    made.add_argument(
+        "--scheduled", action="store_true",
+        help="scheduled messages are due earlier, too: their moments were given by that clock",
+    )  # fmt: skip
     made = action("resend", "send what was sent at some positions once more")
     made.add_argument("--namespace", required=True)
     made.add_argument("--first", type=int, required=True, metavar="POSITION")

@@ -285,3 +285,47 @@ def resend(options: argparse.Namespace) -> int:
     sent = asyncio.run(run())
     say(json.dumps({"sent": sent}) if options.json else f"{sent} messages were sent again.")
     return OK
+
+
+@on_folder
+def set_clock(options: argparse.Namespace) -> int:
+    import asyncio
+    import secrets
+
+    from posthouse.broker.clock import SystemClock
+    from posthouse.broker.engine import Engine
+    from posthouse.broker.past import moment
+    from posthouse.core.message import SCHEDULED
+    from posthouse.store.file import FileStore
+
+    async def run() -> dict[str, int]:
+        store = FileStore(options.data)
+        engine = await Engine.open(
+            store, SystemClock(), secrets.randbits(32), snapshots=store.snapshots
+        )
+        try:
+            before_ms = engine.time_ms()
+            step_ms = await engine.turn_back(scheduled=options.scheduled)
+            states = engine.namespaces.states.values()
+            queues = [queue for state in states for queue in state.queues.values()]
+            return {
+                "before_ms": before_ms,
+                "now_ms": before_ms - step_ms,
+                "messages": sum(sum(queue.counts) for queue in queues),
+                "scheduled": sum(queue.counts[SCHEDULED] for queue in queues),
+                "locks": sum(len(state.locks) for state in states),
+            }
+        finally:
+            await engine.close()
+
+    found = asyncio.run(run())
+    if options.json:
+        say(json.dumps(found))
+        return OK
+    say(f"The broker's time was {moment(found['before_ms'])}, and is {moment(found['now_ms'])}.")
+    say(f"There are {found['messages']} messages as before, and {found['locks']} locks, which last"
+        " as long as they would have.")  # fmt: skip
+    if found["scheduled"] and not options.scheduled:
+        say(f"{found['scheduled']} scheduled messages keep their moments. If those were given by"
+            " the clock that was ahead, they come late: cancel and send them again.")  # fmt: skip
+    return OK

@@ -96,6 +96,19 @@ class SetClock(_Command, frozen=True):
     broker_ms: int = 0
 
 
+class TurnClockBack(_Command, frozen=True):
+    """The broker's clock was ahead by this much until now, and is right from now on.
+
+    What lasts a while lasts as long as before. Messages that are scheduled keep their moments,
+    which their senders gave, unless they were given by a clock that was ahead as well.
+    """
+
+    right = "broker"
+    reach = "namespace"
+    step_ms: int
+    scheduled: bool = False  # the moments of scheduled messages were given by that clock
+
+
 class SetCopying(_Command, frozen=True):
     """How freely messages are handed on from now on, which takes room that may be short."""
 
@@ -561,6 +574,7 @@ Command: TypeAlias = (
     | Tick
     | StepClock
     | SetClock
+    | TurnClockBack
     | SetCopying
     | Move
     | CreateQueue

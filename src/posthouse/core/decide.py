@@ -88,6 +88,7 @@ from posthouse.core.commands import (
     Start,
     StepClock,
     Tick,
+    TurnClockBack,
     UpdateQueue,
     Waiting,
     Work,
@@ -170,7 +171,7 @@ from posthouse.core.room import check_room, used
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.sending import check_fit, expiry_ms, misfit, send
 from posthouse.core.settling import complete, renew, settle
-from posthouse.core.tick import set_clock, set_copying, start, step_clock, tick
+from posthouse.core.tick import set_clock, set_copying, start, step_clock, tick, turn_clock_back
 
 
 def decide(state: State, command: Command, now_ms: int) -> Outcome:
@@ -865,6 +866,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Tick: tick,
     StepClock: step_clock,
     SetClock: set_clock,
+    TurnClockBack: turn_clock_back,
     SetCopying: set_copying,
     CreateQueue: _create_queue,
     UpdateQueue: _update_queue,

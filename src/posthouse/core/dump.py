@@ -23,7 +23,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
         "number": state.number,
         "era": f"{state.era >> 64:016x}{state.tokens.key.hex()}",
         "started_ms": state.started_ms,
-        "clock": [state.clock_ms, state.broker_ms],
+        "clock": [state.clock_ms, state.broker_ms, state.turned_back],
         "next_lock": state.next_lock,
         "names": list(state.names),
         "folded": dict(state.folded),

@@ -5,10 +5,13 @@ clock; the times it needs are in the records.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.lane import Lane
@@ -37,6 +40,7 @@ from posthouse.core.model import (
     Schedule,
     State,
     Transaction,
+    before,
     dead_letter_queue,
     era,
     message_key,
@@ -48,6 +52,7 @@ from posthouse.core.records import (
     Cancelled,
     ClockSet,
     ClockStepped,
+    ClockTurnedBack,
     Completed,
     Copies,
     CopyingSet,
@@ -100,6 +105,7 @@ from posthouse.core.records import (
     epitaph,
     is_kept,
 )
+from posthouse.core.timers import Timers
 from posthouse.core.tokens import Tokens
 
 
@@ -137,6 +143,87 @@ def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
 
 def _clock_set(state: State, record: ClockSet, _: int) -> None:
     state.clock_ms, state.broker_ms = record.time_ms, record.broker_ms
+
+
+def _clock_turned_back(state: State, record: ClockTurnedBack, position: int) -> None:
+    """Nobody is attached yet: it is done before a start serves anybody."""
+    while state.doomed:
+        _sweep(state, 10_000)
+    state.turned_back = position
+    now_ms, step_ms = record.time_ms, record.step_ms
+    if state.clock_ms:  # everything in it goes by its own clock
+        state.broker_ms = before(state.broker_ms, now_ms, step_ms)
+        return
+    state.started_ms = before(state.started_ms, now_ms, step_ms)
+    for queue in state.queues.values():
+        _turn_back(queue, record)
+    for lock in state.locks.values():
+        lock.until_ms = max(1, lock.until_ms - step_ms)
+        lock.since_ms = before(lock.since_ms, now_ms, step_ms)
+    following = dict(record.schedules)
+    for schedule in state.schedules.values():
+        schedule.created_ms = before(schedule.created_ms, now_ms, step_ms)
+        schedule.last_ms = before(schedule.last_ms, now_ms, step_ms)
+        schedule.next_ms = following.get(schedule.name, schedule.next_ms)
+    _set_timers(state)
+
+
+def _turn_back(queue: Queue, record: ClockTurnedBack) -> None:
+    now_ms, step_ms = record.time_ms, record.step_ms
+    queue.created_ms = before(queue.created_ms, now_ms, step_ms)
+    queue.updated_ms = before(queue.updated_ms, now_ms, step_ms)
+    queue.accessed_ms = before(queue.accessed_ms, now_ms, step_ms)
+    for message in queue.messages.walk(0):
+        scheduled = message.state == SCHEDULED  # so that it was not enqueued yet, but will be
+        if record.scheduled if scheduled else message.enqueued_ms > now_ms:
+            moved_ms = message.enqueued_ms - max(1, message.enqueued_ms - step_ms)
+            message.enqueued_ms -= moved_ms
+            if message.expires_ms:
+                message.expires_ms -= moved_ms
+        if message.state == DELAYED:
+            message.lock = max(1, message.lock - step_ms)
+    for sequence, note in list(queue.notes.items()):
+        dead_ms = before(note.dead_ms, now_ms, step_ms)
+        queue.notes[sequence] = msgspec.structs.replace(note, dead_ms=dead_ms)
+    for group in queue.groups.values():
+        if group.token:
+            group.until_ms = max(1, group.until_ms - step_ms)
+        group.state_ms = before(group.state_ms, now_ms, step_ms)
+    queue.seen_order = deque(
+        (key, max(1, until_ms - step_ms)) for key, until_ms in queue.seen_order
+    )
+    queue.seen = {
+        key: (max(1, until_ms - step_ms), sequence)
+        for key, (until_ms, sequence) in queue.seen.items()
+    }
+
+
+def _set_timers(state: State) -> None:
+    """All that are kept, anew."""
+    state.lock_timers, state.session_timers = Timers(), Timers()
+    state.expiry_timers, state.due_timers = Timers(), Timers()
+    state.forget_timers, state.schedule_timers = Timers(), Timers()
+    for token, lock in state.locks.items():
+        if lock.session is None:
+            state.lock_timers.add(lock.until_ms, token)
+    for token, (_, group) in state.sessions.items():
+        state.session_timers.add(group.until_ms, token)
+    for schedule in state.schedules.values():
+        if schedule.next_ms:
+            state.schedule_timers.add(schedule.next_ms, schedule.number)
+    for queue in state.queues.values():
+        if queue.seen_order:
+            state.forget_timers.add(queue.seen_order[0][1], queue.number)
+        if queue.origin is None:
+            watch_idleness(state, queue)
+        for message in queue.messages.walk(0):
+            key = message_key(queue, message.sequence)
+            if message.state == SCHEDULED:
+                state.due_timers.add(message.enqueued_ms, key)
+            elif message.state == DELAYED:
+                state.due_timers.add(message.lock, key)
+            if message.expires_ms and message.state not in (LOCKED, SCHEDULED):
+                state.expiry_timers.add(message.expires_ms, key)
 
 
 def _started(state: State, record: Started, _: int) -> None:
@@ -1239,6 +1326,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     Moved: _moved,
     ClockStepped: _clock_stepped,
     ClockSet: _clock_set,
+    ClockTurnedBack: _clock_turned_back,
     Routed: _routed,
     SubscriptionCreated: _subscription_created,
     RuleSet: _rule_set,

@@ -17,6 +17,7 @@ from posthouse.core.records import (
     Cancelled,
     ClockSet,
     ClockStepped,
+    ClockTurnedBack,
     Completed,
     Copies,
     DeadLettered,
@@ -60,6 +61,9 @@ def mend(state: State, record: Kept) -> list[Kept | Missing]:
     """Records that cover the same positions and fit the state."""
     if isinstance(record, Started | ClockStepped | ClockSet):
         return [record]
+    if isinstance(record, ClockTurnedBack):
+        there = [each for each in record.schedules if each[0] in state.schedules]
+        return [msgspec.structs.replace(record, schedules=there)]
     if isinstance(record, QueueCreated):
         clash = record.queue.casefold() in state.folded
         return [Missing(1) if clash else record]

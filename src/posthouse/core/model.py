@@ -256,6 +256,7 @@ class State(msgspec.Struct):
     clock_ms: int = 0  # where its own clock was last moved to,
     broker_ms: int = 0  # and where the broker's was then
     next_lock: int = 1
+    turned_back: int = 0  # the position at which the clock was last turned back; 0: never
     queues: dict[str, Queue] = {}  # dead-letter queues too
     names: list[str] = []  # sorted, of queues and topics
     folded: dict[str, str] = {}  # case-folded name: name
@@ -321,6 +322,14 @@ class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     name: str
     position: int
     updated_ms: int
+
+
+def before(moment_ms: int, now_ms: int, step_ms: int) -> int:
+    """A moment that has passed, by a clock that was turned back by a step to `now_ms`.
+
+    One that would be to come was noted when the clock was ahead. Others were noted before that.
+    """
+    return max(1, moment_ms - step_ms) if moment_ms > now_ms else moment_ms
 
 
 def era(epoch: int, salt: int) -> int:

@@ -406,6 +406,18 @@ class ScheduleCancelled(_Kept, frozen=True, tag=43):
     time_ms: int
 
 
+class ClockTurnedBack(_Kept, frozen=True, tag=44):
+    """The broker's clock was ahead by `step_ms` before, and is at `time_ms` now.
+
+    `schedules`: when each is due next. `scheduled`: scheduled messages are due that much earlier.
+    """
+
+    time_ms: int
+    step_ms: int
+    schedules: list[tuple[str, int]] = []
+    scheduled: bool = False
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -443,6 +455,7 @@ Kept: TypeAlias = (
     | SchedulePaused
     | ScheduleResumed
     | ScheduleCancelled
+    | ClockTurnedBack
 )
 
 

@@ -65,6 +65,7 @@ class Space(_Part, frozen=True, tag=0):
     broker_ms: int
     next_lock: int
     key: bytes = b""  # of its tokens
+    turned_back: int = 0
 
 
 class Contents(_Part, frozen=True, tag=1):
@@ -149,7 +150,7 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
     for state in world.states.values():
         yield Space(
             state.name, state.number, state.era >> 64, state.started_ms, state.clock_ms,
-            state.broker_ms, state.next_lock, state.tokens.key,
+            state.broker_ms, state.next_lock, state.tokens.key, state.turned_back,
         )  # fmt: skip
         for queue in state.queues.values():
             yield from _take_queue(queue)
@@ -264,7 +265,7 @@ def _state(part: Space) -> State:
     era = part.era << 64
     return State(
         part.name, part.number, era, Tokens(era, part.key, part.number), part.started_ms,
-        part.clock_ms, part.broker_ms, part.next_lock,
+        part.clock_ms, part.broker_ms, part.next_lock, part.turned_back,
     )  # fmt: skip
 
 

@@ -17,10 +17,11 @@ from posthouse.core.commands import (
     StepClock,
     Tick,
     Ticked,
+    TurnClockBack,
 )
 from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
-from posthouse.core.model import SEQUENCE_BITS, Blocked, Copying, Queue, State
+from posthouse.core.model import SEQUENCE_BITS, Blocked, Copying, Queue, State, before
 from posthouse.core.plan import (
     Outcome,
     Plan,
@@ -46,6 +47,7 @@ from posthouse.core.records import (
     Activated,
     ClockSet,
     ClockStepped,
+    ClockTurnedBack,
     CopyingSet,
     Forgotten,
     Hungry,
@@ -63,6 +65,7 @@ from posthouse.core.records import (
     Unblocked,
     Woken,
 )
+from posthouse.core.recurrence import following_ms
 from posthouse.core.room import has_room
 from posthouse.core.schedules import fire
 from posthouse.core.sending import checked_send, send_on
@@ -109,6 +112,18 @@ def set_clock(state: State, command: SetClock, now_ms: int) -> Outcome:
     check_duration("broker_ms", command.broker_ms)
     time_ms = max(command.time_ms, state.clock_ms, now_ms)  # never back
     return Outcome([ClockSet(time_ms, command.broker_ms)])
+
+
+def turn_clock_back(state: State, command: TurnClockBack, now_ms: int) -> Outcome:
+    """`now_ms` is right already."""
+    step_ms = command.step_ms
+    check_duration("step_ms", step_ms)
+    schedules = [
+        (each.name, following_ms(each.when, now_ms, before(each.created_ms, now_ms, step_ms)))
+        for each in state.schedules.values()
+        if each.next_ms and not state.clock_ms
+    ]
+    return Outcome([ClockTurnedBack(now_ms, step_ms, schedules, command.scheduled)])
 
 
 def set_copying(_: State, command: SetCopying, __: int) -> Outcome:

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import secrets
+from collections.abc import Coroutine
 from pathlib import Path
 
 from posthouse.broker.access import BROKER, Guard, Principal, new_key
@@ -16,7 +17,8 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.throttle import Throttle
-from posthouse.broker.tidy import Retention, fold_apart, keep_tidy, watch_room
+from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
+from posthouse.broker.watch import watch_clock, watch_room
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
@@ -49,7 +51,7 @@ class Broker:
         self.phase = "opening the journal"
         self.position = 0  # that recovery has come to
         self._folding = asyncio.Lock()
-        self._tidying: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.guard = Guard(*self._keys())
 
     def _keys(self) -> tuple[str, bytes]:
@@ -111,10 +113,18 @@ class Broker:
                 config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
                 config.keep_share,
             )  # fmt: skip
-            tidying = keep_tidy(engine, store, retention, self._folding)
-            watching = watch_room(engine, store)
-            self._tidying = [asyncio.create_task(each) for each in (tidying, watching)]
+            self._begin(keep_tidy(engine, store, retention, self._folding))
+            self._begin(watch_room(engine, store))
+        self._begin(watch_clock(engine, self._mend_clock()))
         return engine
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    def _mend_clock(self) -> str:
+        if self.config.memory:
+            return "Start the broker again."
+        return f"Stop the broker, and run: posthouse store set-clock --data {self.config.data}"
 
     def _open_files(self) -> FileStore:
         config = self.config
@@ -128,10 +138,10 @@ class Broker:
 
     async def close(self) -> None:
         """Raises StoreError where what was not acknowledged is open."""
-        for task in self._tidying:
+        for task in self._tasks:
             task.cancel()
-        if self._tidying:
-            await asyncio.wait(self._tidying, timeout=TIDY_SECONDS)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=TIDY_SECONDS)
         if self.engine is not None:
             await self.engine.close()
 

@@ -148,17 +148,33 @@ class Feed:
         return next((each for each in names if state is not None and each in state.queues), None)
 
     async def _first_at(self, time_ms: int, first: int, end: int) -> int:
-        """The first position of that time or later: time does not go back along the feed."""
+        """The first position of that time or later.
+
+        Time goes back along the feed only where a clock that was ahead was turned back. What came
+        before that is not later, whatever its rows say.
+        """
+        assert self._broker.engine is not None
+        states = self._broker.engine.namespaces.states.values()
+        turned = max((state.turned_back for state in states), default=0)
+        if first < turned < end:
+            if await self._time_at(turned) < time_ms:
+                first = turned
+            else:
+                end = turned
         while first < end:
             middle = (first + end) // 2
-            wanted = Wanted(middle, middle + 1, columns=("time",))
-            asked = self._asked(Ask(feed=wanted), middle, middle + 1)
-            line = b"".join([chunk async for chunk in asked])
-            if msgspec.json.decode(line)["time"] < time_ms:
+            if await self._time_at(middle) < time_ms:
                 first = middle + 1
             else:
                 end = middle
         return first
+
+    async def _time_at(self, position: int) -> int:
+        wanted = Wanted(position, position + 1, columns=("time",))
+        asked = self._asked(Ask(feed=wanted), position, position + 1)
+        line = b"".join([chunk async for chunk in asked])
+        found: int = msgspec.json.decode(line)["time"]
+        return found
 
     async def _read(self, request: Request) -> Answer:
         query = request.query

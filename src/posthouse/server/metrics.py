@@ -190,6 +190,8 @@ class Metrics:
             yield gauge("store_twins_bytes", "Size of the Arrow segments", room.twins)
             yield gauge("snapshot_position", "Up to where the newest snapshot goes",
                         next(iter(store.snapshots.positions()), 0))  # fmt: skip
+        yield gauge("clock_ahead_seconds", "How far the broker's time is ahead of the machine's",
+                    engine.ahead_ms() / 1_000)  # fmt: skip
         yield by(GaugeMetricFamily, "connections", "Open connections by dialect", "dialect",
                  dict(self._listener.by_dialect))  # fmt: skip
         yield gauge("connections_strangers", "Those whose clients have not shown who they are",

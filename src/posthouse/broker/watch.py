@@ -1,0 +1,73 @@
+"""What an operator has to know of a broker that goes on all the same, in the log."""
+
+import asyncio
+import logging
+import time
+
+from posthouse.broker.clock import STEP_MS
+from posthouse.broker.engine import Engine
+from posthouse.store.file import FileStore
+
+_log = logging.getLogger(__name__)
+
+FULL_TELL_SECONDS = 60  # between lines about a full disk
+AHEAD_LOOK_SECONDS = 60  # how often the clock is looked at
+AHEAD_TELL_SECONDS = 3_600  # between lines about a clock that is ahead
+
+
+async def watch_room(engine: Engine, store: FileStore) -> None:
+    """Says in the log that the disk is full, and when it is not any more. Until it is cancelled."""
+    while True:
+        await store.filled.wait()
+        before = engine.figures.no_space
+        waited = 0
+        while store.full:
+            if waited % FULL_TELL_SECONDS == 0:
+                await _tell_full(engine, store)
+            waited += 1
+            await asyncio.sleep(1)
+        refused = engine.figures.no_space - before
+        _log.warning(
+            "The disk of %s has room again; %d commands were refused while it was full.",
+            store.folder, refused, extra={"event": "store.has_room", "refused": refused},
+        )  # fmt: skip
+        await asyncio.sleep(1)  # a disk that is on the brink does not fill the log
+
+
+async def _tell_full(engine: Engine, store: FileStore) -> None:
+    room = await asyncio.to_thread(store.room)
+    refused = engine.figures.no_space
+    _log.error(
+        "The disk of %s is full, so sends are refused; receiving and settling go on. %d bytes are"
+        " free, of %d that the next segment needs; the journal has %d, Arrow segments have %d."
+        " Free space on this disk, receive messages that wait, or give the broker a larger disk;"
+        " on a small one, set a smaller segment_size.",
+        store.folder, room.free, store.segment_bytes, room.journal, room.twins,
+        extra={"event": "store.full", "free_bytes": room.free, "journal_bytes": room.journal,
+               "twins_bytes": room.twins, "refused": refused},
+    )  # fmt: skip
+
+
+async def watch_clock(engine: Engine, mend: str) -> None:
+    """Says in the log that the broker's time is ahead of the machine's. Until it is cancelled.
+
+    `mend`: what to do about it.
+    """
+    due = 0.0
+    while True:
+        ahead_ms = ahead_of(engine)
+        if ahead_ms and time.monotonic() >= due:
+            due = time.monotonic() + AHEAD_TELL_SECONDS
+            _log.warning(
+                "The broker's time is %d seconds ahead of the machine's clock, which was wrong once"
+                " and was set back: it never goes back by itself. Messages, locks and schedules go"
+                " by the broker's time. %s", ahead_ms // 1_000, mend,
+                extra={"event": "clock.ahead", "ahead_seconds": ahead_ms // 1_000},
+            )  # fmt: skip
+        await asyncio.sleep(AHEAD_LOOK_SECONDS)
+
+
+def ahead_of(engine: Engine) -> int:
+    """By how many milliseconds, where that is worth a word; else 0."""
+    ahead_ms = engine.ahead_ms()
+    return ahead_ms if ahead_ms > STEP_MS else 0
