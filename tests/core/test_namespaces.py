@@ -12,6 +12,7 @@ from posthouse.core.commands import (
     Command,
     Complete,
     CreateQueue,
+    DeleteQueue,
     Notice,
     Peek,
     Peeked,
@@ -219,6 +220,62 @@ def test_an_account_is_made_once_and_only_one_that_is_there_is_changed() -> None
         broker.do(SetAccount("bob", GRANTS, [b"k"]))
     with pytest.raises(NotFound):
         broker.do(RevokeAccount("bob"))
+
+
+KEY = "rule@shop/orders"
+OF_ORDERS = [Grant("shop", "Orders", ["send"])]
+
+
+def with_a_key() -> Broker:
+    """Of a queue."""
+    broker = Broker("shop", "other")
+    broker.inside("shop", CreateQueue("Orders"))
+    broker.do(an_account(KEY, grants=OF_ORDERS))
+    return broker
+
+
+def test_a_key_of_an_entity_is_known_as_such() -> None:
+    broker = with_a_key()
+    broker.do(an_account("ann", grants=OF_ORDERS))
+    broker.do(an_account("ann@shop/orders.example", grants=OF_ORDERS))
+    assert spaces.keys_of(broker.spaces, "shop", "ORDERS") == [KEY]
+    assert spaces.keys_of(broker.spaces, "other", "Orders") == []
+    broker.do(an_account(f"second{KEY}", grants=OF_ORDERS))
+    broker.do(RevokeAccount(KEY))
+    assert spaces.keys_of(broker.spaces, "shop", "Orders") == [f"second{KEY}"]
+    broker.do(SetAccount(f"second{KEY}", GRANTS, [b"k"]))  # it is none any more
+    assert broker.spaces.entity_accounts == {}
+
+
+def test_a_key_is_made_only_for_an_entity_that_is_there() -> None:
+    broker = Broker("shop")
+    for name, grants in (
+        (KEY, OF_ORDERS),
+        ("rule@nowhere/orders", [Grant("nowhere", "orders", ["send"])]),
+    ):
+        with pytest.raises(NotFound):
+            broker.do(an_account(name, grants=grants))
+
+
+def test_the_keys_of_entities_go_with_their_namespace() -> None:
+    broker = with_a_key()
+    broker.inside("other", CreateQueue("Orders"))
+    broker.do(an_account("rule@other/orders", grants=[Grant("other", "Orders", ["send"])]))
+    broker.do(an_account("ann"))
+    broker.do(DeleteNamespace("shop"))
+    assert set(broker.spaces.accounts) == {"rule@other/orders", "ann"}
+    assert spaces.void_accounts(broker.spaces) == []
+
+
+def test_a_key_is_void_where_its_entity_is_gone_or_another() -> None:
+    broker = with_a_key()
+    assert spaces.void_accounts(broker.spaces) == []
+    broker.inside("shop", DeleteQueue("Orders"))
+    assert spaces.void_accounts(broker.spaces) == [KEY]
+    broker.inside("shop", CreateQueue("Orders"))
+    assert spaces.void_accounts(broker.spaces) == [KEY]
+    spaces.evolve(broker.spaces, NamespaceDeleted("shop"), 999)  # as older brokers wrote it
+    assert spaces.void_accounts(broker.spaces) == [KEY]
 
 
 def test_a_reader_goes_forward_only() -> None:

@@ -20,7 +20,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.dump import dump
 from posthouse.core.model import Account, Grant, QueueProperties, Reader, State, dead_letter_queue
-from posthouse.core.namespaces import Namespaces
+from posthouse.core.namespaces import Namespaces, add_account
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.core.snapshot import restore, take
 from tests.core.world import KEY, World, a_message
@@ -255,6 +255,7 @@ def test_other_bytes_are_no_snapshot() -> None:
 
 def test_a_snapshot_holds_what_is_beside_the_namespaces() -> None:
     world = Namespaces()
-    world.accounts["ann"] = Account("ann", 5, 1, 2, [Grant("*", "q*", ["send"])], [b"sealed"])
+    add_account(world, Account("ann", 5, 1, 2, [Grant("*", "q*", ["send"])], [b"sealed"]))
+    add_account(world, Account("r@n/q", 6, 1, 2, [Grant("n", "q", ["send"])], [b"sealed"]))
     world.readers["spark"] = Reader("spark", 9, 3)
     assert restore(take(world)) == world

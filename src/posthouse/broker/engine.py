@@ -88,6 +88,7 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     NamespaceDeleted,
+    QueueDeleted,
     Routed,
     Sent,
     is_kept,
@@ -298,6 +299,8 @@ class Engine:
                 engine._clocks[name] = VirtualClock(state.clock_ms + passed_ms, clock)
         for account in world.accounts.values():
             engine._access.note(account.name, account)
+        for name in spaces.void_accounts(world):
+            engine._revoke(name)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt, engine._token_key))
             for queue in world.states[name].queues.values():
@@ -677,6 +680,7 @@ class Engine:
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch = self._batch
+        gone: list[str] = []  # queues and topics, whose keys go with them
         for record in outcome.records:
             evolve(state, record, self._position)
             if isinstance(record, Sent):
@@ -695,7 +699,19 @@ class Engine:
                     batch.messages += span(record) - 2 * len(record.sequences)
                     if self._memory.tight:
                         self._memory.remember(state, record, self._position)
+                elif type(record) is QueueDeleted:
+                    gone += spaces.keys_of(self._world, state.name, record.queue)
                 self._position += span(record)
+        for name in gone:
+            self._revoke(name)
+
+    def _revoke(self, name: str) -> None:
+        """With what it was a key of, and in the same frame."""
+        record = AccountRevoked(name, self.time_ms())
+        spaces.evolve(self._world, record, self._position)
+        self._batch.entries.append(("", record))
+        self._position += span(record)
+        self._note_account(name)
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
         if isinstance(command, CreateNamespace):  # its tokens are of this start, whoever asks

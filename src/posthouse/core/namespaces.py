@@ -3,6 +3,9 @@
 Each is a `State` of its own; no command sees more than one, and their lock tokens differ. This
 module is to namespaces what `decide` and `evolve` are to one of them. Beside them are accounts
 (what principals may do; their keys come sealed) and the feed's readers.
+
+Some accounts are keys of one queue or topic, and go when that goes, however it goes: who deletes it
+writes their revocation into the same frame.
 """
 
 from bisect import insort
@@ -42,6 +45,8 @@ class Namespaces(msgspec.Struct):
     states: dict[str, State] = {}
     names: list[str] = []  # sorted
     accounts: dict[str, Account] = {}
+    # Those that are keys of one entity: by its namespace and its name, folded.
+    entity_accounts: dict[tuple[str, str], dict[str, None]] = {}
     readers: dict[str, Reader] = {}
 
 
@@ -154,7 +159,13 @@ def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutco
                 raise NotFound("namespace", name)
             receivers = spaces.states[name].receivers
             notices = [Notice(number, "deleted") for number in receivers]
-            return SpaceOutcome([NamespaceDeleted(name)], None, notices)
+            revoked = [
+                AccountRevoked(account, now_ms)
+                for (namespace, _), accounts in spaces.entity_accounts.items()
+                if namespace == name
+                for account in accounts
+            ]
+            return SpaceOutcome([NamespaceDeleted(name), *revoked], None, notices)
         case ListNamespaces(after, limit):
             check_count("limit", limit, 1, PAGE_MAX)
             return SpaceOutcome([], page(spaces.names, after, limit))
@@ -212,6 +223,9 @@ def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceO
             raise InvalidArgument("rights", "must be some of manage, send and listen")
     if any(len(key) > SEALED_BYTES_MAX for key in (*command.keys, password)):
         raise InvalidArgument("a key", f"must be at most {SEALED_BYTES_MAX} bytes, sealed")
+    of = entity_of_account(command.name, command.grants)
+    if of is not None and not _is_there(spaces, *of):
+        raise NotFound("queue", of[1])
     for text in (*extras, *extras.values()):
         check_text("extras", text, EXTRAS_CHARS_MAX)
     if sum(map(len, (*extras, *extras.values()))) > EXTRAS_CHARS_MAX:
@@ -250,14 +264,77 @@ def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
         case AccountSet(name, time_ms, grants, keys, password, extras):
             old = spaces.accounts.get(name)
             number, made_ms = (position, time_ms) if old is None else (old.number, old.created_ms)
-            spaces.accounts[name] = Account(
-                name, number, made_ms, time_ms, grants, keys, password, extras
+            forget_account(spaces, name)
+            add_account(
+                spaces, Account(name, number, made_ms, time_ms, grants, keys, password, extras)
             )
         case AccountRevoked(name):
-            spaces.accounts.pop(name, None)
+            forget_account(spaces, name)
         case ReaderSet(name, time_ms, place):
             spaces.readers[name] = Reader(name, place, time_ms)
         case ReaderRemoved(name):
             spaces.readers.pop(name, None)
         case _:  # Missing: it changes nothing
             pass
+
+
+# Keys of entities.
+
+
+def entity_key(namespace: str, entity: str, name: str) -> str:
+    """What the account of a key of one entity is called."""
+    return f"{name}@{namespace}/{entity.casefold()}"
+
+
+def entity_of_account(name: str, grants: Sequence[Grant]) -> tuple[str, str] | None:
+    """The namespace and the folded name of the entity it is a key of; None: of none."""
+    if not grants:
+        return None
+    namespace, entity = grants[0].namespace, grants[0].entity
+    if not name.endswith(entity_key(namespace, entity, "")):
+        return None
+    return namespace, entity.casefold()
+
+
+def add_account(spaces: Namespaces, account: Account) -> None:
+    spaces.accounts[account.name] = account
+    of = entity_of_account(account.name, account.grants)
+    if of is not None:
+        spaces.entity_accounts.setdefault(of, {})[account.name] = None
+
+
+def forget_account(spaces: Namespaces, name: str) -> None:
+    account = spaces.accounts.pop(name, None)
+    of = None if account is None else entity_of_account(name, account.grants)
+    if of is not None:
+        del spaces.entity_accounts[of][name]
+        if not spaces.entity_accounts[of]:
+            del spaces.entity_accounts[of]
+
+
+def keys_of(spaces: Namespaces, namespace: str, entity: str) -> list[str]:
+    """The accounts that are keys of a queue or topic."""
+    return list(spaces.entity_accounts.get((namespace, entity.casefold()), ()))
+
+
+def void_accounts(spaces: Namespaces) -> list[str]:
+    """Keys of entities that are no more, also where there is another of that name.
+
+    There are some in journals of brokers that left keys behind.
+    """
+    return [
+        name
+        for of, names in spaces.entity_accounts.items()
+        for name in names
+        if not _is_there(spaces, *of, before=spaces.accounts[name].number)
+    ]
+
+
+def _is_there(spaces: Namespaces, namespace: str, folded: str, before: int | None = None) -> bool:
+    """Whether there is such an entity; `before`: that came into being before that position."""
+    state = spaces.states.get(namespace)
+    exact = None if state is None else state.folded.get(folded)
+    if state is None or exact is None:
+        return False
+    # Queues are numbered by twice the position at which they came into being.
+    return before is None or state.queues[exact].number // 2 < before

@@ -41,7 +41,7 @@ from posthouse.core.model import (
     State,
     message_key,
 )
-from posthouse.core.namespaces import Namespaces
+from posthouse.core.namespaces import Namespaces, add_account
 from posthouse.core.rules import Rule
 from posthouse.core.tokens import Tokens
 
@@ -251,7 +251,8 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
             for schedule in part.schedules:
                 _schedule(state, schedule)
         elif isinstance(part, Beside):
-            world.accounts.update((each.name, each) for each in part.accounts)
+            for account in part.accounts:
+                add_account(world, account)
             world.readers.update((each.name, each) for each in part.readers)
         else:
             assert queue is not None

@@ -82,6 +82,8 @@ def test_a_key_says_who_it_is(payload: Any) -> None:
 
 def test_a_key_of_one_entity_is_for_the_clients_that_know_it() -> None:
     async def work(rig: Rig) -> None:
+        root = await known(rig, ROOT_KEY)
+        await root.push("x", queue="orders")
         await rig.add("rule@default/orders", "the key of an entity", ("orders", ["send"]))
         text = await rig.connect().error("AUTH", b"ApiKey the key of an entity")
         assert text == "Authentication failed"

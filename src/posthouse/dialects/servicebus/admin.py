@@ -34,15 +34,9 @@ from posthouse.core.commands import (
 from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound
 from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import Grant, QueueProperties, subscription_queue
-from posthouse.core.namespaces import RevokeAccount, SetAccount
+from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key, keys_of
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
 from posthouse.dialects.servicebus import descriptions
-from posthouse.dialects.servicebus.credentials import (
-    entity_key,
-    forget_keys,
-    keys_by_entity,
-    keys_of,
-)
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
 from posthouse.dialects.servicebus.times import moment
 from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong, by_method
@@ -155,7 +149,6 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
 async def _delete(call: Call) -> Answer:
     queue = call.exact(entity_in(call.path))
     await call.ask(DeleteQueue(queue))
-    await forget_keys(call.engine, call.principal, call.namespace, queue)
     return Answer()
 
 
@@ -221,7 +214,7 @@ def _check_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     if len(keys) > KEYS_MAX:
         raise InvalidArgument("AuthorizationRules", f"must be at most {KEYS_MAX}")
     accounts = call.engine.namespaces.accounts
-    mine = keys_of(accounts, call.namespace, queue)
+    mine = keys_of(call.engine.namespaces, call.namespace, queue)
     for key in keys:
         name = entity_key(call.namespace, queue, key.name)
         check_name("KeyName", name)
@@ -237,8 +230,8 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     """In the place of those it had. Whoever comes here may manage the entity."""
     wanted = {entity_key(call.namespace, queue, key.name): key for key in keys or ()}
     guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
-    for name in keys_of(accounts, call.namespace, queue):
-        if name not in wanted or not call.credentials.is_for_what_is_there(accounts[name]):
+    for name in keys_of(call.engine.namespaces, call.namespace, queue):
+        if name not in wanted:
             await call.engine.ask(vouched(call.principal), "", RevokeAccount(name))
     for name, key in wanted.items():
         sealed = [guard.seal(name, each) for each in (key.primary, key.secondary)]
@@ -251,8 +244,6 @@ def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:
     """Of an entity, whose principals have these names."""
     found, accounts = [], call.engine.namespaces.accounts
     for name in names:
-        if not call.credentials.is_for_what_is_there(accounts[name]):
-            continue
         short = name.removesuffix(entity_key(call.namespace, queue, ""))
         account = accounts[name]
         primary, secondary = (*call.credentials.guard.keys(accounts, name), "", "")[:2]
@@ -415,8 +406,8 @@ def _kind(info: QueueInfo) -> str:
 
 
 def _entries(call: Call, infos: list[QueueInfo]) -> list[str]:
-    names = keys_by_entity(call.engine.namespaces.accounts, call.namespace)
-    return [_entry_of(call, info, names.get(info.name.casefold(), [])) for info in infos]
+    spaces = call.engine.namespaces
+    return [_entry_of(call, info, keys_of(spaces, call.namespace, info.name)) for info in infos]
 
 
 def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:

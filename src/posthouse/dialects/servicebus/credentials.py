@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from posthouse.broker.access import ANYBODY, ROOT, Accounts, Guard, Principal, vouched
+from posthouse.broker.access import ANYBODY, ROOT, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Account, Right
-from posthouse.core.namespaces import RevokeAccount
+from posthouse.core.namespaces import entity_key
 from posthouse.dialects.servicebus import sas
 
 KNOWN_MAX = 1_000  # tokens that are remembered as good
@@ -55,22 +55,7 @@ class Credentials:
         if settings.dev and settings.namespace_from == "key" and name not in accounts:
             self.guard.identify_by(accounts, ROOT, fits)
             return Principal(name, everything=True)
-        principal = self.guard.identify_by(accounts, name, fits)
-        if "@" in name and not self.is_for_what_is_there(accounts[name]):
-            raise Unauthenticated
-        return principal
-
-    def is_for_what_is_there(self, account: Account) -> bool:
-        """Not where the entity of a key was deleted, also if there is one of that name again."""
-        grant = account.grants[0] if account.grants else None
-        if grant is None or not account.name.endswith(
-            entity_key(grant.namespace, grant.entity, "")
-        ):
-            return True  # it is not a key of an entity
-        state = self.engine.namespaces.states.get(grant.namespace)
-        queue = None if state is None else state.queues.get(grant.entity)
-        # Both are numbered by the position at which they came into being; queues by twice that.
-        return queue is not None and queue.number // 2 < account.number
+        return self.guard.identify_by(accounts, name, fits)
 
     def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
         """By a key of the namespace, or of an entity on the path that it is used for.
@@ -148,33 +133,6 @@ class Credentials:
         if self.settings.namespace_from != "host":
             return True
         return first_label(token.host).casefold() == first_label(host).casefold()
-
-
-def keys_by_entity(accounts: Accounts, namespace: str) -> dict[str, list[str]]:
-    """What the keys of entities are called among all principals; entities are by folded names."""
-    found: dict[str, list[str]] = {}
-    for name, account in accounts.items():
-        if len(account.grants) != 1:
-            continue
-        grant = account.grants[0]
-        if grant.namespace == namespace and name.endswith(entity_key(namespace, grant.entity, "")):
-            found.setdefault(grant.entity.casefold(), []).append(name)
-    return found
-
-
-def keys_of(accounts: Accounts, namespace: str, entity: str) -> list[str]:
-    return keys_by_entity(accounts, namespace).get(entity.casefold(), [])
-
-
-async def forget_keys(engine: Engine, by: Principal, namespace: str, entity: str) -> None:
-    """Of an entity that is no more. Who comes here was allowed to delete it."""
-    for name in keys_of(engine.namespaces.accounts, namespace, entity):
-        await engine.ask(vouched(by), "", RevokeAccount(name))
-
-
-def entity_key(namespace: str, entity: str, name: str) -> str:
-    """What a key of one entity is called among all principals."""
-    return f"{name}@{namespace}/{entity.casefold()}"
 
 
 def first_label(host: str) -> str:

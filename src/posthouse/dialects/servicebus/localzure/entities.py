@@ -23,7 +23,6 @@ from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.dialects.servicebus import descriptions
-from posthouse.dialects.servicebus.credentials import forget_keys
 from posthouse.dialects.servicebus.descriptions import (
     ATOM,
     CONNECT,
@@ -160,7 +159,6 @@ class _WithDefaults(Node):
 async def delete(call: Call) -> Answer:
     await _info(call)
     await call.ask(DeleteQueue(call.queue))
-    await forget_keys(call.engine, call.principal, call.namespace, call.queue)
     return Answer(b"", 200 if call.place.kind == "queue" else 204)
 
 
