@@ -1,9 +1,22 @@
 """What must hold of a state after any history. Slow and obvious on purpose."""
 
+from collections import Counter
+
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
 from posthouse.core.model import Queue, State, message_key
 from posthouse.core.plan import can_receive, free_heads, pick_ready
 from posthouse.core.records import Kept, Moved, Sent
+from posthouse.core.shares import (
+    BLOCKED,
+    BLOCKED_BYTES,
+    QUEUES,
+    SCHEDULES,
+    SUBSCRIPTIONS,
+    TOPICS,
+    TRANSACTION_BYTES,
+    TRANSACTIONS,
+    Held,
+)
 from posthouse.core.timers import Timers
 
 
@@ -33,6 +46,7 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
         if handed_on:
             _check_handed_on(state, queue, now_ms)
     assert state.stalled <= state.hungry.keys()
+    assert state.held == _held(state)
     locked = sum(queue.counts[LOCKED] for queue in (*live, *state.doomed))
     assert len(state.locks) == locked
     assert {token for token, lock in state.locks.items() if lock.id} == {
@@ -42,6 +56,25 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
         assert number in state.queues[receiver.queue].attached
         assert all(state.locks[token].bound == number for token in receiver.locks)
         assert all(state.receivers[wait].bound == number for wait in receiver.waits)
+
+
+def _held(state: State) -> Held:
+    """What principals hold, counted one by one."""
+    held: Counter[tuple[str, str, str]] = Counter()
+    for queue in state.queues.values():
+        if queue.topic is not None:
+            held[SUBSCRIPTIONS, queue.topic, queue.by] += 1
+        elif queue.origin is None:
+            held[TOPICS if queue.properties.delivery == "topic" else QUEUES, "", queue.by] += 1
+    for schedule in state.schedules.values():
+        held[SCHEDULES, "", schedule.by] += 1
+    for transaction in state.transactions.values():
+        held[TRANSACTIONS, "", transaction.by.name] += 1
+        held[TRANSACTION_BYTES, "", transaction.by.name] += transaction.size_bytes
+    for blocked in state.blocked.values():
+        held[BLOCKED, blocked.queue, blocked.by] += 1
+        held[BLOCKED_BYTES, "", blocked.by] += blocked.size_bytes
+    return {key: count for key, count in held.items() if count and key[2]}
 
 
 def check_positions(state: State, journal: list[tuple[int, Kept]]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from posthouse.core.commands import (
     BATCH_MAX,
     SETTLED,
+    TRANSACTION_MS,
     Abandon,
     Begin,
     Begun,
@@ -47,8 +48,8 @@ from tests.core.world import World, a_message, bodies
 from tests.invariants import check
 
 
-def begin(world: World, **options: int) -> int:
-    answer = world.do(Begin(**options)).answer
+def begin(world: World, timeout_ms: int = TRANSACTION_MS) -> int:
+    answer = world.do(Begin(timeout_ms)).answer
     assert isinstance(answer, Begun)
     return answer.transaction
 

@@ -33,15 +33,15 @@ PLACES = {
     ("broker/engine.py", "Engine.ask"): GIVES_BACK,
     ("broker/engine.py", "Engine._put_off"): "asks whether the broker itself gives something back",
     ("broker/engine.py", "Engine._decide"): "asks whether it is the broker: commands of that right",
-    ("broker/engine.py", "Engine._create_for"): "writes down who made a queue that was used",
     ("broker/engine.py", "Engine.flush"): OWN_AFFAIR,
     ("broker/engine.py", "Engine._note_clock"): "who moves a clock has manage, asked by its route",
+    ("broker/shares.py", "Shares.name"): "asks whether it is the broker, which has no share",
     ("broker/throttle.py", "Throttle.check"): "asks whether it is the broker, which has no limit",
     ("broker/tidy.py", "_ask_to_move"): OWN_AFFAIR,
     ("broker/waiting.py", "_give_back"): GIVES_BACK,
     ("broker/waiting.py", "take"): GIVES_BACK,
     ("broker/waiting.py", "take.received"): (
-        "completes what the caller was given, which took listen, or gives it back"
+        "gives back, or completes, what the principal has received just now by its own right"
     ),
     ("server/broker.py", "Broker._declare"): "what the owner's file declares",
     ("server/deliveries.py", "_Line._submit"): (

@@ -28,6 +28,7 @@ from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
 from posthouse.broker.figures import Figures
 from posthouse.broker.memory import OVERFLOW, REFUSE, Limits, Memory
 from posthouse.broker.replay import Progress, recover
+from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
 from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
 from posthouse.core import decide, evolve, next_deadline_ms
@@ -155,6 +156,7 @@ class _Submitted(NamedTuple):
     command: Command | SpaceCommand
     reply: Reply
     size_bytes: int
+    counts_for: str
 
 
 class _Wait(NamedTuple):
@@ -224,6 +226,7 @@ class Engine:
         self._auto_create = auto_create
         self._world = world
         self._memory = Memory(store, world, limits)
+        self.shares = Shares(limits.principal_share, world.accounts)
         self._last = last  # the last frame, without its payload
         self._safe = last.end  # everything below is as durable as was asked for
         self._position = last.end  # the position of the next record
@@ -542,15 +545,18 @@ class Engine:
         """
         size = load(command)
         frees = principal is BROKER and type(command) in _FREES
-        if not frees and (
-            len(self._pending) >= self._limits.pending_commands
-            or self._pending_bytes + size > self._limits.pending_bytes
-        ):
+        commands, bytes_ = self._limits.pending_commands, self._limits.pending_bytes
+        full = len(self._pending) >= commands or self._pending_bytes + size > bytes_
+        name = self.shares.name(principal)
+        may_wait = self.shares.may_wait(name, size, commands, bytes_)
+        if not frees and (full or not may_wait):
             self.figures.crowded += 1
-            reply(Busy("more is waiting than it can write"))
+            used_up = f"{name!r} has used up its share of what may wait to be written"
+            reply(Busy("more is waiting than it can write" if full else used_up))
             return
-        self._pending.append(_Submitted(principal, namespace, command, reply, size))
+        self._pending.append(_Submitted(principal, namespace, command, reply, size, name))
         self._pending_bytes += size
+        self.shares.waits(name, size)
 
     def _decide(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
@@ -570,11 +576,13 @@ class Engine:
                 self.throttle.check(principal, namespace, command)
             if type(asked) in _ROOMY and (self._memory.level or self._store.full):
                 self._check_room(asked)
+            if kind in MAKES and (kind is not Send or command.sender):  # type: ignore[union-attr]
+                command = self.shares.signed(principal, command)
             written = len(batch.entries)
             try:
                 answer, deliveries = self._apply(namespace, command)
             except NotFound as missing:
-                if missing.kind != "queue" or not self._create_for(namespace, asked):
+                if missing.kind != "queue" or not self._create_for(principal, namespace, asked):
                     raise
                 answer, deliveries = self._apply(namespace, command)
             if command.right == "manage" and len(batch.entries) > written:
@@ -606,7 +614,9 @@ class Engine:
             batch.deliveries.append(self._push_early(deliveries))
         return certain
 
-    def _create_for(self, namespace: str, command: Command | SpaceCommand) -> bool:
+    def _create_for(
+        self, principal: Principal, namespace: str, command: Command | SpaceCommand
+    ) -> bool:
         """Makes the queue that a command needs, if that is wanted of this engine.
 
         It has sessions if it is first used with one. Raises Refused.
@@ -626,8 +636,8 @@ class Engine:
                 wanted.insert(0, CreateQueue(topic, QueueProperties(delivery="topic")))
         for each in wanted:
             self._check_room(each)
-            self._apply(namespace, each)
-            _note_change(BROKER, namespace, each)
+            self._apply(namespace, self.shares.signed(principal, each))
+            _note_change(principal, namespace, each)
         return True
 
     def _forget_if_gone(self, receiver: int) -> None:
@@ -715,7 +725,8 @@ class Engine:
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
         if isinstance(command, CreateNamespace):  # its tokens are of this start, whoever asks
-            command = CreateNamespace(command.name, self.epoch, self._salt, self._token_key)
+            name, by = command.name, command.by
+            command = CreateNamespace(name, self.epoch, self._salt, self._token_key, by)
         outcome = spaces.decide(self._world, command, self.time_ms())
         for record in outcome.records:
             spaces.evolve(self._world, record, self._position)
@@ -832,8 +843,9 @@ class Engine:
             self._tell_watchers()
         self._memory.relieve(batch.messages, batch.bytes, batch.weight)
         while self._pending and not self._batch.is_full:
-            principal, namespace, command, reply, size = self._pending.popleft()
+            principal, namespace, command, reply, size, name = self._pending.popleft()
             self._pending_bytes -= size
+            self.shares.waits_no_more(name, size)
             self._decide(principal, namespace, command, reply)
 
     def _append(self, batch: _Batch, now_ms: int) -> None:

@@ -57,6 +57,7 @@ class Limits:
     memory_bytes: int = field(default_factory=lambda: machine_bytes() // 2)  # then see MARKS
     pending_commands: int = 10_000  # then Busy
     pending_bytes: int = 64 << 20  # then Busy
+    principal_share: int = 50  # per cent of a limit that one principal may hold; 100: all of it
 
 
 class _Run(NamedTuple):

@@ -12,6 +12,7 @@ import msgspec
 from posthouse.core.message import Message, NewMessage, Note, Properties
 from posthouse.core.model import Account, Copying, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
+from posthouse.core.shares import NOBODY, Holder
 
 # What it takes to give a command: a right, any of them, or to be the broker itself.
 Need = Right | Literal["any", "broker"]
@@ -58,6 +59,8 @@ TRANSACTIONS_BYTES_MAX = 256 << 20  # of messages that wait for a commit
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
+    """Where a command has a field `by`, the engine fills it in: for whom its result counts."""
+
     right: ClassVar[Need]
     reach: ClassVar[Reach] = "queue"
 
@@ -143,6 +146,7 @@ class CreateQueue(_Command, frozen=True):
     right = "manage"
     queue: str
     properties: QueueProperties = QueueProperties()
+    by: Holder = NOBODY
 
 
 class UpdateQueue(_Command, frozen=True):
@@ -187,6 +191,7 @@ class CreateSubscription(_Command, frozen=True):
     queue: str
     properties: QueueProperties = QueueProperties()
     rules: Sequence[Rule] = (Rule(DEFAULT_RULE),)
+    by: Holder = NOBODY
 
 
 class ListSubscriptions(_Command, frozen=True):
@@ -287,6 +292,7 @@ class Send(_Command, frozen=True):
     # a receiver's is. Then the answer is `Waiting`, and `Admitted` or a notice comes.
     deadline_ms: int = 0
     sender: int = 0
+    by: Holder = NOBODY
 
 
 class Cancel(_Command, frozen=True):
@@ -330,6 +336,7 @@ class Attach(_Command, frozen=True):
     bound: bool = False  # its locks end with it
     by_id: bool = False
     session: int = 0
+    by: Holder = NOBODY
 
 
 class Credit(_Command, frozen=True):
@@ -497,6 +504,7 @@ class SetSchedule(_Command, frozen=True):
     message: NewMessage
     zone: str = "UTC"
     new: bool = True
+    by: Holder = NOBODY
 
 
 class PauseSchedule(_Command, frozen=True):
@@ -537,6 +545,7 @@ class Begin(_Command, frozen=True):
     right = "any"
     reach = "receiver"
     timeout_ms: int = TRANSACTION_MS
+    by: Holder = NOBODY
 
 
 class Work(_Command, frozen=True):

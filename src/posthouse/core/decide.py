@@ -171,6 +171,7 @@ from posthouse.core.room import check_room, used
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.sending import check_fit, expiry_ms, misfit, send
 from posthouse.core.settling import complete, renew, settle
+from posthouse.core.shares import SUBSCRIPTIONS, check_share
 from posthouse.core.tick import set_clock, set_copying, start, step_clock, tick, turn_clock_back
 
 
@@ -243,7 +244,7 @@ def _create_queue(state: State, command: CreateQueue, now_ms: int) -> Outcome:
         raise AlreadyExists("queue", taken)
     properties = check_queue_properties(command.properties)
     check_forwarding(state, command.queue, properties)
-    return Outcome([QueueCreated(command.queue, now_ms, properties)])
+    return Outcome([QueueCreated(command.queue, now_ms, properties, command.by.name)])
 
 
 def _create_subscription(state: State, command: CreateSubscription, now_ms: int) -> Outcome:
@@ -259,7 +260,8 @@ def _create_subscription(state: State, command: CreateSubscription, now_ms: int)
         raise AlreadyExists("subscription", taken.partition(SUBSCRIPTION)[2])
     if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
         most = len(topic.subscriptions)
-        raise QuotaExceeded(topic.name, "the number of subscriptions", most, most)
+        raise QuotaExceeded(topic.name, SUBSCRIPTIONS, most, most)
+    check_share(state.held, command.by, SUBSCRIPTIONS, topic.name, SUBSCRIPTIONS_MAX)
     properties = check_queue_properties(command.properties)
     if properties.delivery != "competing" or properties.duplicate_detection:
         raise InvalidArgument("properties", "of a subscription cannot be those of a topic")
@@ -268,7 +270,8 @@ def _create_subscription(state: State, command: CreateSubscription, now_ms: int)
     rules = [_checked_rule(rule, now_ms) for rule in command.rules]
     if len({rule.name.casefold() for rule in rules}) < len(rules):
         raise InvalidArgument("rules", "must have names that differ")
-    return Outcome([SubscriptionCreated(command.queue, now_ms, properties, rules)])
+    by = command.by.name
+    return Outcome([SubscriptionCreated(command.queue, now_ms, properties, rules, by=by)])
 
 
 def _checked_rule(rule: Rule, now_ms: int) -> Rule:
@@ -637,6 +640,7 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     if len(queue.subscriptions) >= SUBSCRIPTIONS_MAX:
         raise QuotaExceeded(queue.name, "the number of receivers", SUBSCRIPTIONS_MAX,
                             SUBSCRIPTIONS_MAX)  # fmt: skip
+    check_share(state.held, command.by, SUBSCRIPTIONS, queue.name, SUBSCRIPTIONS_MAX)
     name = subscription_queue(queue.name, f"~{command.receiver}")
     properties = _of_one(queue, queue.properties)
     delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
@@ -645,7 +649,9 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
         by_id=command.by_id,
     )  # fmt: skip
     records: list[Record] = [
-        SubscriptionCreated(name, now_ms, properties, [Rule(DEFAULT_RULE)], temporary=True),
+        SubscriptionCreated(
+            name, now_ms, properties, [Rule(DEFAULT_RULE)], temporary=True, by=command.by.name
+        ),
         ReceiverAttached(receiver),
     ]
     if not queue.subscriptions and queue.counts[ACTIVE]:

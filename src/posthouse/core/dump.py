@@ -25,6 +25,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
         "started_ms": state.started_ms,
         "clock": [state.clock_ms, state.broker_ms, state.turned_back],
         "next_lock": state.next_lock,
+        "by": state.by,
         "names": list(state.names),
         "folded": dict(state.folded),
         "queues": {queue.name: _queue(queue, bodies=bodies) for queue in live},
@@ -57,6 +58,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
                 [each.sender, each.queue, each.size_bytes, each.deadline_ms]
                 for each in state.blocked.values()
             ],
+            "held": sorted([*key, count] for key, count in state.held.items()),
             "hungry": list(state.hungry),
             "stalled": sorted(state.stalled),
             "copying": state.copying,
@@ -129,6 +131,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
         "origin": queue.origin,
         "topic": queue.topic,
         "temporary": queue.temporary,
+        "by": queue.by,
         "subscriptions": list(queue.subscriptions),
         "rules": [
             msgspec.to_builtins(rule, builtin_types=(bytes,), enc_hook=_ext)

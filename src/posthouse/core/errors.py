@@ -72,14 +72,24 @@ class SessionLockLost(Refused):
 
 @dataclass(eq=False)
 class QuotaExceeded(Refused):
-    """`limit` names the queue property that is full."""
+    """`limit` names the queue property that is full, or what there is too much of.
+
+    `holder`: only that principal's share of the limit is used up.
+    """
 
     queue: str
     limit: str
     maximum: int
     current: int
+    holder: str = ""
 
     def __str__(self) -> str:
+        if self.holder:
+            of = f" of {self.queue!r}" if self.queue else ""
+            return (
+                f"{self.holder!r} has used up its share of {self.limit}{of}: {self.current} of"
+                f" {self.maximum}; end or delete some, or raise principal_share."
+            )
         if not self.maximum:  # not the queue's own limit
             return f"There is no {self.limit} left for {self.queue!r}; free some, and send again."
         return (

@@ -105,6 +105,17 @@ from posthouse.core.records import (
     epitaph,
     is_kept,
 )
+from posthouse.core.shares import (
+    BLOCKED,
+    BLOCKED_BYTES,
+    QUEUES,
+    SCHEDULES,
+    SUBSCRIPTIONS,
+    TOPICS,
+    TRANSACTION_BYTES,
+    TRANSACTIONS,
+    count,
+)
 from posthouse.core.timers import Timers
 from posthouse.core.tokens import Tokens
 
@@ -240,6 +251,8 @@ def _queue_created(state: State, record: QueueCreated, position: int) -> None:
     properties, time_ms = record.properties, record.time_ms
     queue = _new_queue(state, record.queue, position, properties, time_ms)
     insort(state.names, queue.name)
+    queue.by = record.by
+    count_queue(state, queue, 1)
 
 
 def _new_queue(
@@ -314,6 +327,17 @@ def _subscription_created(state: State, record: SubscriptionCreated, position: i
     queue.rules = {rule.name: rule for rule in record.rules}
     topic.subscriptions[queue.name] = queue
     topic.router = None
+    queue.by = record.by
+    count_queue(state, queue, 1)
+
+
+def count_queue(state: State, queue: Queue, change: int) -> None:
+    """By who made it: among the queues, the topics, or the subscriptions of its topic."""
+    if queue.topic is not None:
+        count(state.held, SUBSCRIPTIONS, queue.topic, queue.by, change)
+    else:
+        is_topic = queue.properties.delivery == "topic"
+        count(state.held, TOPICS if is_topic else QUEUES, "", queue.by, change)
 
 
 def _rule_set(state: State, record: RuleSet, _: int) -> None:
@@ -374,6 +398,7 @@ def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
 
 
 def _delete(state: State, queue: Queue) -> None:
+    count_queue(state, queue, -1)
     del state.folded[queue.name.casefold()]
     for each in (queue, queue.dead, queue.transfer):
         if each is None:
@@ -1067,7 +1092,10 @@ def _schedule_set(state: State, record: ScheduleSet, position: int) -> None:
     made = Schedule(
         record.name, position, record.queue, record.when, record.message,
         record.time_ms if old is None else old.created_ms, 0,
+        by=record.by if old is None else old.by,
     )  # fmt: skip
+    if old is None:
+        count(state.held, SCHEDULES, "", made.by, 1)
     state.schedules[record.name] = state.scheduled[position] = made
     _await_schedule(state, made, record.next_ms)
 
@@ -1103,6 +1131,7 @@ def _schedule_cancelled(state: State, record: ScheduleCancelled, _: int) -> None
     schedule = state.schedules.pop(record.name)
     _await_schedule(state, schedule, 0)
     del state.scheduled[schedule.number]
+    count(state.held, SCHEDULES, "", schedule.by, -1)
 
 
 # Sessions.
@@ -1222,6 +1251,8 @@ def _send_blocked(state: State, record: SendBlocked, _: int) -> None:
     state.blocked_bytes += blocked.size_bytes
     state.crowded[blocked.queue] = None
     state.block_timers.add(blocked.deadline_ms, blocked.sender)
+    count(state.held, BLOCKED, blocked.queue, blocked.by, 1)
+    count(state.held, BLOCKED_BYTES, "", blocked.by, blocked.size_bytes)
 
 
 def _unblocked(state: State, record: Unblocked, _: int) -> None:
@@ -1232,6 +1263,8 @@ def _unblock(state: State, blocked: Blocked) -> None:
     del state.blocked[blocked.sender]
     state.blocked_bytes -= blocked.size_bytes
     state.block_timers.remove(blocked.deadline_ms, blocked.sender)
+    count(state.held, BLOCKED, blocked.queue, blocked.by, -1)
+    count(state.held, BLOCKED_BYTES, "", blocked.by, -blocked.size_bytes)
     waiting = state.queues[blocked.queue].blocked
     del waiting[blocked.sender]
     if waiting:
@@ -1252,7 +1285,8 @@ def _crowd(state: State, queue: Queue) -> None:
 
 def _transaction_begun(state: State, record: TransactionBegun, _: int) -> None:
     number = record.transaction
-    state.transactions[number] = Transaction(number, record.until_ms)
+    state.transactions[number] = Transaction(number, record.until_ms, by=record.by)
+    count(state.held, TRANSACTIONS, "", record.by.name, 1)
     state.next_transaction += 1
     state.transaction_timers.add(record.until_ms, number)
 
@@ -1263,6 +1297,7 @@ def _enlisted(state: State, record: Enlisted, _: int) -> None:
     transaction.messages += record.messages
     transaction.size_bytes += record.size_bytes
     state.transaction_bytes += record.size_bytes
+    count(state.held, TRANSACTION_BYTES, "", transaction.by.name, record.size_bytes)
     for token in record.locks:
         transaction.locks[token] = None
         state.enlisted[token] = record.transaction
@@ -1272,6 +1307,8 @@ def _transaction_ended(state: State, record: TransactionEnded, _: int) -> None:
     transaction = state.transactions.pop(record.transaction)
     state.transaction_timers.remove(transaction.until_ms, transaction.number)
     state.transaction_bytes -= transaction.size_bytes
+    count(state.held, TRANSACTIONS, "", transaction.by.name, -1)
+    count(state.held, TRANSACTION_BYTES, "", transaction.by.name, -transaction.size_bytes)
     for token in transaction.locks:
         del state.enlisted[token]
 

@@ -15,6 +15,7 @@ from posthouse.core.lane import Lane
 from posthouse.core.message import Message, NewMessage, Notes
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
+from posthouse.core.shares import NOBODY, Held, Holder
 from posthouse.core.timers import Timers
 from posthouse.core.tokens import Tokens
 
@@ -131,6 +132,12 @@ class Blocked(msgspec.Struct, gc=False):
     size_bytes: int
     deadline_ms: int
 
+    @property
+    def by(self) -> str:
+        """For whom it counts."""
+        name: str = self.command.by.name
+        return name
+
 
 class Queue(msgspec.Struct):
     name: str
@@ -162,6 +169,7 @@ class Queue(msgspec.Struct):
     is_plain: bool = False  # it takes every message as it comes, without a limit
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
     router: object = None  # rules that are ready to be used; see routing
+    by: str = ""  # for whom it counts; nobody in particular
     aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing
@@ -216,6 +224,7 @@ class Schedule(msgspec.Struct, array_like=True):
     fired: int = 0  # how often
     last_ms: int = 0  # when last
     problem: str = ""  # why nothing was sent then
+    by: str = ""  # for whom it counts
 
 
 class Lock(msgspec.Struct, gc=False):
@@ -243,6 +252,7 @@ class Transaction(msgspec.Struct):
     messages: int = 0  # sent or settled
     size_bytes: int = 0
     locks: dict[int, None] = {}  # that it settles
+    by: Holder = NOBODY
 
 
 class State(msgspec.Struct):
@@ -257,6 +267,8 @@ class State(msgspec.Struct):
     broker_ms: int = 0  # and where the broker's was then
     next_lock: int = 1
     turned_back: int = 0  # the position at which the clock was last turned back; 0: never
+    by: str = ""  # for whom the namespace counts
+    held: Held = {}  # what principals have made, of what is limited in number; some of it passing
     queues: dict[str, Queue] = {}  # dead-letter queues too
     names: list[str] = []  # sorted, of queues and topics
     folded: dict[str, str] = {}  # case-folded name: name
@@ -314,6 +326,7 @@ class Account(msgspec.Struct, array_like=True, frozen=True):
     keys: list[bytes]
     password: bytes = b""  # its hash; empty: there is none
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
+    by: str = ""  # who made it
 
 
 class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -322,6 +335,7 @@ class Reader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     name: str
     position: int
     updated_ms: int
+    by: str = ""  # who made it
 
 
 def before(moment_ms: int, now_ms: int, step_ms: int) -> int:

@@ -30,7 +30,18 @@ from posthouse.core.records import (
     ReaderSet,
     Started,
 )
+from posthouse.core.shares import (
+    ACCOUNTS,
+    NAMESPACES,
+    NOBODY,
+    READERS,
+    Held,
+    Holder,
+    check_share,
+    count,
+)
 
+NAMESPACES_MAX = 10_000
 ACCOUNTS_MAX = 10_000
 GRANTS_MAX = 100  # of one principal
 KEYS_MAX = 2
@@ -48,6 +59,7 @@ class Namespaces(msgspec.Struct):
     # Those that are keys of one entity: by its namespace and its name, folded.
     entity_accounts: dict[tuple[str, str], dict[str, None]] = {}
     readers: dict[str, Reader] = {}
+    held: Held = {}  # what principals have made of all these
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +76,7 @@ class CreateNamespace(_Command, frozen=True):
     epoch: int = 1
     salt: int = 0
     key: bytes = b""
+    by: Holder = NOBODY
 
 
 class DeleteNamespace(_Command, frozen=True):
@@ -94,6 +107,7 @@ class SetAccount(_Command, frozen=True):
     new: bool = False
     password: bytes | None = None
     extras: Mapping[str, str] | None = None
+    by: Holder = NOBODY
 
 
 class RevokeAccount(_Command, frozen=True):
@@ -115,6 +129,7 @@ class SetReader(_Command, frozen=True):
     right = "listen"
     name: str
     position: int
+    by: Holder = NOBODY
 
 
 class RemoveReader(_Command, frozen=True):
@@ -195,7 +210,10 @@ def _create(spaces: Namespaces, command: CreateNamespace, now_ms: int) -> SpaceO
     for other in spaces.names:
         if other.casefold() == command.name.casefold():
             raise AlreadyExists("namespace", other)
-    made = NamespaceCreated(command.name, now_ms, command.epoch, command.salt, command.key)
+    _check_few(spaces, command.by, NAMESPACES, len(spaces.states), NAMESPACES_MAX)
+    made = NamespaceCreated(
+        command.name, now_ms, command.epoch, command.salt, command.key, command.by.name
+    )
     return SpaceOutcome([made])
 
 
@@ -205,7 +223,7 @@ def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceO
     if old is not None and command.new:
         raise AlreadyExists("principal", command.name)
     if old is None:
-        _check_few("principals", len(spaces.accounts), ACCOUNTS_MAX)
+        _check_few(spaces, command.by, ACCOUNTS, len(spaces.accounts), ACCOUNTS_MAX)
         if not command.new:
             raise NotFound("principal", command.name)
     password, extras = command.password, command.extras
@@ -231,7 +249,9 @@ def _set_account(spaces: Namespaces, command: SetAccount, now_ms: int) -> SpaceO
     if sum(map(len, (*extras, *extras.values()))) > EXTRAS_CHARS_MAX:
         raise InvalidArgument("extras", f"must be at most {EXTRAS_CHARS_MAX} characters in all")
     grants, keys = list(command.grants), list(command.keys)
-    return SpaceOutcome([AccountSet(command.name, now_ms, grants, keys, password, dict(extras))])
+    by = command.by.name if old is None else ""
+    record = AccountSet(command.name, now_ms, grants, keys, password, dict(extras), by)
+    return SpaceOutcome([record])
 
 
 def _set_reader(spaces: Namespaces, command: SetReader, now_ms: int) -> SpaceOutcome:
@@ -239,43 +259,69 @@ def _set_reader(spaces: Namespaces, command: SetReader, now_ms: int) -> SpaceOut
     check_count("position", command.position, 0, RECEIVER_MAX)
     reader = spaces.readers.get(command.name)
     if reader is None:
-        _check_few("readers", len(spaces.readers), READERS_MAX)
+        _check_few(spaces, command.by, READERS, len(spaces.readers), READERS_MAX)
     elif command.position < reader.position:
         raise InvalidArgument("position", f"must not go back: {reader.position} is acknowledged")
-    return SpaceOutcome([ReaderSet(command.name, now_ms, command.position)])
+    by = command.by.name if reader is None else ""
+    return SpaceOutcome([ReaderSet(command.name, now_ms, command.position, by)])
 
 
-def _check_few(what: str, count: int, most: int) -> None:
-    if count >= most:
-        raise QuotaExceeded("the broker", f"the number of {what}", most, count)
+def _check_few(spaces: Namespaces, by: Holder, what: str, current: int, most: int) -> None:
+    if current >= most:
+        raise QuotaExceeded("the broker", what, most, current)
+    check_share(spaces.held, by, what, "", most)
 
 
 def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
     """Makes it so; cannot fail."""
     match record:
         case NamespaceCreated():
-            state = spaces.states[record.name] = State(record.name, position)
+            state = spaces.states[record.name] = State(record.name, position, by=record.by)
+            count(spaces.held, NAMESPACES, "", record.by, 1)
             insort(spaces.names, record.name)
             started = Started(record.epoch, record.salt, record.time_ms, record.key)
             evolve_state(state, started, position)
         case NamespaceDeleted(name):
-            del spaces.states[name]
+            count(spaces.held, NAMESPACES, "", spaces.states.pop(name).by, -1)
             spaces.names.remove(name)
-        case AccountSet(name, time_ms, grants, keys, password, extras):
+        case AccountSet(name, time_ms, grants, keys, password, extras, by):
             old = spaces.accounts.get(name)
-            number, made_ms = (position, time_ms) if old is None else (old.number, old.created_ms)
+            number, made_ms = position, time_ms
+            if old is None:
+                count(spaces.held, ACCOUNTS, "", by, 1)
+            else:
+                number, made_ms, by = old.number, old.created_ms, old.by
             forget_account(spaces, name)
             add_account(
-                spaces, Account(name, number, made_ms, time_ms, grants, keys, password, extras)
+                spaces, Account(name, number, made_ms, time_ms, grants, keys, password, extras, by)
             )
         case AccountRevoked(name):
-            forget_account(spaces, name)
-        case ReaderSet(name, time_ms, place):
-            spaces.readers[name] = Reader(name, place, time_ms)
+            revoked = forget_account(spaces, name)
+            if revoked is not None:
+                count(spaces.held, ACCOUNTS, "", revoked.by, -1)
+        case ReaderSet(name, time_ms, place, by):
+            reader = spaces.readers.get(name)
+            if reader is None:
+                count(spaces.held, READERS, "", by, 1)
+            else:
+                by = reader.by
+            spaces.readers[name] = Reader(name, place, time_ms, by)
         case ReaderRemoved(name):
-            spaces.readers.pop(name, None)
+            removed = spaces.readers.pop(name, None)
+            if removed is not None:
+                count(spaces.held, READERS, "", removed.by, -1)
         case _:  # Missing: it changes nothing
             pass
+
+
+def count_all(spaces: Namespaces) -> None:
+    """What principals have made, where all of it has come at once out of a snapshot."""
+    for state in spaces.states.values():
+        count(spaces.held, NAMESPACES, "", state.by, 1)
+    for account in spaces.accounts.values():
+        count(spaces.held, ACCOUNTS, "", account.by, 1)
+    for reader in spaces.readers.values():
+        count(spaces.held, READERS, "", reader.by, 1)
 
 
 # Keys of entities.
@@ -303,13 +349,14 @@ def add_account(spaces: Namespaces, account: Account) -> None:
         spaces.entity_accounts.setdefault(of, {})[account.name] = None
 
 
-def forget_account(spaces: Namespaces, name: str) -> None:
+def forget_account(spaces: Namespaces, name: str) -> Account | None:
     account = spaces.accounts.pop(name, None)
     of = None if account is None else entity_of_account(name, account.grants)
     if of is not None:
         del spaces.entity_accounts[of][name]
         if not spaces.entity_accounts[of]:
             del spaces.entity_accounts[of]
+    return account
 
 
 def keys_of(spaces: Namespaces, namespace: str, entity: str) -> list[str]:

@@ -24,6 +24,7 @@ from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_b
 from posthouse.core.model import Blocked, Copying, Grant, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
+from posthouse.core.shares import NOBODY, Holder
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,6 +44,7 @@ class QueueCreated(_Kept, frozen=True, tag=2):
     queue: str
     time_ms: int
     properties: QueueProperties
+    by: str = ""  # the principal for whom it counts; nobody in particular
 
 
 class QueueUpdated(_Kept, frozen=True, tag=3):
@@ -247,6 +249,7 @@ class NamespaceCreated(_Kept, frozen=True, tag=24):
     epoch: int
     salt: int
     key: bytes = b""
+    by: str = ""
 
 
 class NamespaceDeleted(_Kept, frozen=True, tag=25):
@@ -290,6 +293,7 @@ class AccountSet(_Kept, frozen=True, tag=30):
     keys: list[bytes]
     password: bytes = b""  # its hash, sealed; empty: there is none
     extras: dict[str, str] = {}
+    by: str = ""  # who made it, where it is new
 
 
 class AccountRevoked(_Kept, frozen=True, tag=31):
@@ -303,6 +307,7 @@ class ReaderSet(_Kept, frozen=True, tag=32):
     name: str
     time_ms: int
     position: int
+    by: str = ""  # who made it, where it is new
 
 
 class ReaderRemoved(_Kept, frozen=True, tag=33):
@@ -346,6 +351,7 @@ class SubscriptionCreated(_Kept, frozen=True, tag=35):
     properties: QueueProperties
     rules: list[Rule]
     temporary: bool = False  # it ends with its receiver
+    by: str = ""
 
 
 class RuleSet(_Kept, frozen=True, tag=36):
@@ -378,6 +384,7 @@ class ScheduleSet(_Kept, frozen=True, tag=39):
     when: Recurrence
     message: NewMessage
     next_ms: int
+    by: str = ""  # who made it, where it is new
 
 
 class ScheduleFired(_Kept, frozen=True, tag=40):
@@ -512,6 +519,7 @@ class Stuck(_Passing, frozen=True):
 class TransactionBegun(_Passing, frozen=True):
     transaction: int
     until_ms: int
+    by: Holder = NOBODY
 
 
 class Enlisted(_Passing, frozen=True):

@@ -45,6 +45,7 @@ from posthouse.core.records import (
 )
 from posthouse.core.recurrence import following_ms, parse
 from posthouse.core.sending import checked_send, send_on
+from posthouse.core.shares import SCHEDULES, check_share
 
 
 def set_schedule(state: State, command: SetSchedule, now_ms: int) -> Outcome:
@@ -58,6 +59,8 @@ def set_schedule(state: State, command: SetSchedule, now_ms: int) -> Outcome:
         raise QuotaExceeded(
             "the namespace", "the number of schedules", SCHEDULES_MAX, SCHEDULES_MAX
         )
+    if there is None:
+        check_share(state.held, command.by, SCHEDULES, "", SCHEDULES_MAX)
     message = command.message
     checked_send(state, Send(command.queue, [message]), now_ms)
     if size_bytes(message) > SCHEDULED_BYTES_MAX or message.due_ms:
@@ -67,7 +70,8 @@ def set_schedule(state: State, command: SetSchedule, now_ms: int) -> Outcome:
     when = parse(command.when, command.zone)
     # One that is replaced keeps its beat, as it does over a pause.
     next_ms = following_ms(when, now_ms, now_ms if there is None else there.created_ms)
-    return Outcome([ScheduleSet(command.name, now_ms, command.queue, when, message, next_ms)])
+    by = command.by.name if there is None else ""
+    return Outcome([ScheduleSet(command.name, now_ms, command.queue, when, message, next_ms, by)])
 
 
 def _schedule(state: State, name: str) -> Schedule:

@@ -41,6 +41,7 @@ from posthouse.core.plan import (
 )
 from posthouse.core.records import Dropped, SendBlocked, Sent
 from posthouse.core.room import Fit, Used, has_room, is_limited, used
+from posthouse.core.shares import BLOCKED, BLOCKED_BYTES, check_share
 
 
 def send(state: State, command: Send, now_ms: int) -> Outcome:
@@ -96,6 +97,8 @@ def _blocked(
     crowd = len(queue.blocked) >= BLOCKED_MAX
     if crowd or state.blocked_bytes + size > BLOCKED_BYTES_MAX:
         raise Busy("too many wait to send")
+    check_share(state.held, command.by, BLOCKED, queue.name, BLOCKED_MAX)
+    check_share(state.held, command.by, BLOCKED_BYTES, "", BLOCKED_BYTES_MAX, size)
     return Blocked(sender, queue.name, command, size, deadline_ms)
 
 

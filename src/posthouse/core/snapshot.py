@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import is_plain, rebuild_heads, relays, watch_idleness
+from posthouse.core.evolve import count_queue, is_plain, rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.lane import Lane
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
@@ -41,8 +41,9 @@ from posthouse.core.model import (
     State,
     message_key,
 )
-from posthouse.core.namespaces import Namespaces, add_account
+from posthouse.core.namespaces import Namespaces, add_account, count_all
 from posthouse.core.rules import Rule
+from posthouse.core.shares import SCHEDULES, count
 from posthouse.core.tokens import Tokens
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
@@ -66,6 +67,7 @@ class Space(_Part, frozen=True, tag=0):
     next_lock: int
     key: bytes = b""  # of its tokens
     turned_back: int = 0
+    by: str = ""
 
 
 class Contents(_Part, frozen=True, tag=1):
@@ -83,6 +85,7 @@ class Contents(_Part, frozen=True, tag=1):
     topic: str | None = None
     rules: list[Rule] = []
     temporary: bool = False
+    by: str = ""
 
 
 class GroupPart(msgspec.Struct, array_like=True, frozen=True):
@@ -151,6 +154,7 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
         yield Space(
             state.name, state.number, state.era >> 64, state.started_ms, state.clock_ms,
             state.broker_ms, state.next_lock, state.tokens.key, state.turned_back,
+            state.by,
         )  # fmt: skip
         for queue in state.queues.values():
             yield from _take_queue(queue)
@@ -176,6 +180,7 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
         queue.name, queue.number, queue.origin, queue.properties, queue.created_ms,
         queue.updated_ms, queue.accessed_ms, queue.next_sequence, queue.counts, queue.size_bytes,
         queue.body_bytes, queue.topic, list(queue.rules.values()), queue.temporary,
+        queue.by,
     )  # fmt: skip
     groups = (
         GroupPart(
@@ -259,6 +264,7 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
             _fill(state, queue, part)
     _finish(state)
     world.names = sorted(world.states)
+    count_all(world)
     return world
 
 
@@ -267,6 +273,7 @@ def _state(part: Space) -> State:
     return State(
         part.name, part.number, era, Tokens(era, part.key, part.number), part.started_ms,
         part.clock_ms, part.broker_ms, part.next_lock, part.turned_back,
+        part.by,
     )  # fmt: skip
 
 
@@ -277,10 +284,12 @@ def _queue(state: State, part: Contents) -> Queue:
         part.accessed_ms, lanes, next_sequence=part.next_sequence, counts=part.counts,
         size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
         topic=part.topic, rules={rule.name: rule for rule in part.rules}, temporary=part.temporary,
+        by=part.by,
     )  # fmt: skip
     queue.relays, queue.is_plain = relays(queue), is_plain(queue)
     state.queues[queue.name] = state.numbered[queue.number] = queue
     if queue.origin is None:
+        count_queue(state, queue, 1)
         state.folded[queue.name.casefold()] = queue.name
         watch_idleness(state, queue)
         if queue.topic is None:
@@ -378,6 +387,7 @@ def _lock(state: State, part: LockPart) -> None:
 
 def _schedule(state: State, schedule: Schedule) -> None:
     state.schedules[schedule.name] = state.scheduled[schedule.number] = schedule
+    count(state.held, SCHEDULES, "", schedule.by, 1)
     if schedule.next_ms:
         state.schedule_timers.add(schedule.next_ms, schedule.number)
 

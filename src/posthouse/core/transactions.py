@@ -35,14 +35,16 @@ from posthouse.core.records import Enlisted, TransactionBegun, TransactionEnded
 from posthouse.core.room import is_limited
 from posthouse.core.sending import checked_send, send_on
 from posthouse.core.settling import Ending, check_ending, end_as, held_locks, settled_answer
+from posthouse.core.shares import TRANSACTION_BYTES, TRANSACTIONS, check_share
 
 
 def begin(state: State, command: Begin, now_ms: int) -> Outcome:
     check_count("timeout_ms", command.timeout_ms, 1, TRANSACTION_MS_MAX)
     if len(state.transactions) >= TRANSACTIONS_MAX:
         raise Busy(f"{TRANSACTIONS_MAX} transactions are open")
+    check_share(state.held, command.by, TRANSACTIONS, "", TRANSACTIONS_MAX)
     number, until_ms = state.era + state.next_transaction, now_ms + command.timeout_ms
-    return Outcome([TransactionBegun(number, until_ms)], Begun(number, until_ms))
+    return Outcome([TransactionBegun(number, until_ms, command.by)], Begun(number, until_ms))
 
 
 def _transaction(state: State, number: int, now_ms: int) -> Transaction:
@@ -83,6 +85,7 @@ def _check_few(state: State, transaction: Transaction, messages: int, size: int)
         raise QuotaExceeded("the transaction", "bytes", SEND_BYTES_MAX, transaction.size_bytes)
     if state.transaction_bytes + size > TRANSACTIONS_BYTES_MAX:
         raise Busy("too much waits to be committed")
+    check_share(state.held, transaction.by, TRANSACTION_BYTES, "", TRANSACTIONS_BYTES_MAX, size)
 
 
 def roll_back(state: State, command: RollBack, now_ms: int) -> Outcome:

@@ -86,6 +86,7 @@ class Broker:
         limits = Limits(
             bodies_bytes=machine if config.memory else config.bodies_limit or machine // 4,
             memory_bytes=config.memory_limit or machine // 2,
+            principal_share=config.principal_share,
         )
         if config.memory:
             store: FileStore | MemoryStore = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)

@@ -250,6 +250,10 @@ class Config:
     rate_entity: int = _set(
         0, _count(0, 1_000_000_000), "that may be made of one queue, topic or subscription", "N",
     )  # fmt: skip
+    principal_share: int = _set(
+        50, _count(1, 100), "per cent of what is limited in number that one principal may hold",
+        "PERCENT",
+    )  # fmt: skip
     request_size: int = _set(48 << 20, _some, "of one HTTP request", "SIZE")
     servicebus_message_size: int = _set(
         1 << 20, _some, "of one message that a Service Bus client sends, unless the queue says"

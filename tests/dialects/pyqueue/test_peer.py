@@ -672,7 +672,7 @@ def test_workers_are_listed_until_they_are_long_dead() -> None:
         [told] = (await client.ok("ADMIN_LIST_WORKERS"))["workers"]
         assert (told["worker_id"], told["status"]) == ("w", "active")
         assert abs(told["last_heartbeat"] - time.time()) < 60
-        rig.desk.workers.heard("w", time.time() - 31)
+        rig.desk.workers.heard("w", time.time() - 31, "", 50)
         [told] = (await client.ok("ADMIN_LIST_WORKERS"))["workers"]
         assert told["status"] == "dead"
         rig.desk.workers.forget(time.time() + 300)

@@ -699,7 +699,10 @@ class Peer:
         if form.worker_id != self._worker:
             self._let_go()
         self._worker = form.worker_id
-        self.desk.workers.heard(form.worker_id, time.time())
+        assert self._principal is not None
+        shares = self.desk.engine.shares
+        name = shares.name(self._principal)
+        self.desk.workers.heard(form.worker_id, time.time(), name, shares.percent)
         slot.fill(b"Heartbeat received")
 
     def _receiver(self, queue: str) -> int:

@@ -1,8 +1,9 @@
 """Workers: who has sent heartbeats, and who has stopped."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from posthouse.broker.shares import Remembered
 
 DEAD_SECONDS = 30.0  # without a heartbeat
 FORGET_SECONDS = 300.0
@@ -20,21 +21,21 @@ class Workers:
     """By their ids, the one that was heard of longest ago first."""
 
     def __init__(self) -> None:
-        self._heard: OrderedDict[str, float] = OrderedDict()
+        self._heard: Remembered[str, float] = Remembered(WORKERS_MAX)
 
-    def heard(self, worker: str, now: float) -> None:
-        self._heard[worker] = now
-        self._heard.move_to_end(worker)
-        if len(self._heard) > WORKERS_MAX:
-            self._heard.popitem(last=False)
+    def heard(self, worker: str, now: float, name: str, percent: int) -> None:
+        """Of one that counts for whom the name says."""
+        self._heard.put(worker, now, name, percent)
 
     def is_alive(self, worker: str, now: float) -> bool:
-        return now - self._heard.get(worker, 0.0) <= DEAD_SECONDS
+        return now - (self._heard.get(worker) or 0.0) <= DEAD_SECONDS
 
     def forget(self, now: float) -> None:
         """Those that have been dead for long."""
-        while self._heard and now - next(iter(self._heard.values())) > FORGET_SECONDS:
-            self._heard.popitem(last=False)
+        for worker, heard in list(self._heard.items()):
+            if now - heard <= FORGET_SECONDS:
+                break
+            self._heard.pop(worker)
 
     def active(self, now: float) -> int:
         return sum(1 for each in self.all(now) if each.status == "active")

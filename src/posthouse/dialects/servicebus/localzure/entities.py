@@ -22,6 +22,7 @@ from posthouse.core.errors import InvalidArgument, NotFound
 from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import Rule, SqlFilter
+from posthouse.core.shares import QUEUES, SUBSCRIPTIONS, TOPICS, check_share
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import (
     ATOM,
@@ -86,18 +87,21 @@ async def _create(call: Call, node: Node | None) -> None:
 
 
 def _check_few(call: Call) -> None:
-    """Raises Failed."""
+    """Raises Failed or QuotaExceeded."""
     place, limits, queues = call.place, call.limits, call.state.queues
     if place.kind == "subscription":
         topic = queues.get(call.queue.partition(BETWEEN)[0])
         count, most = 0 if topic is None else len(topic.subscriptions), limits.subscriptions
+        what, where = SUBSCRIPTIONS, "" if topic is None else topic.name
     else:
         mine = [each for each in queues.values() if each.origin is None and each.topic is None]
         wanted = place.kind == "topic"
         count = sum((each.properties.delivery == "topic") == wanted for each in mine)
         most = limits.entities
+        what, where = TOPICS if wanted else QUEUES, ""
     if count >= most:
         raise _too_many(call, f"{place.kind}s", count, most)
+    check_share(call.state.held, call.engine.shares.holder(call.principal), what, where, most)
 
 
 def _too_many(call: Call, what: str, count: int, most: int) -> Failed:

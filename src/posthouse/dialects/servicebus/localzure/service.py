@@ -9,6 +9,7 @@ import msgspec
 
 from posthouse.broker.access import ANYBODY, Principal
 from posthouse.broker.engine import Engine
+from posthouse.broker.shares import Remembered
 from posthouse.core.errors import NotFound, Refused
 from posthouse.core.message import SCHEDULED
 from posthouse.core.model import Right
@@ -52,7 +53,7 @@ class Service:
         self._credentials = credentials
         self.limits = limits
         self.figures = Figures()
-        self._sessions: dict[Key, int] = {}
+        self._sessions: Remembered[Key, int] = Remembered(SESSIONS_MAX)
 
     @property
     def engine(self) -> Engine:
@@ -69,16 +70,14 @@ class Service:
     # Sessions: the API names them by their ids alone.
 
     def hold(self, key: Key, token: int) -> None:
-        self._sessions.pop(key, None)
-        self._sessions[key] = token
-        if len(self._sessions) > SESSIONS_MAX:
-            del self._sessions[next(iter(self._sessions))]
+        shares = self.engine.shares
+        self._sessions.put(key, token, shares.name(key[3]), shares.percent)
 
     def let_go(self, key: Key) -> None:
-        self._sessions.pop(key, None)
+        self._sessions.pop(key)
 
     def held(self, key: Key) -> int:
-        return self._sessions.get(key, 0)
+        return self._sessions.get(key) or 0
 
     async def answer(self, request: Request) -> Answer:
         correlation = _correlation(request)
