@@ -22,12 +22,12 @@ LIMITS = Limits(
 )
 
 
-def main() -> int:
+def main(limits: Limits = LIMITS) -> int:
     words = ["serve", *sys.argv[1:]]
     options = make_parser(words).parse_args(words)
     config = load({name: getattr(options, name, None) for name in SETTINGS}, os.environ)
     set_up(config.log, config.log_level, colour=False)
-    return run(config, say_on_terminal, LIMITS)
+    return run(config, say_on_terminal, limits)
 
 
 if __name__ == "__main__":

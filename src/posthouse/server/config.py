@@ -226,6 +226,10 @@ class Config:
     )
     tls_cert: Path | None = _set(None, _path, "a certificate of your own, with its chain", "FILE")
     tls_key: Path | None = _set(None, _path, "its key", "FILE")
+    insecure: bool = _set(
+        False, _flag, "take keys in clear text from other machines too; without it TLS is required"
+        " of them",
+    )  # fmt: skip
     handshake_limit: int = _set(10, _count(1, 600), "what a peer has to say who it is", "SECONDS")
     connections_max: int = _set(10_000, _count(1, 1_000_000), "open at a time", "N")
     strangers_max: int = _set(
@@ -435,6 +439,8 @@ def _check(config: Config) -> None:
         raise BadConfig("tls_cert and tls_key belong together; give both or neither.")
     if config.dev_allow and not config.dev:
         raise BadConfig("dev_allow goes with dev; without it every peer may come, with a key.")
+    if config.insecure and config.dev:
+        raise BadConfig("insecure goes without dev, with which TLS is required of nobody.")
     if config.pyqueue_security is False and not config.dev:
         raise BadConfig(f"{config.origins['pyqueue_security']}: without --dev every client has to"
                         " say who it is; leave it out, or give --dev.")  # fmt: skip

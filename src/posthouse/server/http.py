@@ -366,6 +366,12 @@ class App:
         _check_protocol(request)
         if request.head.raw_path == b"*":  # RFC 9110, 9.3.7: whether somebody is there
             return Answer(b"", 204, ((b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),))
+        if request.connection.lacks_tls and request.parts[0] != b"health":
+            request.connection.demand_tls()
+            raise HttpProblem(
+                403, "tls-required", "Keys are not taken in clear text from other machines; come"
+                " with https.", close=True,
+            )  # fmt: skip
         if request.head.query:
             request.query = _query(request.head.query)
         if door := request.connection.door:

@@ -371,6 +371,8 @@ class HttpPeer(HttpToolsProtocol):
         return self._get_upgrade() == b"websocket" and self._websocket() is not None
 
     def _websocket(self) -> WebSocketRoute | None:
+        if self.connection.lacks_tls:
+            return None
         path = unquote(self.url.partition(b"?")[0].decode("latin-1")).rstrip("/").casefold()
         for route in self._websockets:
             if route.path == path and not self._is_busy() and route.admits(dict(self.headers)):

@@ -6,6 +6,9 @@ past the handshake limit is closed; until then it costs a socket, a timer, and n
 
 A connection whose client has not shown who it is is a stranger's. Strangers have limits of their
 own, per address and in total, so that they cannot keep clients out.
+
+Who comes from another machine without TLS is told that he needs it, before he can say his key where
+the protocol allows that, and is closed.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from posthouse.broker.access import ANYBODY
+from posthouse.dialects.line import hang_up
 
 if TYPE_CHECKING:
     import ssl
@@ -39,6 +43,7 @@ _NEW, _UNKNOWN = "new", "unknown"
 _LEFT = getattr(select, "POLLRDHUP", 0)
 
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+LOOPBACK: Networks = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 MakeContext: TypeAlias = Callable[[], "asyncio.Future[ssl.SSLContext]"]
 
 
@@ -63,6 +68,8 @@ class Dialect(NamedTuple):
     recognise: Callable[[bytes], bool | None]
     # A peer for a connection, which says so when it is gone.
     make: "Callable[[Connection], Peer]"
+    # That TLS is required, to who has begun with these bytes. None: its peer sees to it.
+    demand_tls: Callable[[bytes], bytes] | None = None
 
 
 class Connection:
@@ -70,13 +77,14 @@ class Connection:
 
     __slots__ = (
         "_listener", "address", "closed_at", "deadline", "dialect", "door", "ends_with_input",
-        "is_opening", "peer", "principal", "source", "transport",
+        "is_far", "is_opening", "peer", "principal", "source", "transport",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
         self.source = _source(address)  # by which strangers are counted
+        self.is_far = not is_among(address, listener.limits.local_networks)  # not this machine's
         self.principal: str | None = None  # who its client is; None: a stranger
         self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
         self.dialect = _NEW
@@ -101,12 +109,21 @@ class Connection:
         return self.transport is not None and bool(self.transport.get_extra_info("sslcontext"))
 
     @property
+    def lacks_tls(self) -> bool:
+        """It is not encrypted, and has to be."""
+        return self.is_far and self._listener.limits.requires_tls and not self.is_tls
+
+    @property
     def is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 
     def identified(self, principal: str) -> bool:
         """Its client has shown who it is; whether that one may have one more connection."""
         return self.principal == principal or self._listener.identified(self, principal)
+
+    def demand_tls(self) -> None:
+        """It is counted, and logged now and then."""
+        self._listener.demand_tls(self)
 
     def known_as(self, dialect: str) -> None:
         self._listener.moved(self, dialect)
@@ -122,6 +139,8 @@ class Limits(NamedTuple):
     strangers_per_address: int = 500  # and those of one address
     per_principal: int = 5_000  # connections of one principal
     networks: Networks | None = None  # from where peers are let in; None: from anywhere
+    local_networks: Networks = LOOPBACK  # who comes from there is on this machine
+    requires_tls: bool = False  # of who is not
     keep_alive_seconds: float = 75  # between requests
     body_seconds: float = 60  # for the whole of a request's body
     stalled_seconds: float = 60  # how long a peer may not read what it asked for
@@ -155,7 +174,7 @@ class Listener:
         self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
         self.accepted = 0
-        # Why: full, address, silent, unknown, strangers, principal.
+        # Why: full, address, silent, unknown, strangers, principal, tls.
         self.refused: Counter[str] = Counter()
         self._strangers: dict[str, dict[Connection, None]] = {}  # by source, the oldest first
         self.strangers = 0  # all of them
@@ -296,11 +315,16 @@ class Listener:
 
     def _may_come(self, host: str) -> bool:
         """By the address it comes from, not the one it came to."""
-        if self.limits.networks is None:
-            return True
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self.limits.networks)
+        return self.limits.networks is None or is_among(host, self.limits.networks)
+
+    def demand_tls(self, connection: Connection) -> None:
+        """It is closed for want of it."""
+        self.refused["tls"] += 1
+        self._warn(
+            "listener.tls", connection.address, "A client at %s came without TLS, which is"
+            " required of other machines: give it the address with TLS, and the certificate that"
+            " `posthouse tls env` tells of. --insecure lets it come as it is.",
+        )  # fmt: skip
 
     async def _hand_on(self, accepted: socket.socket, connection: Connection) -> None:
         """From a bare socket to a transport with the sniffing protocol on it."""
@@ -467,6 +491,12 @@ class Listener:
                 self._emptied.set()
 
 
+def is_among(host: str, networks: Networks) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any((mapped or address) in network for network in networks)
+
+
 def _source(host: str) -> str:
     """The address by which strangers are counted."""
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -527,6 +557,9 @@ class _Sniffer(asyncio.Protocol):
         self._timer = loop.call_at(self._connection.deadline, self._too_late)
 
     def data_received(self, data: bytes) -> None:
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            return
         self._data += data
         unsure = False
         for dialect in self._listener.dialects:
@@ -547,6 +580,11 @@ class _Sniffer(asyncio.Protocol):
         transport = self._connection.transport
         assert transport is not None
         self._connection.known_as(dialect.name)
+        if self._connection.lacks_tls and dialect.demand_tls is not None:
+            self._listener.demand_tls(self._connection)
+            transport.write(dialect.demand_tls(self._data))
+            hang_up(transport)
+            return
         peer = self._connection.peer = dialect.make(self._connection)
         transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
         peer.connection_made(transport)
@@ -559,8 +597,7 @@ class _Sniffer(asyncio.Protocol):
         self._listener.refused[why] += 1
         transport = self._connection.transport
         assert transport is not None
-        transport.close()
-        asyncio.get_running_loop().call_later(TLS_CLOSE_SECONDS, transport.abort)
+        hang_up(transport)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

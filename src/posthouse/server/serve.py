@@ -26,6 +26,7 @@ from posthouse.server.feed import Feed
 from posthouse.server.http import App, is_from_here, make_config
 from posthouse.server.http_peer import HttpPeer
 from posthouse.server.listener import (
+    LOOPBACK,
     Connection,
     Dialect,
     Limits,
@@ -60,7 +61,9 @@ _log = logging.getLogger(__name__)
 OK, FAILED, LOST = 0, 1, 74
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
-_LOOPBACK = ("127.0.0.0/8", "::1/128")
+AMQP_TLS = b"AMQP\2\1\0\0"  # what is spoken here instead (part 5, section 5.2.1)
+TLS_TEXT = "TLS is required; connect with it."
+INSECURE_SECONDS = 3_600.0  # between two warnings that keys come in clear text
 PYQUEUE_RATE = 10  # tasks that one address may push in a second, unless it is set
 _LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
@@ -118,14 +121,14 @@ class Server:
             return HttpPeer(uvicorn, state, connection, websockets)
 
         dialects = (
-            Dialect("amqp", is_amqp, self._amqp),
-            Dialect("vibemq", is_vibemq, self._vibemq),
-            Dialect("pyqueue", is_pyqueue, self._pyqueue),
+            Dialect("amqp", is_amqp, self._amqp, lambda _: AMQP_TLS),
+            Dialect("vibemq", is_vibemq, self._vibemq, _demand_vibemq_tls),
+            Dialect("pyqueue", is_pyqueue, self._pyqueue, _demand_pyqueue_tls),
             Dialect("http", is_http, http),
         )
         networks = None
         if config.dev:
-            networks = [ipaddress.ip_network(each) for each in (*_LOOPBACK, *config.dev_allow)]
+            networks = [*LOOPBACK, *map(ipaddress.ip_network, config.dev_allow)]
         files = _files_max()
         most = max(1, min(config.connections_max, files - max(_FILES_KEPT, files // 8)))
         if most < config.connections_max:
@@ -137,6 +140,7 @@ class Server:
             handshake_seconds=config.handshake_limit, connections=most, networks=networks,
             strangers=config.strangers_max, strangers_per_address=config.strangers_per_address,
             per_principal=config.connections_per_principal or max(1, most // 2),
+            requires_tls=not (config.dev or config.insecure),
         )  # fmt: skip
         self._listener = Listener(dialects, limits, self._contexts.get)
         self._feed = Feed(self._broker)
@@ -281,6 +285,8 @@ class Server:
         self._metrics.lag.start()
         self.ports = sorted({at.port for at in listening})
         self._announce(listening)
+        if self._config.insecure:
+            self._warn_that_it_is_insecure()
         loop.call_later(_LATER_SECONDS, self._servicebus)
         loop.call_later(_LATER_SECONDS, self._make_certificate)
         failing = asyncio.create_task(engine.failed.wait())
@@ -338,6 +344,16 @@ class Server:
 
     # What people see.
 
+    def _warn_that_it_is_insecure(self) -> None:
+        """At the start, and again and again."""
+        _log.warning(
+            "Keys are taken in clear text from other machines (--insecure). Give clients the"
+            " certificate, connect them with TLS, and start without --insecure.",
+            extra={"event": "listener.insecure"},
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        loop.call_later(INSECURE_SECONDS, self._warn_that_it_is_insecure)
+
     def _announce(self, listening: list[Listening]) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, and the broker serves all the same
             self._say(welcome(self._config, self._broker, listening, self._tls_folder))
@@ -346,6 +362,19 @@ class Server:
             "Posthouse is ready on %s.", ", ".join(f"{at.host}:{at.port}" for at in listening),
             extra={"event": "broker.ready", "ports": sorted({at.port for at in listening})},
         )  # fmt: skip
+
+
+def _demand_pyqueue_tls(_: bytes) -> bytes:
+    from posthouse.dialects.pyqueue.codec import encode
+
+    return encode(b"ERROR", TLS_TEXT.encode())
+
+
+def _demand_vibemq_tls(data: bytes) -> bytes:
+    from posthouse.dialects.vibemq.answers import AUTH_REQUIRED
+    from posthouse.dialects.vibemq.codec import refuse
+
+    return refuse(data, AUTH_REQUIRED, TLS_TEXT)
 
 
 def _files_max() -> int:
@@ -374,7 +403,7 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         "Posthouse is ready.",
         "",
         f"  listens on    {', '.join(hosts)}, ports {', '.join(shown)};"
-        " each takes every protocol, with or without TLS",
+        f" each takes every protocol, {_encryption(config)}",
         f"  data          {'in memory only' if config.memory else config.data.absolute()}",
         f"  certificate   {tls_folder / 'ca.pem'}" if config.tls_cert is None
         else f"  certificate   {config.tls_cert}",
@@ -395,7 +424,9 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
             "",
             "  --dev: only peers on this machine are let in, and plain HTTP needs no key.",
         ]
-    elif broker.new_root_key is not None:
+    if config.insecure:
+        lines += ["", "  --insecure: keys are taken in clear text from other machines, too."]
+    if not config.dev and broker.new_root_key is not None:
         lines += [
             "",
             "  The root key was made just now and is shown this once:",
@@ -407,6 +438,12 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         ]  # fmt: skip
     lines += ["", "  Ctrl-C stops it.", ""]
     return "\n".join(lines)
+
+
+def _encryption(config: Config) -> str:
+    if config.dev or config.insecure:
+        return "with or without TLS"
+    return "from other machines with TLS only"
 
 
 def say_on_terminal(text: str) -> None:

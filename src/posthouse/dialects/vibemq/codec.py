@@ -16,6 +16,7 @@ name), queue, payload, headers, schemaVersion, errorCode, errorMessage.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from struct import Struct, error
 from typing import Any, Literal
@@ -260,6 +261,17 @@ class Encoder:
         if len(body) > FRAME_BYTES_MAX:
             return None
         return b"%b%c%b" % (_pack32(len(body)), flag, body)
+
+
+def refuse(data: bytes, code: str, text: str) -> bytes:
+    """An error for who has begun with this; nothing where it does not tell how he is spoken to."""
+    decoder = Decoder()
+    id = ""
+    with suppress(Malformed):
+        id = next((frame.id for frame in decoder.receive(data)), "")
+    if decoder.generation is None:
+        return b""
+    return Encoder(decoder).frame(Frame(Type.ERROR, id, "", b"", NO_HEADERS, code, text)) or b""
 
 
 def encode(frame: Frame) -> bytes | None:
