@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Coroutine
 from pathlib import Path
 
-from posthouse.broker.access import BROKER, Guard, Principal, new_key
+from posthouse.broker.access import BROKER, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
@@ -220,7 +220,7 @@ class Broker:
         if declared.key is None:
             return True
         keys = self.guard.keys({account.name: account}, account.name)
-        return keys[:1] == [declared.key]
+        return bool(keys) and key_is(declared.key)(keys[0])
 
 
 def _compression(config: Config) -> Compression | None:

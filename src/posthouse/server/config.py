@@ -286,6 +286,12 @@ class Config:
     jwt_public_key: Path | None = _set(
         None, _path, "the public key of who signs tokens (JWT) by RS256, in PEM", "FILE"
     )
+    jwt_audience: str | None = _set(
+        None, _text, "whom tokens (JWT) must be for (aud); without it they must name nobody", "NAME"
+    )
+    jwt_issuer: str | None = _set(
+        None, _text, "whose tokens (JWT) they must be (iss); without it anybody's", "NAME"
+    )
     pyqueue_security: bool | None = _set(
         None, _flag, "PyQueue clients must say who they are, also with --dev; without it they"
         " always must",

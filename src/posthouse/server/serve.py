@@ -235,7 +235,9 @@ class Server:
         settings = Settings(
             namespace=DEFAULT_NAMESPACE,
             is_open=config.dev and not config.pyqueue_security,
-            signing=Signing(config.jwt_secret, self._jwt_public_key),
+            signing=Signing(
+                config.jwt_secret, self._jwt_public_key, config.jwt_audience, config.jwt_issuer
+            ),
             lock_ms=config.pyqueue_lock * 1_000,
             retries=config.pyqueue_retries,
             depth=config.pyqueue_depth,

@@ -209,6 +209,36 @@ def test_a_token_is_refused_where_anything_about_it_is_wrong() -> None:
     with_rig(with_public_key, signing=Signing(None, public))
 
 
+def test_a_token_is_for_the_audience_and_of_the_issuer_that_are_configured() -> None:
+    def expecting(good: dict[str, Any], *bad: dict[str, Any], **signing: str) -> None:
+        async def work(rig: Rig) -> None:
+            client = rig.connect()
+            await client.ok("AUTH", {"type": "jwt", "value": token(**good)})
+            for claims in bad:
+                text = await rig.connect().error("AUTH", {"type": "jwt", "value": token(**claims)})
+                assert text == "Authentication failed", claims
+
+        with_rig(work, signing=Signing(SECRET, **signing))
+
+    both = {"aud": "us", "iss": "them"}
+    expecting({"iss": "anybody"}, both, {"aud": "us"})
+    expecting({"aud": "us"}, {}, {"aud": "others"}, {"aud": []}, {"aud": ["usa"]}, audience="us")
+    expecting({"aud": ["others", "us"]}, audience="us")
+    expecting({"iss": "them"}, {}, {"iss": "us"}, {"iss": "them "}, issuer="them")
+    expecting(both, {"aud": "us"}, {"iss": "them"}, {}, audience="us", issuer="them")
+
+
+def test_a_connection_goes_on_with_a_newer_token() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        await client.ok("AUTH", {"type": "jwt", "value": token()})
+        await client.ok("AUTH", {"type": "jwt", "value": token(exp=time.time() + 600)})
+        client.peer.check(time.time() + 61)
+        await client.push("x", queue="orders")
+
+    with_rig(work, signing=Signing(SECRET))
+
+
 def test_a_connection_ends_with_its_token_and_its_account() -> None:
     async def work(rig: Rig) -> None:
         client = rig.connect()

@@ -24,6 +24,8 @@ class Signing(NamedTuple):
 
     secret: str | None = None  # HS256
     public_key: str | None = None  # RS256, in PEM
+    audience: str | None = None  # that a token must be for; None: it must name none
+    issuer: str | None = None  # that it must be of; None: of any
 
 
 class Known(NamedTuple):
@@ -102,14 +104,15 @@ class Credentials:
         """Of a token that is good now."""
         import jwt  # not needed by every client
 
-        secret, public_key = self._signing
-        for key, algorithm in ((secret, "HS256"), (public_key, "RS256")):
+        signing = self._signing
+        for key, algorithm in ((signing.secret, "HS256"), (signing.public_key, "RS256")):
             if key is None:
                 continue
             try:
                 claims: dict[str, Any] = jwt.decode(
-                    token, key, algorithms=[algorithm], options={"require": ["exp", "principal"]}
-                )
+                    token, key, algorithms=[algorithm], audience=signing.audience,
+                    issuer=signing.issuer, options={"require": ["exp", "principal"]},
+                )  # fmt: skip
             except (jwt.InvalidTokenError, ValueError):
                 continue
             return claims
