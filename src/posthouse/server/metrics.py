@@ -5,8 +5,10 @@ it is first asked for.
 """
 
 import asyncio
+import importlib
 import importlib.metadata
 import platform
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 ENTITIES_MAX = 1_000
-LAG_SECONDS = 0.5  # how often the event loop's lag is measured
+LAG_SECONDS = 0.02  # how often the event loop's lag is measured,
+IDLE_LAG_SECONDS = 0.5  # and while there are no connections
 
 # What has happened to messages, in words: the records that say so.
 _TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -56,22 +59,38 @@ _TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
 
 
 class Lag:
-    """How late the event loop is with what it has to do."""
+    """How late the event loop is with what it has to do.
 
-    def __init__(self) -> None:
+    A timer that fires late was held up by a turn of the loop, or by other processes on the machine.
+    `held` counts the first only: of the lateness, as much as the loop's thread has used of CPU.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self.seconds = Histogram([0.001 * 4**n for n in range(8)])
         self.last = 0.0
+        self.longest = self.held = 0.0  # since they were last told
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time() + LAG_SECONDS
+        is_idle = not sum(self._listener.by_dialect.values())
+        due = loop.time() + (IDLE_LAG_SECONDS if is_idle else LAG_SECONDS)
+        used = time.thread_time()
 
         def measure() -> None:
             self.last = max(0.0, loop.time() - due)
             self.seconds.add(self.last)
+            self.longest = max(self.longest, self.last)
+            self.held = max(self.held, min(self.last, time.thread_time() - used))
             self.start()
 
         loop.call_at(due, measure)
+
+    def told(self) -> tuple[float, float]:
+        """`longest` and `held`, which begin anew."""
+        found = self.longest, self.held
+        self.longest = self.held = 0.0
+        return found
 
 
 class Metrics:
@@ -82,7 +101,7 @@ class Metrics:
         self._broker = broker
         self._listener = listener
         self._feed = feed
-        self.lag = Lag()
+        self.lag = Lag(listener)
 
     async def answer(self, request: Request) -> Answer:
         """Any principal may ask for the sums; for queues, who manages all of them."""
@@ -91,6 +110,8 @@ class Metrics:
         entities = request.query.get("entities", "0") not in ("", "0", "false")
         if entities:
             self._broker.check(request.principal, "manage", "*", "*")
+        # It takes long to import, and others have their turn meanwhile.
+        await asyncio.to_thread(importlib.import_module, "prometheus_client")
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
         from prometheus_client.registry import Collector
@@ -202,6 +223,12 @@ class Metrics:
         yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
                  "why", dict(self._listener.refused))  # fmt: skip
         yield gauge("event_loop_lag_seconds", "How late the event loop was last", self.lag.last)
+        longest, held = self.lag.told()
+        yield gauge("event_loop_lag_longest_seconds",
+                    "How late the event loop was at worst since this was last asked",
+                    longest)  # fmt: skip
+        yield gauge("event_loop_held_seconds",
+                    "As before, without what other processes took", held)  # fmt: skip
         yield histogram("event_loop_lag", "How late the event loop is, in seconds",
                         self.lag.seconds)  # fmt: skip
         yield gauge("memory_bodies_bytes", "Bodies in memory", now.bodies_bytes)
