@@ -7,7 +7,8 @@ the events that come back, and sends what `take` gives:
     transport.write(connection.take())
 
 Events come one by one while the bytes are read, so what is said to one goes out before what is said
-to the next.
+to the next. `look` gives nothing (None) for a frame of which there is nothing to tell, so whoever
+drives it can stop after any frame, do other things, and go on later.
 
 Both roles are here. A server is given `authenticate`, which is asked with what SASL brought; a
 client is given the mechanism and what to say in it.
@@ -75,6 +76,8 @@ class Limits(NamedTuple):
     first_channels: int = 16
     first_links: int = 16
     first_unfinished: int = 1
+    first_frames: int = 200  # in all; clients need about ten until they have shown who they are
+    first_bytes: int = 256 << 10  # in all
 
 
 class Connection:
@@ -106,6 +109,8 @@ class Connection:
         self._sasl = sasl
         self._properties = properties
         self._trusted = False
+        self._is_stranger = self.is_server  # its frames are counted
+        self._first_frames = self._first_bytes = 0
         self._events: list[Event] = []
         self._out: list[bytes] = []
         self._kept: list[bytes] = []  # of a frame that is not complete
@@ -134,6 +139,10 @@ class Connection:
 
         After an error of the other side there is a `Closed` among them.
         """
+        return (event for event in self.look(data) if event is not None)
+
+    def look(self, data: bytes) -> Iterator[Event | None]:
+        """As `receive`, with None for each frame that is no event."""
         if self.closed:
             return
         pos = 0
@@ -168,6 +177,7 @@ class Connection:
     def trust(self) -> None:
         """From now on the wider limits hold: whoever it is has shown who he is."""
         self._trusted = True
+        self._is_stranger = False
         self._performative_max = self.limits.performative_bytes
         if self._opened:
             self._frame_max = self.limits.frame_bytes
@@ -234,9 +244,20 @@ class Connection:
             raise Malformed(f"at most {most} deliveries may be under way at a time",
                             "amqp:resource-limit-exceeded")  # fmt: skip
 
+    def _count_first(self, size: int) -> None:
+        """A frame of who has not shown yet who it is."""
+        limits = self.limits
+        self._first_frames += 1
+        self._first_bytes += size
+        if self._first_frames > limits.first_frames or self._first_bytes > limits.first_bytes:
+            raise Malformed(
+                f"a client has to show who it is within {limits.first_frames} frames and"
+                f" {limits.first_bytes} bytes", "amqp:resource-limit-exceeded"
+            )  # fmt: skip
+
     # Frames.
 
-    def _read(self, data: bytes, pos: int) -> Iterator[Event]:
+    def _read(self, data: bytes, pos: int) -> Iterator[Event | None]:
         end = len(data)
         while pos < end and not self.closed:
             if self._events:
@@ -263,6 +284,8 @@ class Connection:
             if end - pos < size:
                 self._needed = size
                 break
+            if self._is_stranger:
+                self._count_first(size)
             begin = pos + 4 * offset  # 2.3.1: in words of four bytes
             pos += size
             if offset < 2 or begin > pos or kind != (_SASL_FRAME if self._in_sasl else _AMQP_FRAME):
@@ -278,12 +301,16 @@ class Connection:
                             frame = data[pos - size : at]
                             self._shape = shape_of(event.link, frame, settled=rest.settled)
                         yield event
+                    elif not self._events:
+                        yield None
                     continue
             if begin < pos:
                 if size > self._performative_max and data[begin : begin + 3] != _TRANSFER:
                     raise Malformed(f"a frame of {size} bytes", "amqp:connection:framing-error")
                 performative, at = read(data, begin, pos)
                 _ON.get(type(performative), _unwanted)(self, channel, performative, data, at, pos)
+            if not self._events:
+                yield None
         if pos < end and not self.closed:
             self._kept, self._kept_bytes = [data[pos:]], end - pos
 

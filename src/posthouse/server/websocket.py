@@ -2,20 +2,25 @@
 
 The frames are the `websockets` library's, without its input and output; what is in them goes
 straight to the peer of the protocol, frame by frame: where messages end has no meaning here, so
-none is ever gathered. Nothing is compressed.
+none is ever gathered. Nothing is compressed. What comes is read in slices, until a turn is over or
+the peer wants no more; the rest waits.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from posthouse.dialects.line import STRANGER_TURN_SECONDS, TURN_SECONDS, Turn, read_or_not
 from posthouse.server.listener import Connection
 from posthouse.server.listener import Peer as AnyPeer
 
 FIRST_FRAGMENT_BYTES_MAX = 64 << 10  # before the peer trusts its client
 FRAGMENT_BYTES_MAX = 4 << 20
-SLICE_BYTES = 16 << 10
+SLICE_BYTES = 2 << 10  # that are read between two looks at the clock: some hundred frames,
+LARGE_SLICE_BYTES = 64 << 10  # or as much of one frame
+STRANGER_FRAMES_MAX = 1_000  # in all, before the peer trusts its client
 FRAMES_SPARE = 1_000  # that may be shorter than they should in so many seconds
 COUNT_SECONDS = 60
 FRAME_BYTES_MIN = 8
@@ -59,6 +64,13 @@ class WebSocketPeer(asyncio.Protocol):
             logger=_library_log,
         )
         self._closing = False
+        self._come: deque[bytes] = deque()  # and was not read yet,
+        self._at = 0  # from here on in the first
+        self._is_quiet = False  # the last slice was within a frame
+        self._turn = Turn(self._go_on, STRANGER_TURN_SECONDS)
+        self._is_paused = False  # the peer inside wants no more,
+        self._is_reading = True
+        self._count = 0  # frames
         self._counted_from, self._spare = 0.0, float(FRAMES_SPARE)
 
     def begin(self, transport: asyncio.Transport, head: bytes) -> None:
@@ -83,36 +95,69 @@ class WebSocketPeer(asyncio.Protocol):
     # As asyncio sees it.
 
     def data_received(self, data: bytes) -> None:
+        self._come.append(data)
+        if not self._turn.is_waiting and not self._is_paused:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Reads what has come, slice by slice, until the turn is over."""
+        turn = self._turn
+        turn.begin()
+        while self._come and self._inner is not None and not self._is_paused:
+            if self.is_closing():
+                self._come.clear()
+                break
+            self._read(self._next_slice(), self._inner)
+            if turn.is_over():
+                break
+        turn.end()
+        if self._come and not self._is_paused:
+            turn.wait()
+        self._read_or_not()
+
+    def _next_slice(self) -> bytes:
+        data, at = self._come[0], self._at
+        # Within a large frame nothing is to be looked at before its end.
+        size = LARGE_SLICE_BYTES if self._is_quiet else SLICE_BYTES
+        piece = data[at : at + size]
+        self._at += len(piece)
+        if self._at >= len(data):
+            self._come.popleft()
+            self._at = 0
+        return piece
+
+    def _read(self, piece: bytes, inner: Peer) -> None:
         from websockets.frames import Frame, Opcode
 
         frames = self._frames
-        for at in range(0, len(data), SLICE_BYTES):
-            if self._inner is None or self.is_closing():
-                return
-            if self._inner.is_trusted:
-                frames.max_fragment_size = FRAGMENT_BYTES_MAX
-            piece = data[at : at + SLICE_BYTES]
-            frames.receive_data(piece)
-            events = frames.events_received()
-            for event in events:
-                assert isinstance(event, Frame)
-                if event.opcode in (Opcode.BINARY, Opcode.CONT):
-                    if event.data and not self._closing:
-                        self._inner.data_received(bytes(event.data))
-                elif event.opcode is Opcode.TEXT:
-                    frames.fail(_UNSUPPORTED, "binary frames only")
-                    break
-            if self._says_little(len(events), len(piece)):
-                frames.fail(_POLICY, "too many frames with too little in them")
-            self._put()  # a pong, or the answer to a close
-            if frames.close_expected():
-                self._end()
+        if inner.is_trusted:
+            frames.max_fragment_size = FRAGMENT_BYTES_MAX
+            self._turn.seconds = TURN_SECONDS
+        frames.receive_data(piece)
+        events = frames.events_received()
+        self._is_quiet = not events
+        for event in events:
+            assert isinstance(event, Frame)
+            if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                if event.data and not self._closing:
+                    inner.data_received(bytes(event.data))
+            elif event.opcode is Opcode.TEXT:
+                frames.fail(_UNSUPPORTED, "binary frames only")
+                break
+        if self._says_little(len(events), len(piece)):
+            frames.fail(_POLICY, "too many frames with too little in them")
+        elif not inner.is_trusted and self._count > STRANGER_FRAMES_MAX:
+            frames.fail(_POLICY, "too many frames before it is known from whom")
+        self._put()  # a pong, or the answer to a close
+        if frames.close_expected():
+            self._end()
 
     def _says_little(self, frames: int, size: int) -> bool:
         """So many frames for so few bytes that reading them is all that is done."""
         now = asyncio.get_running_loop().time()
         if now > self._counted_from + COUNT_SECONDS:
             self._counted_from, self._spare = now, FRAMES_SPARE
+        self._count += frames
         self._spare += size / FRAME_BYTES_MIN - frames
         self._spare = min(self._spare, FRAMES_SPARE)
         return self._spare < 0
@@ -162,11 +207,18 @@ class WebSocketPeer(asyncio.Protocol):
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        self._transport.pause_reading()
+        self._is_paused = True
+        self._read_or_not()
 
     def resume_reading(self) -> None:
-        if not self.is_closing():
-            self._transport.resume_reading()
+        self._is_paused = False
+        if self._come:
+            self._turn.wait()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        wanted = not self._is_paused and not self._come
+        self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

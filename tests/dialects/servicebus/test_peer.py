@@ -648,7 +648,7 @@ def test_before_a_client_is_known_little_is_kept_for_it() -> None:
         asks, hears = client.link("$cbs", sends=True), client.link("$cbs", sends=False)
         await client.pump()
         told: list[Event] = []
-        for _ in range(200):  # and there is no credit for a reply
+        for _ in range(100):  # and there is no credit for a reply
             asks.send(described(0x73, encode(["x" * 1_000])) + described(0x77, encode("")), b"r")
             told += await client.pump()
         assert why(told).condition == "amqp:resource-limit-exceeded"

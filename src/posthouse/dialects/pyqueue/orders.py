@@ -125,6 +125,8 @@ async def push_together(call: Call, tasks: Sequence[tuple[str, NewTask]]) -> lis
 async def send_together(call: Call, sends: list[Send]) -> Sequence[Enqueued]:
     """In one commit. Raises Refused or Failed."""
     desk, principal = call.desk, call.principal
+    for send in sends:
+        desk.charge_for(call.address, send)
     if len(sends) == 1:
         answer = await desk.ask(principal, sends[0])
         assert isinstance(answer, Enqueued)

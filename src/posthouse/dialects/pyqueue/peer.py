@@ -34,7 +34,14 @@ from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import Properties
 from posthouse.core.model import Lock, QueueProperties
 from posthouse.core.plan import Delivered
-from posthouse.dialects.line import Line, hang_up, read_or_not
+from posthouse.dialects.line import (
+    STRANGER_TURN_SECONDS,
+    TURN_SECONDS,
+    Line,
+    Turn,
+    hang_up,
+    read_or_not,
+)
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
 from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
@@ -50,6 +57,8 @@ from posthouse.dialects.pyqueue.tasks import (
     JOBS_BYTES_MAX,
     LOCK,
     BatchForm,
+    NewTask,
+    PushForm,
     job_of,
     new_task,
     queue_in,
@@ -65,6 +74,8 @@ _log = logging.getLogger(__name__)
 STRANGER_BYTES_MAX = 64 << 10  # of a frame of who has not shown who he is
 PULL_MAX = 10  # tasks in one batch
 PULL_BYTES_MAX = 4_096  # of what a pull says
+TASKS_AT_ONCE = 500  # that a batch may have before it is taken apart, for others to have a turn
+LOOKS = 8  # requests that are gathered between two looks at the clock
 COMMANDS_MAX = 1_000  # under way, before nothing more is read
 UNANSWERED_BYTES_MAX = 8 << 20  # of requests, likewise
 REQUEST_SECONDS = 30.0  # for a frame that has begun
@@ -137,6 +148,8 @@ class Peer:
         self._is_paused = self._is_going = self.is_gone = False
         self._is_over = self._is_ending = False  # the client says no more; nothing more is taken
         self._is_reading = True
+        self._turn = Turn(self._go_on)
+        self._is_behind = False  # requests are left for the next turn
 
     # As asyncio sees it.
 
@@ -161,14 +174,17 @@ class Peer:
             raise Failed(refusals.TOO_MANY)
         self._principal = principal
         self._decoder.frame_bytes_max = STRANGER_BYTES_MAX
+        self._turn.seconds = STRANGER_TURN_SECONDS
         if principal is not None:
+            self._turn.seconds = TURN_SECONDS
             self._decoder.frame_bytes_max = FRAME_BYTES_MAX
             self.desk.welcome()
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         self._decoder.feed(data)
-        self._go_on()
+        if not self._is_behind:
+            self._go_on()
 
     def eof_received(self) -> bool:
         """Who has said all he wants still gets his answers."""
@@ -203,26 +219,29 @@ class Peer:
     # The work.
 
     def _go_on(self) -> None:
-        """With what has come, as far as there is room for it."""
+        """With what has come, as far as there is room for it, until the turn is over."""
         self._is_going = True  # what is answered at once is written below
+        self._turn.begin()
         try:
             self._write()
-            is_more = self._work()
+            self._is_behind = self._work(self._turn)
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A connection has failed.", extra={"event": "pyqueue.failed"})
             self._transport.abort()
             return
+        self._turn.end()
         self._flush()
         self._is_going = False
-        if is_more:
+        if self._is_behind:
             self._go_on_soon()
         self._read_or_not()
 
-    def _work(self) -> bool:
+    def _work(self, turn: Turn) -> bool:
         """Whether others are to have their turn before it goes on."""
         decoder = self._decoder
-        count = 0
-        while self._has_room and not self._is_ending and count < COMMANDS_MAX:
+        count = gathered = 0
+        is_over = False
+        while not is_over and self._has_room and not self._is_ending and count < COMMANDS_MAX:
             try:
                 frame = decoder.take()
             except Malformed:
@@ -237,12 +256,15 @@ class Peer:
             gather = _GATHERED.get(word)
             if gather is None or binary or not gather(self, payload):
                 self._do(frame)
+                is_over = turn.is_over()
             else:
                 self._unanswered_bytes += len(payload)
                 count += self._follow(COMMANDS_MAX - count)
+                gathered += 1
+                is_over = gathered % LOOKS == 0 and turn.is_over()
         self._end_run()
         self._count_held(decoder.held_bytes, is_new=count > 0)
-        return count >= COMMANDS_MAX
+        return is_over or count >= COMMANDS_MAX
 
     def _follow(self, most: int) -> int:
         """What comes behind what was gathered, as far as it is alike: how many requests."""
@@ -353,7 +375,7 @@ class Peer:
         """After what is going on now: what is answered in one go is written in one go."""
         if not self._is_going and not self.is_gone:
             self._is_going = True
-            self._loop.call_soon(self._go_on)
+            self._turn.wait()
 
     def _write(self) -> None:
         places = self._places
@@ -374,7 +396,7 @@ class Peer:
 
     def _read_or_not(self) -> None:
         """Nothing is read that could not be dealt with."""
-        wanted = self._has_room and not self._is_ending
+        wanted = self._has_room and not self._is_ending and not self._is_behind
         self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
 
     def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
@@ -505,29 +527,52 @@ class Peer:
         return Work(number, command)
 
     def _push_batch(self, slot: Slot, payload: bytes) -> None:
-        desk = self.desk
         form: BatchForm = read(BatchForm, payload)
-        if desk.settings.rate:
-            desk.charge(self._line.address, len(form.tasks))
-        tasks = [new_task(each, deduplicate=desk.settings.deduplicate) for each in form.tasks]
+        if self.desk.settings.rate:
+            self.desk.charge(self._line.address, len(form.tasks))
         queues = list(dict.fromkeys(map(queue_in, form.tasks)))
-        assert self._principal is not None
-        for queue in queues:
-            slot.on = queue
-            desk.make_queue(self._principal, "send", queue)
-        if len(queues) == 1:
+        if len(queues) > 1 or len(form.tasks) > TASKS_AT_ONCE:
+            self._push_slowly(slot, form, queues, payload)
+            return
+        tasks = self._tasks_in(form.tasks)
+        self._make_queues(slot, queues)
+        if tasks:
             assert isinstance(slot, BatchSlot)
             slot.ids = [task.id for task in tasks]
             messages, keys = [task.message for task in tasks], [task.key for task in tasks]
             self.ask(Send(queues[0], messages, keys), slot)
-            return
-        call = Call(desk, self._principal, self._line.address, "PUSH_BATCH", payload)
-        into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
+        else:
+            slot.fill(orders.batch_told([]))
+
+    def _push_slowly(self, slot: Slot, form: BatchForm, queues: list[str], payload: bytes) -> None:
+        """Many tasks, or into several queues. Others have their turns between the steps."""
+        assert self._principal is not None
+        call = Call(self.desk, self._principal, self._line.address, "PUSH_BATCH", payload)
 
         async def push(call: Call) -> bytes:
+            tasks: list[NewTask] = []
+            for at in range(0, len(form.tasks), TASKS_AT_ONCE):
+                try:
+                    tasks += self._tasks_in(form.tasks[at : at + TASKS_AT_ONCE])
+                except Failed as failed:
+                    raise Failed(f"{_FAILING[b'PUSH_BATCH']}{failed}") from None
+                await asyncio.sleep(0)
+            self._make_queues(slot, queues)
+            into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
             return orders.batch_told(await orders.push_together(call, into))
 
         self._busy = self._loop.create_task(self._take_steps(slot, push, call))
+
+    def _tasks_in(self, forms: list[PushForm]) -> list[NewTask]:
+        """Raises Failed."""
+        return [new_task(each, deduplicate=self.desk.settings.deduplicate) for each in forms]
+
+    def _make_queues(self, slot: Slot, queues: list[str]) -> None:
+        """Raises Refused."""
+        assert self._principal is not None
+        for queue in queues:
+            slot.on = queue
+            self.desk.make_queue(self._principal, "send", queue)
 
     # Pulling.
 

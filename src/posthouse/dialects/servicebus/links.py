@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from struct import Struct
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 INLET_CREDIT = 1_000  # messages that a client may send before it hears of the first
 INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so much from the first
+READ_AT_ONCE = 100  # messages of a batch, between two looks at the clock
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
 OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
@@ -163,22 +164,43 @@ class Inlet:
             )  # fmt: skip
             return
         try:
+            parts = [payload]
             if event.format == BATCH_FORMAT:
                 parts = split_batch(payload, BATCH_MAX)
-                messages = [self._reads.read(each) for each in parts]
-            else:
-                messages = [self._reads.read(payload)]
-        except Unfit as unfit:
-            self._reject([number], unfit.condition, str(unfit))
+        except (Unfit, Malformed) as wrong:
+            self._reject_unread(number, wrong)
             return
-        except Malformed as malformed:
-            self._reject([number], "amqp:decode-error", f"The message cannot be read: {malformed}.")
+        reading = self._read(parts, event)
+        if len(parts) > READ_AT_ONCE:
+            self._peer.take_steps(reading)
+        else:
+            for _ in reading:
+                pass
+
+    def _read(self, parts: list[bytes], event: Arrived) -> Iterator[None]:
+        """The messages of a batch, step by step, which are sent on together."""
+        number, messages = None if event.settled else event.delivery_id, []
+        assert event.payload is not None
+        size = len(event.payload)
+        try:
+            for at, part in enumerate(parts, 1):
+                messages.append(self._reads.read(part))
+                if at % READ_AT_ONCE == 0:
+                    yield
+        except (Unfit, Malformed) as wrong:
+            self._reject_unread(number, wrong)
             return
         transaction = transaction_in(event.state)
         if transaction is not None:
-            self._enlist(transaction[0], messages, number, len(payload))
+            self._enlist(transaction[0], messages, number, size)
             return
-        self._add(messages, [number], len(payload), whole=event.format == BATCH_FORMAT)
+        self._add(messages, [number], size, whole=event.format == BATCH_FORMAT)
+
+    def _reject_unread(self, number: int | None, wrong: Unfit | Malformed) -> None:
+        condition, text = "amqp:decode-error", f"The message cannot be read: {wrong}."
+        if isinstance(wrong, Unfit):
+            condition, text = wrong.condition, str(wrong)
+        self._reject([number], condition, text)
 
     def _enlist(self, id: bytes, messages: list[NewMessage], number: int | None, size: int) -> None:
         """They are sent when the transaction is committed."""

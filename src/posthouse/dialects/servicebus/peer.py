@@ -10,7 +10,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias, cast
 
 from posthouse.amqp.connection import Connection
@@ -36,7 +37,15 @@ from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSes
 from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Queue
-from posthouse.dialects.line import END_SECONDS, Circle, Line, hang_up, read_or_not
+from posthouse.dialects.line import (
+    END_SECONDS,
+    TURN_SECONDS,
+    Circle,
+    Line,
+    Turn,
+    hang_up,
+    read_or_not,
+)
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
 from posthouse.dialects.servicebus.credentials import Credentials
@@ -120,6 +129,11 @@ class Peer:
             idle_ms=IDLE_MS,
         )
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
+        self._turn = Turn(self._go_on)
+        self._looking: Iterator[Event | None] | None = None  # at what has come, frame by frame
+        self._come: deque[bytes] = deque()  # behind that
+        self._steps: Iterator[None] | None = None  # of what takes long, with the last frame
+        self._is_behind = False  # something is left for the next turn
         self._refusals = 0
         self.contexts: dict[Link, Context] = {}
         self._gathered: dict[Inlet | Outlet, None] = {}
@@ -145,17 +159,67 @@ class Peer:
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
+        if self._looking is None:
+            self._looking = self._amqp.look(data)
+        else:
+            self._come.append(data)
+        if not self._turn.is_waiting and not self.is_paused:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Looks at frames until the turn is over; what is said meanwhile is written then.
+
+        Who does not read that is not looked at either, so it cannot make us keep more of it.
+        """
+        if self._looking is None or self.is_paused:
+            return
+        turn = self._turn
+        turn.begin()
         try:
-            for event in self._amqp.receive(data):
-                _ON[type(event)](self, event)
+            self._look(turn)
             for each in list(self._gathered):
                 each.flush()
             self._gathered.clear()
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A connection has failed.", extra={"event": "amqp.failed"})
+            self._looking = None
             self._transport.abort()
             return
+        turn.end()
         self.flush()
+        self._is_behind = self._looking is not None
+        if self._is_behind and not self.is_paused:
+            turn.wait()
+        if self._is_behind or not self._reading:
+            self._read_or_not()
+
+    def take_steps(self, steps: Iterator[None]) -> None:
+        """For what takes long with one frame: no other is looked at before it is done."""
+        assert self._steps is None
+        self._steps = steps
+
+    def _look(self, turn: Turn) -> None:
+        while self._looking is not None:
+            for _ in self._steps or ():
+                if turn.is_over():
+                    return
+            self._steps = None
+            if not self._take_frames(self._looking, turn):
+                return
+            if self._steps is None:
+                come = self._come
+                self._looking = self._amqp.look(come.popleft()) if come else None
+
+    def _take_frames(self, frames: Iterator[Event | None], turn: Turn) -> bool:
+        """Until all are taken, or one takes steps of its own; False: the turn is over."""
+        for event in frames:
+            if event is not None:
+                _ON[type(event)](self, event)
+            if turn.is_over():
+                return False
+            if self._steps is not None:
+                break
+        return True
 
     def eof_received(self) -> bool:
         return False
@@ -169,7 +233,7 @@ class Peer:
         """Nothing is read that could not be dealt with."""
         wanted = (
             not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-            and self._under_way < COMMANDS_MAX and not self._stopping
+            and self._under_way < COMMANDS_MAX and not self._stopping and not self._is_behind
         )  # fmt: skip
         self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
 
@@ -180,6 +244,8 @@ class Peer:
 
     def resume_writing(self) -> None:
         self.is_paused = False
+        if self._looking is not None:
+            self._turn.wait()
         self._read_or_not()
         for each in list(self.contexts.values()):
             if isinstance(each, Outlet | RequestLink):
@@ -191,6 +257,7 @@ class Peer:
             if timer is not None:
                 timer.cancel()
         self.is_closing = True
+        self._looking = self._steps = None
         for event in self._amqp.lose():
             _ON[type(event)](self, event)
         self._peers.remove(self)
@@ -307,6 +374,7 @@ class Peer:
         if not self._line.identified(principal.name):
             return False
         self.is_trusted = True
+        self._turn.seconds = TURN_SECONDS
         self._amqp.trust()
         if self._deadline is not None:
             self._deadline.cancel()
