@@ -54,20 +54,35 @@ def test_types_have_the_numbers_that_clients_know() -> None:
 def test_gzip_is_always_there() -> None:
     assert squeezing.METHODS["gzip"].flag == 1
     for method in squeezing.METHODS.values():
-        assert method.unsqueeze(method.squeeze(b"x" * 5_000)) == b"x" * 5_000
+        packed = method.squeeze(b"x" * 5_000)
+        assert squeezing.Squeezed(method, packed, 5_000).open_at_once() == b"x" * 5_000
 
 
 @pytest.mark.parametrize("name", ["gzip", "brotli"])
-def test_what_cannot_be_unpacked_within_bounds_is_malformed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_unpacked_within_bounds_is_malformed(name: str) -> None:
     method = squeezing.METHODS[name]
-    monkeypatch.setattr(squeezing, "UNSQUEEZED_BYTES_MAX", 10_000)
     whole = method.squeeze(bytes(10_000))
-    assert method.unsqueeze(whole) == bytes(10_000)
+    assert squeezing.Squeezed(method, whole, 10_000).open_at_once() == bytes(10_000)
     for wrong in (method.squeeze(bytes(10_001)), whole[:-1], whole + b"x", b"", b"nonsense"):
         with pytest.raises(Malformed):
-            method.unsqueeze(wrong)
+            squeezing.Squeezed(method, wrong, 10_000).open_at_once()
+
+
+@pytest.mark.parametrize("name", ["gzip", "brotli"])
+def test_what_is_large_is_not_unpacked_at_once_but_wholly(name: str) -> None:
+    method = squeezing.METHODS[name]
+    text = b"".join(b"%09d" % n for n in range(100_000))
+    squeezed = squeezing.Squeezed(method, method.squeeze(text), len(text))
+    assert squeezed.open_at_once() is None
+    assert squeezed.open() == text
+
+
+@pytest.mark.parametrize("name", ["gzip", "brotli"])
+def test_what_grows_too_much_is_malformed_whatever_its_size(name: str) -> None:
+    method = squeezing.METHODS[name]
+    squeezed = squeezing.Squeezed(method, method.squeeze(bytes(8 << 20)), 16 << 20)
+    with pytest.raises(Malformed, match="100 times"):
+        squeezed.open_at_once() or squeezed.open()
 
 
 def test_it_is_the_client_who_prefers() -> None:

@@ -15,16 +15,22 @@ A str16 is a u16 length and UTF-8; of length 0 it is nothing. JSON has the same 
 name), queue, payload, headers, schemaVersion, errorCode, errorMessage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import IntEnum
 from struct import Struct, error
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from posthouse.dialects.vibemq.malformed import Malformed
-from posthouse.dialects.vibemq.squeezing import BY_FLAG, SQUEEZE_BYTES_MIN, Method
+from posthouse.dialects.vibemq.squeezing import (
+    AT_ONCE_BYTES_MAX,
+    BY_FLAG,
+    SQUEEZE_BYTES_MIN,
+    Method,
+    Squeezed,
+)
 
 FRAME_BYTES_MIN, FRAME_BYTES_MAX = 2, 1 << 20  # as it is sent
 NEW_FRAME_BYTES_MAX = 64 << 10  # of somebody who has not shown yet who he is
@@ -101,60 +107,63 @@ UNKNOWN = -1  # a type whose name is not known
 
 
 class Decoder:
-    """What a client says. It is told the generation by the first frame."""
+    """What a client says, frame by frame. It is told the generation by the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, unsqueezed_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.generation: Generation | None = None
         self.is_camel = False  # how the client writes the names of types
         self.frame_bytes_max = NEW_FRAME_BYTES_MAX
+        self.unsqueezed_bytes_max = unsqueezed_bytes_max  # of a body that is compressed
         self.squeezed = False  # whether it may be compressed
-        self._data = bytearray()
+        self._data: bytes | bytearray = b""
+        self._at = 0  # where the next frame begins
 
-    def keep(self, data: bytes, most_bytes: int) -> None:
-        """For later. Raises Malformed where it is too much."""
-        self._data += data
-        if len(self._data) > most_bytes:
-            raise Malformed("too much has come before it is known from whom")
+    @property
+    def held_bytes(self) -> int:
+        """Of what has come and was not taken."""
+        return len(self._data) - self._at
 
-    def receive(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now. Raises Malformed, after those before."""
-        held = self._data
-        come: bytes | bytearray = data
-        if held:
-            held += data
-            come = held
-        at, end = 0, len(come)
-        try:
-            while end - at >= 5:
-                length = _u32(come, at)[0]
-                if not FRAME_BYTES_MIN <= length <= self.frame_bytes_max:
-                    raise Malformed(f"a frame cannot have {length} bytes")
-                if self.generation is None:
-                    self.generation = _BY_BYTE.get(come[at + 4])
-                    if self.generation is None:
-                        raise Malformed("this is no generation of the protocol that is known")
-                begin = at + 5 if self.generation == "flagged" else at + 4
-                if end - begin < length:
-                    break
-                flag = come[at + 4] if self.generation == "flagged" else 0
-                at = begin + length
-                body = bytes(come[begin:at])
-                yield self._frame(flag, body)
-        finally:
-            if come is held:
-                del held[:at]
-            elif at < end:
-                held += data[at:]
+    def feed(self, data: bytes) -> None:
+        if self._at == len(self._data):
+            self._data = data
+        else:
+            if not isinstance(self._data, bytearray):
+                self._data = bytearray(self._data)
+            del self._data[: self._at]
+            self._data += data
+        self._at = 0
 
-    def _frame(self, flag: int, body: bytes) -> Frame:
+    def take(self) -> Frame | Squeezed | None:
+        """The next frame, or one that is to be unpacked apart; None until it is whole.
+
+        Raises Malformed.
+        """
+        come, at = self._data, self._at
+        if len(come) - at < 5:
+            return None
+        length = _u32(come, at)[0]
+        if not FRAME_BYTES_MIN <= length <= self.frame_bytes_max:
+            raise Malformed(f"a frame cannot have {length} bytes")
+        if self.generation is None:
+            self.generation = _BY_BYTE.get(come[at + 4])
+            if self.generation is None:
+                raise Malformed("this is no generation of the protocol that is known")
+        begin = at + 5 if self.generation == "flagged" else at + 4
+        if len(come) - begin < length:
+            return None
+        flag = come[at + 4] if self.generation == "flagged" else 0
+        self._at = begin + length
+        body = bytes(come[begin : self._at])
         if flag:
             method = BY_FLAG.get(flag)
             if method is None or not self.squeezed:
                 raise Malformed("this compression was not agreed on")
-            body = method.unsqueeze(body)
-        if self.generation == "json":
-            return self._json(body)
-        return decode(body)
+            squeezed = Squeezed(method, body, self.unsqueezed_bytes_max)
+            unsqueezed = squeezed.open_at_once()
+            if unsqueezed is None:
+                return squeezed
+            body = unsqueezed
+        return self._json(body) if self.generation == "json" else decode(body)
 
     def _json(self, body: bytes) -> Frame:
         try:
@@ -234,6 +243,17 @@ def decode(body: bytes) -> Frame:
     return Frame(kind, id, queue, payload, headers, code, text)
 
 
+class Unsqueezed(NamedTuple):
+    """A frame that takes long to compress: `write` is to be called in a thread."""
+
+    method: Method
+    body: bytes
+
+    def write(self) -> bytes | None:
+        """None where it is larger than a frame may be."""
+        return _flagged(self.body, self.method)
+
+
 class Encoder:
     """How a client is spoken to."""
 
@@ -241,7 +261,7 @@ class Encoder:
         self._decoder = decoder
         self.method: Method | None = None  # that was agreed on
 
-    def frame(self, frame: Frame) -> bytes | None:
+    def frame(self, frame: Frame) -> bytes | Unsqueezed | None:
         """None where it is larger than a frame may be."""
         generation = self._decoder.generation
         if generation == "json":
@@ -253,14 +273,20 @@ class Encoder:
             body = found
         if generation != "flagged":
             return _pack32(len(body)) + body if len(body) <= FRAME_BYTES_MAX else None
-        flag = 0
-        if self.method is not None and len(body) >= SQUEEZE_BYTES_MIN:
-            squeezed = self.method.squeeze(body)
-            if len(squeezed) < len(body):
-                flag, body = self.method.flag, squeezed
-        if len(body) > FRAME_BYTES_MAX:
-            return None
-        return b"%b%c%b" % (_pack32(len(body)), flag, body)
+        if self.method is not None and len(body) > AT_ONCE_BYTES_MAX:
+            return Unsqueezed(self.method, body)
+        return _flagged(body, self.method)
+
+
+def _flagged(body: bytes, method: Method | None) -> bytes | None:
+    flag = 0
+    if method is not None and len(body) >= SQUEEZE_BYTES_MIN:
+        squeezed = method.squeeze(body)
+        if len(squeezed) < len(body):
+            flag, body = method.flag, squeezed
+    if len(body) > FRAME_BYTES_MAX:
+        return None
+    return b"%b%c%b" % (_pack32(len(body)), flag, body)
 
 
 def refuse(data: bytes, code: str, text: str) -> bytes:

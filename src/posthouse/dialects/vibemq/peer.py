@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from posthouse.broker.access import BROKER, Principal, vouched
 from posthouse.broker.engine import Engine
@@ -15,7 +15,7 @@ from posthouse.broker.throttle import Buckets, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
 from posthouse.core.model import State
-from posthouse.dialects.line import Circle, Line, hang_up, read_or_not
+from posthouse.dialects.line import TURN_SECONDS, Circle, Line, Turn, hang_up, read_or_not
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -26,10 +26,13 @@ from posthouse.dialects.vibemq.codec import (
     Encoder,
     Frame,
     Type,
+    Unsqueezed,
+    decode,
 )
 from posthouse.dialects.vibemq.malformed import Malformed
 from posthouse.dialects.vibemq.message import check_frame
 from posthouse.dialects.vibemq.queues import owner
+from posthouse.dialects.vibemq.squeezing import Squeezed
 from posthouse.dialects.vibemq.subscription import Subscription
 from posthouse.dialects.vibemq.users import NOTHING, PUBLISH, SUBSCRIBE, Rights, Users
 from posthouse.store.errors import StoreError
@@ -43,6 +46,8 @@ HELD_BYTES_MAX = 256 << 10  # that are kept meanwhile
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
+STRANGER_FRAMES_MAX = 200  # of such a one, in all: a Connect is enough
+ENVELOPE_BYTES = 256 << 10  # that a frame may have beside its payload, when it is unpacked
 GRACE_SECONDS = 10  # and to acknowledge what it has, where the broker is stopping
 _ACK = int(Type.ACK)
 Reply = Callable[[Answer | Refused | StoreError], None]
@@ -96,6 +101,13 @@ class Peers:
             peer.check()
 
 
+class _Late(NamedTuple):
+    """A frame that is compressed when its turn to be written comes."""
+
+    said: Unsqueezed
+    too_large: Callable[[], None]
+
+
 class Peer:
     """One connection, as asyncio wants it."""
 
@@ -105,7 +117,7 @@ class Peer:
         self.users = peers.users
         self.settings = peers.settings
         self.namespace = peers.settings.namespace
-        self.decoder = Decoder()
+        self.decoder = Decoder(self.settings.message_bytes + ENVELOPE_BYTES)
         self.encoder = Encoder(self.decoder)
         self.principal: Principal | None = None
         self._engine: Engine | None = None
@@ -117,12 +129,16 @@ class Peer:
         self.blocked: dict[int, str] = {}  # sends that may wait for room, and their queues
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
-        self._out: list[bytes] = []
+        self._turn = Turn(self._go_on)
+        self._is_behind = False  # frames are left for the next turn
+        self._is_unpacking = False  # a frame, in a thread
+        self._is_packing = False  # likewise; what was said behind it waits for it
+        self._out: deque[bytes | _Late] = deque()
         self._flushing = False
         self._deadline: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = self._loop.time()
-        self._refusals = 0
+        self._refusals = self._strange_frames = 0
         self._under_way = self._unanswered_bytes = 0
         self._reading = True
         self.is_paused = False  # the client does not read
@@ -143,23 +159,70 @@ class Peer:
         self._heard = self._loop.time()
         if self.is_over:
             return
+        self.decoder.feed(data)
+        if self.is_waiting and self.decoder.held_bytes > HELD_BYTES_MAX:
+            text = "Too much has come before it is known from whom."
+            self.close(answers.INVALID_MESSAGE, text)
+        elif not self._turn.is_waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Looks at frames until the turn is over; what is said meanwhile is written then.
+
+        Who does not read that is not looked at either, so it cannot make us keep more of it.
+        """
+        if not self._may_look:
+            return
+        turn = self._turn
+        turn.begin()
         try:
-            if self.is_waiting:
-                self.decoder.keep(data, HELD_BYTES_MAX)
-                return
-            for frame in self.decoder.receive(data):
-                if not self._take(frame):
-                    break
+            self._is_behind = self._look(turn)
             self._flush_gathered()
             if self._empty is not None and not self._unacknowledged:
                 self._empty.set()
         except Malformed as malformed:
-            self.close(answers.INVALID_MESSAGE, f"The frame cannot be read: {malformed}.")
+            self._close_malformed(malformed)
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A connection has failed.", extra={"event": "vibemq.failed"})
             self._transport.abort()
             return
+        turn.end()
         self._flush()
+        if self._is_behind and self._may_look:
+            turn.wait()
+        if self._is_behind or not self._reading:
+            self._read_or_not()
+
+    @property
+    def _may_look(self) -> bool:
+        """At a frame. None is overtaken by one that came behind it."""
+        return not (self.is_over or self.is_waiting or self.is_paused or self._is_unpacking)
+
+    def _look(self, turn: Turn) -> bool:
+        """Whether there may be more. Raises Malformed."""
+        while (frame := self.decoder.take()) is not None:
+            if isinstance(frame, Squeezed):
+                self._is_unpacking = True
+                self.spawn(self._unpack(frame))
+                return True
+            if not self._take(frame) or turn.is_over():
+                return True
+        return False
+
+    async def _unpack(self, squeezed: Squeezed) -> None:
+        """What takes long to unpack, while others have their turns."""
+        try:
+            body = await asyncio.to_thread(squeezed.open)
+            if not self.is_over:
+                self._take(decode(body))
+        except Malformed as malformed:
+            self._close_malformed(malformed)
+        finally:
+            self._is_unpacking = False
+        self._turn.wait()
+
+    def _close_malformed(self, malformed: Malformed) -> None:
+        self.close(answers.INVALID_MESSAGE, f"The frame cannot be read: {malformed}.")
 
     def eof_received(self) -> bool:
         return False
@@ -171,6 +234,8 @@ class Peer:
 
     def resume_writing(self) -> None:
         self.is_paused = False
+        if self._is_behind:
+            self._turn.wait()
         self._read_or_not()
         for each in list(self.subscriptions.values()):
             each.fill()
@@ -222,7 +287,7 @@ class Peer:
         """Nothing is read that could not be dealt with."""
         wanted = (
             not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-            and self._under_way < COMMANDS_MAX and not self.is_waiting
+            and self._under_way < COMMANDS_MAX and not self.is_waiting and not self._is_behind
         )  # fmt: skip
         self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
 
@@ -234,6 +299,12 @@ class Peer:
 
     def _take(self, frame: Frame) -> bool:
         """Whether what comes behind it can be looked at now."""
+        if self.principal is None:
+            self._strange_frames += 1
+            if self._strange_frames > STRANGER_FRAMES_MAX:
+                text = f"A client has to show who it is within {STRANGER_FRAMES_MAX} frames."
+                self.close(answers.AUTH_REQUIRED, text)
+                return False
         if frame.type == _ACK:
             self._acknowledge(frame)
             return True
@@ -271,6 +342,7 @@ class Peer:
         self.principal = principal
         self._engine = self.peers.engine
         self._voucher = vouched(principal)
+        self._turn.seconds = TURN_SECONDS
         self.decoder.frame_bytes_max = FRAME_BYTES_MAX
         self.stop_waiting()
         if self._deadline is not None:
@@ -289,7 +361,7 @@ class Peer:
         if self.is_waiting:
             self.is_waiting = False
             self._read_or_not()
-            self._loop.call_soon(self.data_received, b"")
+            self._turn.wait()
 
     @property
     def rights(self) -> Rights:
@@ -442,19 +514,25 @@ class Peer:
 
     # Writing.
 
-    def say(self, data: bytes) -> None:
-        """What is said in one go is written in one go."""
-        self._out.append(data)
+    def say(self, data: bytes | Unsqueezed, too_large: Callable[[], None]) -> None:
+        """What is said in one go is written in one go.
+
+        Where it takes long to compress, it may turn out only then that it is too large.
+        """
+        self._out.append(data if isinstance(data, bytes) else _Late(data, too_large))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def answer(self, frame: Frame) -> None:
+        def too_large() -> None:
+            self.refuse(frame.id, answers.SERVER_ERROR, "The answer does not fit into a frame.")
+
         data = self.encoder.frame(frame)
         if data is None:
-            self.refuse(frame.id, answers.SERVER_ERROR, "The answer does not fit into a frame.")
+            too_large()
         else:
-            self.say(data)
+            self.say(data, too_large)
 
     def refuse(self, id: str, code: str, text: str) -> None:
         self.peers.errors += 1
@@ -462,10 +540,28 @@ class Peer:
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._out and not self._transport.is_closing():
-            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-            self._transport.write(data)
-        self._out.clear()
+        if self._is_packing:
+            return
+        out: list[bytes] = []
+        while self._out:
+            said = self._out.popleft()
+            if isinstance(said, _Late):
+                self._is_packing = True
+                self.spawn(self._pack(said))
+                break
+            out.append(said)
+        if out and not self._transport.is_closing():
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    async def _pack(self, late: "_Late") -> None:
+        """What takes long to compress, while others have their turns."""
+        data = await asyncio.to_thread(late.said.write)
+        self._is_packing = False
+        if data is None:
+            late.too_large()
+        elif not self.is_over:
+            self._out.appendleft(data)
+        self._flush()
 
     # The end.
 
@@ -502,6 +598,9 @@ class Peer:
     def _end(self) -> None:
         if not self.is_over:
             self._leave()
+        # The last words wait for nothing: what is not compressed yet goes back where it came from.
+        self._out = deque(each for each in self._out if isinstance(each, bytes))
+        self._is_packing = False
         self._flush()
         hang_up(self._transport)
 

@@ -7,6 +7,7 @@ the first there is. What is not acknowledged in time goes back, and is not count
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from posthouse.core.commands import (
@@ -121,10 +122,10 @@ class Subscription:
             frame = delivery(each.message, each.note, self.name, f"{token:032x}")
             data = peer.encoder.frame(frame)
             if data is None:
-                self._bury(token)
+                self._bury(token, frame.id)
                 continue
-            size += len(data)
-            peer.say(data)
+            size += len(data if isinstance(data, bytes) else data.body)
+            peer.say(data, partial(self._bury, token, frame.id))
             said.append(each)
             if token:
                 self.held[token] = (frame.id, each.until_ms)
@@ -139,9 +140,11 @@ class Subscription:
                 self.forget()
         self.fill()
 
-    def _bury(self, token: int) -> None:
+    def _bury(self, token: int, id: str) -> None:
         """One that no frame can hold, which only another dialect's client can have sent."""
-        if token:
+        if self.held.pop(token, None) is not None:
+            self._peer.let_go(id, self, token)
+        if token and not self._peer.is_over:
             self._peer.leave(
                 DeadLetter(
                     self.queue, [token], partial=True, reason="DeserializationError",
