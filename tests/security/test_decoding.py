@@ -4,6 +4,7 @@ import contextlib
 import struct
 import time
 import tracemalloc
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -71,7 +72,7 @@ def number_map(numbers: list[int]) -> bytes:
 def cpu_of(data: bytes) -> float:
     """That the decoder uses until it has read it, or found it to be malformed."""
     begun = time.process_time()
-    with contextlib.suppress(Malformed):
+    with suppress(Malformed):
         decode(data)
     return time.process_time() - begun
 
