@@ -22,9 +22,7 @@ BASIC = b64encode(f"{NAME}:{KEY}".encode())
 MODULE = ("tests.security.nearby",)
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 TEXT = "TLS is required; connect with it."
-ASK = (
-    b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic %s\r\n\r\n" % BASIC
-)
+ASK = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic %s\r\n\r\n" % BASIC
 AUTH = frame("AUTH", {"type": "apikey", "value": KEY})
 SASL = b"AMQP\3\1\0\0"
 

@@ -1,6 +1,5 @@
 """What a few hostile bytes may cost AMQP's decoder, in steps, in memory, and in hashing."""
 
-import contextlib
 import struct
 import time
 import tracemalloc

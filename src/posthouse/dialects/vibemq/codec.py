@@ -294,10 +294,13 @@ def refuse(data: bytes, code: str, text: str) -> bytes:
     decoder = Decoder()
     id = ""
     with suppress(Malformed):
-        id = next((frame.id for frame in decoder.receive(data)), "")
+        decoder.feed(data)
+        first = decoder.take()
+        id = first.id if isinstance(first, Frame) else ""
     if decoder.generation is None:
         return b""
-    return Encoder(decoder).frame(Frame(Type.ERROR, id, "", b"", NO_HEADERS, code, text)) or b""
+    said = Encoder(decoder).frame(Frame(Type.ERROR, id, "", b"", NO_HEADERS, code, text))
+    return said if isinstance(said, bytes) else b""
 
 
 def encode(frame: Frame) -> bytes | None:
