@@ -10,7 +10,7 @@ PYRIGHT := 1.1.414
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
-.PHONY: run demo test check bench simulate torture fuzz clean
+.PHONY: run demo test check bench simulate torture soak fuzz clean
 
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
@@ -62,6 +62,10 @@ simulate: .venv/ready
 
 torture: .venv/ready .venv/spark-connect
 	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+
+# Thousands of connections, idle, slow and vanishing; the figures are told as they are found.
+soak: .venv/ready
+	SOAK=1 $(BIN)/pytest -s tests/security
 
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

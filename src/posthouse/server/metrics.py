@@ -222,6 +222,7 @@ class Metrics:
         )
         yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
                  "why", dict(self._listener.refused))  # fmt: skip
+        yield gauge("event_loop_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
         yield gauge("event_loop_lag_seconds", "How late the event loop was last", self.lag.last)
         longest, held = self.lag.told()
         yield gauge("event_loop_lag_longest_seconds",
