@@ -1,14 +1,16 @@
 """Hostile bytes for Service Bus peers: what a client says, changed a little; then other things.
 
-    python -m tests.fuzz [--seconds N | --cases N] [--seed S]
+    python -m tests.fuzz [--seconds N] [--cases N] [--seed S] [--surface NAME ...]
 
 A conversation in which everything happens is recorded from our own client. Each case plays it to a
 new peer with something changed in it: a byte, a few, one bit, a length; a frame twice, left out, or
 somewhere else. Whatever comes, the peer goes on or closes that connection, says nothing that is
 larger than what it was told deserves, and the engine goes on.
 
-A fifth of the time is for PyQueue's peers (pyqueue.py), a fifth for VibeMQ's (vibemq.py), a tenth
-for the texts of filters and actions (filters.py).
+So it is done for PyQueue's peers (pyqueue.py), VibeMQ's (vibemq.py), a running broker's HTTP
+(http.py), the texts of filters and actions (filters.py), SAS tokens and XML (texts.py). How many
+cases of each were played is told. A million of one surface: --surface xml --cases 1000000
+--seconds 1e9.
 """
 
 import argparse
@@ -18,15 +20,17 @@ import struct
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from uuid import UUID
 
 from posthouse.amqp.encode import described, encode
 from posthouse.amqp.performatives import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from posthouse.amqp.types import Array, Int, Symbol, Timestamp, UInt
 from tests.dialects.servicebus.rig import Client, Rig, session_filter
-from tests.fuzz import filters, pyqueue, vibemq
+from tests.fuzz import filters, http, pyqueue, texts, vibemq
 
 PEAK_BYTES = 64 << 20  # that one case may take of memory
+MEASURE_EVERY = 10  # cases: to measure memory takes several times as long as to play one
 SAY_BYTES = 16 << 20  # that a peer may say in one case
 
 
@@ -177,20 +181,21 @@ async def run(seed: int, cases: int, seconds: float) -> int:
     end = time.monotonic() + seconds
     number = 0
     rig = await Rig.open(auto_create=seed % 2 == 0, strict=seed % 3 == 0)
-    tracemalloc.start()
     try:
         while number < cases and time.monotonic() < end:
             number += 1
             chance = random.Random(f"{seed}-{number}")
             case = changed(frames, chance)
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
+            is_measured = number % MEASURE_EVERY == 1
+            if is_measured:
+                tracemalloc.start()
             try:
                 await play(rig, case, chance)
             except BaseException:
                 sys.stderr.write(f"case {number} of seed {seed}\n")
                 raise
-            peak = tracemalloc.get_traced_memory()[1] - before
+            peak = tracemalloc.get_traced_memory()[1] if is_measured else 0
+            tracemalloc.stop()
             assert peak < PEAK_BYTES, f"case {number} of seed {seed} took {peak} bytes"
             if number % 500 == 0:
                 await rig.close()
@@ -201,19 +206,33 @@ async def run(seed: int, cases: int, seconds: float) -> int:
     return number
 
 
+# By name: what is played, and its part of the time.
+SURFACES: dict[str, tuple[Callable[[int, int, float], int], float]] = {
+    "servicebus": (lambda *given: asyncio.run(run(*given)), 0.35),
+    "pyqueue": (pyqueue.main, 0.15),
+    "vibemq": (lambda *given: asyncio.run(vibemq.run(*given)), 0.15),
+    "http": (http.run, 0.15),
+    "filters": (filters.run, 0.1),
+    "sas": (texts.run_tokens, 0.05),
+    "xml": (texts.run_xml, 0.05),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--cases", type=int, default=1 << 62)
+    parser.add_argument("--cases", type=int, default=1 << 62, help="of each surface, at most")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--surface", choices=SURFACES, action="append", help="these alone")
     given = parser.parse_args()
-    begun = time.monotonic()
-    count = asyncio.run(run(given.seed, given.cases, given.seconds * 0.5))
-    tasks = pyqueue.main(given.seed, given.cases, given.seconds * 0.2)
-    tasks += asyncio.run(vibemq.run(given.seed, given.cases, given.seconds * 0.2))
-    texts = filters.run(given.seed, given.cases, given.seconds * 0.1)
-    said = f"{count} and {tasks} cases and {texts} texts of seed {given.seed}"
-    sys.stdout.write(f"{said} in {time.monotonic() - begun:.0f} s\n")
+    chosen = given.surface or list(SURFACES)
+    whole = sum(SURFACES[name][1] for name in chosen)
+    for name in chosen:
+        play, part = SURFACES[name]
+        begun = time.monotonic()
+        count = play(given.seed, given.cases, given.seconds * part / whole)
+        took = time.monotonic() - begun
+        sys.stdout.write(f"{name:12}{count:>10,} cases of seed {given.seed} in {took:,.0f} s\n")
 
 
 if __name__ == "__main__":
