@@ -10,6 +10,7 @@ and running the repair again goes on with it.
 """
 
 import asyncio
+import re
 import shutil
 from bisect import bisect_right
 from collections import defaultdict
@@ -50,6 +51,7 @@ from posthouse.store.snapshots import FileSnapshots
 
 WORKSHOP = "repairing"
 OLD = "damaged-"
+_OLD_FOLDER = re.compile(rf"{OLD}\d{{1,9}}", re.ASCII)
 _SYNC_BYTES = 16 << 20
 
 
@@ -89,6 +91,8 @@ def repair(folder: Path, segment_bytes: int = SEGMENT_BYTES, disk: Disk | None =
 
 def _prepare(folder: Path, disk: Disk, segment_bytes: int) -> None:
     workshop = folder / WORKSHOP
+    if workshop.is_symlink():
+        workshop.unlink()
     shutil.rmtree(workshop, ignore_errors=True)
     report = asyncio.run(_Repair(folder, workshop, disk, segment_bytes).run())
     old = [name for name in disk.names(folder) if is_part(name) or name == SCRUBBED]
@@ -112,6 +116,7 @@ def _put_in_place(folder: Path, disk: Disk) -> Report:
         plan = msgspec.json.decode((folder / REPAIRED).read_bytes(), type=_Plan)
     except msgspec.DecodeError as error:
         raise Unknown(str(folder / REPAIRED), str(error)) from error
+    _check_plan(folder, plan)
     workshop, beside = folder / WORKSHOP, folder / plan.report.old_files
     for name in plan.old:
         replaced = name in plan.new and not (workshop / name).exists()
@@ -126,6 +131,16 @@ def _put_in_place(folder: Path, disk: Disk) -> Report:
     disk.sync_folder(folder)
     shutil.rmtree(workshop, ignore_errors=True)
     return plan.report
+
+
+def _check_plan(folder: Path, plan: _Plan) -> None:
+    """Only files of this folder are moved, and within it. Raises Unknown."""
+    old_files = plan.report.old_files
+    if not _OLD_FOLDER.fullmatch(old_files) or (folder / old_files).is_symlink():
+        raise Unknown(str(folder / REPAIRED), f"{old_files!r} is not a folder for old files")
+    for name in (*plan.old, *plan.new):
+        if not is_part(name) and name != SCRUBBED:
+            raise Unknown(str(folder / REPAIRED), f"{name!r} is not part of a journal")
 
 
 class _Repair:

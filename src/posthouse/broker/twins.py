@@ -145,7 +145,7 @@ def write_twin(segment: Path, frames: Iterable[Frame], free: int = 0) -> None:
 
 def _write(unfinished: Path, frames: Iterable[Frame], free: int) -> None:
     disk = Disk()
-    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(file, "wb") as raw:
         schema = SCHEMA.serialize()
         raw.write(schema)

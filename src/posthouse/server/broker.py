@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Coroutine
 from pathlib import Path
 
-from posthouse.broker.access import BROKER, Guard, Principal, key_is, new_key
+from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
@@ -24,7 +24,7 @@ from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorize
 from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
-from posthouse.server.declared import Declared, PrincipalDeclared, QueueDeclared
+from posthouse.server.declared import KEY_CHARS_MIN, Declared, PrincipalDeclared, QueueDeclared
 from posthouse.server.files import read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store.file import FileStore
@@ -69,7 +69,7 @@ class Broker:
             return DEV_KEY, seal
         path = config.data / ROOT_KEY
         if path.exists():
-            return read_secret(path, b"").decode().strip(), seal
+            return _root_key(path), seal
         # Under another name until it was shown: a start that fails before that shows nothing.
         key = read_secret(config.data / NEW_ROOT_KEY, new_key().encode() + b"\n").decode().strip()
         self.new_root_key = key
@@ -221,6 +221,17 @@ class Broker:
             return True
         keys = self.guard.keys({account.name: account}, account.name)
         return bool(keys) and key_is(declared.key)(keys[0])
+
+
+def _root_key(path: Path) -> str:
+    """Raises OSError: what is left of a key, or is none, could be guessed."""
+    key = read_secret(path, b"").decode("utf-8", "replace").strip()
+    if not KEY_CHARS_MIN <= len(key) <= KEY_CHARS_MAX or not key.isprintable():
+        raise OSError(
+            f"{path} does not hold a key of {KEY_CHARS_MIN} to {KEY_CHARS_MAX} characters; put the"
+            " key back, or remove the file to make a new one."
+        )
+    return key
 
 
 def _compression(config: Config) -> Compression | None:

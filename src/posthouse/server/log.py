@@ -41,14 +41,19 @@ class Lines(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
+        text = _printable(record.getMessage())
         level = f"{record.levelname.lower():<7}"
         if self._colour and record.levelname in _COLOURS:
             level = f"{_COLOURS[record.levelname]}{level}\033[0m"
         line = f"{_time(record, ' ')} {level} {text}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        if record.exc_info:  # its text may be somebody else's: none of its lines looks like another
+            traceback = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n    | {_printable(each)}" for each in traceback)
         return line
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _time(record: logging.LogRecord, between: str) -> str:

@@ -40,6 +40,7 @@ from posthouse.server.listener import (
 from posthouse.server.metrics import Metrics
 from posthouse.server.routes import add_routes, doors, http_dialects
 from posthouse.server.tls import Contexts, Files
+from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
 
@@ -102,6 +103,7 @@ class Server:
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
+            check_tls(own)  # now: a start without it is not to succeed
         self._contexts = Contexts(tls_folder, config.tls_name, own)
         self._jwt_public_key = None  # read now: a start without it is not to succeed
         if config.jwt_public_key is not None:

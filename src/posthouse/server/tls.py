@@ -166,11 +166,22 @@ def _publish(path: Path, certificate: "x509.Certificate") -> None:
 
 
 def context(files: Files) -> ssl.SSLContext:
-    """Raises OSError or ssl.SSLError."""
+    """Raises OSError or ssl.SSLError, also where the key asks for a password: nobody is there."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.load_cert_chain(files.certificate, files.key)
+    made.load_cert_chain(files.certificate, files.key, "")
     return made
+
+
+def check(files: Files) -> None:
+    """Raises OSError, which names the files, where no connection could be served with them."""
+    try:
+        context(files)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"TLS cannot be served with {files.certificate} and {files.key}: {error}. Both must be"
+            " PEM, and the key must have no password."
+        ) from None
 
 
 class Contexts:

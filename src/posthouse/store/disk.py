@@ -21,8 +21,15 @@ def _write(file: int, offset: int, chunks: Sequence[bytes], flags: int = 0) -> i
     return written
 
 
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 class Disk:
-    """A real one. Errors are OSError, as they come."""
+    """A real one. Errors are OSError, as they come.
+
+    No file is a link to another: a folder that came from elsewhere leads to nothing outside of it.
+    """
 
     def __init__(self) -> None:
         self._synced_by_writing = hasattr(os, "RWF_DSYNC")
@@ -32,7 +39,7 @@ class Disk:
 
     def lock(self, path: Path) -> int:
         """For one process at a time; it goes with the process, however that ends. Raises InUse."""
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,7 +59,7 @@ class Disk:
         return room.f_bavail * room.f_frsize
 
     def read(self, path: Path, offset: int, length: int) -> bytes:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_itself) as file:
             file.seek(offset)
             return file.read(length)
 
@@ -70,10 +77,10 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """A new, empty file, in the place of an old one."""
-        return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
 
     def open(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY)
+        return os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
 
     def write(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
         """All of it. In claimed space a short write is a failure like any other."""
@@ -105,7 +112,7 @@ class Disk:
 
     def clear(self, path: Path, offset: int, length: int) -> None:
         """Zeros at this place, durably. The file keeps its size whatever happens meanwhile."""
-        file = os.open(path, os.O_WRONLY)
+        file = self.open(path)
         try:
             for at in range(offset, offset + length, _CLEAR_BYTES):
                 self.write(file, at, [bytes(min(_CLEAR_BYTES, offset + length - at))])
@@ -115,7 +122,7 @@ class Disk:
 
     def smooth(self, path: Path, offset: int, length: int) -> None:
         """Zeros where nothing but zeros is, so that a later write there is synced sooner."""
-        file = os.open(path, os.O_WRONLY)
+        file = self.open(path)
         try:
             many, rest = divmod(length, len(_ZEROS))
             self.write_durably(file, offset, [*[_ZEROS] * many, _ZEROS[:rest]])
