@@ -174,7 +174,15 @@ def test_one_key_takes_its_share_and_the_others_do_their_work(
     assert doors.ask(doors.root, *make("root-1"))[0] in MADE
 
 
+def take_all(doors: Doors, make: Callable[[str], Request], most: int) -> None:
+    """As much as there is for one, if that was not taken before."""
+    share = most * PERCENT // 100
+    doors.ask_all(doors.eve, [make(f"eve-{n}") for n in range(share)])
+
+
 def test_what_is_kept_counts_after_a_restart_too(doors: Doors) -> None:
+    take_all(doors, a_schedule, commands.SCHEDULES_MAX)
+    take_all(doors, a_reader, namespaces.READERS_MAX)
     doors.broker.stop()
     doors.broker = doors.start()
     assert doors.ask(doors.eve, *a_schedule("eve-more"))[0] == 429
@@ -186,6 +194,7 @@ def test_what_is_kept_counts_after_a_restart_too(doors: Doors) -> None:
 
 def test_what_a_revoked_key_made_counts_for_its_name(doors: Doors) -> None:
     """Else one could take all of it by coming under the same name again."""
+    take_all(doors, a_schedule, commands.SCHEDULES_MAX)
     assert doors.ask(doors.root, "DELETE", f"/api/v1/principals/{EVE}", None)[0] in MADE
     doors.eve = doors._add(EVE)
     assert doors.ask(doors.eve, *a_schedule("eve-once-more"))[0] == 429

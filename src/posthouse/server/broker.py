@@ -99,7 +99,10 @@ class Broker:
                 store, SystemClock(), secrets.randbits(32), self.guard,
                 snapshots=store.snapshots if isinstance(store, FileStore) else None,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
-                throttle=Throttle(config.rate_principal, config.rate_address, config.rate_entity),
+                throttle=Throttle(
+                    config.rate_principal, config.rate_address, config.rate_entity,
+                    failures=config.auth_failures_max,
+                ),
                 compression=_compression(config),
             )  # fmt: skip
         except BaseException:

@@ -254,6 +254,10 @@ class Config:
     rate_entity: int = _set(
         0, _count(0, 1_000_000_000), "that may be made of one queue, topic or subscription", "N",
     )  # fmt: skip
+    auth_failures_max: int = _set(
+        100, _count(0, 1_000_000_000), "credentials that are not valid, from one address in a"
+        " minute, before none from there are looked at until it is over; 0: any number", "N",
+    )  # fmt: skip
     principal_share: int = _set(
         50, _count(1, 100), "per cent of what is limited in number that one principal may hold",
         "PERCENT",

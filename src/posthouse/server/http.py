@@ -23,6 +23,7 @@ import msgspec
 from uvicorn.config import Config as UvicornConfig
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
+from posthouse.broker.throttle import Login, note_unknown
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
 from posthouse.server.allowance import Allowances
 from posthouse.server.broker import Broker
@@ -33,7 +34,6 @@ from posthouse.server.problems import CODES, HttpProblem, problem
 from posthouse.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
-_audit = logging.getLogger("posthouse.audit")
 
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
 SHARED_SLICE_BYTES = 32 << 10  # of one that is the same for all
@@ -124,6 +124,16 @@ class Request:
     @property
     def connection(self) -> Connection:
         return self.peer.connection
+
+    @property
+    def login(self) -> Login:
+        """What its connection has come with so far. The broker is open."""
+        found = self.peer.login
+        if found is None:
+            engine = self._app.broker.engine
+            assert engine is not None
+            found = self.peer.login = engine.throttle.failures.login(self.address)
+        return found
 
     @property
     def version(self) -> str:
@@ -427,21 +437,16 @@ class App:
 
     def _identify(self, request: Request) -> Principal:
         """Raises Unauthenticated."""
-        try:
-            if self.broker.config.dev:
-                _check_from_here(request, self.broker.config.tls_name)
-            given = request.headers.get(b"authorization")
-            if given is not None:
+        config = self.broker.config
+        from_here = not config.dev or is_from_here(request.headers, config.tls_name)
+        given = request.headers.get(b"authorization")
+        if given is not None and from_here:
+            with request.login:
                 return self.broker.identify(*_credentials(given))
-            if self.broker.config.dev and request.scheme == "http":
-                return ANYBODY
-            raise Unauthenticated  # noqa: TRY301 (told below like the others)
-        except Unauthenticated:
-            _audit.warning(
-                "Somebody at %s came without valid credentials.", request.address,
-                extra={"event": "access.unknown", "address": request.address},
-            )  # fmt: skip
-            raise
+        if config.dev and from_here and request.scheme == "http":
+            return ANYBODY
+        note_unknown(request.address)
+        raise Unauthenticated
 
 
 def _credentials(given: bytes) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from posthouse.broker.throttle import Login
 from posthouse.server.listener import Connection
 from posthouse.server.websocket import WebSocketPeer, WebSocketRoute
 
@@ -99,6 +100,7 @@ class HttpPeer(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, state, {"connection": connection})
         self.connection = connection
+        self.login: Login | None = None  # who has come with credentials
         self._websockets = websockets
         self._limits = connection.limits
         self._in_message = self._in_head = False  # of a request that has begun

@@ -223,6 +223,18 @@ class Metrics:
         yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
                  "why", dict(self._listener.refused))  # fmt: skip
         yield gauge("event_loop_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
+        failures = engine.throttle.failures
+        yield CounterMetricFamily(
+            "posthouse_auth_failures", "Credentials that were not valid", failures.failed
+        )
+        yield CounterMetricFamily(
+            "posthouse_auth_lockouts", "Addresses that came with too many of them in a minute",
+            failures.lockouts,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "posthouse_auth_unseen", "Credentials from there that were not looked at",
+            failures.unseen,
+        )  # fmt: skip
         yield gauge("event_loop_lag_seconds", "How late the event loop was last", self.lag.last)
         longest, held = self.lag.told()
         yield gauge("event_loop_lag_longest_seconds",

@@ -62,7 +62,7 @@ def test_every_route_is_here() -> None:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Not for development: there is no open door."""
     folder = tmp_path_factory.mktemp("web") / "data"
-    with running("--data", str(folder)) as broker:
+    with running("--data", str(folder), "--auth-failures-max", "0") as broker:
         root = f"RootManageSharedAccessKey:{(folder / 'root-key').read_text().strip()}"
         for queue in ("orders", "other"):
             path = f"/api/v1/namespaces/default/queues/{queue}"

@@ -3,7 +3,6 @@
 The algorithm of a token is the one that belongs to what is configured, whatever the token says.
 """
 
-import logging
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,8 +10,6 @@ import msgspec
 from posthouse.broker.access import Accounts, Guard, Principal
 from posthouse.core.errors import Unauthenticated
 from posthouse.dialects.pyqueue.refusals import Failed
-
-_audit = logging.getLogger("posthouse.audit")
 
 TOKEN_CHARS_MAX = 8_192
 FOR_EVER = float("inf")
@@ -70,18 +67,8 @@ class Credentials:
         self._guard = guard
         self._signing = signing
 
-    def identify(self, accounts: Accounts, kind: str, value: str, address: str) -> Known:
+    def identify(self, accounts: Accounts, kind: str, value: str) -> Known:
         """Raises Unauthenticated."""
-        try:
-            return self._known(accounts, kind, value)
-        except Unauthenticated:
-            _audit.warning(
-                "Somebody at %s came without valid credentials.", address,
-                extra={"event": "access.unknown", "address": address},
-            )  # fmt: skip
-            raise
-
-    def _known(self, accounts: Accounts, kind: str, value: str) -> Known:
         if len(value) > TOKEN_CHARS_MAX:
             raise Unauthenticated
         if kind == "apikey":

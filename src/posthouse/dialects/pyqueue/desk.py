@@ -9,7 +9,7 @@ import msgspec
 
 from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
-from posthouse.broker.throttle import Buckets, cost_of
+from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.core.checks import check_name
 from posthouse.core.commands import Answer, Command, CreateQueue
 from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
@@ -136,10 +136,14 @@ class Desk:
 
     # Who somebody is, and what he may do.
 
-    def identify(self, kind: str, value: str, address: str) -> Known:
+    def login(self, address: str) -> Login:
+        """For the credentials of one connection."""
+        return self.engine.throttle.failures.login(address)
+
+    def identify(self, kind: str, value: str, login: Login) -> Known:
         """Raises Unauthenticated."""
-        accounts = self.engine.namespaces.accounts
-        return self.credentials.identify(accounts, kind, value, address)
+        with login:
+            return self.credentials.identify(self.engine.namespaces.accounts, kind, value)
 
     def stranger(self, *, is_tls: bool) -> Principal | None:
         """Who somebody is that has not said so."""

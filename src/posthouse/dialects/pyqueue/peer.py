@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.throttle import Login
 from posthouse.core.commands import (
     Abandon,
     Attach,
@@ -136,6 +137,7 @@ class Peer:
         self._places: deque[Place] = deque()  # of answers, in order
         self._unanswered = 0  # requests
         self._principal: Principal | None = None
+        self._login: Login | None = None  # what it has come with so far
         self._until = credentials.FOR_EVER  # when its credentials end
         self._tries = 0
         self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
@@ -460,7 +462,9 @@ class Peer:
     def _auth(self, slot: Slot, payload: bytes) -> None:
         kind, value = credentials.read(payload)
         try:
-            known = self.desk.identify(kind, value, self._line.address)
+            if self._login is None:
+                self._login = self.desk.login(self._line.address)
+            known = self.desk.identify(kind, value, self._login)
         except Unauthenticated:
             self._tries += 1
             if self._tries >= AUTH_TRIES_MAX:

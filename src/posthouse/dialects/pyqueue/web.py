@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from posthouse.broker.access import Principal
+from posthouse.broker.throttle import Login
 from posthouse.core.errors import (
     Busy,
     Duplicate,
@@ -64,6 +65,9 @@ class Request(Protocol):
 
     @property
     def scheme(self) -> str: ...
+
+    @property
+    def login(self) -> Login: ...
 
     def identified(self, principal: Principal) -> None:
         """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
@@ -120,7 +124,7 @@ class Web:
             kind, value = credentials.read_header(given)
         else:
             kind, value = "apikey", (key or b"").decode("latin-1")
-        return self._desk.identify(kind, value, request.address).principal
+        return self._desk.identify(kind, value, request.login).principal
 
     async def _answer(self, call: Call, request: Request) -> Answer:
         match (request.method, *request.parts):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from posthouse.amqp.types import Int
 from posthouse.broker.access import Principal, key_is
+from posthouse.broker.throttle import Login
 from posthouse.core.errors import Unauthenticated, Unauthorized
 from posthouse.core.model import Right, find
 from posthouse.dialects.servicebus import conditions, sas
@@ -40,6 +41,14 @@ class Identity:
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
         # Whose newest token was signed with another key than the one before: with that one.
         self._renewed: dict[Principal, Principal] = {}
+        self._login: Login | None = None
+
+    @property
+    def _tries(self) -> Login:
+        if self._login is None:
+            failures = self._credentials.engine.throttle.failures
+            self._login = failures.login(self._peer.address)
+        return self._login
 
     @property
     def is_anybody(self) -> bool:
@@ -64,14 +73,22 @@ class Identity:
         if response.count(b"\0") != 2:
             return False
         try:
-            self.plain = self._credentials.identify(name.decode(), key_is(key.decode()))
-        except (Unauthenticated, UnicodeDecodeError):
+            with self._tries:
+                self.plain = self._identify(name, key)
+        except Unauthenticated:
             self._note_refusal(name.decode(errors="replace"))
             return False
         if not self._peer.trust(self.plain):
             self.plain = None
             return None
         return True
+
+    def _identify(self, name: bytes, key: bytes) -> Principal:
+        """Raises Unauthenticated."""
+        try:
+            return self._credentials.identify(name.decode(), key_is(key.decode()))
+        except UnicodeDecodeError:
+            raise Unauthenticated from None
 
     def identify_again(self) -> None:
         """Keys that were taken back are good for nothing any more."""
@@ -96,7 +113,7 @@ class Identity:
         return self._credentials.namespace(self._peer.host, principal)
 
     def _note_refusal(self, name: str) -> None:
-        if not self._peer.is_refused_once_more():
+        if not self._peer.is_refused_once_more() or self._tries.is_locked:
             return
         _audit.warning(
             "A client came with credentials that are not valid: %.100r", name,
@@ -122,7 +139,8 @@ class Identity:
             return 400, f"The token cannot be read: {problem}."
         _, path = sas.resource_of(audience)
         try:
-            principal = self._credentials.identify_by_token(token, self._peer.host, path)
+            with self._tries:
+                principal = self._credentials.identify_by_token(token, self._peer.host, path)
         except Unauthenticated:
             self._note_refusal(token.key_name)
             return 401, "The token's key name or signature is not valid."

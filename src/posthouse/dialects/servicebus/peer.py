@@ -362,6 +362,10 @@ class Peer:
 
     # Who it is.
 
+    @property
+    def address(self) -> str:
+        return self._line.address
+
     def is_refused_once_more(self) -> bool:
         """Whether that is worth a line in the log. Who is refused too often is cut off."""
         self._refusals += 1

@@ -4,7 +4,6 @@ A request is for administration (`admin.py`) or for messages (`rest.py`), by its
 it is known by the shared access signature in its head, which must be for the path.
 """
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, cached_property, lru_cache
@@ -13,7 +12,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 from posthouse.broker.access import Principal, vouched
-from posthouse.broker.throttle import Throttle
+from posthouse.broker.throttle import Login, Throttle, note_unknown
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
 from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
@@ -22,8 +21,6 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.xml import element, text
-
-_audit = logging.getLogger("posthouse.audit")
 
 Header = tuple[bytes, bytes]
 XML = (b"content-type", b"application/xml; charset=utf-8")
@@ -48,6 +45,9 @@ class Request(Protocol):
 
     @property
     def scheme(self) -> str: ...
+
+    @property
+    def login(self) -> Login: ...
 
     def identified(self, principal: Principal) -> None:
         """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
@@ -186,17 +186,15 @@ def principal_of(credentials: Credentials, request: Request, path: Path) -> Prin
     Raises Unauthenticated or Busy.
     """
     token, host, where = _token_of(request), host_of(request), path.folded
-    try:
+    if b"authorization" not in request.headers:
+        note_unknown(request.address)
+        raise Unauthenticated
+    with request.login:
         principal = credentials.identify_by_token(token, host, where)
-        for_here = sas.covers(token.scope, where)
-        if token.expires <= time.time() or not for_here or not credentials.is_for(token, host):
-            raise Unauthenticated  # noqa: TRY301 (told below like the others)
-    except Unauthenticated:
-        _audit.warning(
-            "Somebody at %s came without a valid signature.", request.address,
-            extra={"event": "access.unknown", "address": request.address},
-        )  # fmt: skip
-        raise
+    for_here = sas.covers(token.scope, where)
+    if token.expires <= time.time() or not for_here or not credentials.is_for(token, host):
+        note_unknown(request.address)
+        raise Unauthenticated
     request.identified(principal)
     return principal
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from posthouse.broker.access import BROKER, Principal, vouched
 from posthouse.broker.engine import Engine
-from posthouse.broker.throttle import Buckets, cost_of
+from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
 from posthouse.core.model import State
@@ -121,6 +121,7 @@ class Peer:
         self.encoder = Encoder(self.decoder)
         self.principal: Principal | None = None
         self._engine: Engine | None = None
+        self._login: Login | None = None
         self._voucher = BROKER  # its name, and what was looked at before a command is given
         self.subscriptions: dict[str, Subscription] = {}  # by the queues' names, as they are here
         self._stopped: set[Subscription] = set()  # with something to be acknowledged
@@ -337,6 +338,14 @@ class Peer:
         return route
 
     # Who it is.
+
+    @property
+    def login(self) -> Login:
+        """What it has come with so far. The broker is open."""
+        if self._login is None:
+            assert self.peers.engine is not None
+            self._login = self.peers.engine.throttle.failures.login(self.line.address)
+        return self._login
 
     def trust(self, principal: Principal) -> None:
         self.principal = principal

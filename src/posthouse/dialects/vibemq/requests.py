@@ -24,10 +24,8 @@ from posthouse.dialects.vibemq.users import (
     INFO,
     LIST,
     PUBLISH,
-    SHARER,
     SUBSCRIBE,
     is_superuser,
-    note_unknown,
 )
 from posthouse.store.errors import StoreError
 
@@ -62,10 +60,13 @@ def _connect(peer: "Peer", frame: Frame) -> None:
         peer.wait()
         peer.spawn(_identify(peer, frame, name, given.get("authpassword", "")))
     elif token:
-        if peer.users.is_shared(token):
-            _let_in(peer, frame, SHARER)
-        else:
+        try:
+            with peer.login:
+                principal = peer.users.identify_sharer(token)
+        except Unauthenticated:
             _turn_away(peer, frame)
+        else:
+            _let_in(peer, frame, principal)
     elif peer.settings.dev and not peer.line.is_tls:
         _let_in(peer, frame, ANYBODY)
     else:
@@ -76,7 +77,8 @@ def _connect(peer: "Peer", frame: Frame) -> None:
 
 async def _identify(peer: "Peer", frame: Frame, name: str, password: str) -> None:
     try:
-        principal = await peer.users.identify(name, password)
+        with peer.login:
+            principal = await peer.users.identify(name, password)
     except Unauthenticated:
         _turn_away(peer, frame)
     except Refused as refused:
@@ -90,7 +92,6 @@ async def _identify(peer: "Peer", frame: Frame, name: str, password: str) -> Non
 
 def _turn_away(peer: "Peer", frame: Frame) -> None:
     peer.peers.rejected += 1
-    note_unknown(peer.line.address)
     peer.close(answers.AUTH_FAILED, str(Unauthenticated()), frame.id)
 
 

@@ -7,7 +7,6 @@ rights come to, and its key is its password. Who may do everything everywhere is
 """
 
 import hmac
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -22,8 +21,6 @@ from posthouse.core.errors import AlreadyExists, NotFound, Unauthenticated
 from posthouse.core.model import Account, Grant, Right
 from posthouse.core.namespaces import RevokeAccount, SetAccount
 from posthouse.dialects.vibemq.answers import INVALID_PAYLOAD, USER_NOT_FOUND, Wrong
-
-_audit = logging.getLogger("posthouse.audit")
 
 OPERATIONS = (
     "Publish", "Subscribe", "CreateQueue", "DeleteQueue", "PurgeQueue", "GetQueueInfo",
@@ -129,9 +126,12 @@ class Users:
 
     # Who it is.
 
-    def is_shared(self, token: str) -> bool:
+    def identify_sharer(self, token: str) -> Principal:
+        """By the token that all share. Raises Unauthenticated."""
         wanted = self.settings.token
-        return bool(wanted) and key_is(token)(wanted)
+        if not wanted or not key_is(token)(wanted):
+            raise Unauthenticated
+        return SHARER
 
     async def identify(self, name: str, password: str) -> Principal:
         """By a key, or else by a password. Raises Unauthenticated or Busy, after the same work."""
@@ -333,10 +333,3 @@ def _grants_of(permissions: Sequence[Permission], namespace: str) -> list[Grant]
         if rights:
             grants.append(Grant(namespace, each.queue_pattern, rights))
     return grants
-
-
-def note_unknown(address: str) -> None:
-    _audit.warning(
-        "Somebody at %s came without valid credentials.", address,
-        extra={"event": "access.unknown", "address": address},
-    )  # fmt: skip

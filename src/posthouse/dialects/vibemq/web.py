@@ -27,6 +27,7 @@ import msgspec
 from posthouse.broker.access import ANYBODY, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
+from posthouse.broker.throttle import Login, note_unknown
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
 from posthouse.core.errors import Busy, Refused, Unauthenticated
 from posthouse.core.message import LOCKED, STATES, message_id
@@ -36,15 +37,7 @@ from posthouse.dialects.vibemq.answers import CODES, NOT_AUTHORIZED
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.dialects.vibemq.peer import Peers
 from posthouse.dialects.vibemq.queues import Info, info_of, iso_time, owner, resolve, told_name
-from posthouse.dialects.vibemq.users import (
-    DELETE,
-    INFO,
-    LIST,
-    PURGE,
-    SUBSCRIBE,
-    Rights,
-    note_unknown,
-)
+from posthouse.dialects.vibemq.users import DELETE, INFO, LIST, PURGE, SUBSCRIBE, Rights
 from posthouse.store.errors import StoreError
 
 Header = tuple[bytes, bytes]
@@ -71,6 +64,9 @@ class Request(Protocol):
 
     @property
     def scheme(self) -> str: ...
+
+    @property
+    def login(self) -> Login: ...
 
     def identified(self, principal: Principal) -> None:
         """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
@@ -128,7 +124,6 @@ class Web:
         except _Failed as failed:
             return _problem(failed.status, str(failed), failed.headers)
         except Unauthenticated as refused:
-            note_unknown(request.address)
             asks = (b"www-authenticate", b'Basic realm="VibeMQ", charset="UTF-8"')
             return _problem(401, str(refused), (asks,))
         except Refused as refused:
@@ -187,17 +182,10 @@ class Web:
         if given is None:
             if self._peers.settings.dev and request.scheme == "http":
                 return ANYBODY
+            note_unknown(request.address)
             raise Unauthenticated
-        scheme, _, rest = given.partition(b" ")
-        try:
-            if scheme.lower() != b"basic":
-                raise Unauthenticated
-            name, colon, password = b64decode(rest.strip(), validate=True).decode().partition(":")
-        except (Base64Error, ValueError):
-            raise Unauthenticated from None
-        if not colon:
-            raise Unauthenticated
-        return await self._users.identify(name, password)
+        with request.login:
+            return await self._users.identify(*_credentials(given))
 
     # How it goes.
 
@@ -265,6 +253,20 @@ class Web:
     @property
     def namespace(self) -> str:
         return self._namespace
+
+
+def _credentials(given: bytes) -> tuple[str, str]:
+    """A name and a password. Raises Unauthenticated."""
+    scheme, _, rest = given.partition(b" ")
+    try:
+        if scheme.lower() != b"basic":
+            raise Unauthenticated
+        name, colon, password = b64decode(rest.strip(), validate=True).decode().partition(":")
+    except (Base64Error, ValueError):
+        raise Unauthenticated from None
+    if not colon:
+        raise Unauthenticated
+    return name, password
 
 
 class _Call:
