@@ -7,10 +7,11 @@ BIN := .venv/bin
 # The Service Bus SDK before the present one, which speaks AMQP a little differently; what is tried with it.
 OLD := 7.14.3
 PYRIGHT := 1.1.414
+CYCLONEDX := 7.5.0
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
-.PHONY: run demo test check bench simulate torture soak fuzz clean
+.PHONY: run demo test check bench simulate torture soak fuzz sbom clean
 
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
@@ -78,6 +79,17 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,sql]' --group dev
+	touch $@
+
+# What is installed, in the words of CycloneDX. The tool that says so is beside it, and not in it.
+sbom: .venv/sbom/ready
+	mkdir -p dist
+	.venv/sbom/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file dist/sbom.json
+
+.venv/sbom/ready: | .venv/ready
+	$(PYTHON) -m venv .venv/sbom
+	.venv/sbom/bin/python -m pip install --quiet cyclonedx-bom==$(CYCLONEDX)
 	touch $@
 
 # What Spark Connect needs, beside the rest: with pandas there, all of Spark's Python is slower.
