@@ -77,9 +77,6 @@ PLACES = {
     ("dialects/servicebus/admin.py", "_set_keys"): (
         "keys of one entity, by who has made or changed it just now, which takes manage on it"
     ),
-    ("dialects/servicebus/credentials.py", "forget_keys"): (
-        "keys of an entity that the caller has deleted, which takes manage on it"
-    ),
     ("dialects/servicebus/credentials.py", "Credentials.identify"): (
         "the dev profile: whoever has the root's key, by another name"
     ),
