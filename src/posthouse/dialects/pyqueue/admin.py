@@ -76,7 +76,7 @@ async def queue_info(call: Call, name: str) -> Facts:
     queue, state = _queue(call, name), call.desk.state
     facts = {"name": name, **counts(state, queue)}
     tasks = []
-    for place in finding.places(state, queue, "ready", INFO_TASKS_MAX, call.desk.now_ms):
+    for place in await finding.places(call, queue, "ready", INFO_TASKS_MAX):
         task = await finding.look(call, place)
         if task is not None:
             priority = priority_of(task.priority)
@@ -249,7 +249,7 @@ async def list_tasks(call: Call) -> Facts:
     for queue in queues:
         left = TASKS_MAX - len(found)
         if left > 0:
-            found += finding.places(desk.state, queue, status, left, desk.now_ms)
+            found += await finding.places(call, queue, status, left)
     tasks = []
     for place in found:
         task = await finding.look(call, place)
@@ -308,12 +308,11 @@ def _dead_queues(call: Call, form: _DeadForm, *, manage: bool) -> list[Queue]:
 
 async def get_dlq(call: Call) -> Facts:
     form: _DeadForm = call.form(_DeadForm)
-    desk = call.desk
     queues = _dead_queues(call, form, manage=False)
     tasks: list[Facts] = []
     size = 0
     for queue in queues:
-        for place in finding.places(desk.state, queue, "dlq", DEAD_MAX, desk.now_ms):
+        for place in await finding.places(call, queue, "dlq", DEAD_MAX):
             if len(tasks) >= DEAD_MAX or size > ANSWER_BYTES_MAX:
                 break
             task = await finding.look(call, place)
@@ -362,8 +361,10 @@ async def purge_dlq(call: Call) -> Facts:
         sequences = await _named(call, dead, form.task_ids)
         if sequences is None:
             done += await _purge_all(call, dead, every)
-        elif sequences:
-            progress = await call.ask(Purge(dead, every, sequences=sequences))
+            continue
+        for at in range(0, len(sequences), DEAD_MAX):
+            command = Purge(dead, every, sequences=sequences[at : at + DEAD_MAX])
+            progress = await call.ask(command)
             done += progress.done if isinstance(progress, Progress) else 0
     return {"purged": done}
 
@@ -372,12 +373,9 @@ async def _named(call: Call, dead: str, ids: list[str] | None) -> list[int] | No
     """The numbers of the dead letters that are named; None where none are, and all are meant."""
     if ids is None:
         return None
-    found = []
-    for id in ids[:DEAD_MAX]:
-        place = await finding.find(call, id)
-        if place is not None and place.queue == dead:
-            found.append(place.sequence)
-    return found
+    if len(ids) > DEAD_MAX:
+        raise Failed(f"task_ids are {DEAD_MAX} at most; name them in parts")
+    return await finding.numbers_of(call, dead, ids)
 
 
 # The broker.

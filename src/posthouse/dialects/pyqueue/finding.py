@@ -1,7 +1,6 @@
 """Finding tasks: by their ids wherever they are, and some of a queue by what state they are in."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from itertools import islice
 from typing import Literal, NamedTuple, get_args
 
@@ -62,27 +61,48 @@ def scheduled_in(state: State, queue: Queue) -> int:
     return queue.counts[SCHEDULED] + recurring
 
 
-def places(state: State, queue: Queue, status: str, limit: int, now_ms: int) -> list[Place]:
+async def places(call: Call, queue: Queue, status: str, limit: int) -> list[Place]:
     """Some tasks in a state; those that are ready as they would be pulled."""
     found: list[Place] = []
     if status in ("all", "ready"):
-        ready = pick_ready(queue, limit, now_ms)
+        ready = pick_ready(queue, limit, call.desk.now_ms)
         found += [Place(queue.name, each.sequence, "ready") for each in ready]
-        if queue.counts[DELAYED]:  # held back for a while after an attempt
-            near = islice(queue.messages.walk(0), LOOK_MAX)
-            back = (m for m in near if m.state == DELAYED)
-            found += [Place(queue.name, m.sequence, "ready") for m in islice(back, limit)]
-    if status in ("all", "processing"):
-        held = (lock.message for lock in state.locks.values() if lock.queue is queue)
-        found += [Place(queue.name, m.sequence, "processing") for m in islice(held, limit)]
-    if status in ("all", "scheduled") and queue.counts[SCHEDULED]:
-        near = islice(queue.messages.walk(0), LOOK_MAX)
-        due = (m for m in near if m.state == SCHEDULED)
-        found += [Place(queue.name, m.sequence, "scheduled") for m in islice(due, limit)]
+    for state, name in ((DELAYED, "ready"), (LOCKED, "processing"), (SCHEDULED, "scheduled")):
+        if status in ("all", name) and len(found) < limit:
+            some = await _in_state(call, queue, state, limit - len(found))
+            found += [Place(queue.name, sequence, name) for sequence in some]
     if status in ("all", "dlq") and queue.dead is not None:
         dead = islice(queue.dead.messages.walk(0), limit)
         found += [Place(queue.dead.name, m.sequence, "dlq") for m in dead]
     return found[:limit]
+
+
+async def _in_state(call: Call, queue: Queue, state: int, limit: int) -> list[int]:
+    """The numbers of the oldest messages in a state, as far as LOOK_MAX goes."""
+    found: list[int] = []
+    looked = 0
+    async for messages in _steps(call, queue.name):
+        if not queue.counts[state] or looked >= LOOK_MAX or len(found) >= limit:
+            break
+        looked += len(messages)
+        found += [each.sequence for each in messages if each.state == state]
+    return found[:limit]
+
+
+async def _steps(call: Call, name: str) -> AsyncIterator[list[Message]]:
+    """The messages of a queue, some at a time; others have their turn in between.
+
+    Raises ConnectionResetError where the client has gone.
+    """
+    first: int | None = 0
+    while first is not None:
+        queue = call.desk.state.queues.get(name)
+        if queue is None:
+            return
+        messages = list(islice(queue.messages.walk(first), _STEP))
+        yield messages
+        first = messages[-1].sequence + 1 if len(messages) == _STEP else None
+        await call.give_way()
 
 
 async def look(call: Call, place: Place) -> Task | None:
@@ -129,27 +149,23 @@ async def find(call: Call, task: str) -> Place | None:
         for queue in (name, f"{name}/$dead"):
             if queue not in state.queues or not desk.knows(call.principal, queue):
                 continue
-            first: int | None = 0
-            while first is not None:
-                found, first = _step(state, queue, task, wanted, first)
-                if found is not None:
-                    return found
-                await asyncio.sleep(0)  # others have their turn
+            async for messages in _steps(call, queue):
+                for message in messages:
+                    if wanted in message.envelope and message_id(message.envelope) == task:
+                        status = _STATUS.get(message.state, "ready")
+                        return Place(queue, message.sequence, "dlq" if queue != name else status)
     return None
 
 
-def _step(
-    state: State, name: str, task: str, wanted: bytes, first: int
-) -> tuple[Place | None, int | None]:
-    """Looks at some messages of a queue; where it was not among them, from where to go on."""
-    queue = state.queues.get(name)
-    looked: list[Message] = [] if queue is None else list(islice(queue.messages.walk(first), _STEP))
-    for message in looked:
-        if wanted in message.envelope and message_id(message.envelope) == task:
-            dead = queue is not None and queue.origin is not None
-            status = "dlq" if dead else _STATUS.get(message.state, "ready")
-            return Place(name, message.sequence, status), None
-    return None, looked[-1].sequence + 1 if len(looked) == _STEP else None
+async def numbers_of(call: Call, queue: str, ids: Collection[str]) -> list[int]:
+    """The numbers of the tasks of a queue that have these ids, all found in one pass."""
+    wanted = frozenset(ids)
+    return [
+        message.sequence
+        async for messages in _steps(call, queue)
+        for message in messages
+        if message_id(message.envelope) in wanted
+    ]
 
 
 def check_status(status: str | None) -> str:

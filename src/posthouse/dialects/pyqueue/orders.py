@@ -1,5 +1,6 @@
 """What takes several steps: tasks into several queues at once, transactions, schedules."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any
@@ -42,17 +43,30 @@ _CRON = "cron:"
 class Call:
     """One request: who asks, and for what."""
 
-    __slots__ = ("address", "desk", "on", "op", "payload", "principal")
+    __slots__ = ("address", "desk", "is_gone", "on", "op", "payload", "principal")
 
     def __init__(
-        self, desk: Desk, principal: Principal, address: str, op: str, payload: bytes
+        self,
+        desk: Desk,
+        principal: Principal,
+        address: str,
+        op: str,
+        payload: bytes,
+        is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.desk = desk
         self.principal = principal
         self.address = address
         self.op = op
         self.payload = payload
+        self.is_gone = is_gone  # whether the client is
         self.on = ""  # what it is about
+
+    async def give_way(self) -> None:
+        """Others have their turn. Raises ConnectionResetError where nobody waits any more."""
+        await asyncio.sleep(0)
+        if self.is_gone():
+            raise ConnectionResetError
 
     def form(self, kind: type[Any]) -> Any:
         """Raises Failed."""

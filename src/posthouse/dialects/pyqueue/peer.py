@@ -328,7 +328,10 @@ class Peer:
         slow = _SLOW.get(word)
         if slow is None:
             raise Failed(_unknown(word))
-        call = Call(self.desk, self._principal, self._line.address, word, frame.payload)
+        call = Call(
+            self.desk, self._principal, self._line.address, word, frame.payload,
+            lambda: self.is_gone,
+        )  # fmt: skip
         self._busy = self._loop.create_task(self._take_steps(slot, slow, call))
 
     async def _take_steps(self, slot: Slot, slow: orders.Order, call: Call) -> None:
@@ -344,6 +347,8 @@ class Peer:
             slot.refuse(refused)
         except StoreError as lost:
             slot.refuse(lost)
+        except ConnectionResetError:  # nobody is there to be told
+            slot.says(b"The client has gone", b"ERROR")
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A command has failed.", extra={"event": "pyqueue.failed"})
             slot.says(b"Something went wrong; the log of the broker says what", b"ERROR")

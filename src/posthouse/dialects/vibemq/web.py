@@ -43,6 +43,7 @@ from posthouse.store.errors import StoreError
 Header = tuple[bytes, bytes]
 PAGE, PAGE_MAX = 50, 100  # messages in an answer
 LOOK_MAX = 100_000  # messages that are passed over to find one, or a page
+_STEP = 1_000  # that are looked at in one go
 READY_SECONDS = 2  # what a sync may take before the broker is not healthy
 _JSON: tuple[Header, ...] = (
     (b"content-type", b"application/json"), (b"cache-control", b"no-store"),
@@ -333,7 +334,7 @@ class _Call:
 
     async def message(self) -> Answer:
         queue, found = self._found(SUBSCRIBE)
-        peeked = await self._ask(Peek(queue, self._sequence(found)))
+        peeked = await self._ask(Peek(queue, await self._sequence(found)))
         assert isinstance(peeked, Peeked)
         if not peeked.messages:
             raise _Failed(404, f"There is no message {self.id!r}.")
@@ -341,7 +342,7 @@ class _Call:
 
     async def delete_message(self) -> Answer:
         queue, found = self._found(PURGE)
-        sequences = [self._sequence(found)]
+        sequences = [await self._sequence(found)]
         done = await self._ask(Purge(queue, _EVERY_STATE, sequences=sequences))
         assert isinstance(done, Progress)
         if not done.done:
@@ -358,11 +359,18 @@ class _Call:
             first = done.next
         return Answer(status=204)
 
-    def _sequence(self, queue: Queue) -> int:
+    async def _sequence(self, queue: Queue) -> int:
         """Of the oldest message of that id. Raises _Failed."""
-        for each in islice(queue.messages.walk(0), LOOK_MAX):
-            if message_id(each.envelope) == self.id:
-                return each.sequence
+        first = 0
+        for _ in range(LOOK_MAX // _STEP):
+            messages = list(islice(queue.messages.walk(first), _STEP))
+            for each in messages:
+                if message_id(each.envelope) == self.id:
+                    return each.sequence
+            if len(messages) < _STEP:
+                break
+            first = messages[-1].sequence + 1
+            await asyncio.sleep(0)  # others have their turn
         raise _Failed(404, f"There is no message {self.id!r}.")
 
 
