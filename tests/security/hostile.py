@@ -476,9 +476,72 @@ def _filters(broker: Running) -> None:
             assert b"bad-json" not in reply.body
 
 
+_RULES = "/api/v1/namespaces/default/topics/stall-rules"
+
+
+def _like(broker: Running) -> None:
+    """A message of 16 KB against 1,000 rules with LIKE."""
+    assert broker.call("PUT", _RULES, {}).status in (201, 409)
+    for sub in range(10):
+        rules = [
+            {"name": f"r{n}", "filter": {"kind": "sql", "expression": f"a LIKE '%a%b%a{n}%c'"}}
+            for n in range(100)
+        ]
+        reply = broker.call("PUT", f"{_RULES}/subscriptions/s{sub}", {"rules": rules})
+        assert reply.status in (201, 409), reply
+    text = "ab" * 8_192
+    path = f"{_RULES}/messages"
+    reply = broker.call("POST", path, {"messages": [{"body": "", "properties": {"a": text}}]})
+    assert reply.status == 201, reply
+
+
+def _purge_dead(broker: Running) -> None:
+    """ADMIN_PURGE_DLQ with 1,000 ids that are not there, over 9,000 messages."""
+    push = json.dumps({"queue": "stall-dead", "payload": "x"}).encode()
+    with socket.create_connection(("127.0.0.1", broker.port), timeout=10) as made:
+        for _ in range(9):
+            made.sendall(_said("PUSH", push) * 1_000)
+            got = 0
+            while got < 1_000:
+                got += made.recv(1 << 16).count(b"OK ")
+        ids = [f"0f4c9a51-0000-4000-8000-{n:012}" for n in range(1_000)]
+        made.sendall(_said("ADMIN_PURGE_DLQ", json.dumps({"task_ids": ids}).encode()))
+        made.recv(1 << 16)
+
+
 def others() -> Iterator[tuple[str, Row]]:
     yield "names", _names
     yield "SQL filters", _filters
+    yield "LIKE in 1,000 rules", _like
+    yield "dead letters that are not there", _purge_dead
+    # One call of the JSON decoder, which no turn can divide.
+    yield (
+        "3,000,000 values in a PUSH",
+        Flood(b"", _said("PUSH", b'{"payload":[' + b"{}," * 3_000_000 + b"1]}")),
+    )
+    yield (
+        "700,000 tasks in a PUSH_BATCH",
+        Flood(
+            b"",
+            _said("PUSH_BATCH", b'{"tasks":[' + b'{"payload":1},' * 700_000 + b'{"payload":1}]}'),
+        ),
+    )
+    many = b'{"messages":[' + b'{"body":""},' * 700_000 + b'{"body":""}]}'
+    yield (
+        "700,000 messages in a request",
+        Flood(
+            b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(many) + many
+        ),
+    )
+    some = b'{"messages":[' + b'{"body":"","properties":{"a":1}},' * 9_999 + b'{"body":""}]}'
+    yield (
+        "10,000 messages in a request",
+        Flood(
+            b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(some) + some
+        ),
+    )
 
 
 ROWS: dict[str, Row] = dict((*amqp(), *websocket(), *vibemq(), *pyqueue(), *http(), *others()))

@@ -12,7 +12,10 @@ from tests.security.hostile import ROWS
 from tests.security.wire import held_seconds, pinged
 from tests.server.running import Running, running
 
+pytestmark = pytest.mark.alone
+
 HELD_SECONDS_MAX = 0.1
+TRIES = 3  # an input that holds the loop does so each time; the machine's other doings do not
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +29,12 @@ def broker() -> Iterator[Running]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_nobody_waits_for(name: str, broker: Running) -> None:
-    with pinged(broker) as waited:
-        held_seconds(broker)
-        ROWS[name](broker)
-        held = held_seconds(broker)
-    assert waited
-    assert held < HELD_SECONDS_MAX, f"{name}: {held:.3f} s"
+    held: list[float] = []
+    while not held or (min(held) >= HELD_SECONDS_MAX and len(held) < TRIES):
+        with pinged(broker) as waited:
+            held_seconds(broker)
+            ROWS[name](broker)
+            held.append(held_seconds(broker))
+        assert waited
+    assert min(held) < HELD_SECONDS_MAX, f"{name}: {held}"
     assert not [each for each in broker.log if each.get("level") == "error"]

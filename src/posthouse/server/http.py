@@ -25,6 +25,7 @@ from uvicorn.config import Config as UvicornConfig
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.broker.throttle import Login, note_unknown
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
+from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
 from posthouse.server.broker import Broker
 from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
@@ -596,7 +597,7 @@ def _read(path: str, offset: int, length: int) -> bytes:
 def decoded(kind: type[Any], body: bytes) -> Any:
     """A request's JSON. Raises HttpProblem."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return msgspec.json.decode(bounded(body or b"{}"), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpProblem(400, "bad-json", f"The body is not as it should be: {error}.") from None
 

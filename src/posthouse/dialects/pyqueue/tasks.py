@@ -17,6 +17,7 @@ from posthouse.core.message import (
     decode_envelope,
     encode_envelope,
 )
+from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX
 from posthouse.dialects.pyqueue.refusals import BAD_JSON, Failed
 from posthouse.uuids import new_uuid
@@ -75,6 +76,10 @@ def read_push(payload: bytes) -> PushForm:
     """Raises Failed. What is not an object in JSON is the task itself."""
     if payload[:1] == b"{":
         try:
+            bounded(payload)
+        except msgspec.DecodeError as error:
+            raise Failed(f"The task cannot be read: {error}") from None
+        try:
             return _decode_push(payload)
         except msgspec.ValidationError as wrong:
             raise Failed(f"{wrong}") from None
@@ -100,7 +105,7 @@ def _check_is_no_json(payload: bytes) -> None:
 def read(kind: type[Any], payload: bytes) -> Any:
     """Raises Failed."""
     try:
-        return msgspec.json.decode(payload or b"{}", type=kind)
+        return msgspec.json.decode(bounded(payload or b"{}"), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Failed(BAD_JSON) from None
 

@@ -32,6 +32,7 @@ from posthouse.core.errors import (
     Unauthorized,
 )
 from posthouse.core.message import LOCKED
+from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue import admin, credentials, orders
 from posthouse.dialects.pyqueue.desk import Desk
 from posthouse.dialects.pyqueue.finding import depth_of, queues_of
@@ -171,7 +172,7 @@ async def _batch(call: Call, form: BatchForm) -> Answer:
 async def _form(request: Request, kind: type[Any]) -> Any:
     """Raises Wrong, in the way of who wrote the clients."""
     try:
-        return msgspec.json.decode(await request.body(), type=kind)
+        return msgspec.json.decode(bounded(await request.body()), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Wrong(422, str(error)) from None
 

@@ -56,6 +56,7 @@ from posthouse.core.message import (
     message_id,
     timestamp,
 )
+from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.servicebus.address import at, queue_of, told_name
 from posthouse.dialects.servicebus.guids import guid, new_number, number_of
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
@@ -247,7 +248,7 @@ def _date_ms(text: str) -> int | None:
 
 def _batch(body: bytes) -> list[NewMessage]:
     try:
-        given = _decode_batch(body)
+        given = _decode_batch(bounded(body))
     except (msgspec.DecodeError, RecursionError) as error:
         raise Wrong(400, "SubCode=40000. The messages must be a JSON array of objects like"
                     ' {"Body": "...", "BrokerProperties": {...}, "UserProperties": {...}}:'

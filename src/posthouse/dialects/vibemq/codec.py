@@ -35,6 +35,7 @@ from posthouse.dialects.vibemq.squeezing import (
 FRAME_BYTES_MIN, FRAME_BYTES_MAX = 2, 1 << 20  # as it is sent
 NEW_FRAME_BYTES_MAX = 64 << 10  # of somebody who has not shown yet who he is
 HEADERS_MAX = 1_000  # that are looked at; what is valid is another matter
+HEADERS_BYTES_MAX = 512 << 10  # of all of them, in JSON
 VERSION = 1
 SCHEMA = "1.0"
 
@@ -93,12 +94,13 @@ class _JsonFrame(msgspec.Struct):
     id: str | None = None
     queue: str | None = None
     payload: msgspec.Raw = msgspec.Raw(b"")
-    headers: dict[str, Any] | None = None
+    headers: msgspec.Raw = msgspec.Raw(b"")  # decoded when its size is known
     errorCode: str | None = None
     errorMessage: str | None = None
 
 
 _read_json = msgspec.json.Decoder(_JsonFrame).decode
+_read_headers = msgspec.json.Decoder(dict[str, Any]).decode
 _write_json = msgspec.json.Encoder().encode
 _U16, _U32 = Struct(">H"), Struct(">I")
 _u16, _u32 = _U16.unpack_from, _U32.unpack_from
@@ -170,7 +172,7 @@ class Decoder:
             body.decode()
             found = _read_json(body)
             payload = bytes(found.payload)
-            headers = _headers(found.headers) if found.headers else NO_HEADERS
+            headers = _headers(bytes(found.headers))
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise Malformed("a frame's JSON cannot be read") from None
         if isinstance(found.type, int):
@@ -184,10 +186,14 @@ class Decoder:
         )  # fmt: skip
 
 
-def _headers(given: dict[str, Any]) -> dict[str, str]:
-    """What is a number or a truth is as JSON writes it. Raises ValueError."""
+def _headers(data: bytes) -> Mapping[str, str]:
+    """A number or a truth is as JSON writes it. Raises ValueError or msgspec.DecodeError."""
+    if len(data) <= 2 or data == b"null":  # nothing, or {}
+        return NO_HEADERS
+    if len(data) > HEADERS_BYTES_MAX:
+        raise ValueError("the headers are too long")
     found: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in _read_headers(data).items():
         if isinstance(value, str):
             found[name] = value
         elif isinstance(value, bool | int | float):

@@ -10,6 +10,7 @@ from posthouse.broker.access import ANYBODY, Principal
 from posthouse.core.commands import Answer, CreateQueue, DeleteQueue
 from posthouse.core.errors import AlreadyExists, Refused, Throttled, Unauthenticated
 from posthouse.core.model import QueueProperties
+from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.vibemq import answers
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import NO_HEADERS, Frame, Type
@@ -307,7 +308,7 @@ def _by(peer: "Peer") -> Principal:
 def _form(frame: Frame, kind: type[Any]) -> Any:
     """Raises Wrong."""
     try:
-        return msgspec.json.decode(frame.payload or b"{}", type=kind)
+        return msgspec.json.decode(bounded(frame.payload or b"{}"), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = f"The payload is not as it should be: {error}."
         raise Wrong(answers.INVALID_PAYLOAD, text) from None

@@ -10,6 +10,7 @@ import msgspec
 
 from posthouse.core.commands import Delivery, Seen
 from posthouse.core.message import Envelope, Message, NewMessage, Note, Value, encode_envelope
+from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.servicebus.guids import guid, new_number
 from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import body_of, envelope_of
@@ -75,6 +76,10 @@ def read(kind: type[Form], body: bytes, *, optional: bool = False) -> Form:
     """Raises Unprocessable."""
     if optional and not body.strip():
         body = b"{}"
+    try:
+        bounded(body)
+    except msgspec.DecodeError as error:
+        raise Unprocessable("", f"The body cannot be read: {error}") from None
     with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         decoder: msgspec.json.Decoder[Form] = _decoder(kind)
         return decoder.decode(body)  # as the names are spelled here
