@@ -71,7 +71,7 @@ class Broker:
         if path.exists():
             return _root_key(path), seal
         # Under another name until it was shown: a start that fails before that shows nothing.
-        key = read_secret(config.data / NEW_ROOT_KEY, new_key().encode() + b"\n").decode().strip()
+        key = _root_key(config.data / NEW_ROOT_KEY, new_key().encode() + b"\n")
         self.new_root_key = key
         return key, seal
 
@@ -226,9 +226,9 @@ class Broker:
         return bool(keys) and key_is(declared.key)(keys[0])
 
 
-def _root_key(path: Path) -> str:
+def _root_key(path: Path, make: bytes = b"") -> str:
     """Raises OSError: what is left of a key, or is none, could be guessed."""
-    key = read_secret(path, b"").decode("utf-8", "replace").strip()
+    key = read_secret(path, make).decode("utf-8", "replace").strip()
     if not KEY_CHARS_MIN <= len(key) <= KEY_CHARS_MAX or not key.isprintable():
         raise OSError(
             f"{path} does not hold a key of {KEY_CHARS_MIN} to {KEY_CHARS_MAX} characters; put the"
