@@ -124,6 +124,8 @@ def _check_messages(state: State, queue: Queue) -> None:
             lock = state.locks[message.lock]
             assert lock.message is message
             assert lock.queue is queue
+        elif message.state == ACTIVE and queue.relays:
+            assert message.lock < 1 << 64  # a subscription's number, where it was handed on in part
         elif message.state != DELAYED:
             assert message.lock == 0
 

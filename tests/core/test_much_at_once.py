@@ -4,10 +4,9 @@ import pytest
 
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import HAND_ON_BYTES_MAX, HAND_ON_MAX, SPARE_MAX, SetCopying
-from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import encode
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
-from tests.core.sound import held, notes, sound
+from tests.core.sound import held, sound
 from tests.core.test_found import GROWS, copies_written, settle_down
 from tests.core.test_sparing import numbers, take
 from tests.core.test_sparing import settle_down as settle_down_sparingly
@@ -27,18 +26,15 @@ def test_a_restart_goes_on_with_what_was_sent_to_many() -> None:
     sound(world)
 
 
-def test_what_an_action_wrote_is_not_written_for_too_many() -> None:
+def test_what_an_action_wrote_is_written_for_many_in_parts() -> None:
     world = World()
     many, first = world.topic("many"), world.topic("first")
     queues = [world.subscribe(many, f"s{n}") for n in range(1_500)]
     world.subscribe(first, "s", Rule("r", TrueFilter(), GROWS), forward_to=many)
     world.send(first, a_message("one", a="xx"))
     settle_down(world)
-    assert max(len(encode(record)) for _, record in world.journal) < HAND_ON_BYTES_MAX * 1.1
-    [note] = notes(world, dead_letter_queue(queues[-1]))
-    assert note is not None
-    assert note.reason == "FilterException"
-    assert sum(world.counts(q).active + world.counts(q).dead for q in queues) == 1_500
+    assert max(len(encode(record)) for _, record in world.journal) < HAND_ON_BYTES_MAX // 4
+    assert {(world.counts(q).active, world.counts(q).dead) for q in queues} == {(1, 0)}
     sound(world)
 
 
@@ -60,7 +56,7 @@ def test_what_is_forwarded_to_many_is_handed_on_in_parts() -> None:
 def test_slow_rules_are_not_asked_over_and_over() -> None:
     world = World()
     topic = world.topic()
-    slow = SqlFilter(" OR ".join(["a LIKE @p"] * 78), {"p": "%" + "_a" * 400 + "%"})
+    slow = SqlFilter(" OR ".join(["a LIKE @p"] * 5), {"p": "%" + "_a" * 400 + "%"})
     for n in range(10):
         world.subscribe(topic, f"s{n}", Rule("r", slow))
     other = world.subscribe(topic, "other")

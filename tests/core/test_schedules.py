@@ -6,7 +6,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core.commands import (
+    FIRE_BYTES_MAX,
+    SCHEDULED_BYTES_MAX,
     CancelSchedule,
     ListSchedules,
     PauseSchedule,
@@ -14,8 +17,10 @@ from posthouse.core.commands import (
     Peeked,
     Purge,
     ResumeSchedule,
+    SetCopying,
     SetSchedule,
     StepClock,
+    Tick,
     UpdateQueue,
 )
 from posthouse.core.dump import dump
@@ -23,7 +28,7 @@ from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound, Quot
 from posthouse.core.message import NewMessage, message_id
 from posthouse.core.model import QueueProperties, Schedule
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import ScheduleFired
+from posthouse.core.records import ScheduleFired, ScheduleSet, Sent
 from posthouse.core.recurrence import Cron, Every, following_ms, parse, said
 from posthouse.core.snapshot import restore, take
 from tests.core.world import World, a_message
@@ -302,3 +307,47 @@ def test_one_that_is_over_stays_without_a_next_time() -> None:
     [found] = listed(world)
     assert (found.fired, found.next_ms) == (1, 0)
     sound(world)
+
+
+def test_a_tick_sends_large_scheduled_messages_a_few_at_a_time() -> None:
+    world = World()
+    queue = world.queue()
+    large = a_message("x" * (SCHEDULED_BYTES_MAX - 200))
+    for n in range(20):
+        world.do(SetSchedule(queue, f"s{n}", "every 10 seconds", large))
+    world.now_ms += 60_000
+    ticks = 0
+    while next_deadline_ms(world.state) <= world.now_ms:  # type: ignore[operator]
+        records = world.do(Tick()).records
+        sent = sum(record.size_bytes for record in records if isinstance(record, Sent))
+        assert 0 < sent <= FIRE_BYTES_MAX + SCHEDULED_BYTES_MAX
+        ticks += 1
+    assert ticks > 3
+    assert world.counts(queue).active == 20
+
+
+def test_schedules_send_nothing_while_senders_are_refused() -> None:
+    world = World()
+    queue = world.queue()
+    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
+    world.do(SetCopying("sparing"))
+    world.advance(10_000)
+    assert world.counts(queue).active == 0
+    assert "room" in world.state.schedules["beat"].problem
+    world.do(SetCopying("free"))
+    world.advance(10_000)
+    assert world.counts(queue).active == 1
+    assert not world.state.schedules["beat"].problem
+
+
+def test_a_quicker_schedule_of_an_older_journal_keeps_to_the_least_interval() -> None:
+    assert following_ms(Every(300), 1_000, 1_000) == 2_200  # every fourth of its moments
+    world = World()
+    queue = world.queue()
+    old = ScheduleSet("beat", 1_000, queue, Every(100), a_message("tick"), 1_100)
+    evolve(world.state, old, world.position)
+    for _ in range(100):
+        world.now_ms += 100
+        for record in decide(world.state, Tick(), world.now_ms).records:
+            evolve(world.state, record, world.position)
+    assert 10 <= world.counts(queue).active <= 11

@@ -9,24 +9,18 @@ import pytest
 from posthouse.broker import engine as engines
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock, VirtualClock
-from posthouse.core import decide, evolve, next_deadline_ms
+from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
-    FIRE_BYTES_MAX,
-    SCHEDULED_BYTES_MAX,
     SCHEDULES_MAX,
     STEPS_MAX,
     CreateQueue,
-    SetCopying,
     SetSchedule,
     Tick,
     UpdateQueue,
 )
-from posthouse.core.errors import InvalidArgument
 from posthouse.core.message import NewMessage
 from posthouse.core.model import QueueProperties
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.core.records import ScheduleSet, Sent
-from posthouse.core.recurrence import Every, following_ms
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
@@ -143,23 +137,6 @@ def test_namespaces_in_which_much_is_due_have_their_turns(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_a_tick_sends_large_scheduled_messages_a_few_at_a_time() -> None:
-    world = World()
-    queue = world.queue()
-    large = a_message("x" * (SCHEDULED_BYTES_MAX - 200))
-    for n in range(20):
-        world.do(SetSchedule(queue, f"s{n}", "every 10 seconds", large))
-    world.now_ms += 60_000
-    ticks = 0
-    while next_deadline_ms(world.state) <= world.now_ms:  # type: ignore[operator]
-        records = world.do(Tick()).records
-        sent = sum(record.size_bytes for record in records if isinstance(record, Sent))
-        assert 0 < sent <= FIRE_BYTES_MAX + SCHEDULED_BYTES_MAX
-        ticks += 1
-    assert ticks > 3
-    assert world.counts(queue).active == 20
-
-
 def test_schedules_do_not_keep_other_work_from_being_done() -> None:
     world = World()
     target, first = world.queue("target"), world.queue("first")
@@ -173,36 +150,3 @@ def test_schedules_do_not_keep_other_work_from_being_done() -> None:
         if not world.counts(first).active:
             break
     assert not world.counts(first).active
-
-
-def test_schedules_send_nothing_while_senders_are_refused() -> None:
-    world = World()
-    queue = world.queue()
-    world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
-    world.do(SetCopying("sparing"))
-    world.advance(10_000)
-    assert world.counts(queue).active == 0
-    assert "room" in world.state.schedules["beat"].problem
-    world.do(SetCopying("free"))
-    world.advance(10_000)
-    assert world.counts(queue).active == 1
-    assert not world.state.schedules["beat"].problem
-
-
-def test_a_schedule_quicker_than_a_second_is_refused() -> None:
-    world = World()
-    with pytest.raises(InvalidArgument, match="1000 milliseconds"):
-        world.do(SetSchedule(world.queue(), "beat", "every 999 milliseconds", TICK))
-
-
-def test_a_quicker_schedule_of_an_older_journal_keeps_to_the_least_interval() -> None:
-    assert following_ms(Every(300), 1_000, 1_000) == 2_200  # every fourth of its moments
-    world = World()
-    queue = world.queue()
-    old = ScheduleSet("beat", 1_000, queue, Every(100), TICK, 1_100)
-    evolve(world.state, old, world.position)
-    for _ in range(100):
-        world.now_ms += 100
-        for record in decide(world.state, Tick(), world.now_ms).records:
-            evolve(world.state, record, world.position)
-    assert 10 <= world.counts(queue).active <= 11

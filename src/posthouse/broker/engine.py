@@ -95,7 +95,7 @@ from posthouse.core.records import (
     is_kept,
     span,
 )
-from posthouse.core.routing import router_of
+from posthouse.core.routing import compile_some
 from posthouse.core.tokens import KEY_BYTES
 from posthouse.store import Snapshots, Store
 from posthouse.store.errors import Lost, StoreError
@@ -116,6 +116,7 @@ _FULL_RETRY_SECONDS = 0.5
 # After this long no other namespace's tick begins before others have had their turn.
 _SLICE_SECONDS = 0.01
 _PRESSED_SLOW_MS = 500  # by which an answer to a sender comes later while the disk is short of room
+_COMPILE_SECONDS = 1.0  # for which a start compiles rules
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
@@ -306,9 +307,7 @@ class Engine:
             engine._revoke(name)
         for name in world.names:
             engine._start(name, Start(last.epoch, salt, engine._token_key))
-            for queue in world.states[name].queues.values():
-                if queue.subscriptions:
-                    router_of(queue)  # to compile many rules takes long: not with the first send
+        _compile_rules(world)
         await engine._commit()
         engine._arm()  # what is due is done beside what is asked from now on
         return engine
@@ -1169,6 +1168,17 @@ class Engine:
         due_ms = next_deadline_ms(state)
         clock = self._clocks.get(state.name, self._clock)
         return None if due_ms is None else clock.seconds_until(due_ms)
+
+
+def _compile_rules(world: Namespaces) -> None:
+    """Not with the first send. If there are very many, the rest is compiled as it is used."""
+    begun = time.perf_counter()
+    for state in world.states.values():
+        for queue in state.queues.values():
+            if queue.topic is not None:
+                compile_some(queue)
+                if time.perf_counter() - begun > _COMPILE_SECONDS:
+                    return
 
 
 class _Bare(NamedTuple):

@@ -111,10 +111,12 @@ async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
             at = first
             text = _say(record, first - entry.position)
         elif isinstance(record, Routed):
-            if record.queue != place.queue or place.sequence not in sequences:
-                continue
             found = _copies_of(record, place)
-            at += span(record) - len(record.sequences) + record.sequences.index(place.sequence)
+            leaves = place.sequence in sequences
+            if record.queue != place.queue or not (leaves or (path and path[-1] in found)):
+                continue  # or others got copies, where it was handed on in parts
+            if leaves:
+                at += span(record) - len(record.sequences) + sequences.index(place.sequence)
             text = _say_routed(found)
         elif getattr(record, "queue", None) == place.queue and place.sequence in sequences:
             index = sequences.index(place.sequence)

@@ -4,7 +4,7 @@ Most commands turn into one record at once. Those that make messages available w
 or end deliveries, are worked out on a `Plan`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -29,7 +29,10 @@ from posthouse.core.commands import (
     GROUP_CHARS_MAX,
     PAGE_MAX,
     RECEIVER_MAX,
+    RULE_SQL_LEAST,
+    RULES_EFFORT_MAX,
     RULES_MAX,
+    RULES_SQL_MAX,
     SESSION_STATE_BYTES_MAX,
     STEPS_MAX,
     SUBSCRIPTIONS_MAX,
@@ -168,6 +171,7 @@ from posthouse.core.records import (
     Unblocked,
 )
 from posthouse.core.room import check_room, used
+from posthouse.core.routing import effort_of, sql_chars
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.sending import check_fit, expiry_ms, misfit, send
 from posthouse.core.settling import complete, renew, settle
@@ -267,7 +271,11 @@ def _create_subscription(state: State, command: CreateSubscription, now_ms: int)
         raise InvalidArgument("properties", "of a subscription cannot be those of a topic")
     check_forwarding(state, command.queue, properties)
     check_count("the number of rules", len(command.rules), 0, RULES_MAX)
+    sql = sum(RULE_SQL_LEAST + chars for chars in map(sql_chars, command.rules) if chars)
+    if sql > RULES_SQL_MAX:
+        raise InvalidArgument("rules", "have too much SQL for one command; add them one by one")
     rules = [_checked_rule(rule, now_ms) for rule in command.rules]
+    _check_effort(command.queue, rules)
     if len({rule.name.casefold() for rule in rules}) < len(rules):
         raise InvalidArgument("rules", "must have names that differ")
     by = command.by.name
@@ -277,6 +285,13 @@ def _create_subscription(state: State, command: CreateSubscription, now_ms: int)
 def _checked_rule(rule: Rule, now_ms: int) -> Rule:
     check_rule(rule)
     return msgspec.structs.replace(rule, created_ms=now_ms)
+
+
+def _check_effort(queue: str, rules: Iterable[Rule]) -> None:
+    """All that are asked of each message have to be asked in one command."""
+    effort = effort_of(rules)
+    if effort > RULES_EFFORT_MAX:
+        raise QuotaExceeded(queue, "the length of its rules", RULES_EFFORT_MAX, effort)
 
 
 def _list_subscriptions(state: State, command: ListSubscriptions, _: int) -> Outcome:
@@ -310,6 +325,7 @@ def _set_rule(state: State, command: SetRule, now_ms: int) -> Outcome:
     else:
         made_ms = queue.rules[there].created_ms
         rule = msgspec.structs.replace(rule, name=there, created_ms=made_ms)
+    _check_effort(queue.name, {**queue.rules, rule.name: rule}.values())
     return Outcome([RuleSet(queue.name, now_ms, rule)])
 
 

@@ -342,21 +342,22 @@ def count_queue(state: State, queue: Queue, change: int) -> None:
 
 def _rule_set(state: State, record: RuleSet, _: int) -> None:
     queue = state.queues[record.queue]
-    queue.rules[record.rule.name] = record.rule
+    queue.rules = {**queue.rules, record.rule.name: record.rule}
     _forget_routes(state, queue)
     queue.updated_ms = record.time_ms
 
 
 def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
     queue = state.queues[record.queue]
-    del queue.rules[record.rule]
+    queue.rules = {name: rule for name, rule in queue.rules.items() if name != record.rule}
     _forget_routes(state, queue)
     queue.updated_ms = record.time_ms
 
 
 def _forget_routes(state: State, subscription: Queue) -> None:
+    """By its rules, which are another dictionary then, a subscription knows it itself."""
     assert subscription.topic is not None
-    state.queues[subscription.topic].router = None  # of its own, those that stay are remembered
+    state.queues[subscription.topic].router = None
 
 
 def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
@@ -986,6 +987,8 @@ def _routed(state: State, record: Routed, _: int) -> None:
         _copy(state, source, record.time_ms, copies)
     if record.sequences:
         _leave(state, source, record.sequences)
+    for sequence, number in record.partly.items():
+        source.messages[sequence].lock = number
 
 
 def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:

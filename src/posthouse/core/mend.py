@@ -148,6 +148,11 @@ def _mend_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Miss
     """A record for each copy, and for each message that leaves."""
     made: list[Kept | Missing] = []
     taken: dict[str, int] = {}  # numbers given by the records made here
+    partly = {
+        sequence: number
+        for sequence, number in record.partly.items()
+        if queue.messages.get(sequence) is not None
+    }
     for copies in record.every():
         target = state.queues.get(copies.queue)
         for at, sequence in enumerate(copies.sequences):
@@ -157,7 +162,8 @@ def _mend_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Miss
                 made.append(Missing(1))
                 continue
             taken[target.name] = number + 1
-            made.append(Routed(queue.name, record.time_ms, [], [_one_copy(copies, at)]))
+            one = _one_copy(copies, at)
+            made.append(Routed(queue.name, record.time_ms, [], [one], partly=partly))
     for sequence in record.sequences:
         there = queue.messages.get(sequence) is not None
         made.append(Purged(queue.name, [sequence]) if there else Missing(1))

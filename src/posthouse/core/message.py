@@ -129,7 +129,9 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     expires_ms: int  # 0: never
     count: int  # deliveries so far
     state: int
-    lock: int  # the token of its lock, or 0; while delayed: when it wakes
+    # The token of its lock, or 0; while delayed: when it wakes. While it is active: the number of
+    # the last subscription that has a copy, where its topic has handed it on in part.
+    lock: int
 
 
 NO_FIELDS: dict[str, str | None] = {}

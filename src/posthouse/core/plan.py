@@ -34,6 +34,7 @@ from posthouse.core.commands import (
     Notice,
 )
 from posthouse.core.errors import QuotaExceeded
+from posthouse.core.filters.problems import TooManyLooks
 from posthouse.core.filters.view import Amendment, View
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
@@ -76,7 +77,9 @@ from posthouse.core.routing import Hit, Router, router_of
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
+# Effort is counted in about microseconds.
 _LOOKS_OF_EFFORT = 256
+_FIRST_EFFORT = 12  # for the first copy that a queue gets, beside what each takes
 _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 
 
@@ -614,6 +617,7 @@ class _Relay:
         self.source = source
         self._into: dict[str, _Into] = {}
         self._late: dict[str, list[int]] = {}  # copies that there is no room for, or not any more
+        self.partly: dict[int, int] = {}  # as in the record
 
     def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
         """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
@@ -679,6 +683,7 @@ class _Relay:
         if into is None:
             into = self._into[queue.name] = _Into(side)
             side.used = True
+            self.plan.effort += _FIRST_EFFORT
         self.plan.effort += 1
         if note is not None:
             self.plan.noted_bytes += _noted_bytes(note)
@@ -699,9 +704,11 @@ class _Relay:
 
     def close(self, leaving: list[Message]) -> None:
         side, copies = self.source, [into.record() for into in self._into.values()]
-        if leaving or copies:
+        if leaving or copies or self.partly:
             side.remove(leaving)
-            routed = Routed(side.queue.name, self.plan.now_ms, sequences_of(leaving), copies)
+            routed = Routed(
+                side.queue.name, self.plan.now_ms, sequences_of(leaving), copies, {}, self.partly
+            )
             self.plan.records.append(routed)
         self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
 
@@ -761,7 +768,9 @@ def hand_on(plan: Plan, side: Side) -> list[Message]:
             plan.stalled.append(queue.name)
             break
         if queue.properties.delivery != "competing":
-            _publish(handed, message)
+            if not _publish(handed, message):
+                plan.put_off(queue)
+                break
             leaving.append(message)
         else:
             (leaving if _forward(handed, message) else staying).append(message)
@@ -786,7 +795,10 @@ def _has_place(plan: Plan, side: Side, message: Message) -> bool:
     if state.copying == "none":
         return False
     if queue.properties.delivery != "competing":
-        targets = [hit.queue for hit in _hits(plan, side, message)]
+        hits = _hits(plan, side, message)
+        if hits is None:
+            return True  # that is looked at for each of them
+        targets = [hit.queue for hit in hits if hit.queue.number > message.lock]
     else:
         target = state.queues.get(queue.properties.forward_to or "")
         targets = [] if target is None else [target]
@@ -806,24 +818,88 @@ def _filled(plan: Plan, queue: Queue) -> int:
     return count
 
 
-def _hits(plan: Plan, source: Side, message: Message) -> list[Hit]:
-    """The copies that subscriptions of a topic are to get."""
+def _hits(plan: Plan, source: Side, message: Message) -> list[Hit] | None:
+    """The copies that subscriptions of a topic are to get; None: they have to be asked in parts."""
     router = router_of(source.queue)
-    plan.effort += router.effort
     hits = router.all
     if router.asks:
+        if router.effort > HAND_ON_MAX:
+            return None
+        plan.effort += router.effort
         view = _view(plan, source.queue, message, source.note(message.sequence))
-        hits = router.match(view)
-        plan.effort += view.looked_at // _LOOKS_OF_EFFORT
-    return [
-        hit for hit in hits if can_send(hit.queue.properties) and hit.queue.name not in plan.ending
-    ]
+        try:
+            hits = router.match(view)
+        except TooManyLooks:
+            return None
+        finally:
+            plan.effort += view.looks // _LOOKS_OF_EFFORT
+    else:
+        plan.effort += router.effort
+    return [hit for hit in hits if _can_have(plan, hit)]
 
 
-def _publish(handed: _Relay, message: Message) -> None:
-    note = handed.source.note(message.sequence)
-    for hit in _hits(handed.plan, handed.source, message):
-        _give_copy(handed, message, hit, note)
+def _can_have(plan: Plan, hit: Hit) -> bool:
+    return can_send(hit.queue.properties) and hit.queue.name not in plan.ending
+
+
+def _publish(handed: _Relay, message: Message) -> bool:
+    """Gives the subscriptions of a topic their copies; False: part of them, as many as it may."""
+    plan, source = handed.plan, handed.source
+    hits = _hits(plan, source, message)
+    if hits is None:
+        return _publish_in_parts(handed, message, _ask_each(plan, source, message))
+    note = source.note(message.sequence)
+    is_much = len(hits) > HAND_ON_MAX // _FIRST_EFFORT
+    if message.lock or is_much or note is not None or any(hit.amendment for hit in hits):
+        return _publish_in_parts(handed, message, _in_order(hits, message.lock))
+    for hit in hits:
+        _give_copy(handed, message, hit, None)
+    return True
+
+
+_Part: TypeAlias = tuple[Queue, list[Hit] | None]
+
+
+def _publish_in_parts(handed: _Relay, message: Message, parts: Iterable[_Part]) -> bool:
+    """Subscription by subscription, one at least, until this command has done what one may."""
+    plan, number = handed.plan, message.lock
+    note, spares = handed.source.note(message.sequence), plan.state.copying != "free"
+    for queue, hits in parts:
+        if hits is None:
+            break
+        if spares and hits and _filled(plan, queue) >= SPARE_MAX:
+            if number == message.lock:  # nothing was done for it
+                plan.stalled.append(handed.source.queue.name)
+            break
+        for hit in hits:
+            _give_copy(handed, message, hit, note)
+        number = queue.number
+        if plan.is_spent:
+            break
+    else:
+        return True
+    if number != message.lock:
+        handed.partly[message.sequence] = number
+    return False
+
+
+def _in_order(hits: list[Hit], after: int) -> Iterator[_Part]:
+    """Those of subscriptions with a higher number."""
+    found: dict[int, list[Hit]] = {}
+    for hit in hits:
+        if hit.queue.number > after:
+            found.setdefault(hit.queue.number, []).append(hit)
+    for number in sorted(found):
+        yield found[number][0].queue, found[number]
+
+
+def _ask_each(plan: Plan, source: Side, message: Message) -> Iterator[_Part]:
+    """What the rules of one subscription after the other say of a message."""
+    view = _view(plan, source.queue, message, source.note(message.sequence))
+    for queue, effort, hits in router_of(source.queue).match_each(view, message.lock):
+        plan.effort += effort + view.looks // _LOOKS_OF_EFFORT
+        view.looks = 0
+        yield queue, hits and [hit for hit in hits if _can_have(plan, hit)]
 
 
 _NONE: dict[str, list[int]] = {}
@@ -840,8 +916,13 @@ def publish_plainly(state: State, topic: Queue, record: Sent) -> list[Record] | 
             return None
     router, some = router_of(topic), _NONE
     hits = router.all
+    if len(hits) > HAND_ON_MAX or router.effort > HAND_ON_MAX:
+        return None
     if router.asks:
-        hits, some, count = _matched(state, topic, router, record)
+        try:
+            hits, some, count = _matched(state, topic, router, record)
+        except TooManyLooks:
+            return None
     elif count * len(hits) > HAND_ON_MAX:
         count = -(-HAND_ON_MAX // len(hits))
     alike = {}
@@ -868,7 +949,7 @@ def _matched(
 ) -> tuple[list[Hit], dict[str, list[int]], int]:
     """Who gets something; what that is, by name, for who does not get all that was looked at.
 
-    And how many of the messages that is.
+    And how many of the messages that is. Raises TooManyLooks.
     """
     hits: list[Hit] = []
     some: dict[str, list[int]] = {}
@@ -879,7 +960,7 @@ def _matched(
             break
         view = _view_of(state, topic, new, sequence, record.time_ms)
         found = router.match(view)
-        effort += router.effort + len(found) + view.looked_at // _LOOKS_OF_EFFORT
+        effort += router.effort + len(found) + view.looks // _LOOKS_OF_EFFORT
         looked += 1
         hits += found
         if count > 1:

@@ -329,6 +329,7 @@ class Routed(_Kept, frozen=True, tag=34):
     """Messages were handed on: copies of them, by reference, to others, and out of `queue`.
 
     A position for each copy, first those of `alike`, and then one for each message that leaves.
+    A message that stays was handed on in part; the rest follows with later records.
     """
 
     queue: str
@@ -336,6 +337,8 @@ class Routed(_Kept, frozen=True, tag=34):
     sequences: list[int]
     copies: list[Copies] = []
     alike: dict[str, int] = {}  # who gets all that leave, as they are, and from which number on
+    # Messages that stay: the number of the last subscription that has had its copies, by sequence.
+    partly: dict[int, int] = {}
 
     def every(self) -> list[Copies]:
         """All copies, in the order of their positions."""

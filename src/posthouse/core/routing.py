@@ -3,13 +3,19 @@
 Rules are compiled when they are first used, and what was made of each is remembered beside the
 state for as long as the rule stays. A subscription with one rule and no action, as
 most are, costs one call a message; one that wants a pattern or everything costs none of its own.
+
+What it takes is counted, as effort of about a microsecond. Where all subscriptions of a topic take
+too long for one command, they are asked one by one, as far as each command may.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
+from posthouse.core.commands import HAND_ON_MAX
 from posthouse.core.filters.patterns import Trie, check_pattern
-from posthouse.core.filters.problems import EvaluationProblem
+from posthouse.core.filters.problems import EvaluationProblem, TooManyLooks
 from posthouse.core.filters.view import Action, Amendment, Predicate, View
 from posthouse.core.model import Queue
 from posthouse.core.rules import (
@@ -23,7 +29,14 @@ from posthouse.core.rules import (
 )
 
 RULE_NAME = "RuleName"  # the property that tells which rule made a copy
-_CHARS_OF_EFFORT = 64
+_CHARS_OF_EFFORT = 16
+_ITEMS_OF_EFFORT = 4
+_CHARS_TO_COMPILE = 7  # the effort for each, in SQL,
+_LEAST_CHARS = 16  # and for as many more
+_LEVEL_TO_COMPILE = 3  # of a pattern
+EFFORT_MAX = HAND_ON_MAX
+_ADD_MAX = 4 * EFFORT_MAX  # eighths of it, to add all rules of a topic to a router
+_number = attrgetter("number")
 
 
 class Hit(NamedTuple):
@@ -48,10 +61,10 @@ class _Ready(NamedTuple):
 
 def compile_rule(rule: Rule) -> None:
     """Raises SyntaxProblem, which says what and where."""
-    _predicate(rule.filter)
+    _predicate(rule.filter, new=True)
     if isinstance(rule.filter, PatternFilter):
         check_pattern(rule.filter.pattern, rule.filter.style)
-    _action(rule)
+    _action(rule, new=True)
 
 
 def router_of(topic: Queue) -> "Router":
@@ -72,17 +85,24 @@ class Router:
         self._several: list[tuple[Queue, list[_Ready]]] = []
         self._patterns: Trie[str] = Trie()  # names of subscriptions
         self._by_name: dict[str, Hit] = {}
-        self.effort = 1  # what it takes to ask them, in about microseconds
-        for subscription in topic.subscriptions.values():
+        self.effort = 1  # what it takes to ask them all; EFFORT_MAX + 1: too much
+        self._topic = topic
+        self._ordered: list[Queue] | None = None
+        fresh = sum(_effort_to_add(each) for each in topic.subscriptions.values())
+        self._is_whole = fresh <= _ADD_MAX  # else they are compiled as they are asked
+        if not self._is_whole:
+            self.effort = EFFORT_MAX + 1
+        for subscription in topic.subscriptions.values() if self._is_whole else ():
             self._add(subscription)
-        self.asks = bool(self._by_name or self._single or self._several)  # before they take it
+        # Before they take it.
+        self.asks = bool(not self._is_whole or self._by_name or self._single or self._several)
 
     def _add(self, subscription: Queue) -> None:
         rules = list(subscription.rules.values())
         hit = Hit(subscription)
         if len(rules) != 1 or rules[0].action:
-            self._several.append((subscription, _ready_rules(subscription)))
-            self.effort += sum(map(_effort, rules))
+            self._several.append((subscription, _all_ready(subscription)))
+            self.effort += _compiled(subscription).effort
             return
         wanted = rules[0].filter
         if isinstance(wanted, TrueFilter):
@@ -91,16 +111,18 @@ class Router:
             self._patterns.add(wanted.pattern, wanted.style, subscription.name)
             self._by_name[subscription.name] = hit
         elif not isinstance(wanted, FalseFilter):
-            self._single.append((_ready_rules(subscription)[0].fits, hit))
-            self.effort += _effort(rules[0])
+            self._single.append((_all_ready(subscription)[0].fits, hit))
+            self.effort += rule_effort(rules[0])
 
     def match(self, view: View) -> list[Hit]:
-        """What the subscriptions get of a message."""
+        """What the subscriptions get of a message. Raises TooManyLooks: ask them one by one."""
         hits = self.all.copy()
         if self._by_name:
             try:
-                found = self._patterns.match(view.envelope.subject)
+                found = self._patterns.match(view.envelope.subject, view.look)
                 hits += map(self._by_name.__getitem__, found)
+            except TooManyLooks:
+                raise
             except EvaluationProblem as problem:
                 text = str(problem)
                 hits += [Hit(hit.queue, None, text) for hit in self._by_name.values()]
@@ -108,15 +130,48 @@ class Router:
             try:
                 if fits(view):
                     hits.append(hit)
+            except TooManyLooks:
+                raise
             except EvaluationProblem as problem:
                 hits.append(Hit(hit.queue, None, str(problem)))
         for queue, rules in self._several:
             hits += _hits(queue, rules, view)
         return hits
 
+    def match_each(self, view: View, after: int) -> Iterator[tuple[Queue, int, list[Hit] | None]]:
+        """What each subscription gets whose number is higher, and the effort, in their order.
+
+        None: its rules have to be compiled first, which later commands do. One that takes too many
+        looks gets what it would of any other problem with its rules.
+        """
+        if self._ordered is None:
+            self._ordered = sorted(self._topic.subscriptions.values(), key=_number)
+        first = bisect_right(self._ordered, after, key=_number)
+        for at in range(first, len(self._ordered)):
+            subscription = self._ordered[at]
+            effort = compile_some(subscription)
+            hits = None
+            if effort < EFFORT_MAX:
+                effort += 1 + _compiled(subscription).effort
+                hits = _hits_or_problem(subscription, view)
+            yield subscription, effort, hits
+        if not self._is_whole:
+            self._topic.router = None  # those that are compiled now can be asked together
+
+
+def _hits_or_problem(subscription: Queue, view: View) -> list[Hit]:
+    view.begin()
+    try:
+        return _hits(subscription, _all_ready(subscription), view)
+    except TooManyLooks as problem:
+        return [Hit(subscription, None, str(problem))]
+
 
 def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
-    """One copy for all rules without an action that fit, and one for each with an action."""
+    """One copy for all rules without an action that fit, and one for each with an action.
+
+    Raises TooManyLooks.
+    """
     hits: list[Hit] = []
     problem = ""
     plain = False
@@ -128,6 +183,8 @@ def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
                 plain = True
             else:
                 hits.append(Hit(queue, _named(rule.action(view), rule.name)))
+        except TooManyLooks:
+            raise
         except EvaluationProblem as found:
             problem = problem or f"Rule {rule.name!r}: {found}"
     if plain:
@@ -142,21 +199,89 @@ def _named(amendment: Amendment, rule: str) -> Amendment:
     return amendment._replace(properties=properties)
 
 
-def _ready_rules(subscription: Queue) -> list[_Ready]:
-    """Each compiled once, and remembered with the subscription."""
-    before = subscription.router
-    assert before is None or isinstance(before, list)
-    known = {id(ready.rule): ready for ready in before or ()}
-    found = [known.get(id(rule)) or _ready(rule) for rule in subscription.rules.values()]
-    subscription.router = found
+def _effort_to_add(subscription: Queue) -> int:
+    """To a router, in eighths: patterns are many, and there is one where they seldom change."""
+    rules = subscription.rules
+    if len(rules) == 1:
+        [rule] = rules.values()
+        if isinstance(rule.filter, PatternFilter) and not rule.action:
+            return 1 + rule.filter.pattern.count(".")
+        if not sql_chars(rule):
+            return 0
+    return 8 * _compiled(subscription).to_compile()
+
+
+class _Compiled:
+    """The rules of a subscription, ready to be used as far as they are compiled."""
+
+    __slots__ = ("effort", "ready", "rules")
+
+    def __init__(self, rules: dict[str, Rule], before: "_Compiled | None") -> None:
+        self.rules = rules  # another dictionary after each change
+        known = {id(ready.rule): ready for ready in before.ready if ready} if before else {}
+        self.ready = [known.get(id(rule)) for rule in rules.values()]
+        self.effort = effort_of(rules.values())
+
+    def to_compile(self) -> int:
+        """The effort of compiling what is not yet."""
+        pairs = zip(self.rules.values(), self.ready, strict=True)
+        return sum(_effort_to_compile(rule) for rule, ready in pairs if ready is None)
+
+
+def _compiled(subscription: Queue) -> _Compiled:
+    """Each rule is compiled once, and remembered with the subscription."""
+    found = subscription.router
+    assert found is None or isinstance(found, _Compiled)
+    if found is None or found.rules is not subscription.rules:
+        found = subscription.router = _Compiled(subscription.rules, found)
     return found
 
 
-def _effort(rule: Rule) -> int:
+def compile_some(subscription: Queue) -> int:
+    """Compiles rules that are not yet, as many as one command may. Returns the effort of that.
+
+    If it is EFFORT_MAX or more, there may be more of them.
+    """
+    compiled, effort = _compiled(subscription), 0
+    for at, rule in enumerate(compiled.rules.values()):
+        if compiled.ready[at] is None:
+            if effort >= EFFORT_MAX:
+                break
+            effort += _effort_to_compile(rule)
+            compiled.ready[at] = _ready(rule)
+    return effort
+
+
+def _all_ready(subscription: Queue) -> list[_Ready]:
+    """Of one whose rules are compiled by one command."""
+    compile_some(subscription)
+    return [ready for ready in _compiled(subscription).ready if ready]
+
+
+def _effort_to_compile(rule: Rule) -> int:
+    chars = sql_chars(rule)
+    if isinstance(rule.filter, PatternFilter):
+        return _LEVEL_TO_COMPILE * (1 + rule.filter.pattern.count("."))
+    return _CHARS_TO_COMPILE * (_LEAST_CHARS + chars) if chars else 1
+
+
+def sql_chars(rule: Rule) -> int:
+    """How much of it has to be parsed."""
+    said = len(rule.filter.expression) if isinstance(rule.filter, SqlFilter) else 0
+    return said + len(rule.action)
+
+
+def effort_of(rules: Iterable[Rule]) -> int:
+    """What it takes to ask them."""
+    return sum(map(rule_effort, rules))
+
+
+def rule_effort(rule: Rule) -> int:
     """What it takes to ask a rule; it grows with what it says."""
-    wanted = rule.filter
-    said = len(wanted.expression) if isinstance(wanted, SqlFilter) else 0
-    return 1 + (said + len(rule.action)) // _CHARS_OF_EFFORT
+    wanted, items = rule.filter, 0
+    if isinstance(wanted, CorrelationFilter):
+        items = len(wanted.fields) + len(wanted.properties)
+    return 1 + sql_chars(rule) // _CHARS_OF_EFFORT + items // _ITEMS_OF_EFFORT
 
 
 def _ready(rule: Rule) -> _Ready:
@@ -166,16 +291,16 @@ def _ready(rule: Rule) -> _Ready:
 # What compiles SQL is imported when there is some: not every start needs it.
 
 
-def _action(rule: Rule) -> Action | None:
+def _action(rule: Rule, *, new: bool = False) -> Action | None:
     """Raises SyntaxProblem."""
     if not rule.action:
         return None
     from posthouse.core.filters.sql import compile_action
 
-    return compile_action(rule.action, rule.parameters)
+    return compile_action(rule.action, rule.parameters, new=new)
 
 
-def _predicate(wanted: Filter) -> Predicate:
+def _predicate(wanted: Filter, *, new: bool = False) -> Predicate:
     """Raises SyntaxProblem."""
     if isinstance(wanted, TrueFilter):
         return _always
@@ -184,7 +309,7 @@ def _predicate(wanted: Filter) -> Predicate:
     if isinstance(wanted, SqlFilter):
         from posthouse.core.filters.sql import compile_filter
 
-        return compile_filter(wanted.expression, wanted.parameters, loose=wanted.loose)
+        return compile_filter(wanted.expression, wanted.parameters, loose=wanted.loose, new=new)
     if isinstance(wanted, CorrelationFilter):
         from posthouse.core.filters.correlation import compile_correlation
 
@@ -195,7 +320,7 @@ def _predicate(wanted: Filter) -> Predicate:
 
 
 def _fits_pattern(trie: Trie[bool]) -> Callable[[View], bool]:
-    return lambda view: bool(trie.match(view.envelope.subject))
+    return lambda view: bool(trie.match(view.envelope.subject, view.look))
 
 
 def _always(_: View) -> bool:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from posthouse.core.commands import HAND_ON_BYTES_MAX
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.sql import compile_action
 from posthouse.core.filters.view import Amendment, View
@@ -169,3 +170,13 @@ def test_an_action_is_bounded_as_a_whole() -> None:
         compile_action("SET a = " + "(" * 100 + "1" + ")" * 100, {})
     with pytest.raises(SyntaxProblem, match="UTF-8"):
         compile_action("SET [\udfff] = 1", {})
+
+
+def test_what_actions_write_of_one_message_is_bounded() -> None:
+    view = a_view(a="x")
+    action = compile_action("SET b = a", {})
+    action(view)
+    assert view.amended_bytes > 0
+    view.amended_bytes = HAND_ON_BYTES_MAX
+    with pytest.raises(EvaluationProblem, match="too much"):
+        action(view)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem, TooManyLooks
 from posthouse.core.filters.sql import compile_filter
 from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, Value, encode_envelope, span, timestamp, uuid
@@ -498,3 +498,40 @@ def test_texts_can_be_compared_by_what_they_say(text: str, expected: bool | None
     except EvaluationProblem:
         found = None
     assert found is expected
+
+
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = b", "a IN (b, c)", "a = @long", "a IN (@long, 'y')", "a + a = 'x'", "a LIKE d",
+     "property(a) = 1", "a LIKE '%y%'", "zz = 1"],
+)  # fmt: skip
+def test_what_takes_long_is_counted(text: str) -> None:
+    long = a_view(a=LONG, b=LONG, c="c", d="%c%")
+    short = a_view(a="x", b="y", c="c", d="%c%")
+    for view in (long, short):
+        view.properties  # noqa: B018 (what it takes to decode it is not counted here)
+        view.looks = 0
+        compile_filter(text, {"long": LONG})(view)
+    if text != "zz = 1":
+        assert long.looks > short.looks + 400
+    assert long.looks < 100_000
+
+
+def test_what_takes_too_long_is_a_problem() -> None:
+    view = a_view(a=LONG)
+    view.looks_end = 1_000
+    for text in ("a LIKE '%y%'", "property(a) = 1"):
+        with pytest.raises(TooManyLooks):
+            truth(text, view)
+    view.begin()
+    assert truth("a LIKE '%y%'", view) is False
+
+
+@pytest.mark.parametrize("text", ["a = b", "a IN (b, 1)", "a = true"])
+def test_long_texts_are_compared_loosely(text: str) -> None:
+    view = a_view(a=LONG, b=LONG)
+    assert compile_filter(text, {}, loose=True)(view) is (None if "true" in text else True)
+    assert view.looks > 600

@@ -88,3 +88,21 @@ def test_patterns_that_mean_nothing_are_a_problem() -> None:
         with pytest.raises(EvaluationProblem):
             compile_like(pattern, escape)
     assert compile_like("a" * PATTERN_CHARS_MAX, None).fits("a" * PATTERN_CHARS_MAX)
+
+
+@pytest.mark.parametrize("length", [7, 8, 50, 99, 100, 500])
+def test_a_run_of_any_length_is_found_where_it_first_is(length: int) -> None:
+    run = "a" * (length - 2) + "b" + "."
+    for pattern in (f"%{run}%", f"x%{run}%{run}%y"):
+        fits = compile_like(pattern, None).fits
+        assert fits(f"x{'a' * 50}{run}{run}y")
+        assert not fits(f"x{run[:-1]}{'a' * 50}{run[:-1]}y")
+
+
+def test_what_it_takes_is_known_beforehand() -> None:
+    assert compile_like("a%", None).per_char == 0
+    assert compile_like("%abc%", None).per_char == 1
+    slow = compile_like("%a_c%", None)
+    assert slow.per_char > 10
+    assert compile_like("%" + "_a" * 300 + "%", None).per_char > slow.per_char
+    assert compile_like("%a%a%a%", None).base > compile_like("%a%", None).base

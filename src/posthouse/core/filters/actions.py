@@ -47,7 +47,8 @@ def set_system(name: str, get: Evaluate) -> Step:
             return
         converted = convert(value)
         if converted is None or (type(converted) is str and len(converted) > longest):
-            raise EvaluationProblem(f"sys.{name} cannot have such a value: {value!r:.50}.")
+            shown = value[:50] if isinstance(value, str | bytes) else value
+            raise EvaluationProblem(f"sys.{name} cannot have such a value: {shown!r:.50}.")
         draft.put_field(field, converted)
 
     return put

@@ -2,11 +2,13 @@
 
 Between two `%` stands a run of characters, of which `_` is any. Each run but the first and the last
 may be taken where it first fits, for nothing that follows could fit an earlier rest better. So the
-text is read once from left to right: no regular expression, nothing is tried again. A run without
-`_` is looked for by `str.find`; one with `_` by keeping, in the bits of one number, how many of its
-characters fit the text up to here.
+text is read once from left to right, and nothing is tried again. A run without `_` is looked for by
+`str.find`; one of middle length by the `re` module, which takes linear time for what has no special
+characters, where `str.find` may take a hundred times as long. One with `_` is found by keeping,
+in the bits of one number, how many of its characters fit the text up to here.
 """
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,20 +20,32 @@ TEXT_CHARS_MAX = 16_384  # that is looked at; so many patterns on a longer one w
 Fits = Callable[[str], bool]
 _Run = list[str | None]  # None is any character
 _BITS = 256  # of a number: with more of them reckoning takes longer
+_SHORT, _LONG = 8, 100  # shorter and longer runs are looked for by `str.find`
+_SLOW_LOOKS = 25  # for each character of a text, where a run is long or has a `_`
+_RUN_LOOKS = 50  # for each run of a pattern,
+_ANY_LOOKS = 25  # and for each character of one that has a `_`
 
 
 class Test(NamedTuple):
-    """Of texts. `effort`: what each character of one takes, where that is much; else 0."""
+    """Of texts. What it takes, in looks: `base`, and `per_char` for each character of the text."""
 
     fits: Fits
-    effort: int
+    base: int
+    per_char: int
 
 
 def compile_like(pattern: str, escape: str | None) -> Test:
     """Raises EvaluationProblem for a pattern that means nothing."""
     runs = _runs(pattern, escape)
-    slow = [len(run) for run in runs[1:-1] if None in run]
-    return Test(_fits(runs), 1 + max(slow) // _BITS if slow else 0)
+    base = sum(_RUN_LOOKS + (_ANY_LOOKS * len(run) if None in run else 0) for run in runs)
+    return Test(_fits(runs), base, max(map(_looks, runs[1:-1]), default=0))
+
+
+def _looks(run: _Run) -> int:
+    """What it takes to find a run, for each character of the text, at most."""
+    if None in run:
+        return _SLOW_LOOKS * (1 + len(run) // _BITS)
+    return _SLOW_LOOKS if len(run) >= _LONG else 1
 
 
 def _fits(runs: list[_Run]) -> Fits:
@@ -45,7 +59,7 @@ def _fits(runs: list[_Run]) -> Fits:
         case ["", str(text)]:
             return lambda whole: whole.endswith(text)
         case ["", str(text), ""]:
-            return lambda whole: text in whole
+            return _contains(text)
         case _:
             pass
     least = sum(map(len, runs))
@@ -64,6 +78,14 @@ def _fits(runs: list[_Run]) -> Fits:
         return True
 
     return fits
+
+
+def _contains(text: str) -> Fits:
+    if not _SHORT <= len(text) < _LONG:
+        return lambda whole: text in whole
+    search = re.compile(re.escape(text)).search
+    # Quicker where it cannot take long.
+    return lambda whole: text in whole if len(whole) < _LONG else search(whole) is not None
 
 
 def checked_text(text: str) -> str:
@@ -118,6 +140,14 @@ def _at(run: _Run) -> Callable[[str, int], bool]:
 def _finder(run: _Run) -> Callable[[str, int, int], int]:
     """Where the run ends in the part of a text where it first fits; -1 where it does not."""
     text = _text(run)
+    if text is not None and _SHORT <= len(text) < _LONG:
+        search = re.compile(re.escape(text)).search
+
+        def find_linear(whole: str, begin: int, end: int) -> int:
+            found = search(whole, begin, end)
+            return -1 if found is None else found.end()
+
+        return find_linear
     if text is not None:
 
         def find(whole: str, begin: int, end: int) -> int:

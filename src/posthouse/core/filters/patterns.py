@@ -6,7 +6,7 @@
 A wildcard is a whole level; inside of one these characters mean themselves.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, Literal, TypeVar
 
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
@@ -14,6 +14,7 @@ from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 PATTERN_CHARS_MAX = 260
 LEVELS_MAX = 64
 SUBJECT_LEVELS_MAX = 256  # that are looked at
+_LOOKS_OF_NODE = 60
 
 Style = Literal["amqp", "nats"]
 T = TypeVar("T", bound=Hashable)
@@ -60,6 +61,10 @@ class _Node(Generic[T]):
         return self.below
 
 
+def _unseen(_: int) -> None:
+    """Where nobody asks what it takes."""
+
+
 class Trie(Generic[T]):
     """Values by pattern."""
 
@@ -83,8 +88,8 @@ class Trie(Generic[T]):
                 node = node.named.setdefault(level, _Node())
         node.here.append(value)
 
-    def match(self, subject: str) -> list[T]:
-        """The values of all patterns that match, each once.
+    def match(self, subject: str, look: Callable[[int], None] = _unseen) -> list[T]:
+        """The values of all patterns that match, each once. `look` is told what it takes.
 
         All patterns are followed level by level at the same time, and each place in the trie is
         looked at once for a level, however many ways lead there. Raises EvaluationProblem.
@@ -94,6 +99,7 @@ class Trie(Generic[T]):
         active = _with_below([self._root])
         for level in subject.split(".") if subject else ():
             following: list[_Node[T]] = []
+            look(_LOOKS_OF_NODE * len(active))
             for node in active:
                 named = node.named.get(level)
                 if named is not None:

@@ -16,3 +16,10 @@ class SyntaxProblem(Exception):
 
 class EvaluationProblem(Exception):
     """It was understood, but this message gives it no value."""
+
+
+class TooManyLooks(EvaluationProblem):
+    """It takes too long with this message."""
+
+    def __init__(self) -> None:
+        super().__init__("The rules of the subscription take too long with this message.")

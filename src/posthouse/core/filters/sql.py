@@ -14,11 +14,11 @@ from typing import cast
 
 import msgspec
 
-from posthouse.core.commands import HAND_ON_BYTES_MAX, PROPERTIES_BYTES_MAX
+from posthouse.core.commands import HAND_ON_BYTES_MAX, PROPERTIES_BYTES_MAX, RULE_PATTERNS_MAX
 from posthouse.core.filters.actions import Step, remove_property, set_property, set_system
 from posthouse.core.filters.grammar import parse_action, parse_filter
-from posthouse.core.filters.like import Test, checked_text, compile_like
-from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
+from posthouse.core.filters.like import PATTERN_CHARS_MAX, Test, checked_text, compile_like
+from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem, TooManyLooks
 from posthouse.core.filters.texts import INTEGER_MAX
 from posthouse.core.filters.tree import (
     And,
@@ -68,18 +68,21 @@ from posthouse.core.filters.view import (
 from posthouse.core.message import Properties, Value, uuid
 
 
-def compile_filter(text: str, parameters: Properties, *, loose: bool = False) -> Predicate:
+def compile_filter(
+    text: str, parameters: Properties, *, loose: bool = False, new: bool = False
+) -> Predicate:
     """Whether a message fits. Raises SyntaxProblem; evaluating raises EvaluationProblem.
 
-    With `loose` texts are compared with numbers and truths by what they say.
+    With `loose` texts are compared with numbers and truths by what they say. A `new` one is held to
+    limits that older journals do not know.
     """
     kind = _LooseCompiler if loose else _Compiler
-    return kind(text, parameters).condition(parse_filter(text))
+    return kind(text, parameters, new=new).condition(parse_filter(text))
 
 
-def compile_action(text: str, parameters: Properties) -> Action:
+def compile_action(text: str, parameters: Properties, *, new: bool = False) -> Action:
     """What to change in a message. Raises SyntaxProblem; applying it raises EvaluationProblem."""
-    compiler = _Compiler(text, parameters)
+    compiler = _Compiler(text, parameters, new=new)
     steps = [compiler.step(statement) for statement in parse_action(text)]
 
     def apply(view: View) -> Amendment:
@@ -90,9 +93,10 @@ def compile_action(text: str, parameters: Properties) -> Action:
             for step in steps:
                 step(draft)
         finally:
-            view.looked_at = draft.looked_at
+            view.looks = draft.looks
         amendment = draft.amendment()
         size = len(msgspec.msgpack.encode(amendment.properties))
+        view.looks += size // _BYTES_OF_LOOK
         if size > PROPERTIES_BYTES_MAX:
             reason = (
                 f"An action sets properties of at most {PROPERTIES_BYTES_MAX} bytes, not {size}."
@@ -105,8 +109,9 @@ def compile_action(text: str, parameters: Properties) -> Action:
 
 
 class _Compiler:
-    def __init__(self, text: str, parameters: Properties) -> None:
+    def __init__(self, text: str, parameters: Properties, *, new: bool) -> None:
         self._text = text
+        self._patterns_left = RULE_PATTERNS_MAX if new else None  # characters of them
         self._parameters = {
             name.lstrip("@").casefold(): value for name, value in parameters.items()
         }
@@ -197,7 +202,13 @@ class _Compiler:
         if isinstance(right, Constant | Parameter):
             return _compared(self.value(left), symbol, self._fixed(right))
         first, second = self.value(left), self.value(right)
-        return lambda view: compare(symbol, first(view), second(view))
+
+        def is_so(view: View) -> bool | None:
+            value = first(view)
+            _look_at_long(view, value)
+            return compare(symbol, value, second(view))
+
+        return is_so
 
     def _in(self, value: Node, items: tuple[Node, ...]) -> Predicate:
         get = self.value(value)
@@ -214,6 +225,11 @@ class _Compiler:
         if len(texts) < len(wanted):
             mark = None if escape is None else self.value(escape)
             return _like_any(get, self.value(pattern), mark)
+        if self._patterns_left is not None:
+            self._patterns_left -= len(texts[0])
+            if self._patterns_left < 0:
+                reason = f"Expected patterns of at most {RULE_PATTERNS_MAX} characters in all"
+                raise SyntaxProblem(reason, self._text, pattern.at)
         try:
             return _like(get, compile_like(texts[0], texts[1] if escape else None))
         except EvaluationProblem as problem:
@@ -223,7 +239,13 @@ class _Compiler:
 class _LooseCompiler(_Compiler):
     def _comparison(self, node: Comparison) -> Predicate:
         symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
-        return lambda view: compare_loosely(symbol, left(view), right(view))
+
+        def is_so(view: View) -> bool | None:
+            value = left(view)
+            _look_at_long(view, value)
+            return compare_loosely(symbol, value, right(view))
+
+        return is_so
 
     def _in(self, value: Node, items: tuple[Node, ...]) -> Predicate:
         get, wanted = self.value(value), [self.value(item) for item in items]
@@ -232,6 +254,7 @@ class _LooseCompiler(_Compiler):
             found = get(view)
             if found is None:
                 return None
+            _look_at_items(view, found, len(wanted))
             return any(compare_loosely("=", found, item(view)) for item in wanted)
 
         return is_in
@@ -285,7 +308,27 @@ def _not(condition: Predicate) -> Predicate:
     return negated
 
 
+def _look_at_long(view: View, value: Value) -> None:
+    """Before a value is compared with another, which takes as long as they are equal."""
+    if type(value) in (str, bytes) and len(value) > _LONG:  # type: ignore[arg-type]
+        view.look(len(value) // _BYTES_OF_LOOK)  # type: ignore[arg-type]
+
+
+def _look_at_items(view: View, value: Value, items: int) -> None:
+    """Before a value is compared with so many others that are to be worked out."""
+    view.look(_LOOKS_OF_ITEM * items)
+    if type(value) in (str, bytes) and len(value) > _LONG:  # type: ignore[arg-type]
+        view.look(items * (len(value) // _BYTES_OF_LOOK))  # type: ignore[arg-type]
+
+
+_LONG = 256  # bytes, from which on to compare takes time of its own
+_BYTES_OF_LOOK = 16  # that are copied or compared
+_LOOKS_OF_ITEM = 100
+
+
 def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
+    if type(fixed) in (str, bytes) and len(fixed) > _LONG:  # type: ignore[arg-type]
+        return _compared_long(get, symbol, fixed)
     kind = kind_of(fixed)
     if kind is None or not is_comparable(kind, symbol):
 
@@ -319,6 +362,17 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
     return is_so_plain
 
 
+def _compared_long(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
+    """With a constant that is long itself."""
+
+    def is_so(view: View) -> bool | None:
+        value = get(view)
+        _look_at_long(view, value)
+        return compare(symbol, value, fixed)
+
+    return is_so
+
+
 def _in_set(get: Evaluate, fixed: list[Value]) -> Predicate:
     sets: dict[str | None, set[Value]] = {}
     for each in fixed:
@@ -330,6 +384,7 @@ def _in_set(get: Evaluate, fixed: list[Value]) -> Predicate:
     def is_in(view: View) -> bool | None:
         value = get(view)
         if type(value) is str:
+            _look_at_long(view, value)
             return value in texts
         if value is None:
             return None
@@ -347,26 +402,25 @@ def _in_list(get: Evaluate, items: list[Evaluate]) -> Predicate:
         value = get(view)
         if value is None:
             return None
+        _look_at_items(view, value, len(items))
         return any(compare("=", value, item(view)) for item in items)
 
     return is_in
 
 
 def _like(get: Evaluate, test: Test) -> Predicate:
-    fits, effort = test
+    fits, base, per_char = test
 
     def is_like(view: View) -> bool | None:
         value = get(view)
-        return fits(checked_text(value)) if type(value) is str else None
-
-    def is_like_slowly(view: View) -> bool | None:
-        value = get(view)
         if type(value) is not str:
             return None
-        view.look_at(effort * len(checked_text(value)))
+        view.looks += base + per_char * len(checked_text(value))
+        if view.looks > view.looks_end:
+            raise TooManyLooks
         return fits(value)
 
-    return is_like_slowly if effort else is_like
+    return is_like
 
 
 def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Predicate:
@@ -377,11 +431,15 @@ def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Pred
             return None
         if escape is not None and type(mark) is not str:
             return None
-        fits, effort = compile_like(wanted, cast("str | None", mark))
-        view.look_at(2 * len(wanted) + effort * len(checked_text(value)))
+        view.look(_LOOKS_TO_COMPILE + _LOOKS_OF_PATTERN * min(len(wanted), PATTERN_CHARS_MAX))
+        fits, base, per_char = compile_like(wanted, cast("str | None", mark))
+        view.look(base + per_char * len(checked_text(value)))
         return fits(value)
 
     return is_like
+
+
+_LOOKS_TO_COMPILE, _LOOKS_OF_PATTERN = 2_500, 250  # and for each character of a pattern
 
 
 def _user(name: str) -> Evaluate:
@@ -396,11 +454,16 @@ def _system(name: str) -> Evaluate:
     return get
 
 
+_CHARS_BUILT = 8  # by a look
+
+
 def _chain(first: Evaluate, rest: list[tuple[str, Evaluate]]) -> Evaluate:
     def reckoned(view: View) -> Value:
         value = first(view)
         for symbol, operand in rest:
             value = reckon(symbol, value, operand(view))
+            if type(value) is str:
+                view.look(len(value) // _CHARS_BUILT)
         return value
 
     return reckoned
@@ -413,6 +476,7 @@ def _lookup(name: Evaluate) -> Evaluate:
             return None
         if type(found) is not str:
             raise EvaluationProblem("The name of a property must be text.")
+        view.look(len(found))
         return view.user(found, found.casefold())
 
     return look

@@ -68,7 +68,7 @@ def _in_type_of(old: Value, value: Value) -> Value:
 def _read(old: Value, text: str) -> Value:
     """What the text says, in the type of the old value."""
     if type(old) is bool:
-        return {"true": True, "false": False}.get(text.lower())
+        return {"true": True, "false": False}.get(text[:6].lower())
     if type(old) is int and _WHOLE.fullmatch(text):
         return _whole(int(text))
     if type(old) is float and _NUMBER.fullmatch(text):

@@ -62,11 +62,12 @@ def _as_other(value: Value, other: Value) -> Value:
     if type(value) is not str or type(other) is str:
         return value
     if type(other) is bool:
-        return _TRUTHS.get(value.lower(), value)
+        return _TRUTHS.get(value.lower(), value) if len(value) <= _TRUTH_CHARS else value
     return as_number(value) if type(other) in (int, float) else value
 
 
 _TRUTHS = {"true": True, "false": False}
+_TRUTH_CHARS = 5  # of a text that may say one
 
 
 def is_comparable(kind: str, symbol: str) -> bool:

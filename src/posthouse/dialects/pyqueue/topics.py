@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from posthouse.core.commands import CreateQueue, CreateSubscription, DeleteQueue, Send
-from posthouse.core.errors import AlreadyExists
+from posthouse.core.errors import AlreadyExists, InvalidArgument
 from posthouse.core.filters.patterns import check_pattern
-from posthouse.core.filters.problems import SyntaxProblem
+from posthouse.core.filters.problems import SyntaxProblem, TooManyLooks
 from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, encode_envelope
 from posthouse.core.model import QueueProperties, Right, State, subscription_queue
@@ -53,12 +53,16 @@ def bindings(state: State) -> Iterator[Binding]:
 
 
 def bound_to(state: State, topic: str) -> list[str]:
-    """The queues that get what is published under a name."""
+    """The queues that get what is published under a name. Raises InvalidArgument."""
     shared = state.queues.get(TOPIC)
     if shared is None:
         return []
     view = View(encode_envelope(Envelope(subject=topic)), new_id=lambda: b"")
-    hits = router_of(shared).match(view)
+    try:
+        hits = router_of(shared).match(view)
+    except TooManyLooks:
+        reason = "has too many levels for the patterns there are"
+        raise InvalidArgument("topic", reason) from None
     names = [hit.queue.properties.forward_to for hit in hits if not hit.problem]
     return list(dict.fromkeys(name for name in names if name and name in state.queues))
 
