@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: every route of Service Bus and of LocalZure's API, with every key."""
+"""The routes of Service Bus over HTTP, and tokens that are not for them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,7 +6,6 @@ from typing import NamedTuple
 import pytest
 
 from posthouse.dialects.servicebus import admin, rest
-from posthouse.dialects.servicebus.localzure import documents
 from tests.dialects.servicebus.rest import CONNECT
 from tests.dialects.servicebus.sas import token
 from tests.server.running import Running, running
@@ -26,7 +25,8 @@ def described(kind: str) -> bytes:
     return f'<{kind} xmlns="{CONNECT}"/>'.encode()
 
 
-# Every route there is. A new one that is missing here fails the test below.
+# Every route there is, for tests/security/test_matrix.py. A new one that is missing here fails the
+# test below.
 ROUTES = [
     Route("namespace", "GET", "/$namespaceinfo", "manage all"),
     Route("entities", "GET", "/$Resources/queues", "manage all"),
@@ -106,46 +106,3 @@ def test_credentials_that_are_not_right_open_nothing(broker: Running, route: Rou
         "Basic c2VuZC1vcmRlcnM6eA==",
     ):
         assert status(broker, route, given) == 401, given
-
-
-@by_route
-def test_only_who_has_the_right_gets_through(broker: Running, route: Route) -> None:
-    wanted, everything = route.right.split()[0], route.right.endswith("all")
-    for right in ("send", "listen", "manage"):
-        found = status(broker, route, signed(f"{right}-orders"))
-        if right == wanted and not everything:
-            assert found not in (401, 403, 500), right
-        else:
-            assert found == 401, right
-        assert status(broker, route, signed(f"{right}-other")) == 401
-
-
-# LocalZure's API.
-
-PATHS = [(method, path) for method, path, _, _ in documents.PATHS]
-OPEN = ("/servicebus/health", "/servicebus/health/ready", "/servicebus/health/live")
-
-
-def at(path: str) -> str:
-    """A path with names in it, of which the queue is there."""
-    names = {"{queue}": "orders", "{message}": "m", "{lock}": NO_LOCK, "{sequence}": "5"}
-    return "/".join(names.get(part, part.strip("{}")) for part in path.split("/"))
-
-
-@pytest.mark.parametrize(("method", "path"), PATHS, ids=lambda each: each[-40:])
-def test_localzures_api_asks_for_credentials_too(broker: Running, method: str, path: str) -> None:
-    def asked(authorization: str | None) -> int:
-        headers = {} if authorization is None else {"authorization": authorization}
-        reply = broker.call(method.upper(), at(path), raw=b"{}", headers=headers)
-        return reply.status
-
-    if path in OPEN:
-        assert asked(None) == 200
-        return
-    for given in (None, signed("manage-orders", key="another"), signed("nobody"),
-                  signed("send-orders", seconds=-10), signed("send-orders", "/other")):  # fmt: skip
-        assert asked(given) == 401, given
-    assert asked(signed("send-other")) in (401, 403, 404, 409, 422, 201, 200)
-    if "{queue}" in path:
-        found = {right: asked(signed(f"{right}-other")) for right in ("send", "listen", "manage")}
-        assert set(found.values()) <= {403, 404, 410, 422}, found

@@ -340,8 +340,9 @@ class Desk:
         return 0 if request.body.get("session-id") is None else self._held(request)
 
     def _held(self, request: Request) -> int:
-        """Raises SessionLockLost where this connection does not hold it."""
+        """Raises SessionLockLost where this connection does not hold it; or Unauthorized."""
         session = _get(request, "session-id", str)
+        self._peer.check_right(self._place, RenewSession(self._place.queue, 0))
         token = self._peer.session_token(self._place, session)
         if not token:
             raise SessionLockLost(self._place.entity, 0)

@@ -444,6 +444,10 @@ class Peer:
         principal = self.identity.acting(place.principal)
         return self.engine.submit(principal, place.namespace, command, answered)
 
+    def check_right(self, place: Place, command: Command) -> None:
+        """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
+        self.engine.check(self.identity.acting(place.principal), place.namespace, command)
+
     def send(self, place: Place, messages: list[NewMessage]) -> Send:
         """Where its queue is full and blocks, it waits for room as long as the client would."""
         queue = self.queue(place)
