@@ -1,5 +1,7 @@
 """A topic hands a message on in parts where all its subscriptions are too many for one command."""
 
+from typing import Any
+
 import pytest
 
 from posthouse.core import evolve, next_deadline_ms, plan
@@ -38,7 +40,7 @@ def parts(world: World) -> list[Routed]:
     return [each for each in records if isinstance(each, Routed)]
 
 
-def many(world: World, topic: str, **properties: object) -> list[str]:
+def many(world: World, topic: str, **properties: Any) -> list[str]:
     """Subscriptions with a limit of their own, so that each copy is planned."""
     return [world.subscribe(topic, f"s{n}", max_messages=99, **properties) for n in range(MANY)]
 
@@ -254,9 +256,9 @@ def test_a_damaged_journal_keeps_how_far_a_message_has_come() -> None:
     before = [each for each in world.journal if each[1] is not routed]
     for position, record in before:
         evolve(state, record, position)
-    for record in mend(state, routed):
-        assert isinstance(record, Routed)
-        evolve(state, record, 0)
+    for mended in mend(state, routed):
+        assert isinstance(mended, Routed)
+        evolve(state, mended, 0)
     assert state.queues[topic].messages[1].lock == routed.partly[1]
     assert sum(state.queues[each].counts[0] for each in queues) == len(routed.copies)
     shorter = head(routed, 3)

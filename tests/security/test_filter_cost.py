@@ -6,6 +6,7 @@ machine does not matter, and far below what such rules took when nothing counted
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.core.world import World, a_message
 
 SECONDS_MAX = 0.3
 LONG = "a" * 16_000
-NUMBERS = {f"k{n}": n for n in range(6_000)}
+NUMBERS: dict[str, Any] = {f"k{n}": n for n in range(6_000)}
 
 
 def _sql(text: str, **parameters: str) -> Callable[[int], Rule]:

@@ -219,7 +219,7 @@ class _Compiled:
     def __init__(self, rules: dict[str, Rule], before: "_Compiled | None") -> None:
         self.rules = rules  # another dictionary after each change
         known = {id(ready.rule): ready for ready in before.ready if ready} if before else {}
-        self.ready = [known.get(id(rule)) for rule in rules.values()]
+        self.ready: list[_Ready | None] = [known.get(id(rule)) for rule in rules.values()]
         self.effort = effort_of(rules.values())
 
     def to_compile(self) -> int:
