@@ -17,6 +17,7 @@ from posthouse.core.commands import (
 from posthouse.core.errors import InvalidArgument, QuotaExceeded
 from posthouse.core.filters import view as views
 from posthouse.core.mend import mend
+from posthouse.core.message import ACTIVE
 from posthouse.core.model import State, dead_letter_queue, subscription_queue
 from posthouse.core.records import Routed, RuleSet, head
 from posthouse.core.rules import (
@@ -289,3 +290,17 @@ def test_a_subscription_is_created_with_rules_of_every_kind() -> None:
     world.do(CreateSubscription(name, rules=rules))
     world.send(topic, a_message("one", subject="x.y"))
     assert held(world, name) == ["one"]
+
+
+def test_messages_that_are_too_much_for_one_command_wait_for_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("posthouse.core.plan.HAND_ON_MAX", 3)
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "all", Rule("red", SqlFilter("colour = 'red'")))
+    world.send(topic, *(a_message(f"{n}", colour="red") for n in range(6)))
+    assert 0 < world.state.queues[queue].counts[ACTIVE] < 6
+    while world.state.queues[topic].counts[ACTIVE]:
+        world.tick()
+    assert world.state.queues[queue].counts[ACTIVE] == 6

@@ -473,7 +473,7 @@ def test_a_request_does_not_bring_too_much_to_compile(broker: Running) -> None:
     refused = broker.call("PUT", where, {"rules": forms})
     assert (refused.status, refused.json["type"]) == (400, "urn:posthouse:problem:invalid-argument")
     assert "one by one" in refused.json["detail"]
-    assert broker.call("PUT", where, {"rules": forms[:8]}).status == 201
+    assert broker.call("PUT", where, {"rules": forms[:7]}).status == 201
 
 
 def test_what_a_full_queue_drops_is_told_and_counted(broker: Running) -> None:
