@@ -34,7 +34,8 @@ from posthouse.broker.weight import is_too_much, load, weight, weight_of_sent
 from posthouse.core import decide, evolve, next_deadline_ms
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
-    TIME_MS_MAX,
+    DURATION_MS_MAX,
+    LAST_MS,
     TRANSACTIONS_MAX,
     AcceptSession,
     Admitted,
@@ -1092,8 +1093,9 @@ class Engine:
                 raise InvalidArgument("namespace", "must be named: the broker's clock is real")
             now_ms = clock.now_ms()
             end_ms = end_of(now_ms)
-            if not now_ms <= end_ms <= TIME_MS_MAX:
-                raise InvalidArgument("time", f"must not go back, nor lead beyond {TIME_MS_MAX}")
+            if not now_ms <= end_ms <= LAST_MS - DURATION_MS_MAX:
+                most = LAST_MS - DURATION_MS_MAX
+                raise InvalidArgument("time", f"must not go back, nor lead beyond {most}")
             fired = self._fired = Counter()
             try:
                 while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:
@@ -1143,7 +1145,7 @@ class Engine:
         for name, clock in self._clocks.items():
             state = self._world.states.get(name)
             due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
-            if state is None or due_ms is None or due_ms > TIME_MS_MAX:
+            if state is None or due_ms is None or due_ms > LAST_MS - DURATION_MS_MAX:
                 continue
             if due_ms > clock.now_ms():
                 clock.move_to(due_ms)

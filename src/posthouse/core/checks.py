@@ -5,6 +5,7 @@ from msgspec.msgpack import Ext
 
 from posthouse.core.commands import (
     BACKOFF_MAX,
+    DURATION_MS_MAX,
     HOPS_MAX,
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
@@ -28,6 +29,10 @@ def check_count(argument: str, value: object, least: int, most: int) -> None:
 
 
 def check_duration(argument: str, value_ms: int) -> None:
+    check_count(argument, value_ms, 0, DURATION_MS_MAX)
+
+
+def check_moment(argument: str, value_ms: int) -> None:
     check_count(argument, value_ms, 0, TIME_MS_MAX)
 
 
@@ -77,25 +82,25 @@ def check_properties(properties: Properties) -> None:
 _EXT_BYTES = {TIMESTAMP: 8, UUID: 16, SPAN: 8}
 _VALUES = frozenset((type(None), bool, int, float, str, bytes))
 
-_LEAST = {
-    "lock_ms": 1,
-    "max_delivery": 1,
-    "ttl_ms": 1,
-    "max_bytes": 1,
-    "max_messages": 1,
-    "max_message_bytes": 1,
-    "duplicate_window_ms": 1,
-    "idle_delete_ms": 1,
+_MOST = {
+    "lock_ms": DURATION_MS_MAX,
+    "max_delivery": 1 << 53,
+    "ttl_ms": TIME_MS_MAX,
+    "max_bytes": 1 << 53,
+    "max_messages": 1 << 53,
+    "max_message_bytes": 1 << 53,
+    "duplicate_window_ms": DURATION_MS_MAX,
+    "idle_delete_ms": DURATION_MS_MAX,
 }
 _FIXED = ("requires_session", "duplicate_detection", "order", "grouping", "delivery")
 
 
 def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     """What a queue will have: sessions are required where it groups by session, and the reverse."""
-    for name, least in _LEAST.items():
+    for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
-            check_count(name, value, least, TIME_MS_MAX)
+            check_count(name, value, 1, most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
     if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
         raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")

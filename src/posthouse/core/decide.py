@@ -16,6 +16,7 @@ from posthouse.core.checks import (
     check_count,
     check_duration,
     check_forwarding,
+    check_moment,
     check_name,
     check_queue_properties,
     check_rule,
@@ -587,7 +588,7 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
         _check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
         check_duration("lock_ms", command.lock_ms)
-        check_duration("deadline_ms", command.deadline_ms)
+        check_moment("deadline_ms", command.deadline_ms)
         _check_bound(state, command)
     group = None
     if command.session or queue.properties.grouping == "session":
@@ -807,7 +808,7 @@ def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcom
     queue = _receivable(state, command.queue)
     _check_receiver(state, command.receiver)
     check_duration("lock_ms", command.lock_ms)
-    check_duration("deadline_ms", command.deadline_ms)
+    check_moment("deadline_ms", command.deadline_ms)
     if queue.properties.grouping != "session":
         raise NotAllowed(queue.name, "it has no sessions")
     session = command.session

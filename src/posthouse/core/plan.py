@@ -24,6 +24,7 @@ from posthouse.core.commands import (
     HAND_ON_MAX,
     HOPS_MAX,
     KEY_CHARS_MAX,
+    LAST_MS,
     LOOK_MAX,
     SPARE_MAX,
     STEPS_MAX,
@@ -724,7 +725,7 @@ def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) ->
     least = target.properties.ttl_ms
     if least is not None:
         expires_ms = min(expires_ms or now_ms + least, now_ms + least)
-    return expires_ms
+    return min(expires_ms, LAST_MS)
 
 
 def relay(plan: Plan) -> None:

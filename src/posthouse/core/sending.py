@@ -2,13 +2,14 @@
 
 import msgspec
 
-from posthouse.core.checks import check_duration, check_text
+from posthouse.core.checks import check_count, check_moment, check_text
 from posthouse.core.commands import (
     BATCH_MAX,
     BLOCKED_BYTES_MAX,
     BLOCKED_MAX,
     GROUP_CHARS_MAX,
     KEY_CHARS_MAX,
+    LAST_MS,
     RECEIVER_MAX,
     SEND_BYTES_MAX,
     Enqueued,
@@ -85,7 +86,7 @@ def _blocked(
 ) -> Blocked | None:
     """What has to wait for room, behind those who wait already; None where there is some."""
     sender, deadline_ms = command.sender, command.deadline_ms
-    check_duration("deadline_ms", deadline_ms)
+    check_moment("deadline_ms", deadline_ms)
     in_use = sender in state.receivers or sender in state.blocked
     if in_use or not 0 < sender <= RECEIVER_MAX:
         raise InvalidArgument("sender", "must be a positive number of 63 bits, not in use")
@@ -205,8 +206,8 @@ def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMe
     check_fit(queue, size, message.group)
     if message.group is not None:
         check_text("group", message.group, GROUP_CHARS_MAX)
-    check_duration("ttl_ms", message.ttl_ms or 0)
-    check_duration("due_ms", message.due_ms)
+    check_moment("ttl_ms", message.ttl_ms or 0)
+    check_count("due_ms", message.due_ms, 0, LAST_MS)
     due_ms = message.due_ms if message.due_ms > now_ms else 0
     expires_ms = expiry_ms(queue, due_ms or now_ms, message.ttl_ms)
     if due_ms == message.due_ms and expires_ms == message.expires_ms:
@@ -217,7 +218,7 @@ def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMe
 def expiry_ms(queue: Queue, from_ms: int, ttl_ms: int | None) -> int:
     """When a message expires: the smaller of its own and its queue's time to live wins."""
     lives = [each for each in (ttl_ms, queue.properties.ttl_ms) if each is not None]
-    return max(1, from_ms + min(lives)) if lives else 0
+    return max(1, min(from_ms + min(lives), LAST_MS)) if lives else 0
 
 
 def check_fit(queue: Queue, size: int, group: str | None) -> None:

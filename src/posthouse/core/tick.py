@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import get_args
 
-from posthouse.core.checks import check_duration, check_start
+from posthouse.core.checks import check_duration, check_moment, check_start
 from posthouse.core.commands import (
     SPARE_MAX,
     STEPS_MAX,
@@ -108,8 +108,8 @@ def step_clock(_: State, command: StepClock, now_ms: int) -> Outcome:
 
 
 def set_clock(state: State, command: SetClock, now_ms: int) -> Outcome:
-    check_duration("time_ms", command.time_ms)
-    check_duration("broker_ms", command.broker_ms)
+    check_moment("time_ms", command.time_ms)
+    check_moment("broker_ms", command.broker_ms)
     time_ms = max(command.time_ms, state.clock_ms, now_ms)  # never back
     return Outcome([ClockSet(time_ms, command.broker_ms)])
 

@@ -1,6 +1,7 @@
 """What the connections of every dialect have in common: their lines, their turns, their ends."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
@@ -12,6 +13,8 @@ STRANGER_TURN_SECONDS = 0.001  # and those of one that has not shown who it is
 # turn within this time is part of it.
 SAME_TURN_SECONDS = 0.0001
 _Peer = TypeVar("_Peer")
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class Line(Protocol):
@@ -111,6 +114,22 @@ def read_or_not(transport: asyncio.Transport, *, now: bool, wanted: bool) -> boo
     else:
         transport.pause_reading()
     return wanted
+
+
+def guarded(callback: Callable[[_T], None], end: Callable[[], None]) -> Callable[[_T], None]:
+    """For the engine to call. Where it fails its connection is ended, which gives back what it had.
+
+    Else who was to be told would wait for ever, and hold what nobody knows of.
+    """
+
+    def guard(told: _T) -> None:
+        try:
+            callback(told)
+        except Exception:  # noqa: BLE001 (a connection's own code must not concern others)
+            _log.exception("An answer could not be told.", extra={"event": "connection.failed"})
+            end()
+
+    return guard
 
 
 def hang_up(transport: asyncio.Transport) -> None:

@@ -17,6 +17,8 @@ from posthouse.broker.rows import plain_properties
 from posthouse.core.checks import check_properties
 from posthouse.core.commands import (
     BATCH_MAX,
+    DURATION_MS_MAX,
+    LAST_MS,
     TIME_MS_MAX,
     TRANSACTION_MS,
     TRANSACTION_MS_MAX,
@@ -56,6 +58,7 @@ WAIT_MS_MAX = 60_000
 EXPRESSIONS_CHARS_MAX = 8_192  # that differ, of all rules of one request
 
 Ms = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+Duration = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX)]
 Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -90,8 +93,8 @@ class NewMessageForm(_Content, forbid_unknown_fields=True):
 
     priority: Annotated[int, Meta(ge=0, le=9)] = 4
     ttl_ms: Annotated[int, Meta(ge=1, le=TIME_MS_MAX)] | None = None
-    due_ms: Ms = 0  # it can be received from this moment on
-    delay_ms: Ms = 0  # or so much later
+    due_ms: Annotated[int, Meta(ge=0, le=LAST_MS)] = 0  # it can be received from this moment on
+    delay_ms: Duration = 0  # or so much later
     key: str | None = None  # for duplicate detection, in place of the id
 
 
@@ -133,7 +136,7 @@ class MessageForm(_Content, omit_defaults=True, kw_only=True):
 class ReceiveForm(_Request):
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 1
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
-    lock_ms: Ms = 0
+    lock_ms: Duration = 0
     delete: bool = False
     session: Token | None = None
 
@@ -159,7 +162,7 @@ class ReturnForm(SettleForm):
 
 
 class AbandonForm(ReturnForm):
-    delay_ms: Ms = 0
+    delay_ms: Duration = 0
 
 
 class DeadLetterForm(ReturnForm):
@@ -168,7 +171,7 @@ class DeadLetterForm(ReturnForm):
 
 
 class RenewForm(SettleForm):
-    lock_ms: Ms = 0
+    lock_ms: Duration = 0
 
 
 class SettledForm(msgspec.Struct, omit_defaults=True):
@@ -409,7 +412,7 @@ class SequencesForm(_Request):
 
 class DeferredForm(SequencesForm):
     delete: bool = False
-    lock_ms: Ms = 0
+    lock_ms: Duration = 0
     session: Token | None = None
 
 
@@ -418,7 +421,7 @@ class AcceptForm(_Request):
 
     session: str | None = None
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
-    lock_ms: Ms = 0
+    lock_ms: Duration = 0
 
 
 class SessionForm(msgspec.Struct):
@@ -429,7 +432,7 @@ class SessionForm(msgspec.Struct):
 
 class HeldForm(_Request):
     token: Token
-    lock_ms: Ms = 0
+    lock_ms: Duration = 0
 
 
 class UntilForm(msgspec.Struct):
@@ -525,7 +528,7 @@ class ReplayForm(_Request):
 class ClockForm(_Request):
     """What to do to a namespace's own clock; what is left out stays as it is."""
 
-    advance_ms: Ms | None = None
+    advance_ms: Duration | None = None
     set_ms: Ms | None = None
     frozen: bool | None = None
     auto: bool | None = None

@@ -40,6 +40,7 @@ from posthouse.dialects.line import (
     TURN_SECONDS,
     Line,
     Turn,
+    guarded,
     hang_up,
     read_or_not,
 )
@@ -362,7 +363,7 @@ class Peer:
     def ask(self, command: Command, reply: Callable[[Result], None]) -> None:
         """The reply is called once, also where it is not asked for."""
         assert self._principal is not None
-        desk = self.desk
+        desk, reply = self.desk, guarded(reply, self._transport.abort)
         try:
             desk.charge_for(self._line.address, command)
         except Throttled as throttled:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from posthouse.core.commands import KEY_CHARS_MAX, TIME_MS_MAX, Delivery
+from posthouse.core.commands import DURATION_MS_MAX, KEY_CHARS_MAX, Delivery
 from posthouse.core.message import (
     Envelope,
     Message,
@@ -149,7 +149,7 @@ def new_task(
 
 def ttl_in(seconds: float) -> int | None:
     """In ms; None where there is none. Raises Failed."""
-    if not 0 <= seconds <= TIME_MS_MAX / 1_000:
+    if not 0 <= seconds <= DURATION_MS_MAX / 1_000:
         raise Failed("ttl must be a number of seconds")
     return round(seconds * 1_000) or None
 

@@ -11,7 +11,7 @@ from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.broker.access import Principal, vouched
-from posthouse.core.commands import AcceptSession, Answer, Detach, Granted, ReleaseSession
+from posthouse.core.commands import LAST_MS, AcceptSession, Answer, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused
 from posthouse.core.model import SUBSCRIPTION, find
 from posthouse.core.namespaces import CreateNamespace
@@ -203,7 +203,7 @@ class Attaching:
             source, properties = attach.source, {}
             if outlet.session is not None:
                 source = _with_session(attach.source, outlet.session.session)
-                ticks = outlet.session.until_ms * 10_000 + _TICKS_1970
+                ticks = min(outlet.session.until_ms, LAST_MS) * 10_000 + _TICKS_1970
                 properties = {Symbol(_LOCKED_UNTIL): ticks}
             link.accept(
                 source=source, target=attach.target,

@@ -55,6 +55,7 @@ from posthouse.core.errors import (
 from posthouse.core.message import NewMessage, Properties
 from posthouse.core.plan import Delivered
 from posthouse.core.settling import Ending
+from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import told_name
 from posthouse.dialects.servicebus.message import (
@@ -346,7 +347,7 @@ class Outlet:
         self.place = place
         self._delete = delete
         self.session = session
-        self._number = peer.engine.new_receiver(self._deliver)
+        self._number = peer.engine.new_receiver(guarded(self._deliver, peer.abort))
         self._completing: list[int] = []  # tokens of what was accepted,
         self._answered: list[int] = []  # its deliveries, of which the client wants to hear,
         self._completing_quietly: list[int] = []  # and tokens of what it does not ask about

@@ -43,6 +43,7 @@ from posthouse.dialects.line import (
     Circle,
     Line,
     Turn,
+    guarded,
     hang_up,
     read_or_not,
 )
@@ -431,6 +432,7 @@ class Peer:
                 self._read_or_not()
             reply(answer)
 
+        reply = guarded(reply, self.abort)
         throttle = self.engine.throttle
         if throttle.is_on:
             try:
@@ -443,6 +445,10 @@ class Peer:
             self._read_or_not()
         principal = self.identity.acting(place.principal)
         return self.engine.submit(principal, place.namespace, command, answered)
+
+    def abort(self) -> None:
+        """What the client had goes back when the connection is lost."""
+        self._transport.abort()
 
     def check_right(self, place: Place, command: Command) -> None:
         """Before something is looked at that is not asked of the engine. Raises Unauthorized."""

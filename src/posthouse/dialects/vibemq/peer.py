@@ -15,7 +15,7 @@ from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
 from posthouse.core.model import State
-from posthouse.dialects.line import TURN_SECONDS, Circle, Line, Turn, hang_up, read_or_not
+from posthouse.dialects.line import TURN_SECONDS, Circle, Line, Turn, guarded, hang_up, read_or_not
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -430,6 +430,7 @@ class Peer:
                 self.close(answers.SERVER_ERROR, "The journal cannot be written.")
             reply(answer)
 
+        reply = guarded(reply, self.abort)
         throttle = self.engine.throttle
         if throttle.is_on:
             try:
@@ -441,6 +442,10 @@ class Peer:
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
         self.engine.submit(self._voucher, self.namespace, command, answered)
+
+    def abort(self) -> None:
+        """What the client had goes back when the connection is lost."""
+        self._transport.abort()
 
     def leave(self, command: Command, reply: Reply | None = None) -> None:
         """Gives back what a client had; that needs no right."""

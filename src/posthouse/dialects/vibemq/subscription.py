@@ -23,6 +23,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.plan import Delivered
+from posthouse.dialects.line import guarded
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.store.errors import StoreError
 
@@ -59,7 +60,8 @@ class Subscription:
     def start(self, queue: str, attached: Callable[[Reply], None]) -> None:
         """Calls back when it is attached, or refused; then `fill` it."""
         self.queue = queue
-        number = self._number = self._peer.engine.new_receiver(self._deliver)
+        deliver = guarded(self._deliver, self._peer.abort)
+        number = self._number = self._peer.engine.new_receiver(deliver)
         self._given = self._asked = 0
 
         def reply(answer: Reply) -> None:
