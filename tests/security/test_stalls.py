@@ -20,7 +20,9 @@ TRIES = 3  # an input that holds the loop does so each time; the machine's other
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Running]:
-    with running("--memory", "--dev", "--auto-create") as broker:
+    # Where wrong credentials are limited, what comes after a flood of them would not be looked at.
+    flags = ("--memory", "--dev", "--auto-create", "--auth-failures-max", "0")
+    with running(*flags) as broker:
         # What is imported when it is first used is not an input's doing.
         held_seconds(broker)
         ROWS["SQL filters"](broker)
