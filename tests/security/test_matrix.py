@@ -13,7 +13,7 @@ import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, get_args
@@ -195,7 +195,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     doors = {"pyqueue-http": a_free_port(), "vibemq-http": a_free_port()}
     folder = tmp_path_factory.mktemp("matrix") / "data"
     flags = [each for name, port in doors.items() for each in ("--port", f"{port}={name}")]
-    environment = {"POSTHOUSE_JWT_SECRET": SECRET, "POSTHOUSE_PYQUEUE_RATE": "0"}
+    environment = {
+        "POSTHOUSE_JWT_SECRET": SECRET,
+        "POSTHOUSE_PYQUEUE_RATE": "0",
+        "POSTHOUSE_AUTH_FAILURES_MAX": "0",
+    }
     with ExitStack() as stack:
         broker = stack.enter_context(
             running("--data", str(folder), *flags, environment=environment)
@@ -368,8 +372,9 @@ def localzure_operations() -> Iterator[Operation]:
 # Service Bus over AMQP.
 
 
-def connected(world: World, who: Who) -> Amqp:
-    """One that has shown what it has."""
+@contextmanager
+def connected(world: World, who: Who) -> Iterator[Amqp]:
+    """One that has shown what it has. A stranger has little time, and is not kept."""
 
     def make() -> Amqp:
         client = Amqp(world.broker.port)
@@ -379,40 +384,43 @@ def connected(world: World, who: Who) -> Amqp:
             who.is_let_in()
         return client
 
-    client: Amqp = world.opened(("amqp", who.label), make)
-    return client
+    if who.is_known:
+        yield world.opened(("amqp", who.label), make)
+    else:
+        with make() as client:
+            yield client
 
 
 def ask_link(address: str, sends: bool, session: str | None, world: World, who: Who) -> str:
-    client = connected(world, who)
-    link = client.link(address, sends=sends, session=session)
-    found = client.why(link)
-    link.session.end()
-    client.flush()
-    if found != UNAUTHORIZED:
-        return ALLOWED
-    return REFUSED if who.is_known else UNKNOWN
+    with connected(world, who) as client:
+        link = client.link(address, sends=sends, session=session)
+        found = client.why(link)
+        link.session.end()
+        client.flush()
+        if found != UNAUTHORIZED:
+            return ALLOWED
+        return REFUSED if who.is_known else UNKNOWN
 
 
 def ask_management(address: str, name: str, body: Any, world: World, who: Who) -> str:
-    client = connected(world, who)
-    node = f"{address}/$management"
-    asks, hears = client.link(node, sends=True), client.link(node, sends=False)
-    found = {client.why(asks), client.why(hears)}
-    if found == {None}:
-        hears.grant(10)
-        client.request(asks, node, {"operation": f"com.microsoft:{name}"}, body)
-        status = int(client.reply(hears)[0]["statusCode"])
-        assert status not in (500, 501), (name, status)
-    else:
-        assert found == {UNAUTHORIZED}
-        status = 401
-    for link in (asks, hears):
-        link.session.end()
-    client.flush()
-    if status != 401:
-        return ALLOWED
-    return REFUSED if who.is_known else UNKNOWN
+    with connected(world, who) as client:
+        node = f"{address}/$management"
+        asks, hears = client.link(node, sends=True), client.link(node, sends=False)
+        found = {client.why(asks), client.why(hears)}
+        if found == {None}:
+            hears.grant(10)
+            client.request(asks, node, {"operation": f"com.microsoft:{name}"}, body)
+            status = int(client.reply(hears)[0]["statusCode"])
+            assert status not in (500, 501), (name, status)
+        else:
+            assert found == {UNAUTHORIZED}
+            status = 401
+        for link in (asks, hears):
+            link.session.end()
+        client.flush()
+        if status != 401:
+            return ALLOWED
+        return REFUSED if who.is_known else UNKNOWN
 
 
 def ask_cbs(world: World, who: Who) -> str:
@@ -427,18 +435,18 @@ def ask_sasl(world: World, who: Who) -> str:
 
 
 def ask_coordinator(world: World, who: Who) -> str:
-    client = connected(world, who)
-    link = client.coordinator()
-    found = client.why(link)
-    if found is None:
-        declare = described(0x77, described(0x31, encode_list(())))
-        found = None if client.send(link, declare) == "accepted" else UNAUTHORIZED
-    link.session.end()
-    client.flush()
-    if found is None:
-        return ALLOWED
-    assert found == UNAUTHORIZED
-    return REFUSED if who.is_known else UNKNOWN
+    with connected(world, who) as client:
+        link = client.coordinator()
+        found = client.why(link)
+        if found is None:
+            declare = described(0x77, described(0x31, encode_list(())))
+            found = None if client.send(link, declare) == "accepted" else UNAUTHORIZED
+        link.session.end()
+        client.flush()
+        if found is None:
+            return ALLOWED
+        assert found == UNAUTHORIZED
+        return REFUSED if who.is_known else UNKNOWN
 
 
 OF_SESSIONS: dict[str, tuple[dict[Any, Any], str]] = {

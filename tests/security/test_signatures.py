@@ -81,7 +81,7 @@ SCOPES: list[tuple[str, set[Place]]] = [
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("signatures") / "data"
-    with running("--data", str(folder)) as broker:
+    with running("--data", str(folder), "--auth-failures-max", "0") as broker:
         KEYS[ROOT] = (folder / "root-key").read_text().strip()
         for path in (
             "queues/q",
@@ -217,7 +217,9 @@ def test_a_key_of_an_entity_opens_that_entity(broker: Running) -> None:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     folder = tmp_path_factory.mktemp("hosts") / "data"
-    with running("--data", str(folder), "--servicebus-namespace", "host") as broker:
+    with running(
+        "--data", str(folder), "--servicebus-namespace", "host", "--auth-failures-max", "0"
+    ) as broker:
         root = Path(folder / "root-key").read_text().strip()
         key = f"{ROOT}:{root}"
         for space in ("one", "two"):
