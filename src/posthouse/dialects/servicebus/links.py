@@ -80,6 +80,7 @@ GATHER_BYTES = 1 << 20
 OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
 AT_ONCE = 64  # messages that are sent without waiting for what else there is to say
 UNSETTLED_MAX = 100_000  # deliveries of one link that a client may leave unsettled
+SETTLE_MESSAGES = 1_000  # that are settled in one go
 
 # Where one message of several may be the reason, and the others are to be sent all the same.
 _OF_ONE = (QuotaExceeded, MessageTooLarge, InvalidArgument, NotAllowed)
@@ -487,6 +488,21 @@ class Outlet:
     # Settlement.
 
     def on_disposed(self, event: Disposed) -> None:
+        """One frame may speak of all that was ever delivered: then it is settled in steps."""
+        if len(event.kept) > SETTLE_MESSAGES and transaction_in(event.state) is None:
+            self._peer.take_steps(self._dispose_in_steps(event))
+        else:
+            self._dispose(event)
+
+    def _dispose_in_steps(self, event: Disposed) -> Iterator[None]:
+        for at in range(0, len(event.kept), SETTLE_MESSAGES):
+            some = slice(at, at + SETTLE_MESSAGES)
+            ids, tokens = event.delivery_ids[some], event.kept[some]
+            self._dispose(Disposed(event.link, ids, tokens, event.state, event.settled))
+            self.flush()
+            yield
+
+    def _dispose(self, event: Disposed) -> None:
         state = event.state
         self.is_idle = False
         kind = 0 if state is None else code_of(state)
