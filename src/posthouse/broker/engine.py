@@ -37,6 +37,7 @@ from posthouse.core.commands import (
     DURATION_MS_MAX,
     LAST_MS,
     TRANSACTIONS_MAX,
+    Abandon,
     AcceptSession,
     Admitted,
     Answer,
@@ -47,6 +48,8 @@ from posthouse.core.commands import (
     Commit,
     CreateQueue,
     CreateSubscription,
+    DeadLetter,
+    Defer,
     Delivery,
     Detach,
     Granted,
@@ -70,6 +73,7 @@ from posthouse.core.commands import (
     StepClock,
     Tick,
     TurnClockBack,
+    UpdateQueue,
     Waiting,
     Work,
 )
@@ -84,7 +88,14 @@ from posthouse.core.errors import (
 )
 from posthouse.core.message import has_session
 from posthouse.core.model import Copying, QueueProperties, State, entity_of, topic_of
-from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
+from posthouse.core.namespaces import (
+    CreateNamespace,
+    ListNamespaces,
+    Namespaces,
+    SetAccount,
+    SetReader,
+    SpaceCommand,
+)
 from posthouse.core.plan import Delivered, Outcome
 from posthouse.core.records import (
     AccountRevoked,
@@ -125,10 +136,12 @@ _ODD = frozenset((Receive, AcceptSession, Detach, Begin))  # see _note_odd
 _FREES = frozenset((Detach, Release, ReleaseSession))
 _WAITS = (Receive, AcceptSession, Send)  # what may have to wait
 _HOLDS = frozenset((Delivery, Seen))  # what has a message in it
-# What is refused where there is no room.
-_ROOMY = frozenset((
-    Send, Resubmit, CreateQueue, CreateSubscription, SetRule, SetSchedule, CreateNamespace,
-    SetSessionState,
+# What makes the state larger, and is refused where there is no room; see `_needs_room`. A test has
+# the list of those that do not.
+ROOMY = frozenset((
+    Send, Resubmit, CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetSchedule,
+    SetSessionState, AcceptSession, Attach, Receive, Abandon, Defer, DeadLetter, Begin,
+    CreateNamespace, SetAccount, SetReader,
 ))  # fmt: skip
 
 
@@ -574,8 +587,8 @@ class Engine:
             self._access.check(self._world.accounts, principal, namespace, command)
             if self.throttle.is_on:
                 self.throttle.check(principal, namespace, command)
-            if type(asked) in _ROOMY and (self._memory.level or self._store.full):
-                self._check_room(asked)
+            if (self._memory.level or self._store.full) and type(asked) in ROOMY:
+                self._check_room(namespace, asked)
             if kind in MAKES and (kind is not Send or command.sender):  # type: ignore[union-attr]
                 command = self.shares.signed(principal, command)
             written = len(batch.entries)
@@ -638,7 +651,7 @@ class Engine:
             if topic not in self._world.states[namespace].queues:
                 wanted.insert(0, CreateQueue(topic, QueueProperties(delivery="topic")))
         for each in wanted:
-            self._check_room(each)
+            self._check_room(namespace, each)
             self._apply(namespace, self.shares.signed(principal, each))
             _note_change(principal, namespace, each)
         return True
@@ -734,6 +747,7 @@ class Engine:
         for record in outcome.records:
             spaces.evolve(self._world, record, self._position)
             self._batch.entries.append(("", record))
+            self._batch.weight += weight(record)
             self._position += span(record)
             if isinstance(record, NamespaceDeleted):
                 self._clocks.pop(record.name, None)
@@ -741,16 +755,36 @@ class Engine:
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
-    def _check_room(self, command: Command | SpaceCommand) -> None:
+    def _check_room(self, namespace: str, command: Command | SpaceCommand) -> None:
         """Raises QuotaExceeded or Busy."""
         if isinstance(command, Send | Resubmit) and self._store.full:
             self.figures.crowded += 1
             self.figures.no_space += 1
             raise QuotaExceeded(command.queue, "disk space", 0, 0)
         level = self._memory.level
-        if level >= (REFUSE if type(command) is Send else OVERFLOW):
+        if level < (REFUSE if type(command) is Send else OVERFLOW):
+            return
+        if self._needs_room(namespace, command):
             self.figures.crowded += 1
-            raise Busy("its memory is used up by messages that wait to be received")
+            raise Busy("its memory is used up; receive messages, or delete what is not needed")
+
+    def _needs_room(self, namespace: str, command: Command | SpaceCommand) -> bool:
+        """Not where it makes nothing new, so that messages can be received, and make room."""
+        if isinstance(command, AcceptSession | UpdateQueue):
+            state = self._world.states.get(namespace)
+            queue = None if state is None else state.queues.get(command.queue)
+            if queue is None:
+                return False  # it is refused for that
+            if isinstance(command, UpdateQueue):
+                return _chars(command.properties) > _chars(queue.properties)
+            return command.session is not None and command.session not in queue.groups
+        if isinstance(command, Attach | Receive):
+            return self._memory.has_many_receivers
+        if isinstance(command, Abandon | Defer | DeadLetter):
+            return bool(command.properties)
+        if isinstance(command, SetSessionState):
+            return command.state is not None
+        return True
 
     def _copying(self) -> Copying:
         """How freely topics and queues that forward hand on: one send may become millions."""
@@ -1261,6 +1295,12 @@ def _said(
         "command": type(command).__name__,
         "subject": _subject(command),
     }
+
+
+def _chars(properties: QueueProperties) -> int:
+    """Of what is kept with a queue for others."""
+    extras = properties.extras.items()
+    return len(properties.metadata) + sum(len(name) + len(text) for name, text in extras)
 
 
 def _subject(command: Command | SpaceCommand) -> str:

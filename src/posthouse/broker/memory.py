@@ -32,6 +32,14 @@ QUEUE_BYTES = 4_000  # its dead-letter queue as much again
 NOTE_BYTES = 1_000  # guessed: beside the properties that were noted
 KEY_BYTES = 500
 RECEIVER_BYTES = 700
+LOCK_BYTES = 300
+LIFE_BYTES = 100  # the time to live that a sender gave
+SCHEDULE_BYTES = 1_500  # beside its message
+NAMESPACE_BYTES = 10_000
+READER_BYTES = 500
+TRANSACTION_BYTES = 1_000  # beside the messages in it
+BLOCKED_BYTES = 1_000  # a send that waits for room, beside its messages
+RECEIVERS_PART = 1 / 8  # of the limit: who receives makes room, unless there are very many of them
 MARKS = (0.80, 0.90, 0.95)
 FINE, SLOW, REFUSE, OVERFLOW = range(4)  # the level: how many marks are passed
 SLOW_MS_MAX = 100  # how long an answer to a publisher is held back just below the second mark
@@ -79,6 +87,7 @@ class Memory:
         self._limits = limits
         self._bodies = self._fixed = 0  # at the last count
         self._new_bodies = self._new_fixed = 0  # since, at most
+        self._passing = self._receivers = 0  # what ends with connections, and is in no record
         self._window = _WINDOW_BYTES[1]
         self._recent: deque[_Run] = deque()  # what could be put aside when it is durable
         self.aside = False  # whether any body is
@@ -89,7 +98,12 @@ class Memory:
     @property
     def held_bytes(self) -> int:
         """What cannot be dropped, at most."""
-        return self._fixed + self._new_fixed
+        return self._fixed + self._new_fixed + self._passing
+
+    @property
+    def has_many_receivers(self) -> bool:
+        """So many that there are to be no more where memory is short."""
+        return self._receivers * RECEIVER_BYTES > RECEIVERS_PART * self._limits.memory_bytes
 
     @property
     def bodies_bytes(self) -> int:
@@ -120,6 +134,7 @@ class Memory:
         self._new_bodies += size_bytes
         self._new_fixed += messages * (MESSAGE_BYTES + KEY_BYTES) + weight
         limits = self._limits
+        self._count_passing()
         crowded = self.level > FINE or self.held_bytes >= MARKS[0] * limits.memory_bytes
         if crowded or self.bodies_bytes > limits.bodies_bytes:
             self._count()
@@ -144,14 +159,36 @@ class Memory:
             self._fixed += queue.size_bytes - queue.body_bytes + queue.state_bytes + QUEUE_BYTES
             self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
             self._fixed += len(queue.notes) * NOTE_BYTES + queue.notes.size_bytes
-            self._fixed += len(queue.seen_order) * KEY_BYTES
-            self._fixed += len(queue.attached) * RECEIVER_BYTES
+            self._fixed += len(queue.seen_order) * KEY_BYTES + len(queue.lives) * LIFE_BYTES
+            self._fixed += queue.rule_bytes + queue.counts[LOCKED] * LOCK_BYTES
+            properties = queue.properties
+            if properties.metadata or properties.extras:
+                self._fixed += 4 * len(properties.metadata)
+                self._fixed += sum(map(len, chain(*properties.extras.items()))) * 4
             self.aside = self.aside or queue.aside_bytes > 0
+        self._count_beside()
+        self._count_passing()
         least, most = _WINDOW_BYTES
         share = self._limits.bodies_bytes // (4 * max(1, queues))
         self._window = max(least, min(most, share))
-        part = self._fixed / self._limits.memory_bytes
+        part = self.held_bytes / self._limits.memory_bytes
         self.level = sum(part >= mark for mark in MARKS)
+
+    def _count_beside(self) -> None:
+        """Kept, and of no queue."""
+        world = self._world
+        self._fixed += world.accounts_bytes + len(world.readers) * READER_BYTES
+        for state in world.states.values():
+            self._fixed += NAMESPACE_BYTES
+            self._fixed += state.schedule_bytes + len(state.schedules) * SCHEDULE_BYTES
+
+    def _count_passing(self) -> None:
+        self._passing = self._receivers = 0
+        for state in self._world.states.values():
+            self._receivers += len(state.receivers)
+            if state.transactions or state.blocked:
+                self._passing += _waiting_bytes(state)
+        self._passing += self._receivers * RECEIVER_BYTES
 
     # Reading back.
 
@@ -225,3 +262,12 @@ def _queues(world: Namespaces) -> Iterator[Queue]:
     for state in world.states.values():
         yield from state.queues.values()
         yield from state.doomed
+
+
+def _waiting_bytes(state: State) -> int:
+    """Of transactions that are open, and of sends that wait for room."""
+    works, blocked = state.transactions.values(), state.blocked.values()
+    messages = sum(work.messages for work in works)
+    messages += sum(len(each.command.messages) for each in blocked)
+    sizes = state.transaction_bytes + state.blocked_bytes + messages * MESSAGE_BYTES
+    return sizes + len(works) * TRANSACTION_BYTES + len(blocked) * BLOCKED_BYTES

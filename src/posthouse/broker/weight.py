@@ -12,26 +12,40 @@ from posthouse.core.commands import (
     KEY_CHARS_MAX,
     Abandon,
     Command,
+    CreateQueue,
+    CreateSubscription,
     DeadLetter,
     Defer,
     Send,
+    SetRule,
+    SetSchedule,
     SetSessionState,
+    UpdateQueue,
     Work,
 )
 from posthouse.core.message import size_bytes
-from posthouse.core.namespaces import SpaceCommand
+from posthouse.core.namespaces import SetAccount, SpaceCommand
 from posthouse.core.records import (
+    AccountSet,
     Cancelled,
     Completed,
     Dropped,
     Expired,
     Kept,
     Locked,
+    NamespaceCreated,
+    OfNamespaces,
     Purged,
+    QueueCreated,
+    ReaderSet,
     Record,
     Renewed,
     Routed,
+    RuleSet,
+    ScheduleSet,
     Sent,
+    SessionAccepted,
+    SubscriptionCreated,
     Taken,
     Woken,
     encode,
@@ -40,6 +54,7 @@ from posthouse.core.records import (
 
 # Records with nothing in them but numbers, at most three for a message.
 _BARE = (Completed, Renewed, Woken, Cancelled, Expired, Taken, Purged, Dropped)
+_LARGE = (CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetAccount)
 COMMAND_BYTES = 32 << 20  # of the records of one command that has many
 _FEW = 64  # records: each is bounded, so these need not be weighed
 
@@ -54,6 +69,10 @@ def load(command: Command | SpaceCommand) -> int:
         return len(command.state or b"")
     if isinstance(command, Abandon | Defer | DeadLetter):
         return len(msgspec.msgpack.encode(command.properties))
+    if isinstance(command, SetSchedule):
+        return size_bytes(command.message)
+    if isinstance(command, _LARGE):
+        return len(msgspec.msgpack.encode(command))
     return 0
 
 
@@ -71,8 +90,8 @@ def weight_of_sent(record: Sent) -> int:
     return record.size_bytes + count * (64 + 4 * GROUP_CHARS_MAX + keys)
 
 
-def weight(record: Kept) -> int:
-    """Its bytes, at most; cheaply where it is small."""
+def weight(record: Kept | OfNamespaces) -> int:
+    """Its bytes, in a frame or in memory, at most; cheaply where it is small."""
     if isinstance(record, _BARE):
         return 2_048 + 30 * len(record.sequences)
     if isinstance(record, Locked) and record.ids is None:
@@ -80,4 +99,20 @@ def weight(record: Kept) -> int:
     if isinstance(record, Routed) and all(each.notes is None for each in record.copies):
         size = 2_048 * (1 + len(record.alike)) + 10 * len(record.sequences)
         return size + sum(2_048 + 20 * len(each.sequences) for each in record.copies)
-    return len(encode(record))
+    size = len(encode(record))
+    times, more = _IN_MEMORY.get(type(record), (1, 0))
+    return times * size + more
+
+
+# Records of which much more comes to be in memory than is in a frame: how many times as much, and
+# how much more. So that memory is not counted too late.
+_IN_MEMORY: dict[type, tuple[int, int]] = {
+    QueueCreated: (4, 9_000),
+    SubscriptionCreated: (45, 9_000),
+    RuleSet: (45, 2_000),
+    SessionAccepted: (1, 1_500),
+    ScheduleSet: (1, 1_500),
+    NamespaceCreated: (1, 10_000),
+    AccountSet: (3, 2_000),
+    ReaderSet: (1, 500),
+}

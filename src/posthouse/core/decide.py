@@ -172,8 +172,8 @@ from posthouse.core.records import (
     Unblocked,
 )
 from posthouse.core.room import check_room, used
-from posthouse.core.routing import effort_of, sql_chars
-from posthouse.core.rules import DEFAULT_RULE, Rule
+from posthouse.core.routing import effort_of
+from posthouse.core.rules import DEFAULT_RULE, Rule, sql_chars
 from posthouse.core.sending import check_fit, expiry_ms, misfit, send
 from posthouse.core.settling import complete, renew, settle
 from posthouse.core.shares import SUBSCRIPTIONS, check_share

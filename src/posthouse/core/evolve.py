@@ -105,6 +105,7 @@ from posthouse.core.records import (
     epitaph,
     is_kept,
 )
+from posthouse.core.rules import bytes_of
 from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
@@ -325,6 +326,7 @@ def _subscription_created(state: State, record: SubscriptionCreated, position: i
     queue = _new_queue(state, record.queue, position, record.properties, record.time_ms)
     queue.topic, queue.temporary = topic.name, record.temporary
     queue.rules = {rule.name: rule for rule in record.rules}
+    queue.rule_bytes = bytes_of(record.rules)
     topic.subscriptions[queue.name] = queue
     topic.router = None
     queue.by = record.by
@@ -342,6 +344,8 @@ def count_queue(state: State, queue: Queue, change: int) -> None:
 
 def _rule_set(state: State, record: RuleSet, _: int) -> None:
     queue = state.queues[record.queue]
+    before = queue.rules.get(record.rule.name)
+    queue.rule_bytes += bytes_of([record.rule]) - (bytes_of([before]) if before else 0)
     queue.rules = {**queue.rules, record.rule.name: record.rule}
     _forget_routes(state, queue)
     queue.updated_ms = record.time_ms
@@ -349,6 +353,7 @@ def _rule_set(state: State, record: RuleSet, _: int) -> None:
 
 def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
     queue = state.queues[record.queue]
+    queue.rule_bytes -= bytes_of([queue.rules[record.rule]])
     queue.rules = {name: rule for name, rule in queue.rules.items() if name != record.rule}
     _forget_routes(state, queue)
     queue.updated_ms = record.time_ms
@@ -1092,6 +1097,7 @@ def _schedule_set(state: State, record: ScheduleSet, position: int) -> None:
     if old is not None:
         _await_schedule(state, old, 0)
         del state.scheduled[old.number]
+        state.schedule_bytes -= size_bytes(old.message)
     made = Schedule(
         record.name, position, record.queue, record.when, record.message,
         record.time_ms if old is None else old.created_ms, 0,
@@ -1100,6 +1106,7 @@ def _schedule_set(state: State, record: ScheduleSet, position: int) -> None:
     if old is None:
         count(state.held, SCHEDULES, "", made.by, 1)
     state.schedules[record.name] = state.scheduled[position] = made
+    state.schedule_bytes += size_bytes(made.message)
     _await_schedule(state, made, record.next_ms)
 
 
@@ -1132,6 +1139,7 @@ def _schedule_resumed(state: State, record: ScheduleResumed, _: int) -> None:
 
 def _schedule_cancelled(state: State, record: ScheduleCancelled, _: int) -> None:
     schedule = state.schedules.pop(record.name)
+    state.schedule_bytes -= size_bytes(schedule.message)
     _await_schedule(state, schedule, 0)
     del state.scheduled[schedule.number]
     count(state.held, SCHEDULES, "", schedule.by, -1)

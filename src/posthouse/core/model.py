@@ -165,7 +165,8 @@ class Queue(msgspec.Struct):
     topic: str | None = None  # of a subscription
     temporary: bool = False  # a subscription that ends with the receiver attached to it
     subscriptions: "dict[str, Queue]" = {}  # of a topic, by their names
-    rules: dict[str, Rule] = {}  # of a subscription
+    rules: dict[str, Rule] = {}  # of a subscription; another dictionary after each change
+    rule_bytes: int = 0  # that they take in memory
     is_plain: bool = False  # it takes every message as it comes, without a limit
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
     router: object = None  # rules that are ready to be used; see routing
@@ -283,6 +284,7 @@ class State(msgspec.Struct):
     forget_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
     schedules: dict[str, Schedule] = {}
     scheduled: dict[int, Schedule] = {}  # by their numbers
+    schedule_bytes: int = 0  # of their messages
     schedule_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of schedules
     # Passing:
     idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers

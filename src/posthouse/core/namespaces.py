@@ -41,13 +41,13 @@ from posthouse.core.shares import (
     count,
 )
 
-NAMESPACES_MAX = 10_000
 ACCOUNTS_MAX = 10_000
 GRANTS_MAX = 100  # of one principal
 KEYS_MAX = 2
 SEALED_BYTES_MAX = 1_024
 EXTRAS_CHARS_MAX = 65_536  # of one principal
 READERS_MAX = 1_000
+NAMESPACES_MAX = 10_000
 
 
 class Namespaces(msgspec.Struct):
@@ -58,6 +58,7 @@ class Namespaces(msgspec.Struct):
     accounts: dict[str, Account] = {}
     # Those that are keys of one entity: by its namespace and its name, folded.
     entity_accounts: dict[tuple[str, str], dict[str, None]] = {}
+    accounts_bytes: int = 0  # that they take in memory
     readers: dict[str, Reader] = {}
     held: Held = {}  # what principals have made of all these
 
@@ -344,6 +345,7 @@ def entity_of_account(name: str, grants: Sequence[Grant]) -> tuple[str, str] | N
 
 def add_account(spaces: Namespaces, account: Account) -> None:
     spaces.accounts[account.name] = account
+    spaces.accounts_bytes += _bytes_of(account)
     of = entity_of_account(account.name, account.grants)
     if of is not None:
         spaces.entity_accounts.setdefault(of, {})[account.name] = None
@@ -351,6 +353,7 @@ def add_account(spaces: Namespaces, account: Account) -> None:
 
 def forget_account(spaces: Namespaces, name: str) -> Account | None:
     account = spaces.accounts.pop(name, None)
+    spaces.accounts_bytes -= 0 if account is None else _bytes_of(account)
     of = None if account is None else entity_of_account(name, account.grants)
     if of is not None:
         del spaces.entity_accounts[of][name]
@@ -385,3 +388,11 @@ def _is_there(spaces: Namespaces, namespace: str, folded: str, before: int | Non
         return False
     # Queues are numbered by twice the position at which they came into being.
     return before is None or state.queues[exact].number // 2 < before
+
+
+def _bytes_of(account: Account) -> int:
+    """What it takes in memory, about."""
+    return _ACCOUNT_BYTES + _SAID_BYTES * len(msgspec.msgpack.encode(account))
+
+
+_ACCOUNT_BYTES, _SAID_BYTES = 2_000, 3  # one, and for each byte of all it says

@@ -26,6 +26,7 @@ from posthouse.core.rules import (
     Rule,
     SqlFilter,
     TrueFilter,
+    sql_chars,
 )
 
 RULE_NAME = "RuleName"  # the property that tells which rule made a copy
@@ -263,12 +264,6 @@ def _effort_to_compile(rule: Rule) -> int:
     if isinstance(rule.filter, PatternFilter):
         return _LEVEL_TO_COMPILE * (1 + rule.filter.pattern.count("."))
     return _CHARS_TO_COMPILE * (_LEAST_CHARS + chars) if chars else 1
-
-
-def sql_chars(rule: Rule) -> int:
-    """How much of it has to be parsed."""
-    said = len(rule.filter.expression) if isinstance(rule.filter, SqlFilter) else 0
-    return said + len(rule.action)
 
 
 def effort_of(rules: Iterable[Rule]) -> int:

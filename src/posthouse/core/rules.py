@@ -3,6 +3,7 @@
 These are the rules as they are kept; `routing` makes them work.
 """
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -57,3 +58,23 @@ class Rule(msgspec.Struct, array_like=True, frozen=True):
     action: str = ""
     parameters: Properties = {}  # of the action
     created_ms: int = 0
+
+
+def sql_chars(rule: Rule) -> int:
+    """How much of it has to be parsed."""
+    said = len(rule.filter.expression) if isinstance(rule.filter, SqlFilter) else 0
+    return said + len(rule.action)
+
+
+def bytes_of(rules: Iterable[Rule]) -> int:
+    """What they take in memory, compiled, about."""
+    return sum(map(_bytes_of, rules))
+
+
+def _bytes_of(rule: Rule) -> int:
+    said = len(msgspec.msgpack.encode(rule))
+    return _RULE_BYTES + _PARSED_BYTES * sql_chars(rule) + _SAID_BYTES * said
+
+
+_RULE_BYTES = 2_000
+_PARSED_BYTES, _SAID_BYTES = 40, 4  # for each character of SQL, and for each byte of all it says

@@ -42,7 +42,7 @@ from posthouse.core.model import (
     message_key,
 )
 from posthouse.core.namespaces import Namespaces, add_account, count_all
-from posthouse.core.rules import Rule
+from posthouse.core.rules import Rule, bytes_of
 from posthouse.core.shares import SCHEDULES, count
 from posthouse.core.tokens import Tokens
 
@@ -287,6 +287,7 @@ def _queue(state: State, part: Contents) -> Queue:
         by=part.by,
     )  # fmt: skip
     queue.relays, queue.is_plain = relays(queue), is_plain(queue)
+    queue.rule_bytes = bytes_of(part.rules)
     state.queues[queue.name] = state.numbered[queue.number] = queue
     if queue.origin is None:
         count_queue(state, queue, 1)
@@ -388,6 +389,7 @@ def _lock(state: State, part: LockPart) -> None:
 def _schedule(state: State, schedule: Schedule) -> None:
     state.schedules[schedule.name] = state.scheduled[schedule.number] = schedule
     count(state.held, SCHEDULES, "", schedule.by, 1)
+    state.schedule_bytes += size_bytes(schedule.message)
     if schedule.next_ms:
         state.schedule_timers.add(schedule.next_ms, schedule.number)
 
