@@ -40,6 +40,7 @@ READER_BYTES = 500
 TRANSACTION_BYTES = 1_000  # beside the messages in it
 BLOCKED_BYTES = 1_000  # a send that waits for room, beside its messages
 RECEIVERS_PART = 1 / 8  # of the limit: who receives makes room, unless there are very many of them
+STALE_PART = 1 / 4  # of the limit, in guesses, after which it is counted again
 MARKS = (0.80, 0.90, 0.95)
 FINE, SLOW, REFUSE, OVERFLOW = range(4)  # the level: how many marks are passed
 SLOW_MS_MAX = 100  # how long an answer to a publisher is held back just below the second mark
@@ -136,7 +137,8 @@ class Memory:
         limits = self._limits
         self._count_passing()
         crowded = self.level > FINE or self.held_bytes >= MARKS[0] * limits.memory_bytes
-        if crowded or self.bodies_bytes > limits.bodies_bytes:
+        stale = self._new_fixed > STALE_PART * limits.memory_bytes
+        if crowded or stale or self.bodies_bytes > limits.bodies_bytes:
             self._count()
         self.tight = 2 * self.bodies_bytes > limits.bodies_bytes
         durable = self._store.durable
