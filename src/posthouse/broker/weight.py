@@ -37,6 +37,7 @@ from posthouse.core.records import (
     OfNamespaces,
     Purged,
     QueueCreated,
+    QueueUpdated,
     ReaderSet,
     Record,
     Renewed,
@@ -108,6 +109,7 @@ def weight(record: Kept | OfNamespaces) -> int:
 # how much more. So that memory is not counted too late.
 _IN_MEMORY: dict[type, tuple[int, int]] = {
     QueueCreated: (4, 9_000),
+    QueueUpdated: (4, 0),
     SubscriptionCreated: (45, 9_000),
     RuleSet: (45, 2_000),
     SessionAccepted: (1, 1_500),
