@@ -127,7 +127,7 @@ SESSIONS_NOTED = 100_000  # whose holders are known; others end when their locks
 _FULL_RETRY_SECONDS = 0.5
 # After this long no other namespace's tick begins before others have had their turn.
 _SLICE_SECONDS = 0.01
-_PRESSED_SLOW_MS = 500  # by which an answer to a sender comes later while the disk is short of room
+_PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
