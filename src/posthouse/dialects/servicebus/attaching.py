@@ -15,6 +15,7 @@ from posthouse.core.commands import LAST_MS, AcceptSession, Answer, Detach, Gran
 from posthouse.core.errors import Refused
 from posthouse.core.model import SUBSCRIPTION, find
 from posthouse.core.namespaces import CreateNamespace
+from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
@@ -239,8 +240,12 @@ class Attaching:
                 if waited is None or link.is_gone or self._peer.is_closing:
                     self._peer.leave(place, ReleaseSession(place.queue, answer.token))
                     return
-                outlet = Outlet(self._peer, link, place, delete=delete, session=answer)
-                outlet.start(partial(self._outlet_attached, link, outlet))
+                try:
+                    outlet = Outlet(self._peer, link, place, delete=delete, session=answer)
+                    outlet.start(partial(self._outlet_attached, link, outlet))
+                except BaseException:
+                    self._peer.leave(place, ReleaseSession(place.queue, answer.token))
+                    raise
                 return
             if waited is None or link.is_gone or self._peer.is_closing:
                 return
@@ -254,7 +259,8 @@ class Attaching:
             self._peer.flush_soon()
 
         # It may wait for long, so it does not count among what is under way.
-        self._peer.engine.submit(place.principal, place.namespace, command, reply)
+        told = guarded(reply, self._peer.abort)
+        self._peer.engine.submit(place.principal, place.namespace, command, told)
 
 
 def _session_filter(source: Described | None) -> tuple[bool, Value]:
