@@ -35,14 +35,23 @@ which the broker gives its own. The rules:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 FOR_EVER_MS = 1 << 62
 
 
 class Broken(AssertionError):
     """A promise was broken."""
+
+
+class _Ask(NamedTuple):
+    """Something that was asked of a lock, and is not answered yet."""
+
+    number: int  # of the word that asked
+    certain: bool  # what the lock was then
+    outdated: bool  # there was a newer one then
 
 
 @dataclass(eq=False, slots=True)
@@ -57,9 +66,19 @@ class _Hold:
     under: "_Hold | None" = None
     certain: bool = True  # as far as words go; time is another matter
     settled: bool = False
-    asked: int = 0  # the number of the word that last asked something of it,
-    was_certain: bool = False  # and what it was then
-    was_outdated: bool = False  # there was a newer one then
+    asks: list[_Ask] = field(default_factory=list)  # what is under way, in the order it was asked
+
+    def heard(self) -> _Ask:
+        """What was answered just now. Of several under way it may be any: the least is taken."""
+        if not self.asks:
+            return _Ask(0, certain=False, outdated=False)
+        least = _Ask(
+            min(each.number for each in self.asks),
+            all(each.certain for each in self.asks),
+            all(each.outdated for each in self.asks),
+        )
+        self.asks.pop()
+        return least
 
     def held(self) -> bool:
         return self.certain and (self.under is None or self.under.certain)
@@ -96,9 +115,11 @@ class History:
         self._messages: dict[str, _Message] = {}
         self._ahead: defaultdict[str, dict[str, _Message]] = defaultdict(dict)  # not yet delivered
         self._holds: dict[str, _Hold] = {}  # by token
+        self._asking: set[_Hold] = set()  # of which something is asked
         self._sessions: defaultdict[str, list[_Hold]] = defaultdict(list)
         self._recent: list[_Hold] = []  # since the last crash
-        self._moves: dict[str, list[str]] = {}  # without an answer: what is to be there instead
+        # Without an answer, by name and token: what is to be there instead of a message.
+        self._moves: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
 
     def hear(self, line: str) -> None:
         """A word about one message, without a lock: `sending NAME`. Other words are passed over."""
@@ -190,16 +211,16 @@ class History:
         """It is completed, and others are sent in its place, all of it or nothing."""
         self.completing(name, token)
         self.sending(others)
-        self._moves[name] = list(others)
+        self._moves[name][token] = list(others)
 
     def moved(self, name: str, token: str, others: Sequence[str]) -> None:
         self.counts["moved"] += 1
-        del self._moves[name]
+        del self._moves[name][token]
         self.completed(name, token)
         self.sent(others)
 
     def not_moved(self, name: str, token: str, now_ms: int) -> None:
-        del self._moves[name]
+        del self._moves[name][token]
         self.refused(token, now_ms, name)
 
     def burying(self, name: str, token: str = "") -> None:
@@ -221,9 +242,9 @@ class History:
         self._ask("renewing", token)
 
     def renewed(self, token: str, until_ms: int) -> None:
-        self._answer("renewed", token)
+        asked = self._answer("renewed", token)
         hold = self._holds[token]
-        hold.certain, hold.until_ms = hold.was_certain, until_ms
+        hold.certain, hold.until_ms = asked.certain, until_ms
 
     def leaving(self, token: str) -> None:
         """A session, or the bound receiver of this name."""
@@ -239,7 +260,7 @@ class History:
             self._messages[name].doubts.discard(token)
         hold = self._holds[token]
         under_held = hold.under is None or hold.under.certain
-        if hold.was_certain and under_held and self._in_time(hold, now_ms):
+        if hold.heard().certain and under_held and self._in_time(hold, now_ms):
             raise Broken(f"held for {hold.until_ms - now_ms} ms more, and lost: {hold.of}")
 
     # Crashes and checks.
@@ -253,6 +274,9 @@ class History:
                 hold.message.holds.remove(hold)
             if forgotten or hold.until_ms == FOR_EVER_MS:
                 hold.certain = False
+        for hold in self._asking:
+            hold.asks.clear()  # nobody answers that any more
+        self._asking.clear()
         outlived = sum(hold.held() and self._in_time(hold, now_ms) for hold in self._recent)
         self.counts["outlived"] += outlived
         self._recent.clear()
@@ -274,10 +298,8 @@ class History:
             "acknowledged, and lost",
             (name for name, m in missing if m.there and not m.gone and not m.doubts),
         )
-        for name, others in self._moves.items():
-            there = {name in found, *(other not in found for other in others)}
-            if len(there) > 1:
-                raise Broken(f"moved in part: {name}, {others}")
+        for name, moves in self._moves.items():
+            self._check_moved(name, moves, found)
         self._moves.clear()
         strayed = (name for name, m in self._messages.items() if m.dead and name not in dead)
         _none("dead-lettered, and not there", strayed)
@@ -287,6 +309,17 @@ class History:
             message.doubts.clear()
             if message.session is not None and (message.gone or message.dead):
                 self._ahead[message.session].pop(name, None)
+
+    def _check_moved(self, name: str, moves: dict[str, list[str]], found: Container[str]) -> None:
+        """Where a lock expired meanwhile another may have asked to move or complete it too."""
+        done = [others for others in moves.values() if any(other in found for other in others)]
+        whole = all(other in found for others in done for other in others)
+        if len(done) > 1 or not whole or (done and name in found):
+            raise Broken(f"moved in part: {name}, {moves}")
+        message = self._messages[name]
+        by_others = message.gone or message.doubts - moves.keys()
+        if moves and not done and name not in found and not by_others:
+            raise Broken(f"moved in part: {name} is gone, and none of {moves} is there")
 
     # The rules.
 
@@ -327,19 +360,23 @@ class History:
         hold = self._holds.get(token)
         if hold is not None:
             known = () if hold.message is None else hold.message.holds
-            hold.asked = number
-            hold.was_certain, hold.certain = hold.certain, False
-            hold.was_outdated = any(other.came > hold.came for other in known)
+            outdated = any(other.came > hold.came for other in known)
+            hold.asks.append(_Ask(number, hold.certain, outdated))
+            hold.certain = False
+            self._asking.add(hold)
 
-    def _answer(self, word: str, token: str, *names: str) -> None:
+    def _answer(self, word: str, token: str, *names: str) -> _Ask:
         self._say(word, *names)
         hold = self._holds.get(token)
-        if hold is not None:
-            self._vouch(hold.asked)
-            if hold.settled:
-                raise Broken(f"settled, and {word} with the same token: {hold.of}")
-            if hold.was_outdated:
-                raise Broken(f"given to another, and {word} with the old token: {hold.of}")
+        if hold is None:
+            return _Ask(0, certain=False, outdated=False)
+        asked = hold.heard()
+        self._vouch(asked.number)
+        if hold.settled:
+            raise Broken(f"settled, and {word} with the same token: {hold.of}")
+        if asked.outdated:
+            raise Broken(f"given to another, and {word} with the old token: {hold.of}")
+        return asked
 
     def _settled(self, word: str, token: str, *names: str) -> None:
         self._answer(word, token, *names)

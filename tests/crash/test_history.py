@@ -424,3 +424,32 @@ def test_a_move_that_was_answered_is_kept() -> None:
     history.check(["b"], [])
     with pytest.raises(Broken, match="lost"):
         history.check([], [])
+
+
+def test_two_may_ask_to_move_a_message_whose_lock_has_expired() -> None:
+    """The first was done and not answered, the second was refused: that is no half of a move."""
+    history = History()
+    history.sending(["a"])
+    history.sent(["a"])
+    history.delivered("a", "t1", 100, 0)
+    history.moving("a", "t1", ["b", "c"])
+    history.delivered("a", "t2", 300, 200)
+    history.moving("a", "t2", ["d", "e"])
+    history.killed(400)
+    history.check(["b", "c"], [])
+
+
+def test_an_answer_vouches_for_no_more_than_what_came_before_it_was_asked() -> None:
+    """Two things are asked of a lock at a time, and a newer lock comes between them."""
+    history = History()
+    history.sending(["a"])
+    history.sent(["a"])
+    history.delivered("a", "t1", 100, 0)
+    history.renewing("t1")
+    history.delivered("a", "t2", 300, 200)
+    history.completing("a", "t1")
+    history.renewed("t1", 500)
+    history.killed(400)
+    history.check(["a"], [])
+    history.renewing("t1")
+    history.renewed("t1", 700)
