@@ -67,7 +67,7 @@ class Tags(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Of the rest, as struct writes it."""
+        """The format of the rest, as `struct` writes it."""
         return "Q" if isinstance(self.rest[-1], int) else f"{self.rest_bytes}s"
 
     def whole(self, rest: int | bytes) -> bytes:

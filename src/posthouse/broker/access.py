@@ -235,7 +235,7 @@ class Guard:
         return account
 
     def _proofs_of(self, account: Account) -> frozenset[bytes]:
-        """Of its keys and its password."""
+        """The proofs of an account's keys and of its password."""
         found = self._proofs.get(account.name)
         if found is None or found[0] is not account:
             held = [*self._unsealed_all(account), self.password_hash(account)]

@@ -13,7 +13,7 @@ class Clock(Protocol):
         """Never less than before."""
 
     def machine_ms(self) -> int:
-        """What the machine's clock says, whatever it said before."""
+        """The machine's clock as it is now; it may have gone back."""
 
     def take_step_ms(self) -> int:
         """By how much it has jumped forward since this was last asked; 0 but for real jumps."""

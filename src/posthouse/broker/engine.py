@@ -1298,7 +1298,7 @@ def _said(
 
 
 def _chars(properties: QueueProperties) -> int:
-    """Of what is kept with a queue for others."""
+    """How many characters of metadata and extras a queue has."""
     extras = properties.extras.items()
     return len(properties.metadata) + sum(len(name) + len(text) for name, text in extras)
 

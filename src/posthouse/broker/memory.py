@@ -267,7 +267,7 @@ def _queues(world: Namespaces) -> Iterator[Queue]:
 
 
 def _waiting_bytes(state: State) -> int:
-    """Of transactions that are open, and of sends that wait for room."""
+    """The bytes of open transactions, and of sends that wait for room."""
     works, blocked = state.transactions.values(), state.blocked.values()
     messages = sum(work.messages for work in works)
     messages += sum(len(each.command.messages) for each in blocked)

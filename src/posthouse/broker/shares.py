@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 
 class Shares:
-    """Of one engine; it works on its accounts."""
+    """The shares of one engine's principals; it works on the accounts of that engine."""
 
     def __init__(self, percent: int, accounts: Accounts) -> None:
         self.percent = percent

@@ -163,7 +163,7 @@ class Login:
 
 @lru_cache(1_000)
 def source_of(address: str) -> str:
-    """What counts as one: an address, or a network of 64 bits, which one host may have all of."""
+    """The source that an address counts for: itself, or in IPv6 its /64 network."""
     if ":" not in address:
         return address
     try:

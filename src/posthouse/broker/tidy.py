@@ -54,7 +54,7 @@ class Retention:
 
 
 def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
-    """What of it the disk has room for, its Arrow segments counted.
+    """The part of a retention that the disk has room for, Arrow segments counted.
 
     Snapshots are made so often that what is too much can be trimmed: a start must be possible from
     the older of two.
