@@ -221,7 +221,12 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
     assert broker.events("feed.bad_twin")
     assert not twins[0].exists()
     make_again(folder, twins)
-    context = ssl.create_default_context(cafile=str(folder / "tls" / "ca.pem"))
+    authority = folder / "tls" / "ca.pem"
+    deadline = time.monotonic() + 30
+    while not authority.exists():  # it is made when the broker has time for it
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    context = ssl.create_default_context(cafile=str(authority))
     dev = "RootManageSharedAccessKey:SAS_KEY_VALUE"
     secret = broker.call("GET", "/feed", headers=ARROW, tls=context, key=dev).body
     assert pa.ipc.open_stream(io.BytesIO(secret)).read_all().equals(before)
