@@ -147,7 +147,7 @@ async def _fold(store: FileStore, *, now: bool) -> list[int] | None:
 
 
 class _Interrupted:
-    """What was begun was ended for something that cannot wait."""
+    """The result of work that was ended for something that cannot wait."""
 
 
 async def _unless(
@@ -267,7 +267,7 @@ def _awaited(engine: Engine, extents: list[Extent], retention: Retention) -> int
 
 
 def _tell_readers_lost(engine: Engine, first: int, end: int) -> None:
-    """Of readers of the feed whose place in it goes now."""
+    """Logs the readers of the feed whose place in it is trimmed now."""
     for reader in engine.namespaces.readers.values():
         if first <= reader.position + 1 < end:
             _log.error(

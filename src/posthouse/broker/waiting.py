@@ -132,7 +132,7 @@ async def take(
 
 
 def _tell(waits: "asyncio.Future[Any]", what: object) -> None:
-    """Who was cancelled does not wait any more."""
+    """Sets the result or the exception, unless the waiter was cancelled."""
     if waits.done():
         return
     if isinstance(what, Exception):

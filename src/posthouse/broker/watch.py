@@ -1,4 +1,4 @@
-"""What an operator has to know of a broker that goes on all the same, in the log."""
+"""Warnings in the log for the operator of a broker that goes on all the same."""
 
 import asyncio
 import logging

@@ -65,7 +65,7 @@ TRANSACTIONS_BYTES_MAX = 256 << 20  # of messages that wait for a commit
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
-    """Where a command has a field `by`, the engine fills it in: for whom its result counts."""
+    """The engine fills in a command's field `by`, where it has one: for whom the result counts."""
 
     right: ClassVar[Need]
     reach: ClassVar[Reach] = "queue"

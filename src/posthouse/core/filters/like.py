@@ -27,7 +27,7 @@ _ANY_LOOKS = 25  # and for each character of one that has a `_`
 
 
 class Test(NamedTuple):
-    """Of texts. What it takes, in looks: `base`, and `per_char` for each character of the text."""
+    """A test of texts. It takes `base` looks, and `per_char` for each character of the text."""
 
     fits: Fits
     base: int
@@ -42,7 +42,7 @@ def compile_like(pattern: str, escape: str | None) -> Test:
 
 
 def _looks(run: _Run) -> int:
-    """What it takes to find a run, for each character of the text, at most."""
+    """The looks that finding a run takes for each character of the text, at most."""
     if None in run:
         return _SLOW_LOOKS * (1 + len(run) // _BITS)
     return _SLOW_LOOKS if len(run) >= _LONG else 1

@@ -62,7 +62,7 @@ class _Node(Generic[T]):
 
 
 def _unseen(_: int) -> None:
-    """Where nobody asks what it takes."""
+    """Counts nothing: nobody asks what it takes."""
 
 
 class Trie(Generic[T]):
