@@ -7,7 +7,8 @@ import pytest
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock, VirtualClock
-from posthouse.broker.engine import Engine, Fired
+from posthouse.broker.engine import Engine
+from posthouse.broker.moving import Fired
 from posthouse.broker.payload import entries
 from posthouse.core.commands import Complete, CreateQueue, GetQueue, QueueInfo
 from posthouse.core.errors import InvalidArgument, NotFound

@@ -77,7 +77,7 @@ async def send(engine: Engine, *bodies: str, queue: str = "q", **fields: object)
 
 
 async def receive(engine: Engine, limit: int = 1, wait_ms: int = 0) -> list[Delivery]:
-    deadline_ms = engine._clock.now_ms() + wait_ms if wait_ms else 0
+    deadline_ms = engine.time_ms() + wait_ms if wait_ms else 0
     answer = await engine.ask(BROKER, NS, Receive("q", engine.new_receiver(), limit, deadline_ms))
     assert isinstance(answer, Received)
     return answer.deliveries
@@ -219,9 +219,7 @@ def test_sessions_are_waited_for_and_lost() -> None:
     async def main() -> None:
         engine = await an_engine(grouping="session")
         number = engine.new_receiver()
-        accept = engine.ask(
-            BROKER, NS, AcceptSession("q", number, None, engine._clock.now_ms() + 500)
-        )
+        accept = engine.ask(BROKER, NS, AcceptSession("q", number, None, engine.time_ms() + 500))
         waiting = asyncio.create_task(accept)
         await asyncio.sleep(0)
         await send(engine, "a", group="x")
@@ -526,7 +524,7 @@ def test_others_have_their_turn_while_much_falls_due() -> None:
         engine = await an_engine(ttl_ms=10)
         for _ in range(5):
             await send(engine, *["x"] * 1_000)
-        engine._clock.move_to(2_000)  # type: ignore[attr-defined]  # a virtual one
+        engine._clocks.broker.move_to(2_000)  # type: ignore[attr-defined]  # a virtual one
         engine._wake()
         left = set()
         while engine._work is not None:

@@ -152,7 +152,7 @@ def test_a_receiver_that_was_refused_is_forgotten() -> None:
         number = desk.engine.new_receiver(lambda _: None)
         with pytest.raises(NotFound):
             await desk.do(Detach(number))
-        assert not desk.engine._receivers
+        assert not desk.engine._receivers._pushed
 
     asyncio.run(main())
 
@@ -180,8 +180,8 @@ def test_a_receiver_that_leaves_is_told_what_was_under_way_to_it() -> None:
         desk.engine.submit(BROKER, NS, Send("q", [NewMessage(b"", b"x")]), lambda _: None)
         await desk.do(Detach(number))
         assert [type(each) for each in pushed] == [Delivery]
-        assert not desk.engine._receivers
-        assert not desk.engine._leaving
+        assert not desk.engine._receivers._pushed
+        assert not desk.engine._receivers._leaving
 
     asyncio.run(main())
 

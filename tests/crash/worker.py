@@ -17,8 +17,9 @@ from typing import Literal
 import msgspec
 
 from posthouse.broker.access import BROKER
+from posthouse.broker.batch import Reply
 from posthouse.broker.clock import SystemClock
-from posthouse.broker.engine import Engine, Reply
+from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
 from posthouse.broker.tidy import Retention, keep_tidy
 from posthouse.core import commands as c

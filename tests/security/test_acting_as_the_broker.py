@@ -31,10 +31,11 @@ IDENTITY = "no command: who somebody is"
 PLACES = {
     # What the broker does by itself.
     ("broker/engine.py", "Engine.ask"): GIVES_BACK,
-    ("broker/engine.py", "Engine._put_off"): "asks whether the broker itself gives something back",
+    ("broker/backlog.py", "Backlog.add"): "asks whether the broker itself gives something back",
     ("broker/engine.py", "Engine._decide"): "asks whether it is the broker: commands of that right",
     ("broker/engine.py", "Engine.flush"): OWN_AFFAIR,
-    ("broker/engine.py", "Engine._note_clock"): "who moves a clock has manage, asked by its route",
+    ("broker/moving.py", "ClockMover._move_to"): "who moves a clock has manage, asked by its route",
+    ("broker/moving.py", "ClockMover._flush"): OWN_AFFAIR,
     ("broker/shares.py", "Shares.name"): "asks whether it is the broker, which has no share",
     ("broker/throttle.py", "Throttle.check"): "asks whether it is the broker, which has no limit",
     ("broker/tidy.py", "_ask_to_move"): OWN_AFFAIR,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posthouse.broker import engine as engines
+from posthouse.broker import due
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock, VirtualClock
 from posthouse.core import next_deadline_ms
@@ -113,7 +113,7 @@ def test_others_are_served_while_a_hundred_thousand_messages_are_due(
 
 
 def test_namespaces_in_which_much_is_due_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_SLICE_SECONDS", 0.0)  # each tick uses it up
+    monkeypatch.setattr(due, "_SLICE_SECONDS", 0.0)  # each tick uses it up
 
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), clock := VirtualClock(1_000))

@@ -9,7 +9,8 @@ import pytest
 
 from posthouse.broker import memory
 from posthouse.broker.access import BROKER
-from posthouse.broker.engine import ROOMY, Engine
+from posthouse.broker.admission import ROOMY
+from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
 from posthouse.core import commands as c
 from posthouse.core import namespaces as n

@@ -1,0 +1,103 @@
+"""Admission: whether there is room for what a command makes, in memory and on the disk.
+
+Where room is short publishers are slowed down, then refused; topics hand on less; and in the end
+everything is refused that makes the state larger. Receiving and settling go on: they make room.
+"""
+
+from posthouse.broker.figures import Figures
+from posthouse.broker.memory import OVERFLOW, REFUSE, Memory
+from posthouse.core.commands import (
+    Abandon,
+    AcceptSession,
+    Attach,
+    Begin,
+    Command,
+    CreateQueue,
+    CreateSubscription,
+    DeadLetter,
+    Defer,
+    Receive,
+    Resubmit,
+    Send,
+    SetRule,
+    SetSchedule,
+    SetSessionState,
+    UpdateQueue,
+)
+from posthouse.core.errors import Busy, QuotaExceeded
+from posthouse.core.model import Copying, QueueProperties
+from posthouse.core.namespaces import (
+    CreateNamespace,
+    Namespaces,
+    SetAccount,
+    SetReader,
+    SpaceCommand,
+)
+from posthouse.store import Store
+
+_PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
+# What makes the state larger, and is refused where there is no room; see `_needs_room`. A test has
+# the list of those that do not.
+ROOMY = frozenset((
+    Send, Resubmit, CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetSchedule,
+    SetSessionState, AcceptSession, Attach, Receive, Abandon, Defer, DeadLetter, Begin,
+    CreateNamespace, SetAccount, SetReader,
+))  # fmt: skip
+
+
+class Admission:
+    def __init__(self, store: Store, memory: Memory, world: Namespaces, figures: Figures) -> None:
+        self._store = store
+        self._memory = memory
+        self._world = world
+        self._figures = figures
+
+    def check(self, namespace: str, command: Command | SpaceCommand) -> None:
+        """Raises QuotaExceeded or Busy."""
+        if type(command) not in ROOMY:
+            return
+        if isinstance(command, Send | Resubmit) and self._store.full:
+            self._figures.crowded += 1
+            self._figures.no_space += 1
+            raise QuotaExceeded(command.queue, "disk space", 0, 0)
+        level = self._memory.level
+        if level < (REFUSE if type(command) is Send else OVERFLOW):
+            return
+        if self._needs_room(namespace, command):
+            self._figures.crowded += 1
+            raise Busy("its memory is used up; receive messages, or delete what is not needed")
+
+    def _needs_room(self, namespace: str, command: Command | SpaceCommand) -> bool:
+        """Not where it makes nothing new, so that messages can be received, and make room."""
+        if isinstance(command, AcceptSession | UpdateQueue):
+            state = self._world.states.get(namespace)
+            queue = None if state is None else state.queues.get(command.queue)
+            if queue is None:
+                return False  # it is refused for that
+            if isinstance(command, UpdateQueue):
+                return _chars(command.properties) > _chars(queue.properties)
+            return command.session is not None and command.session not in queue.groups
+        if isinstance(command, Attach | Receive):
+            return self._memory.has_many_receivers
+        if isinstance(command, Abandon | Defer | DeadLetter):
+            return bool(command.properties)
+        if isinstance(command, SetSessionState):
+            return command.state is not None
+        return True
+
+    def copying(self) -> Copying:
+        """How freely topics and queues that forward hand on: one send may become millions."""
+        if self._store.full:
+            return "none"
+        return "free" if self._memory.level < REFUSE else "sparing"
+
+    def slow_seconds(self) -> float:
+        """For how long a publisher's answer is held back, so that it sends less."""
+        slow_ms = _PRESSED_SLOW_MS if self._store.pressed else 0
+        return max(slow_ms, self._memory.slow_ms) / 1000
+
+
+def _chars(properties: QueueProperties) -> int:
+    """How many characters of metadata and extras a queue has."""
+    extras = properties.extras.items()
+    return len(properties.metadata) + sum(len(name) + len(text) for name, text in extras)

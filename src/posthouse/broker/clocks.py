@@ -1,0 +1,72 @@
+"""The broker's time, and the clocks of namespaces that have their own."""
+
+from collections.abc import Callable, Iterable
+
+from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
+from posthouse.core.model import State
+
+
+class Clocks:
+    """The broker's time is never before what its journal has seen, wherever the clock is.
+
+    `stepped` is called with the step and the time when the machine's clock has jumped forward.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        least_ms: int,
+        states: Iterable[State],
+        stepped: Callable[[int, int], None],
+    ) -> None:
+        self.broker = clock
+        self.own: dict[str, VirtualClock] = {}  # of namespaces that have one
+        self._least_ms = least_ms
+        self._stepped = stepped
+        self._seen_ms = clock.now_ms()
+        for state in states:
+            if state.clock_ms:  # it was moved, and does not go back behind where it was since
+                passed_ms = max(0, self.time_ms() - state.broker_ms) if state.broker_ms else 0
+                self.own[state.name] = VirtualClock(state.clock_ms + passed_ms, clock)
+
+    def time_ms(self) -> int:
+        now_ms = self.broker.now_ms()
+        if now_ms < self._least_ms:
+            now_ms = self._least_ms
+        if now_ms - self._seen_ms > STEP_MS:  # much time has passed, or the clock has jumped
+            step_ms = self.broker.take_step_ms()
+            if step_ms:
+                self._stepped(step_ms, now_ms)
+        self._seen_ms = now_ms
+        return now_ms
+
+    def now_ms(self, namespace: str) -> int:
+        """What time it is in a namespace; where there is none, for the broker."""
+        clock = self.own.get(namespace)
+        return self.time_ms() if clock is None else clock.now_ms()
+
+    def ahead_ms(self) -> int:
+        """How far the broker's time is before the machine's: that was set back, or was wrong once.
+
+        Time never goes back by itself, so it stays so until the machine has caught up.
+        """
+        return max(0, self.time_ms() - self.broker.machine_ms())
+
+    def turn_back(self) -> int:
+        """From now on the broker's time is the machine's; returns it."""
+        self._least_ms = self._seen_ms = self.broker.machine_ms()
+        return self._least_ms
+
+    def of(self, namespace: str) -> VirtualClock:
+        """A clock of the namespace's own; until it is moved it goes as the broker's does."""
+        clock = self.own.get(namespace)
+        if clock is None:
+            clock = self.own[namespace] = VirtualClock(self.time_ms(), self.broker)
+        return clock
+
+    def jumps_with_the_broker(self, namespace: str) -> bool:
+        clock = self.own.get(namespace)
+        return clock is None or clock.runs
+
+    def seconds_until(self, namespace: str, moment_ms: int) -> float | None:
+        return self.own.get(namespace, self.broker).seconds_until(moment_ms)

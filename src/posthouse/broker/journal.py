@@ -1,0 +1,66 @@
+"""The engine's end of the store: positions, and the frames that records become."""
+
+import time
+from collections.abc import Sequence
+
+from posthouse.broker import payload
+from posthouse.broker.figures import Figures
+from posthouse.broker.tail import Tail
+from posthouse.core.records import span
+from posthouse.store import Store
+from posthouse.store.frames import CLOSING, Frame
+
+
+class Journal:
+    """One epoch of it. The engine counts `position` on as it evolves records."""
+
+    def __init__(
+        self,
+        store: Store,
+        last: Frame,
+        figures: Figures,
+        compression: payload.Compression | None,
+    ) -> None:
+        self.store = store
+        self.position = last.end  # of the next record
+        self.safe = last.end  # everything below is as durable as was asked for
+        self.synced = 0.0  # when the last sync had returned, by `perf_counter`
+        self.tail = Tail()
+        self._last = last  # the last frame, without its payload
+        self._figures = figures
+        self._compression = compression
+
+    @property
+    def epoch(self) -> int:
+        return self._last.epoch
+
+    def append(self, entries: Sequence[payload.Entry], now_ms: int) -> None:
+        """At once when the batch is closed: what comes now has positions behind it."""
+        last = self._last
+        frame = Frame(
+            last.epoch, last.number + 1, last.end, self.position - last.end, self.store.durable,
+            now_ms, payload.encode(entries, self._compression),
+        )  # fmt: skip
+        self.store.append(frame)
+        self._last = frame.without_payload()
+        self._figures.frame_bytes.add(frame.size_bytes)
+        counts = self._figures.records
+        for _, record in entries:
+            counts[type(record)] += span(record)
+
+    async def sync(self) -> None:
+        """Raises StoreError."""
+        end = self._last.end
+        begun = time.perf_counter()
+        await self.store.sync()
+        self.synced = time.perf_counter()
+        self._figures.sync_seconds.add(self.synced - begun)
+        self.safe = end
+        if self.tail:
+            self.tail.tell(end)
+
+    async def end(self, now_ms: int) -> None:
+        """A clean stop: a closing frame, behind which every damage is named. Raises StoreError."""
+        last, end = self._last, self._last.end
+        self.store.append(Frame(last.epoch, last.number + 1, end, 0, end, now_ms, b"", CLOSING))
+        await self.store.sync()

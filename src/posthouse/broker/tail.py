@@ -1,0 +1,34 @@
+"""Waiting for the journal to grow."""
+
+import asyncio
+
+
+class Tail:
+    """Those who wait until there is something durable behind a position."""
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[int, asyncio.Future[None]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
+    async def beyond(self, position: int) -> None:
+        """Returns when `tell` has named an end beyond the position, or at `release`."""
+        grown = asyncio.get_running_loop().create_future()
+        self._waits.append((position, grown))
+        try:
+            await grown
+        finally:
+            self._waits = [wait for wait in self._waits if wait[1] is not grown]
+
+    def tell(self, end: int) -> None:
+        """Everything below `end` is durable."""
+        for position, grown in self._waits:
+            if end > position + 1 and not grown.done():
+                grown.set_result(None)
+
+    def release(self) -> None:
+        """Nobody waits any longer."""
+        for _, grown in self._waits:
+            if not grown.done():
+                grown.set_result(None)
