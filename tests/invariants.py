@@ -4,7 +4,7 @@ from collections import Counter
 
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
 from posthouse.core.model import Queue, State, message_key
-from posthouse.core.plan import can_receive, free_heads, pick_ready
+from posthouse.core.picking import can_receive, free_heads, pick_ready
 from posthouse.core.records import Kept, Moved, Sent
 from posthouse.core.shares import (
     BLOCKED,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from posthouse.core import evolve, next_deadline_ms, plan
+from posthouse.core import evolve, next_deadline_ms, plan, publishing
 from posthouse.core.commands import (
     RULE_PATTERNS_MAX,
     RULES_EFFORT_MAX,
@@ -84,7 +84,8 @@ def test_a_subscription_that_comes_meanwhile_gets_what_is_still_in_the_topic() -
 def test_all_that_take_everything_as_it_comes_get_it_at_once_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "HAND_ON_MAX", 50)
+    for module in (plan, publishing):
+        monkeypatch.setattr(module, "HAND_ON_MAX", 50)
     world = World()
     topic = world.topic()
     queues = [world.subscribe(topic, f"s{n}") for n in range(60)]
@@ -270,7 +271,8 @@ def test_a_damaged_journal_keeps_how_far_a_message_has_come() -> None:
 def test_what_the_rules_of_one_subscription_note_with_its_copies_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "HAND_ON_BYTES_MAX", 1_000)
+    for module in (plan, publishing):
+        monkeypatch.setattr(module, "HAND_ON_BYTES_MAX", 1_000)
     world = World()
     topic = world.topic()
     rules = [Rule(f"r{n}", TrueFilter(), f"SET x = '{'x' * 400}'") for n in range(4)]
@@ -295,7 +297,8 @@ def test_a_subscription_is_created_with_rules_of_every_kind() -> None:
 def test_messages_that_are_too_much_for_one_command_wait_for_the_next_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("posthouse.core.plan.HAND_ON_MAX", 3)
+    for module in (plan, publishing):
+        monkeypatch.setattr(module, "HAND_ON_MAX", 3)
     world = World()
     topic = world.topic()
     queue = world.subscribe(topic, "all", Rule("red", SqlFilter("colour = 'red'")))

@@ -97,6 +97,9 @@ from posthouse.core.commands import (
     Waiting,
     Work,
 )
+from posthouse.core.delivering import deliver
+from posthouse.core.dispatch import dispatch, grant
+from posthouse.core.endings import by_queue, end, leave_groups, release
 from posthouse.core.errors import (
     AlreadyExists,
     Disabled,
@@ -131,25 +134,15 @@ from posthouse.core.model import (
     sent_life_ms,
     subscription_queue,
 )
-from posthouse.core.plan import (
-    Delivered,
-    Outcome,
-    Plan,
-    as_active,
-    by_queue,
+from posthouse.core.picking import (
     can_receive,
     can_send,
-    deliver,
-    end,
     free_sessions,
-    grant,
     is_expired,
-    leave_groups,
     pick_in_session,
     pick_ready,
-    release,
-    sequences_of,
 )
+from posthouse.core.plan import Delivered, Outcome, Plan, as_active, sequences_of
 from posthouse.core.records import (
     Cancelled,
     CreditSet,
@@ -465,8 +458,8 @@ def _purge(state: State, command: Purge, now_ms: int) -> Outcome:
         side.removed.update(sequences_of(chosen))
         leave_groups(side, chosen)
     if command.sequences is not None:
-        return plan.outcome(Progress(len(chosen), None))
-    return plan.outcome(_progress(len(chosen), looked, command.limit))
+        return dispatch(plan, Progress(len(chosen), None))
+    return dispatch(plan, _progress(len(chosen), looked, command.limit))
 
 
 def _progress(done: int, looked: Sequence[Message], limit: int) -> Progress:
@@ -511,7 +504,7 @@ def _resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         side.ready.append(
             as_active(message, sequence=sequence, count=0, enqueued_ms=now_ms, expires_ms=expiry)
         )
-    return plan.outcome(progress)
+    return dispatch(plan, progress)
 
 
 def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message], Progress]:
@@ -614,7 +607,7 @@ def _receive(state: State, command: Receive, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
     _feed_later(plan, queue)
-    return plan.outcome(Waiting(number))
+    return dispatch(plan, Waiting(number))
 
 
 def _fit(messages: Sequence[Message]) -> int:
@@ -643,7 +636,7 @@ def _attach(state: State, command: Attach, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
     _fill(plan, queue, receiver, command.credit)
-    return plan.outcome()
+    return dispatch(plan)
 
 
 def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
@@ -725,7 +718,7 @@ def _credit(state: State, command: Credit, now_ms: int) -> Outcome:
     if command.drain:
         plan.records.append(CreditSet(receiver.receiver, 0))
         plan.deliveries.append(Notice(receiver.receiver, "drained"))
-    return plan.outcome()
+    return dispatch(plan)
 
 
 def _receiver(state: State, number: int) -> Receiver:
@@ -747,7 +740,7 @@ def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
         plan.ending.add(queue.name)
         plan.records.append(QueueDeleted(queue.name, now_ms))  # with all that is its own
         plan.records.append(Touched(queue.topic, now_ms))
-        return plan.outcome()
+        return dispatch(plan)
     plan.records.append(ReceiverDetached(receiver.receiver))
     plan.records.append(Touched(receiver.queue, now_ms))
     locks = [state.locks[token] for token in islice(receiver.locks, STEPS_MAX)]
@@ -760,7 +753,7 @@ def _detach(state: State, command: Detach, now_ms: int) -> Outcome:
             locks = [lock for lock in locks if lock.session is not group]
     for queue, messages in by_queue(state, locks):
         end(plan, queue, messages, counted=queue.properties.counting == "all")
-    return plan.outcome()
+    return dispatch(plan)
 
 
 def _receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Outcome:
@@ -831,7 +824,7 @@ def _accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcom
         plan = Plan(state, now_ms)
         plan.records.append(ReceiverAttached(receiver, accepting=True))
         _feed_later(plan, queue)
-        return plan.outcome(Waiting(receiver.receiver))
+        return dispatch(plan, Waiting(receiver.receiver))
     return Outcome([Touched(queue.name, now_ms)], None)
 
 
@@ -843,7 +836,7 @@ def _renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     plan.records.append(SessionRenewed(queue.name, group.key, until_ms))
     plan.touch(queue)
-    return plan.outcome(until_ms)
+    return dispatch(plan, until_ms)
 
 
 def _release_session(state: State, command: ReleaseSession, now_ms: int) -> Outcome:
@@ -851,7 +844,7 @@ def _release_session(state: State, command: ReleaseSession, now_ms: int) -> Outc
     group = session_of(state, queue, command.session, now_ms)
     plan = Plan(state, now_ms)
     release(plan, queue, group)
-    return plan.outcome()
+    return dispatch(plan)
 
 
 def _get_session_state(state: State, command: GetSessionState, now_ms: int) -> Outcome:

@@ -7,7 +7,7 @@ from msgspec.msgpack import Ext
 
 from posthouse.core.message import Message
 from posthouse.core.model import Group, Lock, Queue, State, message_key
-from posthouse.core.plan import free_heads
+from posthouse.core.picking import free_heads
 
 Dump = dict[str, Any]  # plain values only; for comparing and for reading, not for passing around
 

@@ -16,6 +16,9 @@ from posthouse.core.commands import (
     Send,
     Waiting,
 )
+from posthouse.core.delivering import deliver
+from posthouse.core.dispatch import dispatch
+from posthouse.core.endings import bury, drop
 from posthouse.core.errors import (
     Busy,
     Disabled,
@@ -28,18 +31,9 @@ from posthouse.core.errors import (
 from posthouse.core.lookup import own_queue
 from posthouse.core.message import ACTIVE, SCHEDULED, Message, NewMessage, message_id, size_bytes
 from posthouse.core.model import PRIORITIES, Blocked, Queue, Receiver, State
-from posthouse.core.plan import (
-    Outcome,
-    Plan,
-    Side,
-    bury,
-    can_receive,
-    can_send,
-    deliver,
-    drop,
-    is_expired,
-    publish_plainly,
-)
+from posthouse.core.picking import can_receive, can_send, is_expired
+from posthouse.core.plan import Outcome, Plan, Side
+from posthouse.core.publishing import publish_plainly
 from posthouse.core.records import Dropped, SendBlocked, Sent
 from posthouse.core.room import Fit, Used, has_room, is_limited, used
 from posthouse.core.shares import BLOCKED, BLOCKED_BYTES, check_share
@@ -56,7 +50,7 @@ def send(state: State, command: Send, now_ms: int) -> Outcome:
     if is_special and not _is_plain(queue, command, len(messages), total):
         plan = Plan(state, now_ms)
         plan.may_refuse = True
-        return plan.outcome(send_on(plan, queue, messages, command))
+        return dispatch(plan, send_on(plan, queue, messages, command))
     if not messages:
         return Outcome([], Enqueued(()))
     first = queue.next_sequence
@@ -288,7 +282,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     plan.may_refuse = True
     plan.records.append(record)
     plan.side(queue).ready = messages
-    return plan.outcome(answer)
+    return dispatch(plan, answer)
 
 
 def _as_messages(record: Sent) -> list[Message]:

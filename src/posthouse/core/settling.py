@@ -17,21 +17,14 @@ from posthouse.core.commands import (
     Settle,
     Settled,
 )
+from posthouse.core.delivering import counts_of, settled_ms_of
+from posthouse.core.dispatch import dispatch
+from posthouse.core.endings import bury, by_queue, end, leave_groups
 from posthouse.core.errors import InvalidArgument, LockLost, NotAllowed
 from posthouse.core.lookup import queue_of, session_of
 from posthouse.core.message import Message, Properties
 from posthouse.core.model import Lock, Queue, State
-from posthouse.core.plan import (
-    Outcome,
-    Plan,
-    bury,
-    by_queue,
-    counts_of,
-    end,
-    leave_groups,
-    sequences_of,
-    settled_ms_of,
-)
+from posthouse.core.plan import Outcome, Plan, sequences_of
 from posthouse.core.records import Completed, Deferred, Renewed
 
 
@@ -137,7 +130,7 @@ def settle(state: State, command: Ending, now_ms: int) -> Outcome:
     check_ending(command)
     plan = Plan(state, now_ms)
     end_as(plan, command, held)
-    return plan.outcome(settled_answer(lost))
+    return dispatch(plan, settled_answer(lost))
 
 
 def check_ending(command: Ending) -> None:
@@ -194,4 +187,4 @@ def renew(state: State, command: Renew, now_ms: int) -> Outcome:
         plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms))
         plan.touch(queue)
     lives = [command.lock_ms or lock.queue.properties.lock_ms for lock in held]
-    return plan.outcome(Settled(lost, [now_ms + life_ms for life_ms in lives]))
+    return dispatch(plan, Settled(lost, [now_ms + life_ms for life_ms in lives]))

@@ -19,30 +19,13 @@ from posthouse.core.commands import (
     Ticked,
     TurnClockBack,
 )
+from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
+from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Blocked, Copying, Queue, State, before
-from posthouse.core.plan import (
-    Outcome,
-    Plan,
-    as_active,
-    by_queue,
-    can_receive,
-    deal,
-    deal_in_session,
-    end,
-    expire,
-    free_sessions,
-    grant,
-    hand_on,
-    leave_groups,
-    pick_all,
-    pick_in_session,
-    pick_ready,
-    relay,
-    release,
-    sequences_of,
-)
+from posthouse.core.picking import can_receive, free_sessions, pick_all, pick_in_session, pick_ready
+from posthouse.core.plan import Outcome, Plan, as_active, sequences_of
 from posthouse.core.records import (
     Activated,
     ClockSet,
@@ -66,6 +49,7 @@ from posthouse.core.records import (
     Woken,
 )
 from posthouse.core.recurrence import following_ms
+from posthouse.core.relaying import hand_on, relay
 from posthouse.core.room import has_room
 from posthouse.core.schedules import fire
 from posthouse.core.sending import checked_send, send_on
@@ -99,7 +83,7 @@ def start(state: State, command: Start, now_ms: int) -> Outcome:
     ]
     for queue, messages in by_queue(state, bound):
         end(plan, queue, messages, counted=queue.properties.counting == "all")
-    return plan.outcome()
+    return dispatch(plan)
 
 
 def step_clock(_: State, command: StepClock, now_ms: int) -> Outcome:
@@ -137,7 +121,7 @@ def tick(state: State, _: Tick, now_ms: int) -> Outcome:
     left = STEPS_MAX
     for step in _STEPS:
         left -= step(plan, max(left, _SHARE))
-    outcome = plan.outcome(Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
+    outcome = dispatch(plan, Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
     if plan.stalled:  # before the rest: if something happens in this tick they are looked at again
         outcome.records.insert(0, Stalled(plan.stalled))
     return outcome

@@ -28,6 +28,7 @@ from posthouse.core.commands import (
     Send,
     Work,
 )
+from posthouse.core.dispatch import dispatch
 from posthouse.core.errors import Busy, InvalidArgument, QuotaExceeded, Refused, TransactionLost
 from posthouse.core.model import State, Transaction
 from posthouse.core.plan import Outcome, Plan
@@ -101,7 +102,7 @@ def commit(state: State, command: Commit, now_ms: int) -> Outcome:
     plan.records.append(ended)
     try:
         sent, settled = _do_all(plan, transaction)
-        return plan.outcome(Committed(sent, settled))
+        return dispatch(plan, Committed(sent, settled))
     except Refused as refused:
         return Outcome([ended], RolledBack(str(refused)))
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from posthouse.core.commands import Peek, Peeked, Seen
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, message_id
 from posthouse.core.model import Queue, State
-from posthouse.core.plan import pick_ready
+from posthouse.core.picking import pick_ready
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import envelope_of, text_of, token_in

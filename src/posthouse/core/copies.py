@@ -1,0 +1,164 @@
+"""Copies: what one topic or forwarding queue hands on in one command, written as one record."""
+
+import msgspec
+
+from posthouse.core.commands import LAST_MS
+from posthouse.core.endings import drop
+from posthouse.core.message import NO_NOTE, SCHEDULED, Message, Note, group_of, size_bytes
+from posthouse.core.model import Queue
+from posthouse.core.plan import Plan, Side, as_active, sequences_of
+from posthouse.core.records import Copies, Dropped, Routed
+from posthouse.core.room import is_limited
+
+FIRST_EFFORT = 12  # for the first copy that a queue gets, beside what each takes
+
+
+class _Into:
+    """The copies that one queue gets."""
+
+    __slots__ = ("expires_ms", "first", "notes", "sequences", "side")
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.first = side.next_sequence
+        self.sequences: list[int] = []
+        self.expires_ms: list[int] = []
+        self.notes: list[Note | None] = []
+
+    def record(self) -> Copies:
+        return Copies(
+            self.side.queue.name, self.first, self.sequences,
+            self.expires_ms if any(self.expires_ms) else None,
+            self.notes if any(note is not None for note in self.notes) else None,
+        )  # fmt: skip
+
+
+class Relay:
+    """What one queue hands on, in one record."""
+
+    def __init__(self, plan: Plan, source: Side) -> None:
+        self.plan = plan
+        self.source = source
+        self._into: dict[str, _Into] = {}
+        self._late: dict[str, list[int]] = {}  # copies that there is no room for, or not any more
+        self.partly: dict[int, int] = {}  # as in the record
+
+    def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
+        """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
+        plan, side, late = self.plan, self.plan.side(target), False
+        size = size_bytes(message) if side.counted else 0
+        if is_limited(target):
+            fit = plan.make_room(target, [size])
+            if fit.dropped:
+                drop(plan, target, fit.dropped)
+            if fit.arrived:
+                side.give_up(fit.arrived)
+                self._late.setdefault(target.name, []).extend(fit.arrived)
+            if fit.taken:
+                side.arrived[side.next_sequence] = size
+            elif target.properties.overflow == "to-dead-letter":
+                self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
+                return
+            else:
+                late = True
+                self._late.setdefault(target.name, []).append(side.next_sequence)
+        if side.counted and not late:
+            side.added += 1
+            side.added_bytes += size
+        expires_ms = _expiry(message, target, ttl_ms, plan.now_ms)
+        self._put(message, side, note, expires_ms, late=late)
+
+    def bury(
+        self, message: Message, target: Queue, note: Note | None, reason: str, text: str
+    ) -> None:
+        """A copy among the dead letters of the queue it was meant for."""
+        assert target.dead is not None
+        self._put_apart(message, target.dead, note, reason, text)
+
+    def turn_back(self, message: Message, note: Note | None, reason: str, text: str) -> bool:
+        """What could not be handed on; False where it has to stay where it is."""
+        queue = self.source.queue
+        if queue.transfer is None:
+            return False
+        self._put_apart(message, queue.transfer, note, reason, text)
+        return True
+
+    def _put_apart(
+        self, message: Message, where: Queue, note: Note | None, reason: str, text: str
+    ) -> None:
+        """Among dead letters, or what could not be forwarded."""
+        note = msgspec.structs.replace(
+            note or NO_NOTE, reason=reason, description=text, source=where.origin,
+            source_sequence=message.sequence, dead_ms=self.plan.now_ms,
+        )  # fmt: skip
+        self._put(message, self.plan.side(where), note, 0)
+
+    def _put(
+        self,
+        message: Message,
+        side: Side,
+        note: Note | None,
+        expires_ms: int,
+        *,
+        late: bool = False,
+    ) -> None:
+        queue = side.queue
+        into = self._into.get(queue.name)
+        if into is None:
+            into = self._into[queue.name] = _Into(side)
+            side.used = True
+            self.plan.effort += FIRST_EFFORT
+        self.plan.effort += 1
+        if note is not None:
+            self.plan.noted_bytes += _noted_bytes(note)
+        sequence = side.numbers(1)
+        into.sequences.append(message.sequence)
+        into.expires_ms.append(expires_ms)
+        into.notes.append(note)
+        if (queue.waiting or queue.accepting or queue.relays) and not late:
+            if note is not None:
+                side.notes[sequence] = note
+            group = group_of(message, note)
+            side.ready.append(
+                as_active(
+                    message, sequence=sequence, count=0, enqueued_ms=self.plan.now_ms,
+                    expires_ms=expires_ms, group=group,
+                )
+            )  # fmt: skip
+
+    def close(self, leaving: list[Message]) -> None:
+        side, copies = self.source, [into.record() for into in self._into.values()]
+        if leaving or copies or self.partly:
+            side.remove(leaving)
+            routed = Routed(
+                side.queue.name, self.plan.now_ms, sequences_of(leaving), copies, {}, self.partly
+            )
+            self.plan.records.append(routed)
+        self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
+
+
+def _noted_bytes(note: Note) -> int:
+    """What a note takes where it is written down, with what goes around it."""
+    return 64 + len(msgspec.msgpack.encode(note))
+
+
+def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) -> int:
+    """When a copy expires: as the message does, or earlier where the queue has it so."""
+    expires_ms = message.expires_ms if ttl_ms is None else now_ms + ttl_ms
+    least = target.properties.ttl_ms
+    if least is not None:
+        expires_ms = min(expires_ms or now_ms + least, now_ms + least)
+    return min(expires_ms, LAST_MS)
+
+
+def filled(plan: Plan, queue: Queue) -> int:
+    """What is in a queue and what belongs to it, and is not to come later by itself."""
+    count, parts = 0, [queue, queue.dead, queue.transfer]
+    if queue.temporary and queue.topic is not None:
+        parts.append(plan.state.queues[queue.topic].dead)  # its dead letters are there at once
+    for each in parts:
+        if each is not None:
+            count += sum(each.counts) - each.counts[SCHEDULED]
+            if each.name in plan.sides:
+                count += plan.sides[each.name].next_sequence - each.next_sequence
+    return count

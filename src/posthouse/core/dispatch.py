@@ -1,0 +1,147 @@
+"""Dispatch: what a plan makes available goes to those who wait for it, and closes the plan."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush, merge
+from itertools import islice
+
+from posthouse.core.commands import Answer, Granted
+from posthouse.core.message import Message
+from posthouse.core.model import Group, Queue, Receiver
+from posthouse.core.picking import can_receive, is_expired
+from posthouse.core.plan import Outcome, Plan, Side
+from posthouse.core.records import SessionAccepted
+from posthouse.core.relaying import relay
+
+
+def dispatch(plan: Plan, answer: Answer = None) -> Outcome:
+    """Hands out what has become available, and closes the plan."""
+    if not plan.relayed:
+        relay(plan)
+    for side in list(plan.sides.values()):
+        queue = side.queue
+        if (queue.waiting or queue.accepting) and not plan.is_hungry(queue):
+            _hand_out(plan, side)
+    return Outcome(plan.records, answer, plan.deliveries)
+
+
+def _hand_out(plan: Plan, side: Side) -> None:
+    """Gives what this plan makes available in a queue to those who wait there."""
+    queue = side.queue
+    if not can_receive(queue.properties):
+        return
+    grouping = queue.properties.grouping
+    if grouping == "session":
+        _hand_out_sessions(plan, side)
+        return
+    runs = [iter((m,)) for m in side.ready if m.group is None or grouping == "none"]
+    if grouping == "group":
+        in_groups = _by_group(m for m in side.ready if m.group is not None)
+        for key in side.unlocked | dict.fromkeys(in_groups, 0):
+            group, added = queue.groups.get(key), in_groups.get(key, [])
+            if group is None:
+                runs.append(_run(side, None, added))
+            elif len(group.locks) == side.unlocked.get(key, 0) and not side.delayed(group):
+                runs.append(_run(side, group, added))
+    deal(plan, queue, runs)
+
+
+def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
+    """One message each to the waiting receivers in turn, while they have credit.
+
+    A run is what a group has, in order: its next message is free once one is taken out for good.
+    """
+    heap: list[tuple[int, int, Message, Iterator[Message]]] = []
+
+    def offer(run: Iterator[Message]) -> None:
+        message = next(run, None)
+        if message is not None and not is_expired(message, plan.now_ms):
+            heappush(heap, (queue.level(message), message.sequence, message, run))
+
+    for run in runs:
+        offer(run)
+    waiting = (r for r in queue.waiting.values() if r.receiver not in plan.leaving)
+    again: deque[tuple[Receiver, int]] = deque()  # those served in this round, with credit left
+    given: dict[int, tuple[Receiver, list[Message]]] = {}
+    while heap:
+        receiver = next(waiting, None)
+        if receiver is not None:
+            credit = receiver.credit
+        elif again:
+            receiver, credit = again.popleft()
+        else:
+            break
+        _, _, message, run = heappop(heap)
+        _, hand = given.pop(receiver.receiver, (receiver, []))
+        hand.append(message)
+        given[receiver.receiver] = (receiver, hand)  # last served, last in the next turn
+        if credit > 1:
+            again.append((receiver, credit - 1))
+        if receiver.delete:
+            offer(run)
+    for receiver, hand in given.values():
+        plan.deliver(queue, receiver, hand)
+
+
+def _run(side: Side, group: Group | None, added: list[Message]) -> Iterator[Message]:
+    """What is ready in a group as this plan leaves it, in order."""
+    left = () if group is None else (s for s in group.ready.walk() if s not in side.removed)
+    there = (side.queue.messages[sequence] for sequence in left)
+    return merge(sorted(added, key=_sequence), there, key=_sequence)
+
+
+def _hand_out_sessions(plan: Plan, side: Side) -> None:
+    """To the holders of sessions what is new in them; to waiting accepts the sessions set free."""
+    queue = side.queue
+    by_group = _by_group(side.ready)
+    free = []
+    for key in side.unlocked | dict.fromkeys(by_group, 0):
+        group = queue.groups.get(key)
+        run = _run(side, group, by_group.get(key, []))
+        if group is not None and side.delayed(group):
+            continue
+        if group is not None and group.token and key not in side.released:
+            if group.until_ms > plan.now_ms:
+                deal_in_session(plan, queue, group, run)
+            continue
+        head = next(run, None)
+        if head is not None and not is_expired(head, plan.now_ms):
+            free.append((queue.level(head), head.sequence, key))
+    accepting = (r for r in queue.accepting.values() if r.receiver not in plan.leaving)
+    for (_, _, key), receiver in zip(sorted(free), accepting, strict=False):
+        plan.deliveries.append(grant(plan, queue, key, receiver))
+
+
+def deal_in_session(plan: Plan, queue: Queue, group: Group, run: Iterator[Message]) -> None:
+    """What is ready in a session to those who read it."""
+    fresh = (message for message in run if not is_expired(message, plan.now_ms))
+    for reader in group.readers:
+        receiver = queue.waiting.get(reader)
+        if receiver is not None and reader not in plan.leaving:
+            hand = list(islice(fresh, receiver.credit))
+            if hand:
+                plan.deliver(queue, receiver, hand)
+
+
+def grant(plan: Plan, queue: Queue, session: str, to: Receiver) -> Granted:
+    until_ms = plan.now_ms + (to.lock_ms or queue.properties.lock_ms)
+    lock = plan.next_lock
+    plan.next_lock += 1
+    plan.records.append(
+        SessionAccepted(
+            queue.name, plan.now_ms, session, lock, until_ms, to.receiver, to.bound_session
+        )
+    )
+    return Granted(to.receiver, session, plan.state.tokens.one(lock), until_ms)
+
+
+def _by_group(messages: Iterable[Message]) -> dict[str, list[Message]]:
+    groups: dict[str, list[Message]] = {}
+    for message in messages:
+        assert message.group is not None
+        groups.setdefault(message.group, []).append(message)
+    return groups
+
+
+def _sequence(message: Message) -> int:
+    return message.sequence

@@ -1,0 +1,173 @@
+"""Endings: what becomes of a message when its delivery, its life or its session ends.
+
+It goes back to its place, to the dead-letter queue, or out.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from posthouse.core.commands import STEPS_MAX, Notice
+from posthouse.core.delivering import counts_of, settled_ms_of
+from posthouse.core.message import DELAYED, LOCKED, NO_NOTE, NO_PROPERTIES, Message, Properties
+from posthouse.core.model import Group, Lock, Queue, State
+from posthouse.core.picking import is_expired
+from posthouse.core.plan import Plan, Side, as_active, sequences_of
+from posthouse.core.records import (
+    DeadLettered,
+    Dropped,
+    Expired,
+    Returned,
+    SessionReleased,
+    SessionRenewed,
+    Touched,
+    epitaph,
+)
+
+
+def by_queue(state: State, locks: Iterable[Lock]) -> list[tuple[Queue, list[Message]]]:
+    """The locked messages of each queue, those of deleted queues left out."""
+    found: dict[str, tuple[Queue, list[Message]]] = {}
+    for lock in locks:
+        if state.queues.get(lock.queue.name) is lock.queue:
+            _, messages = found.setdefault(lock.queue.name, (lock.queue, []))
+            messages.append(lock.message)
+    return list(found.values())
+
+
+def leave_groups(side: Side, messages: Iterable[Message]) -> None:
+    """These leave the states in which they may hold the rest of their groups back."""
+    if side.queue.groups:
+        for message in messages:
+            key = message.group
+            if key is not None:
+                locked, delayed = message.state == LOCKED, message.state == DELAYED
+                side.unlocked[key] = side.unlocked.get(key, 0) + locked
+                side.undelayed[key] = side.undelayed.get(key, 0) + delayed
+
+
+def end(
+    plan: Plan,
+    queue: Queue,
+    messages: list[Message],
+    *,
+    counted: bool,
+    properties: Properties = NO_PROPERTIES,
+    delay_ms: int = 0,
+) -> None:
+    """Deliveries end unsettled: back to their places, or out where they may not come back."""
+    side, now_ms = plan.side(queue), plan.now_ms
+    plan.touch(queue)
+    leave_groups(side, messages)
+    properties_of = queue.properties
+    most = properties_of.max_delivery if counted and queue.origin is None else 0
+    worn = [m for m in messages if most and m.count >= most]
+    rest = [m for m in messages if not most or m.count < most]
+    back = [m for m in rest if not is_expired(m, now_ms)]
+    stale = [m for m in rest if is_expired(m, now_ms)]
+    backoff_ms = properties_of.backoff_ms if counted and not delay_ms else []
+    for wait_ms, some in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
+        if some:
+            until_ms = now_ms + wait_ms if wait_ms else 0
+            record = Returned(
+                queue.name, sequences_of(some), not counted, until_ms, properties,
+                settled_ms_of(plan.state, some, now_ms), counts_of(some),
+            )  # fmt: skip
+            plan.records.append(record)
+            for message in some:
+                _give_back(plan, side, message, record)
+    if worn:
+        text = f"Message could not be consumed after {most} delivery attempts."
+        bury(plan, queue, worn, "MaxDeliveryCountExceeded", text, properties)
+    if stale:
+        _drop(plan, queue, stale)
+
+
+def _by_attempt(
+    messages: list[Message], backoff_ms: list[int]
+) -> Iterable[tuple[int, list[Message]]]:
+    """With how long each is held back: the longer, the more often it was delivered."""
+    found: dict[int, list[Message]] = {}
+    for message in messages:
+        attempt = max(1, min(message.count, len(backoff_ms)))
+        found.setdefault(backoff_ms[attempt - 1], []).append(message)
+    return found.items()
+
+
+def _give_back(plan: Plan, side: Side, message: Message, record: Returned) -> None:
+    if record.properties:
+        note = side.note(message.sequence) or NO_NOTE
+        side.notes[message.sequence] = note.amended(record.properties)
+    if plan.state.locks[message.lock].deferred:
+        return
+    if not record.until_ms:
+        side.ready.append(as_active(message, count=message.count - record.uncounted))
+    elif message.group is not None:
+        side.undelayed[message.group] = side.undelayed.get(message.group, 0) - 1
+
+
+def expire(plan: Plan, queue: Queue, messages: list[Message]) -> None:
+    """Messages whose time to live is over."""
+    leave_groups(plan.side(queue), messages)
+    _drop(plan, queue, messages)
+
+
+def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
+    if queue.properties.dead_letter_expired:
+        text = "The message expired and was dead lettered."
+        bury(plan, queue, messages, "TTLExpiredException", text, NO_PROPERTIES)
+    else:
+        plan.side(queue).remove(messages)
+        plan.records.append(Expired(queue.name, sequences_of(messages)))
+
+
+def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
+    """Out of a full queue."""
+    side = plan.side(queue)
+    leave_groups(side, messages)
+    side.remove(messages)
+    plan.records.append(Dropped(queue.name, sequences_of(messages)))
+
+
+def bury(
+    plan: Plan,
+    queue: Queue,
+    messages: list[Message],
+    reason: str | None,
+    description: str | None,
+    properties: Properties,
+) -> None:
+    """Into the dead-letter queue. The caller has seen to the groups they leave."""
+    assert queue.dead is not None
+    side, dead = plan.side(queue), plan.side(queue.dead)
+    first = dead.numbers(len(messages))
+    side.remove(messages)
+    record = DeadLettered(
+        queue.name, plan.now_ms, sequences_of(messages), first, reason, description, properties,
+        settled_ms_of(plan.state, messages, plan.now_ms), counts_of(messages),
+    )  # fmt: skip
+    plan.records.append(record)
+    if queue.dead.waiting or queue.dead.relays:
+        for sequence, message in enumerate(messages, first):
+            old = message.sequence
+            dead.notes[sequence] = epitaph(
+                queue.name, old, side.note(old), queue.lives.get(old), record
+            )
+            dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
+
+
+def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:
+    """A session lock ends, and with it the locks on the session's messages and its readers."""
+    side = plan.side(queue)
+    if len(group.locks) > STEPS_MAX:  # too much for one command: it expires now, and ticks end it
+        plan.records.append(SessionRenewed(queue.name, group.key, plan.now_ms))
+        return
+    messages = [plan.state.locks[token].message for token in group.locks]
+    side.released.add(group.key)
+    side.unlocked.setdefault(group.key, 0)
+    if messages:
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    plan.records.append(SessionReleased(queue.name, group.key, expired))
+    readers = [number for number in group.readers if number not in plan.leaving]
+    plan.leaving.update(readers)
+    plan.deliveries += [Notice(number, "session-lost") for number in readers]
+    if group.readers:
+        plan.records.append(Touched(queue.name, plan.now_ms))

@@ -1,0 +1,114 @@
+"""Relaying: topics and queues that forward hand on what has come to them."""
+
+from posthouse.core.commands import HOPS_MAX, SPARE_MAX
+from posthouse.core.copies import Relay, filled
+from posthouse.core.errors import QuotaExceeded
+from posthouse.core.message import Message, group_of, size_bytes
+from posthouse.core.model import Queue
+from posthouse.core.picking import can_send
+from posthouse.core.plan import Plan, Side
+from posthouse.core.publishing import hits_of, publish
+
+_ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
+
+
+def relay(plan: Plan) -> None:
+    """Hands on what has come into topics and into queues that forward, as far as it goes."""
+    plan.relayed = True
+    staying: list[tuple[Side, list[Message]]] = []
+    rounds = 0
+    while sides := _with_more(plan):
+        rounds += 1
+        assert rounds <= _ROUNDS_MAX, "it is forwarded for ever"
+        staying += [(side, hand_on(plan, side)) for side in sides]
+    for side, messages in staying:
+        side.ready += messages
+
+
+def _with_more(plan: Plan) -> list[Side]:
+    """Topics and queues that forward in which something is ready."""
+    return [
+        side
+        for side in plan.sides.values()
+        if side.ready and side.queue.relays and not plan.is_hungry(side.queue)
+    ]
+
+
+def hand_on(plan: Plan, side: Side) -> list[Message]:
+    """What is ready in one of them, as much as one command may. Returns what has to stay."""
+    messages, side.ready = side.ready, []
+    queue = side.queue
+    if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
+        return messages  # it keeps what comes while nobody is there
+    handed = Relay(plan, side)
+    leaving: list[Message] = []
+    staying: list[Message] = []
+    spares = plan.state.copying != "free"
+    for message in messages:
+        if plan.is_spent:
+            plan.put_off(queue)
+            break
+        if spares and not _has_place(plan, side, message):
+            plan.put_off(queue)
+            plan.stalled.append(queue.name)
+            break
+        if queue.properties.delivery != "competing":
+            if not publish(handed, message):
+                plan.put_off(queue)
+                break
+            leaving.append(message)
+        else:
+            (leaving if _forward(handed, message) else staying).append(message)
+    handed.close(leaving)
+    return staying
+
+
+def has_takers(plan: Plan, queue: Queue) -> bool:
+    """Whether anybody is attached to a fan-out queue, and stays."""
+    return any(name not in plan.ending for name in queue.subscriptions)
+
+
+def _has_place(plan: Plan, side: Side, message: Message) -> bool:
+    """Where copies are to be few: whether nobody who would get one has many messages.
+
+    So what is held back in the middle of a chain goes on as its end is received, though that makes
+    no room; and of copies there are never more than a few for each queue.
+    """
+    state, queue = plan.state, side.queue
+    if queue.origin is not None and state.queues[queue.origin].temporary:
+        return True  # it ends with its receiver, and so would the dead letters in it
+    if state.copying == "none":
+        return False
+    if queue.properties.delivery != "competing":
+        hits = hits_of(plan, side, message)
+        if hits is None:
+            return True  # that is looked at for each of them
+        targets = [hit.queue for hit in hits if hit.queue.number > message.lock]
+    else:
+        target = state.queues.get(queue.properties.forward_to or "")
+        targets = [] if target is None else [target]
+    return all(filled(plan, each) < SPARE_MAX for each in targets)
+
+
+def _forward(handed: Relay, message: Message) -> bool:
+    """Whether it leaves: to where its queue forwards, or to what could not be forwarded."""
+    plan, source = handed.plan, handed.source
+    note = source.note(message.sequence)
+    name = source.queue.properties.forward_to
+    assert name is not None
+    target = plan.state.queues.get(name)
+    if target is None:
+        return handed.turn_back(message, note, "TargetNotFound", f"There is no entity {name!r}.")
+    properties, size = target.properties, size_bytes(message)
+    if not can_send(properties):
+        return handed.turn_back(message, note, "TargetDisabled", f"{name!r} is disabled.")
+    if properties.requires_session and group_of(message, note) is None:
+        text = f"{name!r} has sessions, and the message is of none."
+        return handed.turn_back(message, note, "Session id is null.", text)
+    if properties.max_message_bytes is not None and size > properties.max_message_bytes:
+        return handed.turn_back(message, note, "MessageTooLarge", f"{name!r} takes smaller ones.")
+    try:
+        handed.copy(message, target, note, None)
+    except QuotaExceeded as full:
+        return handed.turn_back(message, note, "QuotaExceeded", str(full))
+    return True
