@@ -47,7 +47,8 @@ LIMIT = 4  # instead of all those below; a share is two
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        ("decide", "SUBSCRIPTIONS_MAX"), ("schedules", "SCHEDULES_MAX"),
+        ("subscriptions", "SUBSCRIPTIONS_MAX"), ("receiving", "SUBSCRIPTIONS_MAX"),
+        ("schedules", "SCHEDULES_MAX"),
         ("transactions", "TRANSACTIONS_MAX"), ("sending", "BLOCKED_MAX"),
         ("namespaces", "NAMESPACES_MAX"), ("namespaces", "ACCOUNTS_MAX"),
         ("namespaces", "READERS_MAX"),

@@ -1,11 +1,10 @@
 """Topics: what is published goes to the subscriptions whose rules want it."""
 
-import sys
 from typing import Any
 
 import pytest
 
-from posthouse.core import evolve
+from posthouse.core import evolve, subscriptions
 from posthouse.core.commands import (
     Complete,
     CreateQueue,
@@ -454,9 +453,8 @@ def test_a_mistake_in_an_expression_is_shown() -> None:
 
 
 def test_there_is_an_end_to_rules_and_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    decide = sys.modules["posthouse.core.decide"]
-    monkeypatch.setattr(decide, "RULES_MAX", 2)
-    monkeypatch.setattr(decide, "SUBSCRIPTIONS_MAX", 1)
+    monkeypatch.setattr(subscriptions, "RULES_MAX", 2)
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 1)
     world = World()
     topic = world.topic()
     queue = world.subscribe(topic, "a", Rule("1"), Rule("2"))

@@ -23,6 +23,7 @@ Order = Literal["arrival", "priority"]
 Grouping = Literal["none", "session", "group"]
 Counting = Literal["all", "abandon"]
 Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
+FAN_OUT = ("fan-out", "fan-out-unacknowledged")
 Overflow = Literal["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
 Right = Literal["manage", "send", "listen"]
 Copying = Literal["free", "sparing", "none"]  # sparing: only into queues that have few messages
