@@ -110,13 +110,13 @@ def _check_messages(state: State, queue: Queue) -> None:
     assert set(queue.notes) <= set(sequences)
     assert set(queue.lives) <= set(sequences)
 
-    ready = [sequence for lane in queue.lanes for sequence in lane.walk()]
+    ready = [sequence for ready_list in queue.ready_lists for sequence in ready_list.walk()]
     ready += [sequence for group in queue.groups.values() for sequence in group.ready.walk()]
     assert sorted(ready) == [m.sequence for m in messages if m.state == ACTIVE]
-    for level, lane in enumerate(queue.lanes):
-        order = list(lane.walk())
+    for level, ready_list in enumerate(queue.ready_lists):
+        order = list(ready_list.walk())
         assert order == sorted(order)
-        assert lane.first() == (order[0] if order else None)
+        assert ready_list.first() == (order[0] if order else None)
         assert all(queue.level(queue.messages[sequence]) == level for sequence in order)
 
     for message in messages:

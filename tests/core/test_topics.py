@@ -620,7 +620,7 @@ def test_copies_of_a_body_that_was_put_aside_are_aside() -> None:
     queue = world.subscribe(topic, "a")
     source = world.state.queues[topic]
     source.messages.put(Message(1, 1, b"", None, 5, 4, None, 0, 0, 0, ACTIVE, 0))
-    source.lanes[0].append(1)
+    source.ready_lists[0].append(1)
     source.counts[ACTIVE] += 1
     evolve(world.state, Routed(topic, 7, [1], [], {queue: 1}), 2)
     assert world.state.queues[queue].aside_bytes == world.state.queues[queue].body_bytes == 5

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from posthouse.core.index import CHUNK, SHRINK_AT
-from posthouse.core.lane import Lane
 from posthouse.core.message import (
     ACTIVE,
     DEFERRED,
@@ -47,6 +46,7 @@ from posthouse.core.model import (
     sent_life_ms,
     topic_of,
 )
+from posthouse.core.ready_list import ReadyList
 from posthouse.core.records import (
     Activated,
     Cancelled,
@@ -261,11 +261,11 @@ def _new_queue(
 ) -> Queue:
     """With its dead-letter queue, and what else belongs to it."""
     times = (time_ms, time_ms, time_ms)
-    lanes = [Lane() for _ in range(PRIORITIES if properties.order == "priority" else 1)]
-    queue = Queue(name, 2 * position, None, properties, *times, lanes)
+    ready_lists = [ReadyList() for _ in range(PRIORITIES if properties.order == "priority" else 1)]
+    queue = Queue(name, 2 * position, None, properties, *times, ready_lists)
     dead = dead_letter_queue(name)
     of_the_dead = _of_the_dead(properties)
-    queue.dead = Queue(dead, 2 * position + 1, name, of_the_dead, *times, [Lane()])
+    queue.dead = Queue(dead, 2 * position + 1, name, of_the_dead, *times, [ReadyList()])
     for each in (queue, queue.dead):
         state.queues[each.name] = each
         state.numbered[each.number] = each
@@ -301,7 +301,7 @@ def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> No
         properties = _of_the_rest(queue.properties)
         number = _TRANSFER_NUMBERS | position
         name, times = queue.name + TRANSFER, (time_ms, time_ms, time_ms)
-        queue.transfer = Queue(name, number, queue.name, properties, *times, [Lane()])
+        queue.transfer = Queue(name, number, queue.name, properties, *times, [ReadyList()])
         state.queues[name] = state.numbered[number] = queue.transfer
 
 
@@ -483,7 +483,7 @@ def _sent(state: State, record: Sent, position: int) -> None:
                 _make_ready(queue, message)
         queue.counts[SCHEDULED] += scheduled
     else:
-        _extend_lanes(queue, messages, first)
+        _extend_ready_lists(queue, messages, first)
     queue.counts[ACTIVE] += len(messages) - scheduled
     queue.size_bytes += record.size_bytes
     queue.body_bytes += bodies
@@ -493,26 +493,26 @@ def _sent(state: State, record: Sent, position: int) -> None:
         _remember(state, queue, record)
 
 
-def _extend_lanes(queue: Queue, messages: Sequence[NewMessage], first: int) -> None:
-    """New messages that are in no group and ready: as many at a time as are in one lane."""
-    lanes, end = queue.lanes, first + len(messages)
-    levels = {queue.level(new) for new in messages} if len(lanes) > 1 else {0}
+def _extend_ready_lists(queue: Queue, messages: Sequence[NewMessage], first: int) -> None:
+    """New messages that are in no group and ready: as many at a time as are in one list."""
+    ready_lists, end = queue.ready_lists, first + len(messages)
+    levels = {queue.level(new) for new in messages} if len(ready_lists) > 1 else {0}
     if len(levels) == 1:
         [level] = levels
         if end - first == 1:
-            lanes[level].append(first)
+            ready_lists[level].append(first)
         else:
-            lanes[level].extend(range(first, end))
+            ready_lists[level].extend(range(first, end))
     else:
         for sequence, new in enumerate(messages, first):
-            lanes[queue.level(new)].append(sequence)
+            ready_lists[queue.level(new)].append(sequence)
 
 
 def _join_group(queue: Queue, message: Message) -> None:
     if message.group is not None:
         group = queue.groups.get(message.group)
         if group is None:
-            group = queue.groups[message.group] = Group(message.group, Lane())
+            group = queue.groups[message.group] = Group(message.group, ReadyList())
         message.group = group.key  # one string for all
         group.messages += 1
 
@@ -521,7 +521,7 @@ def _make_ready(queue: Queue, message: Message) -> None:
     """A message that has just got its sequence number can be delivered."""
     group = queue.group(message)
     if group is None:
-        queue.lanes[queue.level(message)].append(message.sequence)
+        queue.ready_lists[queue.level(message)].append(message.sequence)
     else:
         group.ready.append(message.sequence)
         _offer(queue, group)
@@ -530,7 +530,7 @@ def _make_ready(queue: Queue, message: Message) -> None:
 def _make_ready_again(queue: Queue, message: Message) -> None:
     group = queue.group(message)
     if group is None:
-        queue.lanes[queue.level(message)].give_back(message.sequence)
+        queue.ready_lists[queue.level(message)].give_back(message.sequence)
     else:
         group.ready.give_back(message.sequence)
         _offer(queue, group)
@@ -746,11 +746,11 @@ def _displace(state: State, queue: Queue, message: Message) -> None:
 
 
 def _take(queue: Queue, messages: Sequence[Message]) -> None:
-    """Ready messages leave their lanes."""
+    """Takes ready messages out of their ready lists."""
     if not queue.groups and len({message.priority for message in messages}) == 1:
-        queue.lanes[queue.level(messages[0])].take([message.sequence for message in messages])
+        queue.ready_lists[queue.level(messages[0])].take([message.sequence for message in messages])
         return
-    taken: dict[int, list[int]] = {}  # by lane
+    taken: dict[int, list[int]] = {}  # by level
     for message in messages:
         group = queue.group(message)
         if group is None:
@@ -758,7 +758,7 @@ def _take(queue: Queue, messages: Sequence[Message]) -> None:
         else:
             group.ready.take([message.sequence])
     for level, sequences in taken.items():
-        queue.lanes[level].take(sequences)
+        queue.ready_lists[level].take(sequences)
 
 
 # Locks.
@@ -794,13 +794,13 @@ def _locked(state: State, record: Locked, _: int) -> None:
     if from_deferred:
         counts[DEFERRED] -= from_deferred
     queue.accessed_ms = record.time_ms
-    if grouped or from_deferred or len(queue.lanes) > 1:
+    if grouped or from_deferred or len(queue.ready_lists) > 1:
         messages = [chunks[sequence // CHUNK][sequence] for sequence in sequences]
         _take(queue, [message for message in messages if not locks[message.lock].deferred])
         if grouped:
             _offer_groups(queue, sequences)
     else:
-        queue.lanes[0].take(sequences)
+        queue.ready_lists[0].take(sequences)
     if bound and bound in state.receivers:
         state.receivers[bound].locks.update(dict.fromkeys(tokens))
     if record.ids is not None:
@@ -1034,11 +1034,11 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
             _join_group(target, message)
         added.append(message)
         sequence += 1
-    if grouped or len(target.lanes) > 1:
+    if grouped or len(target.ready_lists) > 1:
         for message in added:
             _make_ready(target, message)
     else:
-        target.lanes[0].extend(range(copies.first_sequence, sequence))
+        target.ready_lists[0].extend(range(copies.first_sequence, sequence))
     target.counts[ACTIVE] += len(added)
     target.size_bytes += size
     target.body_bytes += bodies
@@ -1065,7 +1065,7 @@ def _copy_alike(state: State, source: Queue, record: Routed) -> None:
                 sequence, position, envelope, native, body, priority, group, time_ms, 0, 0,
                 ACTIVE, 0,
             )  # fmt: skip
-            target.lanes[0].append(sequence)
+            target.ready_lists[0].append(sequence)
             target.body_bytes += bodies
             target.size_bytes += size
             if aside:
@@ -1077,11 +1077,11 @@ def _copy_alike(state: State, source: Queue, record: Routed) -> None:
 
 def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
     """What was handed on is not there any more."""
-    if len(queue.lanes) > 1 or queue.groups or queue.notes or queue.lives:
+    if len(queue.ready_lists) > 1 or queue.groups or queue.notes or queue.lives:
         for sequence in sequences:
             _remove(state, queue, queue.messages[sequence])
         return
-    queue.lanes[0].take(sequences)
+    queue.ready_lists[0].take(sequences)
     for sequence in sequences:
         message = queue.messages.pop(sequence)
         _unwatch_expiry(state, queue, message)
@@ -1152,7 +1152,7 @@ def _session_accepted(state: State, record: SessionAccepted, _: int) -> None:
     queue = state.queues[record.queue]
     group = queue.groups.get(record.session)
     if group is None:
-        group = queue.groups[record.session] = Group(record.session, Lane())
+        group = queue.groups[record.session] = Group(record.session, ReadyList())
     group.token = state.tokens.one(record.lock)
     group.until_ms, group.bound = record.until_ms, record.bound
     state.next_lock = record.lock + 1

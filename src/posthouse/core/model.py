@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from posthouse.core.index import Index
-from posthouse.core.lane import Lane
 from posthouse.core.message import Message, NewMessage, Notes
+from posthouse.core.ready_list import ReadyList
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.shares import NOBODY, Held, Holder
@@ -92,7 +92,7 @@ class Group(msgspec.Struct):
     """The messages of one session or group, and the session's lock and state."""
 
     key: str
-    ready: Lane
+    ready: ReadyList
     messages: int = 0  # in any state
     delayed: int = 0  # those that will come back to their places, and hold the rest back until then
     locks: dict[int, None] = {}  # tokens of its messages in flight
@@ -148,7 +148,7 @@ class Queue(msgspec.Struct):
     created_ms: int
     updated_ms: int
     accessed_ms: int
-    lanes: list[Lane]  # ready messages outside groups; one lane, or one a priority, highest first
+    ready_lists: list[ReadyList]  # outside groups; one, or one a priority, highest first
     messages: Index = msgspec.field(default_factory=Index)
     next_sequence: int = 1
     counts: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0, 0])  # by state
@@ -196,8 +196,8 @@ class Queue(msgspec.Struct):
         )
 
     def level(self, message: Message | NewMessage) -> int:
-        """Which lane: 0 comes first."""
-        return PRIORITIES - 1 - message.priority if len(self.lanes) > 1 else 0
+        """Which ready list: 0 comes first."""
+        return PRIORITIES - 1 - message.priority if len(self.ready_lists) > 1 else 0
 
     def group(self, message: Message) -> Group | None:
         """The group a message stands in, if this queue groups it."""

@@ -43,18 +43,18 @@ def pick_ready(queue: Queue, limit: int, now_ms: int, *, delete: bool = False) -
     if not queue.groups:
         chunks: dict[int, dict[int, Message]] = queue.messages.chunks
         picked: list[Message] = []
-        for lane in queue.lanes:
-            for sequence in lane.head(limit - len(picked)):
+        for ready in queue.ready_lists:
+            for sequence in ready.head(limit - len(picked)):
                 message = chunks[sequence // CHUNK][sequence]
                 if message.expires_ms and message.expires_ms <= now_ms:
-                    every = (s for each in queue.lanes for s in each.walk())
+                    every = (s for each in queue.ready_lists for s in each.walk())
                     return pick(queue, every, limit, now_ms)
                 picked.append(message)
             if len(picked) == limit:
                 break
         return picked
-    in_lanes = ((level, s) for level, lane in enumerate(queue.lanes) for s in lane.walk())
-    in_order = merge(in_lanes, ((level, s) for level, s, _ in free_heads(queue)))
+    in_lists = ((level, s) for level, ready in enumerate(queue.ready_lists) for s in ready.walk())
+    in_order = merge(in_lists, ((level, s) for level, s, _ in free_heads(queue)))
     if delete and queue.groups:
         return pick(queue, _whole_groups(queue, in_order, now_ms), limit, now_ms)
     return pick(queue, (sequence for _, sequence in in_order), limit, now_ms)

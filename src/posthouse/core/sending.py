@@ -301,7 +301,7 @@ def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver 
     if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
         return None
     if (
-        len(queue.lanes) > 1
+        len(queue.ready_lists) > 1
         or queue.properties.grouping != "none"
         or not can_receive(queue.properties)
     ):

@@ -2,8 +2,8 @@
 
 A snapshot says what the journal up to a position has made of the world, so that a start need not
 read it all. It holds messages without their bodies: those are in the journal, at the positions that
-the messages know. What can be worked out from the rest (lanes, heads, timers) is not in it, nor
-what concerns connections.
+the messages know. What can be worked out from the rest (ready lists, heads, timers) is not in it,
+nor what concerns connections.
 
 It is a run of parts, MessagePack arrays that begin with their kind:
 
@@ -26,7 +26,6 @@ import msgspec
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
 from posthouse.core.evolve import count_queue, is_plain, rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
-from posthouse.core.lane import Lane
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
 from posthouse.core.model import (
     PRIORITIES,
@@ -42,6 +41,7 @@ from posthouse.core.model import (
     message_key,
 )
 from posthouse.core.namespaces import Namespaces, add_account, count_all
+from posthouse.core.ready_list import ReadyList
 from posthouse.core.rules import Rule, bytes_of
 from posthouse.core.shares import SCHEDULES, count
 from posthouse.core.tokens import Tokens
@@ -278,10 +278,11 @@ def _state(part: Space) -> State:
 
 
 def _queue(state: State, part: Contents) -> Queue:
-    lanes = [Lane() for _ in range(PRIORITIES if part.properties.order == "priority" else 1)]
+    levels = PRIORITIES if part.properties.order == "priority" else 1
+    ready_lists = [ReadyList() for _ in range(levels)]
     queue = Queue(
         part.name, part.number, part.origin, part.properties, part.created_ms, part.updated_ms,
-        part.accessed_ms, lanes, next_sequence=part.next_sequence, counts=part.counts,
+        part.accessed_ms, ready_lists, next_sequence=part.next_sequence, counts=part.counts,
         size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
         topic=part.topic, rules={rule.name: rule for rule in part.rules}, temporary=part.temporary,
         by=part.by,
@@ -311,7 +312,7 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
         for each in part.groups:
             token = int.from_bytes(each.token, "big")
             group = queue.groups[each.key] = Group(
-                each.key, Lane(), token=token, until_ms=each.until_ms, bound=each.bound,
+                each.key, ReadyList(), token=token, until_ms=each.until_ms, bound=each.bound,
                 state=each.state, state_ms=each.state_ms,
             )  # fmt: skip
             queue.state_bytes += len(each.state or b"")
@@ -331,8 +332,8 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
 
 
 def _put(state: State, queue: Queue, messages: list[Message]) -> None:
-    chunks, lane = queue.messages.chunks, queue.lanes[0]
-    plain = len(queue.lanes) == 1 and not queue.groups
+    chunks, ready = queue.messages.chunks, queue.ready_lists[0]
+    plain = len(queue.ready_lists) == 1 and not queue.groups
     for message in messages:
         sequence = message.sequence
         chunk = chunks.get(sequence // CHUNK)
@@ -342,7 +343,7 @@ def _put(state: State, queue: Queue, messages: list[Message]) -> None:
         if not message.body:
             message.body = b""
         if message.state == ACTIVE and plain:
-            lane.append(sequence)
+            ready.append(sequence)
             if message.expires_ms:
                 state.expiry_timers.add(message.expires_ms, message_key(queue, sequence))
         else:
@@ -358,8 +359,8 @@ def _place(state: State, queue: Queue, message: Message) -> None:
         group.messages += 1
         group.delayed += message.state == DELAYED
     if message.state == ACTIVE:
-        lane = queue.lanes[queue.level(message)] if group is None else group.ready
-        lane.append(message.sequence)
+        ready = queue.ready_lists[queue.level(message)] if group is None else group.ready
+        ready.append(message.sequence)
     elif message.state == SCHEDULED:
         state.due_timers.add(message.enqueued_ms, key)
     elif message.state == DELAYED:

@@ -1,4 +1,4 @@
-"""A lane: the sequence numbers of messages that are ready, in order.
+"""A ready list: the sequence numbers of messages that are ready, in order.
 
 New messages come with rising numbers, so they are appended to a flat array (8 bytes each, invisible
 to the garbage collector) and taken from its head. A message that comes back goes to its place, not
@@ -16,7 +16,7 @@ from posthouse.core.heaps import walk
 _TRIM_AT = 1024  # taken numbers at the front of the array before it is cut
 
 
-class Lane:
+class ReadyList:
     """Ready sequence numbers. The heads of array and heap are never gone, so `first` is O(1)."""
 
     __slots__ = ("_fresh", "_gone", "_head", "_returned")
