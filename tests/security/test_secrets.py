@@ -206,7 +206,7 @@ _ALLOWED = {
     "client/wire/messages.py: key != _SEQUENCE_KEY": "the name of an annotation",
     "client/wire/messages.py: until_key != _UNTIL": "the name of an annotation",
     "client/worker.py: key in self._routes": "the name of a route",
-    "core/dispatch.py: key not in side.released": "a session's name",
+    "core/dispatch.py: key not in overlay.released": "a session's name",
     "core/evolve.py: key in queue.groups": "a session's name",
     "core/receiving.py: message.group != group.key": "a session's name",
     "dialects/servicebus/message.py: key in _TAKEN_OVER": "the name of an annotation",

@@ -6,7 +6,7 @@ from posthouse.core.commands import LAST_MS
 from posthouse.core.endings import drop
 from posthouse.core.message import NO_NOTE, SCHEDULED, Message, Note, group_of, size_bytes
 from posthouse.core.model import Queue
-from posthouse.core.plan import Plan, Side, as_active, sequences_of
+from posthouse.core.plan import Plan, QueueOverlay, as_active, sequences_of
 from posthouse.core.records import Copies, Dropped, Routed
 from posthouse.core.room import is_limited
 
@@ -16,18 +16,18 @@ FIRST_EFFORT = 12  # for the first copy that a queue gets, beside what each take
 class _Into:
     """The copies that one queue gets."""
 
-    __slots__ = ("expires_ms", "first", "notes", "sequences", "side")
+    __slots__ = ("expires_ms", "first", "notes", "overlay", "sequences")
 
-    def __init__(self, side: Side) -> None:
-        self.side = side
-        self.first = side.next_sequence
+    def __init__(self, overlay: QueueOverlay) -> None:
+        self.overlay = overlay
+        self.first = overlay.next_sequence
         self.sequences: list[int] = []
         self.expires_ms: list[int] = []
         self.notes: list[Note | None] = []
 
     def record(self) -> Copies:
         return Copies(
-            self.side.queue.name, self.first, self.sequences,
+            self.overlay.queue.name, self.first, self.sequences,
             self.expires_ms if any(self.expires_ms) else None,
             self.notes if any(note is not None for note in self.notes) else None,
         )  # fmt: skip
@@ -36,7 +36,7 @@ class _Into:
 class Relay:
     """What one queue hands on, in one record."""
 
-    def __init__(self, plan: Plan, source: Side) -> None:
+    def __init__(self, plan: Plan, source: QueueOverlay) -> None:
         self.plan = plan
         self.source = source
         self._into: dict[str, _Into] = {}
@@ -45,28 +45,28 @@ class Relay:
 
     def copy(self, message: Message, target: Queue, note: Note | None, ttl_ms: int | None) -> None:
         """One copy, where there is room for it or something gives way. Raises QuotaExceeded."""
-        plan, side, late = self.plan, self.plan.side(target), False
-        size = size_bytes(message) if side.counted else 0
+        plan, overlay, late = self.plan, self.plan.overlay(target), False
+        size = size_bytes(message) if overlay.counted else 0
         if is_limited(target):
             fit = plan.make_room(target, [size])
             if fit.dropped:
                 drop(plan, target, fit.dropped)
             if fit.arrived:
-                side.give_up(fit.arrived)
+                overlay.give_up(fit.arrived)
                 self._late.setdefault(target.name, []).extend(fit.arrived)
             if fit.taken:
-                side.arrived[side.next_sequence] = size
+                overlay.arrived[overlay.next_sequence] = size
             elif target.properties.overflow == "to-dead-letter":
                 self.bury(message, target, note, "QueueFull", "There was no room in the queue.")
                 return
             else:
                 late = True
-                self._late.setdefault(target.name, []).append(side.next_sequence)
-        if side.counted and not late:
-            side.added += 1
-            side.added_bytes += size
+                self._late.setdefault(target.name, []).append(overlay.next_sequence)
+        if overlay.counted and not late:
+            overlay.added += 1
+            overlay.added_bytes += size
         expires_ms = _expiry(message, target, ttl_ms, plan.now_ms)
-        self._put(message, side, note, expires_ms, late=late)
+        self._put(message, overlay, note, expires_ms, late=late)
 
     def bury(
         self, message: Message, target: Queue, note: Note | None, reason: str, text: str
@@ -91,35 +91,35 @@ class Relay:
             note or NO_NOTE, reason=reason, description=text, source=where.origin,
             source_sequence=message.sequence, dead_ms=self.plan.now_ms,
         )  # fmt: skip
-        self._put(message, self.plan.side(where), note, 0)
+        self._put(message, self.plan.overlay(where), note, 0)
 
     def _put(
         self,
         message: Message,
-        side: Side,
+        overlay: QueueOverlay,
         note: Note | None,
         expires_ms: int,
         *,
         late: bool = False,
     ) -> None:
-        queue = side.queue
+        queue = overlay.queue
         into = self._into.get(queue.name)
         if into is None:
-            into = self._into[queue.name] = _Into(side)
-            side.used = True
+            into = self._into[queue.name] = _Into(overlay)
+            overlay.used = True
             self.plan.effort += FIRST_EFFORT
         self.plan.effort += 1
         if note is not None:
             self.plan.noted_bytes += _noted_bytes(note)
-        sequence = side.numbers(1)
+        sequence = overlay.numbers(1)
         into.sequences.append(message.sequence)
         into.expires_ms.append(expires_ms)
         into.notes.append(note)
         if (queue.waiting or queue.accepting or queue.relays) and not late:
             if note is not None:
-                side.notes[sequence] = note
+                overlay.notes[sequence] = note
             group = group_of(message, note)
-            side.ready.append(
+            overlay.ready.append(
                 as_active(
                     message, sequence=sequence, count=0, enqueued_ms=self.plan.now_ms,
                     expires_ms=expires_ms, group=group,
@@ -127,11 +127,11 @@ class Relay:
             )  # fmt: skip
 
     def close(self, leaving: list[Message]) -> None:
-        side, copies = self.source, [into.record() for into in self._into.values()]
+        overlay, copies = self.source, [into.record() for into in self._into.values()]
         if leaving or copies or self.partly:
-            side.remove(leaving)
+            overlay.remove(leaving)
             routed = Routed(
-                side.queue.name, self.plan.now_ms, sequences_of(leaving), copies, {}, self.partly
+                overlay.queue.name, self.plan.now_ms, sequences_of(leaving), copies, {}, self.partly
             )
             self.plan.records.append(routed)
         self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
@@ -159,6 +159,6 @@ def filled(plan: Plan, queue: Queue) -> int:
     for each in parts:
         if each is not None:
             count += sum(each.counts) - each.counts[SCHEDULED]
-            if each.name in plan.sides:
-                count += plan.sides[each.name].next_sequence - each.next_sequence
+            if each.name in plan.overlays:
+                count += plan.overlays[each.name].next_sequence - each.next_sequence
     return count

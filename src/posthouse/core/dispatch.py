@@ -9,7 +9,7 @@ from posthouse.core.commands import Answer, Granted
 from posthouse.core.message import Message
 from posthouse.core.model import Group, Queue, Receiver
 from posthouse.core.picking import can_receive, is_expired
-from posthouse.core.plan import Outcome, Plan, Side
+from posthouse.core.plan import Outcome, Plan, QueueOverlay
 from posthouse.core.records import SessionAccepted
 from posthouse.core.relaying import relay
 
@@ -18,31 +18,31 @@ def dispatch(plan: Plan, answer: Answer = None) -> Outcome:
     """Hands out what has become available, and closes the plan."""
     if not plan.relayed:
         relay(plan)
-    for side in list(plan.sides.values()):
-        queue = side.queue
+    for overlay in list(plan.overlays.values()):
+        queue = overlay.queue
         if (queue.waiting or queue.accepting) and not plan.is_hungry(queue):
-            _hand_out(plan, side)
+            _hand_out(plan, overlay)
     return Outcome(plan.records, answer, plan.deliveries)
 
 
-def _hand_out(plan: Plan, side: Side) -> None:
+def _hand_out(plan: Plan, overlay: QueueOverlay) -> None:
     """Gives what this plan makes available in a queue to those who wait there."""
-    queue = side.queue
+    queue = overlay.queue
     if not can_receive(queue.properties):
         return
     grouping = queue.properties.grouping
     if grouping == "session":
-        _hand_out_sessions(plan, side)
+        _hand_out_sessions(plan, overlay)
         return
-    runs = [iter((m,)) for m in side.ready if m.group is None or grouping == "none"]
+    runs = [iter((m,)) for m in overlay.ready if m.group is None or grouping == "none"]
     if grouping == "group":
-        in_groups = _by_group(m for m in side.ready if m.group is not None)
-        for key in side.unlocked | dict.fromkeys(in_groups, 0):
+        in_groups = _by_group(m for m in overlay.ready if m.group is not None)
+        for key in overlay.unlocked | dict.fromkeys(in_groups, 0):
             group, added = queue.groups.get(key), in_groups.get(key, [])
             if group is None:
-                runs.append(_run(side, None, added))
-            elif len(group.locks) == side.unlocked.get(key, 0) and not side.delayed(group):
-                runs.append(_run(side, group, added))
+                runs.append(_run(overlay, None, added))
+            elif len(group.locks) == overlay.unlocked.get(key, 0) and not overlay.delayed(group):
+                runs.append(_run(overlay, group, added))
     deal(plan, queue, runs)
 
 
@@ -83,24 +83,24 @@ def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
         plan.deliver(queue, receiver, hand)
 
 
-def _run(side: Side, group: Group | None, added: list[Message]) -> Iterator[Message]:
+def _run(overlay: QueueOverlay, group: Group | None, added: list[Message]) -> Iterator[Message]:
     """What is ready in a group as this plan leaves it, in order."""
-    left = () if group is None else (s for s in group.ready.walk() if s not in side.removed)
-    there = (side.queue.messages[sequence] for sequence in left)
+    left = () if group is None else (s for s in group.ready.walk() if s not in overlay.removed)
+    there = (overlay.queue.messages[sequence] for sequence in left)
     return merge(sorted(added, key=_sequence), there, key=_sequence)
 
 
-def _hand_out_sessions(plan: Plan, side: Side) -> None:
+def _hand_out_sessions(plan: Plan, overlay: QueueOverlay) -> None:
     """To the holders of sessions what is new in them; to waiting accepts the sessions set free."""
-    queue = side.queue
-    by_group = _by_group(side.ready)
+    queue = overlay.queue
+    by_group = _by_group(overlay.ready)
     free = []
-    for key in side.unlocked | dict.fromkeys(by_group, 0):
+    for key in overlay.unlocked | dict.fromkeys(by_group, 0):
         group = queue.groups.get(key)
-        run = _run(side, group, by_group.get(key, []))
-        if group is not None and side.delayed(group):
+        run = _run(overlay, group, by_group.get(key, []))
+        if group is not None and overlay.delayed(group):
             continue
-        if group is not None and group.token and key not in side.released:
+        if group is not None and group.token and key not in overlay.released:
             if group.until_ms > plan.now_ms:
                 deal_in_session(plan, queue, group, run)
             continue

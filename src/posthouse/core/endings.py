@@ -10,7 +10,7 @@ from posthouse.core.delivering import counts_of, settled_ms_of
 from posthouse.core.message import DELAYED, LOCKED, NO_NOTE, NO_PROPERTIES, Message, Properties
 from posthouse.core.model import Group, Lock, Queue, State
 from posthouse.core.picking import is_expired
-from posthouse.core.plan import Plan, Side, as_active, sequences_of
+from posthouse.core.plan import Plan, QueueOverlay, as_active, sequences_of
 from posthouse.core.records import (
     DeadLettered,
     Dropped,
@@ -33,15 +33,15 @@ def by_queue(state: State, locks: Iterable[Lock]) -> list[tuple[Queue, list[Mess
     return list(found.values())
 
 
-def leave_groups(side: Side, messages: Iterable[Message]) -> None:
+def leave_groups(overlay: QueueOverlay, messages: Iterable[Message]) -> None:
     """These leave the states in which they may hold the rest of their groups back."""
-    if side.queue.groups:
+    if overlay.queue.groups:
         for message in messages:
             key = message.group
             if key is not None:
                 locked, delayed = message.state == LOCKED, message.state == DELAYED
-                side.unlocked[key] = side.unlocked.get(key, 0) + locked
-                side.undelayed[key] = side.undelayed.get(key, 0) + delayed
+                overlay.unlocked[key] = overlay.unlocked.get(key, 0) + locked
+                overlay.undelayed[key] = overlay.undelayed.get(key, 0) + delayed
 
 
 def end(
@@ -54,9 +54,9 @@ def end(
     delay_ms: int = 0,
 ) -> None:
     """Deliveries end unsettled: back to their places, or out where they may not come back."""
-    side, now_ms = plan.side(queue), plan.now_ms
+    overlay, now_ms = plan.overlay(queue), plan.now_ms
     plan.touch(queue)
-    leave_groups(side, messages)
+    leave_groups(overlay, messages)
     properties_of = queue.properties
     most = properties_of.max_delivery if counted and queue.origin is None else 0
     worn = [m for m in messages if most and m.count >= most]
@@ -73,7 +73,7 @@ def end(
             )  # fmt: skip
             plan.records.append(record)
             for message in some:
-                _give_back(plan, side, message, record)
+                _give_back(plan, overlay, message, record)
     if worn:
         text = f"Message could not be consumed after {most} delivery attempts."
         bury(plan, queue, worn, "MaxDeliveryCountExceeded", text, properties)
@@ -92,21 +92,21 @@ def _by_attempt(
     return found.items()
 
 
-def _give_back(plan: Plan, side: Side, message: Message, record: Returned) -> None:
+def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Returned) -> None:
     if record.properties:
-        note = side.note(message.sequence) or NO_NOTE
-        side.notes[message.sequence] = note.amended(record.properties)
+        note = overlay.note(message.sequence) or NO_NOTE
+        overlay.notes[message.sequence] = note.amended(record.properties)
     if plan.state.locks[message.lock].deferred:
         return
     if not record.until_ms:
-        side.ready.append(as_active(message, count=message.count - record.uncounted))
+        overlay.ready.append(as_active(message, count=message.count - record.uncounted))
     elif message.group is not None:
-        side.undelayed[message.group] = side.undelayed.get(message.group, 0) - 1
+        overlay.undelayed[message.group] = overlay.undelayed.get(message.group, 0) - 1
 
 
 def expire(plan: Plan, queue: Queue, messages: list[Message]) -> None:
     """Messages whose time to live is over."""
-    leave_groups(plan.side(queue), messages)
+    leave_groups(plan.overlay(queue), messages)
     _drop(plan, queue, messages)
 
 
@@ -115,15 +115,15 @@ def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
         text = "The message expired and was dead lettered."
         bury(plan, queue, messages, "TTLExpiredException", text, NO_PROPERTIES)
     else:
-        plan.side(queue).remove(messages)
+        plan.overlay(queue).remove(messages)
         plan.records.append(Expired(queue.name, sequences_of(messages)))
 
 
 def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
     """Out of a full queue."""
-    side = plan.side(queue)
-    leave_groups(side, messages)
-    side.remove(messages)
+    overlay = plan.overlay(queue)
+    leave_groups(overlay, messages)
+    overlay.remove(messages)
     plan.records.append(Dropped(queue.name, sequences_of(messages)))
 
 
@@ -137,9 +137,9 @@ def bury(
 ) -> None:
     """Into the dead-letter queue. The caller has seen to the groups they leave."""
     assert queue.dead is not None
-    side, dead = plan.side(queue), plan.side(queue.dead)
+    overlay, dead = plan.overlay(queue), plan.overlay(queue.dead)
     first = dead.numbers(len(messages))
-    side.remove(messages)
+    overlay.remove(messages)
     record = DeadLettered(
         queue.name, plan.now_ms, sequences_of(messages), first, reason, description, properties,
         settled_ms_of(plan.state, messages, plan.now_ms), counts_of(messages),
@@ -149,20 +149,20 @@ def bury(
         for sequence, message in enumerate(messages, first):
             old = message.sequence
             dead.notes[sequence] = epitaph(
-                queue.name, old, side.note(old), queue.lives.get(old), record
+                queue.name, old, overlay.note(old), queue.lives.get(old), record
             )
             dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
 
 
 def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:
     """A session lock ends, and with it the locks on the session's messages and its readers."""
-    side = plan.side(queue)
+    overlay = plan.overlay(queue)
     if len(group.locks) > STEPS_MAX:  # too much for one command: it expires now, and ticks end it
         plan.records.append(SessionRenewed(queue.name, group.key, plan.now_ms))
         return
     messages = [plan.state.locks[token].message for token in group.locks]
-    side.released.add(group.key)
-    side.unlocked.setdefault(group.key, 0)
+    overlay.released.add(group.key)
+    overlay.unlocked.setdefault(group.key, 0)
     if messages:
         end(plan, queue, messages, counted=queue.properties.counting == "all")
     plan.records.append(SessionReleased(queue.name, group.key, expired))

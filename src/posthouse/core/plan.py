@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     deliveries: Sequence[Delivered] = ()
 
 
-class Side:
+class QueueOverlay:
     """One queue as it will be, as far as this command changes it."""
 
     __slots__ = (
@@ -132,11 +132,11 @@ class Plan:
         "next_lock",
         "noted_bytes",
         "now_ms",
+        "overlays",
         "put_back",
         "records",
         "relayed",
         "sated",
-        "sides",
         "stalled",
         "state",
     )
@@ -149,7 +149,7 @@ class Plan:
         self.next_lock = state.next_lock
         self.leaving: set[int] = set()  # receivers that are not there any more
         self.ending: set[str] = set()  # temporary subscriptions that end
-        self.sides: dict[str, Side] = {}
+        self.overlays: dict[str, QueueOverlay] = {}
         self.sated: set[str] = set()  # queues with which ticks will not go on,
         self.put_back: set[str] = set()  # and with which they will, because this command does not
         self.stalled: list[str] = []  # of those, who hands on no more before something changes
@@ -157,21 +157,21 @@ class Plan:
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
         self.effort = self.noted_bytes = 0  # of handing on so far
 
-    def side(self, queue: Queue) -> Side:
-        side = self.sides.get(queue.name)
-        if side is None:
+    def overlay(self, queue: Queue) -> QueueOverlay:
+        overlay = self.overlays.get(queue.name)
+        if overlay is None:
             topic = None if queue.topic is None else self.state.queues[queue.topic]
             counted = is_limited(queue) or (topic is not None and is_limited(topic))
-            side = self.sides[queue.name] = Side(queue, counted=counted)
-        return side
+            overlay = self.overlays[queue.name] = QueueOverlay(queue, counted=counted)
+        return overlay
 
     def occupied(self, queue: Queue) -> Used:
         """How much of a queue is, with what this command adds and takes."""
         messages, size = used(queue)
-        for name in (queue.name, *(queue.subscriptions.keys() & self.sides.keys())):
-            side = self.sides.get(name)
-            if side is not None:
-                messages, size = messages + side.added, size + side.added_bytes
+        for name in (queue.name, *(queue.subscriptions.keys() & self.overlays.keys())):
+            overlay = self.overlays.get(name)
+            if overlay is not None:
+                messages, size = messages + overlay.added, size + overlay.added_bytes
         for name in queue.subscriptions.keys() & self.ending:
             ending = used(queue.subscriptions[name])
             messages, size = messages - ending.messages, size - ending.size_bytes
@@ -179,10 +179,10 @@ class Plan:
 
     def make_room(self, queue: Queue, sizes: Sequence[int]) -> Fit:
         """Raises QuotaExceeded."""
-        side, now = self.side(queue), self.occupied(queue)
-        fit = make_room(queue, now, sizes, side.removed, side.arrived, side.oldest)
+        overlay, now = self.overlay(queue), self.occupied(queue)
+        fit = make_room(queue, now, sizes, overlay.removed, overlay.arrived, overlay.oldest)
         if fit.dropped:
-            side.oldest = fit.dropped[-1].sequence + 1
+            overlay.oldest = fit.dropped[-1].sequence + 1
         return fit
 
     def is_hungry(self, queue: Queue) -> bool:
@@ -204,13 +204,13 @@ class Plan:
         """Settling and renewing is use of a queue, where that matters."""
         matters = queue.origin is not None or queue.topic is not None
         if matters or queue.properties.idle_delete_ms is not None:
-            self.side(queue).used = True
+            self.overlay(queue).used = True
             self.records.append(Touched(queue.name, self.now_ms))
 
     def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
         """Hands these messages to a receiver that waits or has got credit."""
-        side = self.side(queue)
-        note_of = side.note if side.notes or queue.notes else None
+        overlay = self.overlay(queue)
+        note_of = overlay.note if overlay.notes or queue.notes else None
         record, deliveries = deliver(
             self.state, queue, to, messages, note_of, self.next_lock, self.now_ms
         )

@@ -16,7 +16,7 @@ from posthouse.core.filters.view import Amendment, View
 from posthouse.core.message import NO_NOTE, Message, NewMessage, Note, group_of, size_bytes
 from posthouse.core.model import Queue, State
 from posthouse.core.picking import can_send
-from posthouse.core.plan import Plan, Side
+from posthouse.core.plan import Plan, QueueOverlay
 from posthouse.core.records import Copies, Hungry, Record, Routed, Sent
 from posthouse.core.routing import Hit, Router, router_of
 
@@ -73,7 +73,7 @@ def _in_order(hits: list[Hit], after: int) -> Iterator[_Part]:
         yield found[number][0].queue, found[number]
 
 
-def _ask_each(plan: Plan, source: Side, message: Message) -> Iterator[_Part]:
+def _ask_each(plan: Plan, source: QueueOverlay, message: Message) -> Iterator[_Part]:
     """What the rules of one subscription after the other say of a message."""
     view = _view(plan, source.queue, message, source.note(message.sequence))
     for queue, effort, hits in router_of(source.queue).match_each(view, message.lock):
@@ -82,7 +82,7 @@ def _ask_each(plan: Plan, source: Side, message: Message) -> Iterator[_Part]:
         yield queue, hits and [hit for hit in hits if _can_have(plan, hit)]
 
 
-def hits_of(plan: Plan, source: Side, message: Message) -> list[Hit] | None:
+def hits_of(plan: Plan, source: QueueOverlay, message: Message) -> list[Hit] | None:
     """The copies that subscriptions of a topic are to get; None: they have to be asked in parts."""
     router = router_of(source.queue)
     hits = router.all

@@ -6,7 +6,7 @@ from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Message, group_of, size_bytes
 from posthouse.core.model import Queue
 from posthouse.core.picking import can_send
-from posthouse.core.plan import Plan, Side
+from posthouse.core.plan import Plan, QueueOverlay
 from posthouse.core.publishing import hits_of, publish
 
 _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
@@ -15,32 +15,32 @@ _ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
 def relay(plan: Plan) -> None:
     """Hands on what has come into topics and into queues that forward, as far as it goes."""
     plan.relayed = True
-    staying: list[tuple[Side, list[Message]]] = []
+    staying: list[tuple[QueueOverlay, list[Message]]] = []
     rounds = 0
-    while sides := _with_more(plan):
+    while overlays := _with_more(plan):
         rounds += 1
         assert rounds <= _ROUNDS_MAX, "it is forwarded for ever"
-        staying += [(side, hand_on(plan, side)) for side in sides]
-    for side, messages in staying:
-        side.ready += messages
+        staying += [(overlay, hand_on(plan, overlay)) for overlay in overlays]
+    for overlay, messages in staying:
+        overlay.ready += messages
 
 
-def _with_more(plan: Plan) -> list[Side]:
+def _with_more(plan: Plan) -> list[QueueOverlay]:
     """Topics and queues that forward in which something is ready."""
     return [
-        side
-        for side in plan.sides.values()
-        if side.ready and side.queue.relays and not plan.is_hungry(side.queue)
+        overlay
+        for overlay in plan.overlays.values()
+        if overlay.ready and overlay.queue.relays and not plan.is_hungry(overlay.queue)
     ]
 
 
-def hand_on(plan: Plan, side: Side) -> list[Message]:
+def hand_on(plan: Plan, overlay: QueueOverlay) -> list[Message]:
     """What is ready in one of them, as much as one command may. Returns what has to stay."""
-    messages, side.ready = side.ready, []
-    queue = side.queue
+    messages, overlay.ready = overlay.ready, []
+    queue = overlay.queue
     if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
         return messages  # it keeps what comes while nobody is there
-    handed = Relay(plan, side)
+    handed = Relay(plan, overlay)
     leaving: list[Message] = []
     staying: list[Message] = []
     spares = plan.state.copying != "free"
@@ -48,7 +48,7 @@ def hand_on(plan: Plan, side: Side) -> list[Message]:
         if plan.is_spent:
             plan.put_off(queue)
             break
-        if spares and not _has_place(plan, side, message):
+        if spares and not _has_place(plan, overlay, message):
             plan.put_off(queue)
             plan.stalled.append(queue.name)
             break
@@ -68,19 +68,19 @@ def has_takers(plan: Plan, queue: Queue) -> bool:
     return any(name not in plan.ending for name in queue.subscriptions)
 
 
-def _has_place(plan: Plan, side: Side, message: Message) -> bool:
+def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
     """Where copies are to be few: whether nobody who would get one has many messages.
 
     So what is held back in the middle of a chain goes on as its end is received, though that makes
     no room; and of copies there are never more than a few for each queue.
     """
-    state, queue = plan.state, side.queue
+    state, queue = plan.state, overlay.queue
     if queue.origin is not None and state.queues[queue.origin].temporary:
         return True  # it ends with its receiver, and so would the dead letters in it
     if state.copying == "none":
         return False
     if queue.properties.delivery != "competing":
-        hits = hits_of(plan, side, message)
+        hits = hits_of(plan, overlay, message)
         if hits is None:
             return True  # that is looked at for each of them
         targets = [hit.queue for hit in hits if hit.queue.number > message.lock]

@@ -32,7 +32,7 @@ from posthouse.core.lookup import own_queue
 from posthouse.core.message import ACTIVE, SCHEDULED, Message, NewMessage, message_id, size_bytes
 from posthouse.core.model import PRIORITIES, Blocked, Queue, Receiver, State
 from posthouse.core.picking import can_receive, can_send, is_expired
-from posthouse.core.plan import Outcome, Plan, Side
+from posthouse.core.plan import Outcome, Plan, QueueOverlay
 from posthouse.core.publishing import publish_plainly
 from posthouse.core.records import Dropped, SendBlocked, Sent
 from posthouse.core.room import Fit, Used, has_room, is_limited, used
@@ -144,12 +144,12 @@ def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[
 
 def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send) -> Enqueued:
     """As part of a plan: behind what it sends there already. Raises Refused."""
-    side = plan.side(queue)
-    first = side.next_sequence
+    overlay = plan.overlay(queue)
+    first = overlay.next_sequence
     until_ms, keys = 0, None
     answer = Enqueued(range(first, first + len(messages)))
     if queue.properties.duplicate_detection:
-        messages, keys, answer = _unseen(side, command, messages, plan.now_ms)
+        messages, keys, answer = _unseen(overlay, command, messages, plan.now_ms)
         until_ms = plan.now_ms + queue.properties.duplicate_window_ms
     if not messages:
         return answer
@@ -161,7 +161,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     if fit.dropped:
         drop(plan, queue, fit.dropped)
     if fit.arrived:  # what the same command has sent there before
-        side.give_up(fit.arrived)
+        overlay.give_up(fit.arrived)
         plan.records.append(Dropped(queue.name, list(fit.arrived)))
     late_are_dropped = taken < len(messages) and queue.properties.overflow == "drop-newest"
     if late_are_dropped:
@@ -169,23 +169,23 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
         answer = Enqueued(sequences, answer.duplicates, len(messages) - taken)
         if keys is not None:  # what was not taken may be sent again
             keys = keys[:taken] + [None] * (len(messages) - taken)
-    side.numbers(len(messages))
-    side.used = True
+    overlay.numbers(len(messages))
+    overlay.used = True
     record = Sent(queue.name, plan.now_ms, first, sum(sizes), messages, keys, until_ms)
     plan.records.append(record)
     new = _as_messages(record)
     if is_limited(queue):
-        side.added += len(messages)
-        side.added_bytes += sum(sizes)
-        side.arrived |= {
+        overlay.added += len(messages)
+        overlay.added_bytes += sum(sizes)
+        overlay.arrived |= {
             message.sequence: size
             for message, size in zip(new[:taken], sizes, strict=False)
             if message.state == ACTIVE
         }
     for sequence, key in enumerate(keys or (), first):
         if key is not None:
-            side.keys[key] = sequence
-    side.ready += [message for message in new[:taken] if message.state == ACTIVE]
+            overlay.keys[key] = sequence
+    overlay.ready += [message for message in new[:taken] if message.state == ACTIVE]
     late = new[taken:]
     if late_are_dropped:
         drop(plan, queue, late)
@@ -232,12 +232,12 @@ def misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
 
 
 def _unseen(
-    side: Side, command: Send, messages: list[NewMessage], now_ms: int
+    overlay: QueueOverlay, command: Send, messages: list[NewMessage], now_ms: int
 ) -> tuple[list[NewMessage], list[str | None], Enqueued]:
     """Where duplicates are detected: those are left out, or the whole is refused."""
-    queue = side.queue
+    queue = overlay.queue
     given = command.keys if command.keys is not None else [None] * len(messages)
-    sequence = side.next_sequence
+    sequence = overlay.next_sequence
     keys: list[str | None] = []
     kept: list[NewMessage] = []
     sequences: list[int] = []
@@ -248,7 +248,7 @@ def _unseen(
             check_text("key", name, KEY_CHARS_MAX)
             until_ms, before = queue.seen.get(name, (0, 0))
             before = before if until_ms > now_ms else 0
-            before = fresh.get(name, 0) or side.keys.get(name, before)
+            before = fresh.get(name, 0) or overlay.keys.get(name, before)
             if before:
                 if command.refuse_duplicates:
                     raise Duplicate(queue.name, name, before)
@@ -281,7 +281,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     plan = Plan(state, time_ms)
     plan.may_refuse = True
     plan.records.append(record)
-    plan.side(queue).ready = messages
+    plan.overlay(queue).ready = messages
     return dispatch(plan, answer)
 
 

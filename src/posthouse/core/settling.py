@@ -154,9 +154,9 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
             case Complete():
                 plan.touch(queue)
                 plan.records.append(Completed(queue.name, sequences, took_ms, counts))
-                side = plan.side(queue)
-                leave_groups(side, messages)
-                side.remove(messages)
+                overlay = plan.overlay(queue)
+                leave_groups(overlay, messages)
+                overlay.remove(messages)
             case Abandon(properties=properties, delay_ms=delay_ms):
                 _check_amended(queue, messages, properties)
                 end(plan, queue, messages, counted=True, properties=properties, delay_ms=delay_ms)
@@ -166,13 +166,13 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
                 plan.touch(queue)
                 _check_amended(queue, messages, properties)
                 plan.records.append(Deferred(queue.name, sequences, properties, took_ms, counts))
-                leave_groups(plan.side(queue), messages)
+                leave_groups(plan.overlay(queue), messages)
             case _:
                 if queue.origin is not None:
                     raise NotAllowed(queue.name, "its messages are dead letters already")
                 plan.touch(queue)
                 _check_amended(queue, messages, command.properties)
-                leave_groups(plan.side(queue), messages)
+                leave_groups(plan.overlay(queue), messages)
                 bury(plan, queue, messages, command.reason, command.description, command.properties)
 
 

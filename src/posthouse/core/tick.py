@@ -279,20 +279,20 @@ def _wake(plan: Plan, left: int) -> int:
     now_ms = plan.now_ms
     keys = plan.state.due_timers.due(now_ms, left)
     for queue, messages in _due_messages(plan.state, keys):
-        side = plan.side(queue)
-        left_alive = [m for m in messages if m.sequence not in side.removed]
+        overlay = plan.overlay(queue)
+        left_alive = [m for m in messages if m.sequence not in overlay.removed]
         scheduled = [m for m in left_alive if m.state == SCHEDULED]
         delayed = [m for m in left_alive if m.state != SCHEDULED]
         if scheduled:
-            side.used = True
-            first = side.numbers(len(scheduled))
+            overlay.used = True
+            first = overlay.numbers(len(scheduled))
             plan.records.append(Activated(queue.name, now_ms, sequences_of(scheduled), first))
             for sequence, message in enumerate(scheduled, first):
-                side.ready.append(as_active(message, sequence=sequence, enqueued_ms=now_ms))
+                overlay.ready.append(as_active(message, sequence=sequence, enqueued_ms=now_ms))
         if delayed:
             plan.records.append(Woken(queue.name, sequences_of(delayed)))
-            leave_groups(side, delayed)
-            side.ready += map(as_active, delayed)
+            leave_groups(overlay, delayed)
+            overlay.ready += map(as_active, delayed)
     return len(keys)
 
 
@@ -328,7 +328,7 @@ def _delete_idle(plan: Plan, left: int) -> int:
         for each in every:
             in_use = each.attached or each.blocked or each.counts[LOCKED]
             # Who has something to hand on is not idle either, though he may have to wait.
-            if in_use or plan.side(each).used or plan.is_hungry(each):
+            if in_use or plan.overlay(each).used or plan.is_hungry(each):
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
@@ -360,7 +360,7 @@ def _sate(plan: Plan, queue: Queue) -> None:
 def _feed(plan: Plan, queue: Queue, left: int) -> int:
     """Those who wait though there is something for them, as after a pause."""
     before = len(plan.deliveries)
-    changed = queue.name in plan.sides
+    changed = queue.name in plan.overlays
     if can_receive(queue.properties):
         if queue.properties.grouping == "session":
             _feed_sessions(plan, queue, left)
@@ -371,28 +371,30 @@ def _feed(plan: Plan, queue: Queue, left: int) -> int:
     # Who holds a message keeps it, whatever is forwarded to the queue in this tick.
     given = [each.message.sequence for each in fed if isinstance(each, Delivery)]
     if given:
-        plan.side(queue).removed.update(given)
+        plan.overlay(queue).removed.update(given)
     if not fed and not changed:
         _sate(plan, queue)
     return len(fed)
 
 
 def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Message]:
-    side = plan.sides.get(queue.name)
-    return messages if side is None else [m for m in messages if m.sequence not in side.removed]
+    overlay = plan.overlays.get(queue.name)
+    return (
+        messages if overlay is None else [m for m in messages if m.sequence not in overlay.removed]
+    )
 
 
 def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
     """What was there before the queue began to forward; and then what has come in this tick."""
-    side = plan.side(queue)
+    overlay = plan.overlay(queue)
     most = left if plan.state.copying == "free" else min(left, SPARE_MAX)
     picked = pick_all(queue, most, plan.now_ms)
-    later, side.ready = side.ready, _still_there(plan, queue, picked)
+    later, overlay.ready = overlay.ready, _still_there(plan, queue, picked)
     if len(picked) < most:
-        side.ready += later
+        overlay.ready += later
         later = []
-    count, before = len(side.ready), len(plan.deliveries)
-    staying = hand_on(plan, side)
+    count, before = len(overlay.ready), len(plan.deliveries)
+    staying = hand_on(plan, overlay)
     if staying:  # they are dead letters, and can be received
         deal(plan, queue, [iter((message,)) for message in staying])
     if len(staying) == count and len(plan.deliveries) == before and not later:

@@ -144,7 +144,7 @@ def _send_all(plan: Plan, sends: list[Send]) -> list[Enqueued]:
     for name, which in plain.items():
         whole = Send(name, [message for at in which for message in sends[at].messages])
         queue, messages, _ = checked_send(plan.state, whole, plan.now_ms)
-        number = plan.side(queue).next_sequence
+        number = plan.overlay(queue).next_sequence
         send_on(plan, queue, messages, whole)
         for at in which:
             count = len(sends[at].messages)

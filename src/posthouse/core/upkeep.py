@@ -86,9 +86,9 @@ def purge(state: State, command: Purge, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
     if chosen:
         plan.records.append(Purged(queue.name, sequences_of(chosen)))
-        side = plan.side(queue)
-        side.removed.update(sequences_of(chosen))
-        leave_groups(side, chosen)
+        overlay = plan.overlay(queue)
+        overlay.removed.update(sequences_of(chosen))
+        leave_groups(overlay, chosen)
     if command.sequences is not None:
         return dispatch(plan, Progress(len(chosen), None))
     return dispatch(plan, _progress(len(chosen), looked, command.limit))
@@ -113,8 +113,8 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     if not chosen:
         return Outcome([], progress)
     plan = Plan(state, now_ms)
-    side = plan.side(target)
-    first = side.numbers(len(chosen))
+    overlay = plan.overlay(target)
+    first = overlay.numbers(len(chosen))
     lives = [sent_life_ms(queue, m.sequence) for m in chosen]
     expires_ms = [expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
@@ -127,9 +127,9 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         note = queue.notes[message.sequence]
         kept = note.resubmitted(keep_reason=command.keep_reason)
         if kept != NO_NOTE:
-            side.notes[sequence] = kept
+            overlay.notes[sequence] = kept
         expiry = expires_ms[sequence - first]
-        side.ready.append(
+        overlay.ready.append(
             as_active(message, sequence=sequence, count=0, enqueued_ms=now_ms, expires_ms=expiry)
         )
     return dispatch(plan, progress)
