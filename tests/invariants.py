@@ -45,7 +45,7 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
         _check_waiting(state, queue, now_ms)
         if handed_on:
             _check_handed_on(state, queue, now_ms)
-    assert state.stalled <= state.hungry.keys()
+    assert state.dispatch_blocked <= state.dispatch_pending.keys()
     assert state.held == _held(state)
     locked = sum(queue.counts[LOCKED] for queue in (*live, *state.doomed))
     assert len(state.locks) == locked
@@ -176,7 +176,7 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
         assert receiver.credit > 0
     if queue.temporary:
         assert len(queue.attached) == 1 or not queue.attached
-    if queue.name in state.hungry or not can_receive(queue.properties):
+    if queue.name in state.dispatch_pending or not can_receive(queue.properties):
         return
     if queue.properties.grouping == "session":
         for receiver in queue.waiting.values():
@@ -197,6 +197,11 @@ def _check_handed_on(state: State, queue: Queue, now_ms: int) -> None:
         queue.properties.delivery != "competing" or queue.properties.forward_to is not None
     )
     keeps = queue.properties.delivery not in ("competing", "topic") and not queue.subscriptions
-    if queue.relays and not keeps and queue.origin is None and queue.name not in state.hungry:
+    if (
+        queue.relays
+        and not keeps
+        and queue.origin is None
+        and queue.name not in state.dispatch_pending
+    ):
         left = [m for m in queue.messages.walk(0) if m.state == ACTIVE]
         assert all(0 < m.expires_ms <= now_ms for m in left)

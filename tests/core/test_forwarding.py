@@ -143,7 +143,7 @@ def test_what_is_there_already_follows_bit_by_bit() -> None:
     world.send(source, "new")
     assert held(world, target) == []  # it does not overtake
     assert world.tick()
-    while world.state.hungry:
+    while world.state.dispatch_pending:
         world.tick()
     assert world.counts(source).active == 0
     got = bodies(world.receive(target, count + 1))

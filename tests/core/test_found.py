@@ -52,7 +52,7 @@ def update(world: World, queue: str, **properties: Any) -> None:
 def settle_down(world: World, most: int = 20) -> None:
     """Ticks, as long as there is something to do at this moment, but not for ever."""
     for _ in range(most):
-        if not world.state.hungry:
+        if not world.state.dispatch_pending:
             return
         world.tick()
     raise AssertionError("there is always more to do")
@@ -191,7 +191,7 @@ def test_what_a_tick_has_handed_out_is_not_dropped_to_make_room() -> None:
     sound(world)
 
 
-def test_who_waits_gets_what_comes_in_the_tick_that_ends_the_feeding() -> None:
+def test_who_waits_gets_what_comes_in_the_tick_that_ends_the_dispatch() -> None:
     world = World()
     target = world.queue("target")
     source = world.queue("source", forward_to=target)
@@ -473,7 +473,7 @@ def test_slow_filters_do_not_look_at_a_message_for_ever() -> None:
     queues = [world.subscribe(topic, f"s{n}", Rule("r", slow)) for n in range(10)]
     other = world.subscribe(topic, "other", Rule("r", SqlFilter("a LIKE 'b%'")))
     world.send(topic, *(a_message(f"{n}", a="b" * 16_000) for n in range(4)))
-    assert world.state.hungry  # each is enough for one command
+    assert world.state.dispatch_pending  # each is enough for one command
     settle_down(world, 100)
     assert held(world, other) == ["0", "1", "2", "3"]
     [note, *_] = notes(world, dead_letter_queue(queues[-1]))

@@ -212,7 +212,7 @@ def without(world: World, *kinds: type[Kept]) -> World:
     left.state, left.now_ms = mended(journal), world.now_ms
     left.position = world.position
     left.do(Start(2, 8))
-    while left.state.hungry:
+    while left.state.dispatch_pending:
         left.tick()
     check(left.state, left.now_ms)
     return left

@@ -101,7 +101,7 @@ def test_rules_that_take_long_are_asked_a_few_at_a_time() -> None:
     slow = [world.subscribe(topic, f"s{n}", SLOW) for n in range(30)]
     some = world.subscribe(topic, "some", Rule("r", SqlFilter("a LIKE 'a%'")))
     world.send(topic, a_message("one", a="a" * 16_000))
-    assert world.state.hungry
+    assert world.state.dispatch_pending
     settle_down(world, 100)
     assert held(world, some) == ["one"]
     assert [held(world, each) for each in slow] == [[]] * 30  # they did not fit, nor take too long
@@ -131,11 +131,11 @@ def test_rules_are_compiled_a_few_at_a_time() -> None:
         world.do(SetRule(queue, Rule(f"r{n}", SqlFilter(text))))
     world = world.restarted()
     world.send(topic, a_message("one", a99=1), a_message("two"))
-    assert world.state.hungry
+    assert world.state.dispatch_pending
     settle_down(world, 200)
     assert held(world, queue) == ["one"]
     world.send(topic, a_message("three", a5=1))
-    assert not world.state.hungry
+    assert not world.state.dispatch_pending
     assert held(world, queue) == ["one", "three"]
     sound(world)
 

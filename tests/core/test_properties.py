@@ -450,7 +450,7 @@ class Histories(RuleBasedStateMachine):
 
     def tick(self) -> None:
         self.do(Tick())
-        while self.world.state.hungry:
+        while self.world.state.dispatch_pending:
             self.do(Tick())
 
     @rule()

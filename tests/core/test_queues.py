@@ -341,7 +341,7 @@ def test_waiting_receivers_are_told_of_a_pause_and_fed_after_it() -> None:
     assert bodies(world.advance(0)) == ["a", "b"]
 
 
-def test_a_queue_that_is_paused_again_at_once_feeds_nobody() -> None:
+def test_a_queue_that_is_paused_again_at_once_gives_to_nobody() -> None:
     world = World()
     queue = world.queue()
     world.attach(queue, 2)

@@ -118,7 +118,7 @@ def test_a_chain_that_is_full_in_the_middle_goes_on_as_its_end_is_received() -> 
         assert sum(sum(queue.counts) for queue in world.state.queues.values()) < 250
     for end in ends:
         assert sorted(got[end], key=int) == sorted(numbers(100) * 4, key=int)
-    assert not world.state.hungry
+    assert not world.state.dispatch_pending
     sound(world)
 
 
@@ -310,12 +310,12 @@ def test_who_is_deleted_or_changed_while_he_waits() -> None:
     source = world.queue("source", forward_to=target)
     world.send(source, *numbers(50))
     settle_down(world)
-    assert world.state.stalled == {source}
+    assert world.state.dispatch_blocked == {source}
     world.do(UpdateQueue(source, QueueProperties(forward_to=other)))
     settle_down(world)
     assert held(world, other) == numbers(2 * SPARE_MAX)[SPARE_MAX:]
     sound(world)
-    assert world.state.stalled == {source}
+    assert world.state.dispatch_blocked == {source}
     world.do(DeleteQueue(source))
     world.advance(1)
     sound(world)

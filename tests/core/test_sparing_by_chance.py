@@ -63,5 +63,5 @@ def test_whatever_happens_everything_arrives_once_and_in_order(seed: int) -> Non
         assert sorted(map(int, got[end])) == [n for n in range(sent) for _ in range(ways[end])]
         if ways[end] == 1:
             assert all(int(a) < int(b) for a, b in pairwise(got[end]))
-    assert not world.state.hungry
+    assert not world.state.dispatch_pending
     sound(world)

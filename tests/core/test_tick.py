@@ -170,7 +170,7 @@ def test_after_a_pause_sessions_are_fed_in_several_ticks() -> None:
     assert got.count(accepting) == 1
 
 
-def test_what_becomes_free_in_the_tick_that_feeds_is_given_in_the_next() -> None:
+def test_what_becomes_free_in_the_tick_that_dispatches_is_given_in_the_next() -> None:
     world = World()
     queue = world.queue(lock_ms=100)
     world.send(queue, "a")

@@ -95,7 +95,7 @@ def test_no_command_takes_long_whatever_the_rules_of_a_topic_are(name: str, spre
             except QuotaExceeded:  # it says that they are too many
                 break
     spent.append(seconds(world, Send(topic, [message])))
-    while world.state.hungry:
+    while world.state.dispatch_pending:
         spent.append(seconds(world, Tick()))
     assert max(spent) < SECONDS_MAX
     assert world.counts(other).active == 1

@@ -137,10 +137,10 @@ class Simulator:
         self._apply(outcome)
         deliveries = list(outcome.deliveries)
         ticks = 0
-        forwards = [self.state.queues[name].relays for name in self.state.hungry]
+        forwards = [self.state.queues[name].relays for name in self.state.dispatch_pending]
         crash = len(forwards) > 0 and all(forwards) and self.random.random() < 0.1
         while (
-            self.state.hungry and not crash
+            self.state.dispatch_pending and not crash
         ):  # what the reference hands out at once, the core does in ticks
             more = decide(self.state, c.Tick(), self.now_ms)
             self._apply(more)

@@ -20,7 +20,7 @@ def dispatch(plan: Plan, answer: Answer = None) -> Outcome:
         relay(plan)
     for overlay in list(plan.overlays.values()):
         queue = overlay.queue
-        if (queue.waiting or queue.accepting) and not plan.is_hungry(queue):
+        if (queue.waiting or queue.accepting) and not plan.is_dispatch_pending(queue):
             _hand_out(plan, overlay)
     return Outcome(plan.records, answer, plan.deliveries)
 

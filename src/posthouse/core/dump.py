@@ -59,8 +59,8 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
                 for each in state.blocked.values()
             ],
             "held": sorted([*key, count] for key, count in state.held.items()),
-            "hungry": list(state.hungry),
-            "stalled": sorted(state.stalled),
+            "dispatch_pending": list(state.dispatch_pending),
+            "dispatch_blocked": sorted(state.dispatch_blocked),
             "copying": state.copying,
             "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],

@@ -27,7 +27,7 @@ from posthouse.core.lookup import own_queue, queue_of
 from posthouse.core.model import Queue, QueueProperties, State, Status, dead_letter_queue, page
 from posthouse.core.picking import can_receive, can_send
 from posthouse.core.plan import Delivered, Outcome
-from posthouse.core.records import Hungry, QueueCreated, QueueDeleted, QueueUpdated, Record
+from posthouse.core.records import DispatchPending, QueueCreated, QueueDeleted, QueueUpdated, Record
 from posthouse.core.room import used
 
 
@@ -77,15 +77,15 @@ def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     if was and not now:
         notices = [Notice(receiver, "paused") for receiver in queue.attached]
     elif now and not was and (queue.waiting or queue.accepting):
-        records.append(Hungry(queue.name, more=True))
+        records.append(DispatchPending(queue.name, more=True))
     before = queue.properties
     if properties.forward_to is not None and properties.forward_to != before.forward_to:
         notices = [Notice(receiver, "paused") for receiver in queue.attached]
-        records.append(Hungry(queue.name, more=True))  # what is there already
+        records.append(DispatchPending(queue.name, more=True))  # what is there already
     dead = queue.dead
     to = properties.forward_dead_to
     if dead is not None and to is not None and to != before.forward_dead_to:
-        records.append(Hungry(dead.name, more=True))
+        records.append(DispatchPending(dead.name, more=True))
     for each in queue.subscriptions.values():
         if each.temporary and each.properties != fan_out_properties(queue, properties):
             change = _change(each, fan_out_properties(queue, properties), now_ms)

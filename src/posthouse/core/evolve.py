@@ -59,11 +59,12 @@ from posthouse.core.records import (
     CreditSet,
     DeadLettered,
     Deferred,
+    DispatchBlocked,
+    DispatchPending,
     Dropped,
     Enlisted,
     Expired,
     Forgotten,
-    Hungry,
     IdleChecked,
     Locked,
     Moved,
@@ -91,7 +92,6 @@ from posthouse.core.records import (
     SessionReleased,
     SessionRenewed,
     SessionStateSet,
-    Stalled,
     Started,
     Stuck,
     SubscriptionCreated,
@@ -124,8 +124,8 @@ from posthouse.core.tokens import Tokens
 def evolve(state: State, record: Record, position: int) -> None:
     """Makes it so. `position` is the record's first; it means nothing for a passing one."""
     _EVOLVE[type(record)](state, record, position)
-    if state.stalled and is_kept(record):
-        state.stalled.clear()
+    if state.dispatch_blocked and is_kept(record):
+        state.dispatch_blocked.clear()
     if state.doomed:  # so that recovery, which has no ticks, frees what was deleted too
         _sweep(state, 100)
 
@@ -413,7 +413,7 @@ def _delete(state: State, queue: Queue) -> None:
         for blocked in list(each.blocked.values()):
             _unblock(state, blocked)
         del state.queues[each.name]
-        state.hungry.pop(each.name, None)
+        state.dispatch_pending.pop(each.name, None)
         if each.idle_due_ms:
             state.idle_timers.remove(each.idle_due_ms, each.number)
         if each.seen_order:
@@ -1332,19 +1332,19 @@ def _idle_checked(state: State, record: IdleChecked, _: int) -> None:
     watch_idleness(state, state.queues[record.queue], record.due_ms)
 
 
-def _hungry(state: State, record: Hungry, _: int) -> None:
-    state.hungry.pop(record.queue, None)
+def _dispatch_pending(state: State, record: DispatchPending, _: int) -> None:
+    state.dispatch_pending.pop(record.queue, None)
     if record.more:  # behind the others
-        state.hungry[record.queue] = None
+        state.dispatch_pending[record.queue] = None
 
 
-def _stalled(state: State, record: Stalled, _: int) -> None:
-    state.stalled.update(record.queues)
+def _dispatch_blocked(state: State, record: DispatchBlocked, _: int) -> None:
+    state.dispatch_blocked.update(record.queues)
 
 
 def _copying_set(state: State, record: CopyingSet, _: int) -> None:
     state.copying = record.copying
-    state.stalled.clear()
+    state.dispatch_blocked.clear()
 
 
 _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
@@ -1396,8 +1396,8 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     TransactionEnded: _transaction_ended,
     Touched: _touched,
     IdleChecked: _idle_checked,
-    Hungry: _hungry,
-    Stalled: _stalled,
+    DispatchPending: _dispatch_pending,
+    DispatchBlocked: _dispatch_blocked,
     CopyingSet: _copying_set,
     Swept: _swept,
 }

@@ -300,8 +300,8 @@ class State(msgspec.Struct):
     blocked_bytes: int = 0
     crowded: dict[str, None] = {}  # the queues they wait for, where room would help
     block_timers: Timers = msgspec.field(default_factory=Timers)  # sender ids
-    hungry: dict[str, None] = {}  # queues whose waiting receivers may have more to get
-    stalled: set[str] = set()  # those of them that cannot hand on before something changes
+    dispatch_pending: dict[str, None] = {}  # queues whose ready messages ticks give out or hand on
+    dispatch_blocked: set[str] = set()  # those that cannot hand on before something changes
     copying: Copying = "free"
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
@@ -385,7 +385,7 @@ def message_key(queue: Queue, sequence: int) -> int:
 
 def next_deadline_ms(state: State) -> int | None:
     """When a tick is next due; a moment in the past means now, None means never."""
-    if len(state.hungry) > len(state.stalled) or state.doomed or state.orphans:
+    if len(state.dispatch_pending) > len(state.dispatch_blocked) or state.doomed or state.orphans:
         return 0
     if state.crowded and any(state.queues[name].has_room_again for name in state.crowded):
         return 0

@@ -3,10 +3,10 @@
 A `Plan` holds the records so far and, for each queue touched, the few things that will be different
 once they have been made so. The state itself is neither changed nor copied.
 
-Two facts carry the planning. Unless a queue is in `state.hungry`, no message is ready while a
-receiver that could have it waits; so what a command makes available is all there is to hand out.
-And a message is in one state only, so that nothing falls due twice in one tick, but for a delayed
-message that expires as it wakes.
+Two facts carry the planning. Unless a queue is in `state.dispatch_pending`, no message is ready
+while a receiver that could have it waits; so what a command makes available is all there is to hand
+out. And a message is in one state only, so that nothing falls due twice in one tick, but for a
+delayed message that expires as it wakes.
 
 The modules around it plan on it: `endings` (how deliveries end), `relaying` (topics and queues that
 forward) and `dispatch` (who gets what), which also closes it.
@@ -30,7 +30,7 @@ from posthouse.core.commands import (
 from posthouse.core.delivering import deliver
 from posthouse.core.message import ACTIVE, Message, Note, size_bytes
 from posthouse.core.model import Group, Queue, Receiver, State
-from posthouse.core.records import Hungry, Record, Touched
+from posthouse.core.records import DispatchPending, Record, Touched
 from posthouse.core.room import Fit, Used, is_limited, make_room, used
 
 Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
@@ -125,6 +125,8 @@ class Plan:
 
     __slots__ = (
         "deliveries",
+        "dispatch_blocked",
+        "dispatched",
         "effort",
         "ending",
         "leaving",
@@ -133,11 +135,9 @@ class Plan:
         "noted_bytes",
         "now_ms",
         "overlays",
-        "put_back",
+        "postponed",
         "records",
         "relayed",
-        "sated",
-        "stalled",
         "state",
     )
 
@@ -150,9 +150,9 @@ class Plan:
         self.leaving: set[int] = set()  # receivers that are not there any more
         self.ending: set[str] = set()  # temporary subscriptions that end
         self.overlays: dict[str, QueueOverlay] = {}
-        self.sated: set[str] = set()  # queues with which ticks will not go on,
-        self.put_back: set[str] = set()  # and with which they will, because this command does not
-        self.stalled: list[str] = []  # of those, who hands on no more before something changes
+        self.dispatched: set[str] = set()  # queues with which ticks will not go on,
+        self.postponed: set[str] = set()  # and with which they will, because this command does not
+        self.dispatch_blocked: list[str] = []  # those that hand on no more before something changes
         self.relayed = False  # what came into topics and queues that forward was handed on
         self.may_refuse = False  # a copy for which there is no room refuses the whole command
         self.effort = self.noted_bytes = 0  # of handing on so far
@@ -185,20 +185,22 @@ class Plan:
             overlay.oldest = fit.dropped[-1].sequence + 1
         return fit
 
-    def is_hungry(self, queue: Queue) -> bool:
+    def is_dispatch_pending(self, queue: Queue) -> bool:
         """Whether a later tick goes on with what is ready in this queue."""
         name = queue.name
-        return name in self.put_back or (name in self.state.hungry and name not in self.sated)
+        return name in self.postponed or (
+            name in self.state.dispatch_pending and name not in self.dispatched
+        )
 
     @property
     def is_spent(self) -> bool:
         """Whether this command has handed on as much as one may."""
         return self.effort >= HAND_ON_MAX or self.noted_bytes >= HAND_ON_BYTES_MAX // 8
 
-    def put_off(self, queue: Queue) -> None:
+    def postpone(self, queue: Queue) -> None:
         """A later tick goes on with what is ready in this queue."""
-        self.records.append(Hungry(queue.name, more=True))
-        self.put_back.add(queue.name)
+        self.records.append(DispatchPending(queue.name, more=True))
+        self.postponed.add(queue.name)
 
     def touch(self, queue: Queue) -> None:
         """Settling and renewing is use of a queue, where that matters."""

@@ -17,7 +17,7 @@ from posthouse.core.message import NO_NOTE, Message, NewMessage, Note, group_of,
 from posthouse.core.model import Queue, State
 from posthouse.core.picking import can_send
 from posthouse.core.plan import Plan, QueueOverlay
-from posthouse.core.records import Copies, Hungry, Record, Routed, Sent
+from posthouse.core.records import Copies, DispatchPending, Record, Routed, Sent
 from posthouse.core.routing import Hit, Router, router_of
 
 # Effort is counted in about microseconds.
@@ -49,7 +49,7 @@ def _publish_in_parts(handed: Relay, message: Message, parts: Iterable[_Part]) -
             break
         if spares and hits and filled(plan, queue) >= SPARE_MAX:
             if number == message.lock:  # nothing was done for it
-                plan.stalled.append(handed.source.queue.name)
+                plan.dispatch_blocked.append(handed.source.queue.name)
             break
         for hit in hits:
             _give_copy(handed, message, hit, note)
@@ -201,7 +201,7 @@ def publish_plainly(state: State, topic: Queue, record: Sent) -> list[Record] | 
     leaving = list(range(first, first + count))
     routed = Routed(topic.name, record.time_ms, leaving, copies, alike)
     if count < len(messages):
-        return [routed, Hungry(topic.name, more=True)]
+        return [routed, DispatchPending(topic.name, more=True)]
     return [routed]
 
 

@@ -39,7 +39,7 @@ from posthouse.core.picking import can_receive, pick_in_session, pick_ready
 from posthouse.core.plan import Outcome, Plan
 from posthouse.core.records import (
     CreditSet,
-    Hungry,
+    DispatchPending,
     QueueDeleted,
     ReceiverAttached,
     ReceiverDetached,
@@ -89,7 +89,7 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
-    feed_later(plan, queue)
+    dispatch_later(plan, queue)
     return dispatch(plan, Waiting(number))
 
 
@@ -179,7 +179,7 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
         ReceiverAttached(receiver),
     ]
     if not queue.subscriptions and queue.counts[ACTIVE]:
-        records.append(Hungry(queue.name, more=True))  # what was kept is for the first
+        records.append(DispatchPending(queue.name, more=True))  # what was kept is for the first
     return Outcome(records)
 
 
@@ -216,14 +216,14 @@ def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
     if messages:
         plan.deliver(queue, receiver, messages)
     if len(messages) < credit:
-        feed_later(plan, queue)
+        dispatch_later(plan, queue)
 
 
-def feed_later(plan: Plan, queue: Queue) -> None:
+def dispatch_later(plan: Plan, queue: Queue) -> None:
     """Where messages that have expired but are still there may hide others from a receiver."""
     overdue_ms = plan.state.expiry_timers.first
     if overdue_ms is not None and overdue_ms <= plan.now_ms:
-        plan.records.append(Hungry(queue.name, more=True))
+        plan.records.append(DispatchPending(queue.name, more=True))
 
 
 def detach(state: State, command: Detach, now_ms: int) -> Outcome:

@@ -555,14 +555,14 @@ class IdleChecked(_Passing, frozen=True):
     due_ms: int
 
 
-class Hungry(_Passing, frozen=True):
-    """Whether ticks go on feeding the queue's waiting receivers."""
+class DispatchPending(_Passing, frozen=True):
+    """Whether ticks go on to give what is ready in the queue to receivers, or to hand it on."""
 
     queue: str
     more: bool
 
 
-class Stalled(_Passing, frozen=True):
+class DispatchBlocked(_Passing, frozen=True):
     """These would hand on more, but not before something kept happens, or copying is set anew."""
 
     queues: list[str]
@@ -590,8 +590,8 @@ Passing: TypeAlias = (
     | TransactionEnded
     | Touched
     | IdleChecked
-    | Hungry
-    | Stalled
+    | DispatchPending
+    | DispatchBlocked
     | CopyingSet
     | Swept
 )

@@ -30,7 +30,7 @@ def _with_more(plan: Plan) -> list[QueueOverlay]:
     return [
         overlay
         for overlay in plan.overlays.values()
-        if overlay.ready and overlay.queue.relays and not plan.is_hungry(overlay.queue)
+        if overlay.ready and overlay.queue.relays and not plan.is_dispatch_pending(overlay.queue)
     ]
 
 
@@ -46,15 +46,15 @@ def hand_on(plan: Plan, overlay: QueueOverlay) -> list[Message]:
     spares = plan.state.copying != "free"
     for message in messages:
         if plan.is_spent:
-            plan.put_off(queue)
+            plan.postpone(queue)
             break
         if spares and not _has_place(plan, overlay, message):
-            plan.put_off(queue)
-            plan.stalled.append(queue.name)
+            plan.postpone(queue)
+            plan.dispatch_blocked.append(queue.name)
             break
         if queue.properties.delivery != "competing":
             if not publish(handed, message):
-                plan.put_off(queue)
+                plan.postpone(queue)
                 break
             leaving.append(message)
         else:

@@ -265,7 +265,7 @@ def _unseen(
 def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
     """With what those get who wait for it, or who it is handed on to."""
     waited = queue.waiting or queue.accepting or queue.relays
-    if not waited or queue.name in state.hungry:
+    if not waited or queue.name in state.dispatch_pending:
         return Outcome([record], answer)
     if queue.properties.delivery == "topic" and state.copying == "free":
         routed = publish_plainly(state, queue, record)

@@ -22,7 +22,7 @@ from posthouse.core.lookup import queue_of, receivable, session_of
 from posthouse.core.model import Receiver, State
 from posthouse.core.picking import free_sessions
 from posthouse.core.plan import Outcome, Plan
-from posthouse.core.receiving import check_receiver, feed_later
+from posthouse.core.receiving import check_receiver, dispatch_later
 from posthouse.core.records import ReceiverAttached, SessionRenewed, SessionStateSet, Touched
 
 
@@ -52,7 +52,7 @@ def accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcome
     if command.deadline_ms > now_ms:
         plan = Plan(state, now_ms)
         plan.records.append(ReceiverAttached(receiver, accepting=True))
-        feed_later(plan, queue)
+        dispatch_later(plan, queue)
         return dispatch(plan, Waiting(receiver.receiver))
     return Outcome([Touched(queue.name, now_ms)], None)
 

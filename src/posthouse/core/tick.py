@@ -32,14 +32,14 @@ from posthouse.core.records import (
     ClockStepped,
     ClockTurnedBack,
     CopyingSet,
+    DispatchBlocked,
+    DispatchPending,
     Forgotten,
-    Hungry,
     IdleChecked,
     QueueDeleted,
     ReceiverDetached,
     Renewed,
     SessionRenewed,
-    Stalled,
     Started,
     Stuck,
     Swept,
@@ -70,7 +70,7 @@ def start(state: State, command: Start, now_ms: int) -> Outcome:
             plan.records.append(QueueDeleted(queue.name, now_ms))
         elif queue.relays and queue.counts[ACTIVE] and queue.origin not in plan.ending:
             # The ticks that handed it on are forgotten.
-            plan.records.append(Hungry(queue.name, more=True))
+            plan.records.append(DispatchPending(queue.name, more=True))
     for queue, group in list(state.sessions.values()):
         if group.bound and state.queues.get(queue.name) is queue:
             release(plan, queue, group)
@@ -122,8 +122,9 @@ def tick(state: State, _: Tick, now_ms: int) -> Outcome:
     for step in _STEPS:
         left -= step(plan, max(left, _SHARE))
     outcome = dispatch(plan, Ticked(more=left <= 0 or _to_sweep(state) > STEPS_MAX // 2))
-    if plan.stalled:  # before the rest: if something happens in this tick they are looked at again
-        outcome.records.insert(0, Stalled(plan.stalled))
+    if plan.dispatch_blocked:
+        # Before the rest: if something happens in this tick they are looked at again.
+        outcome.records.insert(0, DispatchBlocked(plan.dispatch_blocked))
     return outcome
 
 
@@ -328,7 +329,7 @@ def _delete_idle(plan: Plan, left: int) -> int:
         for each in every:
             in_use = each.attached or each.blocked or each.counts[LOCKED]
             # Who has something to hand on is not idle either, though he may have to wait.
-            if in_use or plan.overlay(each).used or plan.is_hungry(each):
+            if in_use or plan.overlay(each).used or plan.is_dispatch_pending(each):
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))
@@ -338,43 +339,43 @@ def _delete_idle(plan: Plan, left: int) -> int:
     return len(numbers)
 
 
-def _feed_hungry(plan: Plan, left: int) -> int:
-    """Goes on with queues in which messages are ready though they could be with somebody."""
+def _dispatch_pending(plan: Plan, left: int) -> int:
+    """Goes on with queues in which messages are ready though somebody could have them."""
     done = 0
-    for name in plan.state.hungry:
+    for name in plan.state.dispatch_pending:
         if done >= left:
             break
-        if name in plan.state.stalled:
+        if name in plan.state.dispatch_blocked:
             continue
         queue = plan.state.queues[name]
-        feed = _hand_on_more if queue.relays else _feed
-        done += feed(plan, queue, left - done)
+        step = _hand_on_more if queue.relays else _dispatch_ready
+        done += step(plan, queue, left - done)
     return done
 
 
-def _sate(plan: Plan, queue: Queue) -> None:
-    plan.records.append(Hungry(queue.name, more=False))
-    plan.sated.add(queue.name)
+def _end_dispatch(plan: Plan, queue: Queue) -> None:
+    plan.records.append(DispatchPending(queue.name, more=False))
+    plan.dispatched.add(queue.name)
 
 
-def _feed(plan: Plan, queue: Queue, left: int) -> int:
-    """Those who wait though there is something for them, as after a pause."""
+def _dispatch_ready(plan: Plan, queue: Queue, left: int) -> int:
+    """Gives what is ready to receivers that wait though there is something, as after a pause."""
     before = len(plan.deliveries)
     changed = queue.name in plan.overlays
     if can_receive(queue.properties):
         if queue.properties.grouping == "session":
-            _feed_sessions(plan, queue, left)
+            _dispatch_in_sessions(plan, queue, left)
         else:
             ready = _still_there(plan, queue, pick_ready(queue, left, plan.now_ms))
             deal(plan, queue, [iter((message,)) for message in ready])
-    fed = plan.deliveries[before:]
+    deliveries = plan.deliveries[before:]
     # Who holds a message keeps it, whatever is forwarded to the queue in this tick.
-    given = [each.message.sequence for each in fed if isinstance(each, Delivery)]
+    given = [each.message.sequence for each in deliveries if isinstance(each, Delivery)]
     if given:
         plan.overlay(queue).removed.update(given)
-    if not fed and not changed:
-        _sate(plan, queue)
-    return len(fed)
+    if not deliveries and not changed:
+        _end_dispatch(plan, queue)
+    return len(deliveries)
 
 
 def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Message]:
@@ -399,9 +400,9 @@ def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
         deal(plan, queue, [iter((message,)) for message in staying])
     if len(staying) == count and len(plan.deliveries) == before and not later:
         if len(picked) == most < left:  # behind those there may be some that do not stay
-            plan.stalled.append(queue.name)
+            plan.dispatch_blocked.append(queue.name)
         else:
-            _sate(plan, queue)
+            _end_dispatch(plan, queue)
     return count
 
 
@@ -411,7 +412,7 @@ def _hand_on(plan: Plan, _: int) -> int:
     return 0
 
 
-def _feed_sessions(plan: Plan, queue: Queue, left: int) -> None:
+def _dispatch_in_sessions(plan: Plan, queue: Queue, left: int) -> None:
     sessions = dict.fromkeys(receiver.session for receiver in queue.waiting.values())
     most = len(plan.deliveries) + left
     for session in sessions:
@@ -440,7 +441,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _wake,
     fire,
     _forget,
-    _feed_hungry,
+    _dispatch_pending,
     _admit,
     _hand_on,
     _delete_idle,
