@@ -10,8 +10,8 @@ from posthouse.broker.access import BROKER
 from posthouse.broker.fold import fold
 from posthouse.broker.memory import FINE, OVERFLOW, REFUSE, SLOW, Limits, machine_bytes
 from posthouse.core.commands import (
+    FANOUT_LIMITED_MAX,
     HAND_ON_MAX,
-    SPARE_MAX,
     Abandon,
     AcceptSession,
     Attach,
@@ -475,7 +475,7 @@ def test_where_all_memory_is_taken_by_what_waits_to_be_handed_on_it_still_goes_o
         await desk.do(UpdateQueue("q", QueueProperties(forward_to="t")))
         await until_idle(desk)
         assert desk.engine.now().level == OVERFLOW
-        assert messages_in(desk) < 1_100 + 4 * SPARE_MAX
+        assert messages_in(desk) < 1_100 + 4 * FANOUT_LIMITED_MAX
         got = await drained(desk, ends)
         assert list(got.values()) == 3 * [[f"{n}" for n in range(1_100)]]
 
@@ -496,7 +496,7 @@ def test_what_is_handed_on_waits_through_a_restart_too() -> None:
         await desk.engine.close()
         desk = await Desk.open(MemoryStore(store.frames), limits=a_limit(1_000))
         await until_idle(desk)
-        assert messages_in(desk) < 1_000 + 4 * SPARE_MAX
+        assert messages_in(desk) < 1_000 + 4 * FANOUT_LIMITED_MAX
         got = await drained(desk, ends)
         assert list(got.values()) == 3 * [[f"{n}" for n in range(1_000)]]
 

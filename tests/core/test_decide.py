@@ -34,7 +34,7 @@ from posthouse.core.commands import (
     Resume,
     Send,
     SetClock,
-    SetCopying,
+    SetFanout,
     SetSessionState,
     Settle,
     Start,
@@ -191,7 +191,7 @@ ODD: list[Command] = [
     DeadLetter("orders", [1], reason=5),  # type: ignore[arg-type]
     Renew("orders", [1], lock_ms=10.5),  # type: ignore[arg-type]
     SetClock(1.5),  # type: ignore[arg-type]
-    SetCopying("often"),  # type: ignore[arg-type]
+    SetFanout("often"),  # type: ignore[arg-type]
 ]
 
 

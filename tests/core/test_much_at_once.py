@@ -3,13 +3,13 @@
 import pytest
 
 from posthouse.core import next_deadline_ms
-from posthouse.core.commands import HAND_ON_BYTES_MAX, HAND_ON_MAX, SPARE_MAX, SetCopying
+from posthouse.core.commands import FANOUT_LIMITED_MAX, HAND_ON_BYTES_MAX, HAND_ON_MAX, SetFanout
 from posthouse.core.records import encode
 from posthouse.core.rules import Rule, SqlFilter, TrueFilter
 from tests.core.sound import held, sound
+from tests.core.test_fanout_limited import numbers, take
+from tests.core.test_fanout_limited import settle_down as settle_down_limited
 from tests.core.test_found import GROWS, copies_written, settle_down
-from tests.core.test_sparing import numbers, take
-from tests.core.test_sparing import settle_down as settle_down_sparingly
 from tests.core.world import World, a_message
 
 pytestmark = pytest.mark.untraced
@@ -60,10 +60,10 @@ def test_slow_rules_are_not_asked_over_and_over() -> None:
     for n in range(10):
         world.subscribe(topic, f"s{n}", Rule("r", slow))
     other = world.subscribe(topic, "other")
-    world.send(topic, *(a_message(each, a="") for each in numbers(SPARE_MAX)))
-    world.do(SetCopying("sparing"))
+    world.send(topic, *(a_message(each, a="") for each in numbers(FANOUT_LIMITED_MAX)))
+    world.do(SetFanout("limited"))
     world.send(topic, a_message("slow", a="b" * 16_000))
-    settle_down_sparingly(world)
+    settle_down_limited(world)
     assert next_deadline_ms(world.state) is None
-    assert take(world, other) == numbers(SPARE_MAX)
+    assert take(world, other) == numbers(FANOUT_LIMITED_MAX)
     assert held(world, other) == ["slow"]

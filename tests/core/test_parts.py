@@ -6,12 +6,12 @@ import pytest
 
 from posthouse.core import evolve, next_deadline_ms, plan, publishing
 from posthouse.core.commands import (
+    FANOUT_LIMITED_MAX,
     RULE_PATTERNS_MAX,
     RULES_EFFORT_MAX,
     RULES_SQL_MAX,
-    SPARE_MAX,
     CreateSubscription,
-    SetCopying,
+    SetFanout,
     SetRule,
 )
 from posthouse.core.errors import InvalidArgument, QuotaExceeded
@@ -146,8 +146,8 @@ def test_while_copies_are_to_be_few_it_waits_where_one_has_many() -> None:
     first, *_, last = [world.subscribe(topic, f"s{n}", SLOW) for n in range(30)]
     full = world.subscribe(topic, "full", Rule("r", SqlFilter("a LIKE 'a%'")))
     behind = world.subscribe(topic, "behind", Rule("r", SqlFilter("a LIKE 'a%'")))
-    world.send(topic, *(a_message(str(n), a="a") for n in range(SPARE_MAX)))
-    world.do(SetCopying("sparing"))
+    world.send(topic, *(a_message(str(n), a="a") for n in range(FANOUT_LIMITED_MAX)))
+    world.do(SetFanout("limited"))
     world.send(topic, a_message("one", a="a" * 16_000))
     for _ in range(100):
         if next_deadline_ms(world.state) is None:
@@ -155,11 +155,11 @@ def test_while_copies_are_to_be_few_it_waits_where_one_has_many() -> None:
         world.tick()
     assert next_deadline_ms(world.state) is None
     assert world.counts(topic).active == 1
-    assert world.counts(behind).active == SPARE_MAX
-    world.do(SetCopying("free"))
+    assert world.counts(behind).active == FANOUT_LIMITED_MAX
+    world.do(SetFanout("open"))
     settle_down(world, 100)
     assert [world.counts(each).active for each in (first, last, full, behind)] == [
-        0, 0, SPARE_MAX + 1, SPARE_MAX + 1,
+        0, 0, FANOUT_LIMITED_MAX + 1, FANOUT_LIMITED_MAX + 1,
     ]  # fmt: skip
     sound(world)
 
@@ -173,21 +173,21 @@ def test_while_copies_are_to_be_few_those_before_the_full_one_have_theirs(
     starts = Rule("r", SqlFilter("a LIKE 'a%'"))
     first, full = world.subscribe(topic, "first", starts), world.subscribe(topic, "full", starts)
     slow = world.subscribe(topic, "slow", SLOW)
-    world.send(topic, *(a_message(str(n), a="a") for n in range(SPARE_MAX)))
+    world.send(topic, *(a_message(str(n), a="a") for n in range(FANOUT_LIMITED_MAX)))
     settle_down(world)
-    world.receive(first, SPARE_MAX, delete=True)
-    world.receive(dead_letter_queue(slow), SPARE_MAX, delete=True)
-    world.do(SetCopying("sparing"))
+    world.receive(first, FANOUT_LIMITED_MAX, delete=True)
+    world.receive(dead_letter_queue(slow), FANOUT_LIMITED_MAX, delete=True)
+    world.do(SetFanout("limited"))
     world.send(topic, a_message("one", a="a" * 16_000))
     for _ in range(10):
         world.tick()
     assert next_deadline_ms(world.state) is None
     assert held(world, first) == ["one"]
-    assert world.counts(full).active == SPARE_MAX
+    assert world.counts(full).active == FANOUT_LIMITED_MAX
     world.receive(full, delete=True)
     for _ in range(5):
         world.tick()
-    assert world.counts(full).active == SPARE_MAX
+    assert world.counts(full).active == FANOUT_LIMITED_MAX
     assert held(world, dead_letter_queue(slow)) == ["one"]
     sound(world)
 

@@ -17,7 +17,7 @@ from posthouse.core.commands import (
     Peeked,
     Purge,
     ResumeSchedule,
-    SetCopying,
+    SetFanout,
     SetSchedule,
     StepClock,
     Tick,
@@ -330,11 +330,11 @@ def test_schedules_send_nothing_while_senders_are_refused() -> None:
     world = World()
     queue = world.queue()
     world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.advance(10_000)
     assert world.counts(queue).active == 0
     assert "room" in world.state.schedules["beat"].problem
-    world.do(SetCopying("free"))
+    world.do(SetFanout("open"))
     world.advance(10_000)
     assert world.counts(queue).active == 1
     assert not world.state.schedules["beat"].problem

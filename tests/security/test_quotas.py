@@ -43,7 +43,7 @@ NOT_SHARED = {
         "BACKOFF_MAX", "HOPS_MAX",
         "GRANTS_MAX", "KEYS_MAX", "SEALED_BYTES_MAX", "EXTRAS_CHARS_MAX",
     ), ONE_THING),
-    "SPARE_MAX": "how many messages a queue has before it gets no copies while memory is short",
+    "FANOUT_LIMITED_MAX": "what a queue may have and still get copies while memory is short",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from posthouse.core.commands import (
     UpdateQueue,
 )
 from posthouse.core.errors import Busy, QuotaExceeded
-from posthouse.core.model import Copying, QueueProperties
+from posthouse.core.model import Fanout, QueueProperties
 from posthouse.core.namespaces import (
     CreateNamespace,
     Namespaces,
@@ -85,11 +85,11 @@ class Admission:
             return command.state is not None
         return True
 
-    def copying(self) -> Copying:
+    def fanout(self) -> Fanout:
         """How freely topics and queues that forward hand on: one send may become millions."""
         if self._store.full:
-            return "none"
-        return "free" if self._memory.level < REFUSE else "sparing"
+            return "stopped"
+        return "open" if self._memory.level < REFUSE else "limited"
 
     def slow_seconds(self) -> float:
         """For how long a publisher's answer is held back, so that it sends less."""

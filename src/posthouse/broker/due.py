@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from posthouse.broker.admission import Admission
 from posthouse.broker.clocks import Clocks
 from posthouse.core import next_deadline_ms
-from posthouse.core.commands import DURATION_MS_MAX, LAST_MS, Command, SetClock, SetCopying, Tick
+from posthouse.core.commands import DURATION_MS_MAX, LAST_MS, Command, SetClock, SetFanout, Tick
 from posthouse.core.model import State
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.plan import Outcome
@@ -46,11 +46,11 @@ class DueWork:
 
     def do_some(self) -> bool:
         """A slice of it, which does not take long. Returns whether there was something."""
-        did, copying = False, self._admission.copying()
+        did, fanout = False, self._admission.fanout()
         begun = time.perf_counter()
         for state in self._in_turn():
-            if state.copying != copying:
-                self._do(state, SetCopying(copying))
+            if state.fanout != fanout:
+                self._do(state, SetFanout(fanout))
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= self._clocks.now_ms(state.name):
                 outcome = self._do(state, Tick())

@@ -5,7 +5,7 @@ new messages are put aside as soon as they are durable, if enough others stand b
 message is delivered whose body is aside, it is read back, and with it what comes next.
 
 What cannot be dropped is held against a limit with three marks. Above the first publishers are
-slowed down; above the second they are refused, and copies are made sparingly; above the third
+slowed down; above the second they are refused, and the fanout is limited; above the third
 everything is refused that makes the state larger.
 """
 

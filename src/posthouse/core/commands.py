@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import Account, Copying, QueueProperties, Reader, Right, Schedule
+from posthouse.core.model import Account, Fanout, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.shares import NOBODY, Holder
 
@@ -52,7 +52,7 @@ BACKOFF_MAX = 100  # delays in a queue's list
 HOPS_MAX = 4  # that a message is forwarded
 HAND_ON_MAX = 10_000  # copies, and rules looked at, in one command; ticks go on with the rest
 HAND_ON_BYTES_MAX = SEND_BYTES_MAX  # of what is noted with the copies
-SPARE_MAX = 10  # messages in a queue, from which on it gets no copies while they are to be few
+FANOUT_LIMITED_MAX = 10  # messages in a queue, from which on it gets no more while that is limited
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
 FIRE_BYTES_MAX = 1 << 20  # what schedules send in one tick; one message more may be in it
@@ -118,12 +118,12 @@ class TurnClockBack(_Command, frozen=True):
     scheduled: bool = False  # the moments of scheduled messages were given by that clock
 
 
-class SetCopying(_Command, frozen=True):
+class SetFanout(_Command, frozen=True):
     """How freely messages are handed on from now on, which takes room that may be short."""
 
     right = "broker"
     reach = "namespace"
-    copying: Copying
+    fanout: Fanout
 
 
 class Move(_Command, frozen=True):
@@ -590,7 +590,7 @@ Command: TypeAlias = (
     | StepClock
     | SetClock
     | TurnClockBack
-    | SetCopying
+    | SetFanout
     | Move
     | CreateQueue
     | UpdateQueue

@@ -62,7 +62,7 @@ from posthouse.core.commands import (
     RollBack,
     Send,
     SetClock,
-    SetCopying,
+    SetFanout,
     SetRule,
     SetSchedule,
     SetSessionState,
@@ -89,7 +89,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     StepClock: tick.step_clock,
     SetClock: tick.set_clock,
     TurnClockBack: tick.turn_clock_back,
-    SetCopying: tick.set_copying,
+    SetFanout: tick.set_fanout,
     # Queues and topics.
     CreateQueue: entities.create_queue,
     UpdateQueue: entities.update_queue,

@@ -61,7 +61,7 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
             "held": sorted([*key, count] for key, count in state.held.items()),
             "dispatch_pending": list(state.dispatch_pending),
             "dispatch_blocked": sorted(state.dispatch_blocked),
-            "copying": state.copying,
+            "fanout": state.fanout,
             "orphans": [[number, list(held)] for number, held in state.orphans.items()],
             "doomed": [[q.name, sum(q.counts)] for q in state.doomed],
             "queues": {

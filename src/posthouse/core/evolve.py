@@ -55,7 +55,6 @@ from posthouse.core.records import (
     ClockTurnedBack,
     Completed,
     Copies,
-    CopyingSet,
     CreditSet,
     DeadLettered,
     Deferred,
@@ -64,6 +63,7 @@ from posthouse.core.records import (
     Dropped,
     Enlisted,
     Expired,
+    FanoutSet,
     Forgotten,
     IdleChecked,
     Locked,
@@ -1342,8 +1342,8 @@ def _dispatch_blocked(state: State, record: DispatchBlocked, _: int) -> None:
     state.dispatch_blocked.update(record.queues)
 
 
-def _copying_set(state: State, record: CopyingSet, _: int) -> None:
-    state.copying = record.copying
+def _fanout_set(state: State, record: FanoutSet, _: int) -> None:
+    state.fanout = record.fanout
     state.dispatch_blocked.clear()
 
 
@@ -1398,6 +1398,6 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     IdleChecked: _idle_checked,
     DispatchPending: _dispatch_pending,
     DispatchBlocked: _dispatch_blocked,
-    CopyingSet: _copying_set,
+    FanoutSet: _fanout_set,
     Swept: _swept,
 }

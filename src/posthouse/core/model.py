@@ -26,7 +26,7 @@ Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
 FAN_OUT = ("fan-out", "fan-out-unacknowledged")
 Overflow = Literal["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
 Right = Literal["manage", "send", "listen"]
-Copying = Literal["free", "sparing", "none"]  # sparing: only into queues that have few messages
+Fanout = Literal["open", "limited", "stopped"]  # limited: only into queues that have few messages
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
 PRIORITIES = 10
@@ -302,7 +302,7 @@ class State(msgspec.Struct):
     block_timers: Timers = msgspec.field(default_factory=Timers)  # sender ids
     dispatch_pending: dict[str, None] = {}  # queues whose ready messages ticks give out or hand on
     dispatch_blocked: set[str] = set()  # those that cannot hand on before something changes
-    copying: Copying = "free"
+    fanout: Fanout = "open"
     orphans: dict[int, dict[int, None]] = {}  # locks of receivers that are gone, ended by ticks
     doomed: list[Queue] = []  # deleted, and freed bit by bit
 

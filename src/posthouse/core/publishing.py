@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import TypeAlias, cast
 
-from posthouse.core.commands import HAND_ON_BYTES_MAX, HAND_ON_MAX, SPARE_MAX
+from posthouse.core.commands import FANOUT_LIMITED_MAX, HAND_ON_BYTES_MAX, HAND_ON_MAX
 from posthouse.core.copies import FIRST_EFFORT, Relay, filled
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.filters.problems import TooManyLooks
@@ -43,11 +43,11 @@ def publish(handed: Relay, message: Message) -> bool:
 def _publish_in_parts(handed: Relay, message: Message, parts: Iterable[_Part]) -> bool:
     """Subscription by subscription, one at least, until this command has done what one may."""
     plan, number = handed.plan, message.lock
-    note, spares = handed.source.note(message.sequence), plan.state.copying != "free"
+    note, restricted = handed.source.note(message.sequence), plan.state.fanout != "open"
     for queue, hits in parts:
         if hits is None:
             break
-        if spares and hits and filled(plan, queue) >= SPARE_MAX:
+        if restricted and hits and filled(plan, queue) >= FANOUT_LIMITED_MAX:
             if number == message.lock:  # nothing was done for it
                 plan.dispatch_blocked.append(handed.source.queue.name)
             break

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import Blocked, Copying, Grant, QueueProperties, Receiver
+from posthouse.core.model import Blocked, Fanout, Grant, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.shares import NOBODY, Holder
@@ -563,13 +563,13 @@ class DispatchPending(_Passing, frozen=True):
 
 
 class DispatchBlocked(_Passing, frozen=True):
-    """These would hand on more, but not before something kept happens, or copying is set anew."""
+    """These hand on no more before something kept happens, or the fanout is set anew."""
 
     queues: list[str]
 
 
-class CopyingSet(_Passing, frozen=True):
-    copying: Copying
+class FanoutSet(_Passing, frozen=True):
+    fanout: Fanout
 
 
 class Swept(_Passing, frozen=True):
@@ -592,7 +592,7 @@ Passing: TypeAlias = (
     | IdleChecked
     | DispatchPending
     | DispatchBlocked
-    | CopyingSet
+    | FanoutSet
     | Swept
 )
 Record: TypeAlias = Kept | Passing

@@ -1,6 +1,6 @@
 """Relaying: topics and queues that forward hand on what has come to them."""
 
-from posthouse.core.commands import HOPS_MAX, SPARE_MAX
+from posthouse.core.commands import FANOUT_LIMITED_MAX, HOPS_MAX
 from posthouse.core.copies import Relay, filled
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Message, group_of, size_bytes
@@ -43,12 +43,12 @@ def hand_on(plan: Plan, overlay: QueueOverlay) -> list[Message]:
     handed = Relay(plan, overlay)
     leaving: list[Message] = []
     staying: list[Message] = []
-    spares = plan.state.copying != "free"
+    restricted = plan.state.fanout != "open"
     for message in messages:
         if plan.is_spent:
             plan.postpone(queue)
             break
-        if spares and not _has_place(plan, overlay, message):
+        if restricted and not _has_place(plan, overlay, message):
             plan.postpone(queue)
             plan.dispatch_blocked.append(queue.name)
             break
@@ -77,7 +77,7 @@ def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
     state, queue = plan.state, overlay.queue
     if queue.origin is not None and state.queues[queue.origin].temporary:
         return True  # it ends with its receiver, and so would the dead letters in it
-    if state.copying == "none":
+    if state.fanout == "stopped":
         return False
     if queue.properties.delivery != "competing":
         hits = hits_of(plan, overlay, message)
@@ -87,7 +87,7 @@ def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
     else:
         target = state.queues.get(queue.properties.forward_to or "")
         targets = [] if target is None else [target]
-    return all(filled(plan, each) < SPARE_MAX for each in targets)
+    return all(filled(plan, each) < FANOUT_LIMITED_MAX for each in targets)
 
 
 def _forward(handed: Relay, message: Message) -> bool:

@@ -126,7 +126,7 @@ def fire(plan: Plan, left: int) -> int:
 
 def _send(plan: Plan, schedule: Schedule) -> None:
     """Raises Refused."""
-    if plan.state.copying != "free":  # as senders are refused then
+    if plan.state.fanout != "open":  # as senders are refused then
         raise Busy("it has no room for more messages")
     send = Send(schedule.queue, [_of_now(schedule)])
     queue, messages, _ = checked_send(plan.state, send, plan.now_ms)

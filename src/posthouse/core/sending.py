@@ -267,7 +267,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     waited = queue.waiting or queue.accepting or queue.relays
     if not waited or queue.name in state.dispatch_pending:
         return Outcome([record], answer)
-    if queue.properties.delivery == "topic" and state.copying == "free":
+    if queue.properties.delivery == "topic" and state.fanout == "open":
         routed = publish_plainly(state, queue, record)
         if routed is not None:
             return Outcome([record, *routed], answer)

@@ -6,13 +6,13 @@ from typing import get_args
 
 from posthouse.core.checks import check_duration, check_moment, check_start
 from posthouse.core.commands import (
-    SPARE_MAX,
+    FANOUT_LIMITED_MAX,
     STEPS_MAX,
     Admitted,
     Delivery,
     Notice,
     SetClock,
-    SetCopying,
+    SetFanout,
     Start,
     StepClock,
     Tick,
@@ -23,7 +23,7 @@ from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
 from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
-from posthouse.core.model import SEQUENCE_BITS, Blocked, Copying, Queue, State, before
+from posthouse.core.model import SEQUENCE_BITS, Blocked, Fanout, Queue, State, before
 from posthouse.core.picking import can_receive, free_sessions, pick_all, pick_in_session, pick_ready
 from posthouse.core.plan import Outcome, Plan, as_active, sequences_of
 from posthouse.core.records import (
@@ -31,9 +31,9 @@ from posthouse.core.records import (
     ClockSet,
     ClockStepped,
     ClockTurnedBack,
-    CopyingSet,
     DispatchBlocked,
     DispatchPending,
+    FanoutSet,
     Forgotten,
     IdleChecked,
     QueueDeleted,
@@ -110,10 +110,10 @@ def turn_clock_back(state: State, command: TurnClockBack, now_ms: int) -> Outcom
     return Outcome([ClockTurnedBack(now_ms, step_ms, schedules, command.scheduled)])
 
 
-def set_copying(_: State, command: SetCopying, __: int) -> Outcome:
-    if command.copying not in get_args(Copying):
-        raise InvalidArgument("copying", f"must be one of {', '.join(get_args(Copying))}")
-    return Outcome([CopyingSet(command.copying)])
+def set_fanout(_: State, command: SetFanout, __: int) -> Outcome:
+    if command.fanout not in get_args(Fanout):
+        raise InvalidArgument("fanout", f"must be one of {', '.join(get_args(Fanout))}")
+    return Outcome([FanoutSet(command.fanout)])
 
 
 def tick(state: State, _: Tick, now_ms: int) -> Outcome:
@@ -388,7 +388,7 @@ def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Mess
 def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
     """What was there before the queue began to forward; and then what has come in this tick."""
     overlay = plan.overlay(queue)
-    most = left if plan.state.copying == "free" else min(left, SPARE_MAX)
+    most = left if plan.state.fanout == "open" else min(left, FANOUT_LIMITED_MAX)
     picked = pick_all(queue, most, plan.now_ms)
     later, overlay.ready = overlay.ready, _still_there(plan, queue, picked)
     if len(picked) < most:

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from posthouse.core.commands import SetCopying
-from posthouse.core.model import Copying
+from posthouse.core.commands import SetFanout
+from posthouse.core.model import Fanout
 from tests.core.sound import sound
-from tests.core.test_sparing import settle_down, take
+from tests.core.test_fanout_limited import settle_down, take
 from tests.core.world import World
 
 pytestmark = pytest.mark.untraced
@@ -40,7 +40,7 @@ def test_whatever_happens_everything_arrives_once_and_in_order(seed: int) -> Non
             world.send(topics[0], *(str(sent + n) for n in range(count)))
             sent += count
         elif what < 0.5:
-            world.do(SetCopying(chance.choice(("free", "sparing", "none"))))
+            world.do(SetFanout(chance.choice(("open", "limited", "stopped"))))
         elif what < 0.8 and ends:
             end = chance.choice(ends)
             got[end] += take(world, end, chance.randint(1, 40))
@@ -49,8 +49,8 @@ def test_whatever_happens_everything_arrives_once_and_in_order(seed: int) -> Non
             world = world.restarted(epoch=world.state.era // (1 << 96) + 1)
         else:
             world.tick()
-    copying: Copying = chance.choice(("free", "sparing"))
-    world.do(SetCopying(copying))
+    fanout: Fanout = chance.choice(("open", "limited"))
+    world.do(SetFanout(fanout))
     settle_down(world)
     more = True
     while more:

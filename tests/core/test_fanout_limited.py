@@ -2,25 +2,25 @@
 
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
-    SPARE_MAX,
+    FANOUT_LIMITED_MAX,
     Abandon,
     Complete,
     DeadLetter,
     DeleteQueue,
     Detach,
-    SetCopying,
+    SetFanout,
     Tick,
     UpdateQueue,
 )
-from posthouse.core.model import TRANSFER, Copying, QueueProperties, dead_letter_queue
+from posthouse.core.model import TRANSFER, Fanout, QueueProperties, dead_letter_queue
 from posthouse.core.rules import Rule, SqlFilter
 from tests.core.sound import held, sound
 from tests.core.world import World, a_message, bodies
 
 
-def sparing(copying: Copying = "sparing") -> World:
+def limited(fanout: Fanout = "limited") -> World:
     world = World()
-    world.do(SetCopying(copying))
+    world.do(SetFanout(fanout))
     return world
 
 
@@ -47,29 +47,29 @@ def settle_down(world: World) -> None:
 
 
 def test_copies_are_few_and_the_rest_waits_where_it_was() -> None:
-    world = sparing()
+    world = limited()
     topic = world.topic()
     queues = [world.subscribe(topic, name) for name in "ab"]
     world.send(topic, *numbers(50))
     settle_down(world)
-    assert [held(world, each) for each in queues] == [numbers(SPARE_MAX)] * 2
-    assert world.counts(topic).active == 50 - SPARE_MAX
+    assert [held(world, each) for each in queues] == [numbers(FANOUT_LIMITED_MAX)] * 2
+    assert world.counts(topic).active == 50 - FANOUT_LIMITED_MAX
     sound(world)
     world.send(topic, "late")  # does not overtake
     settle_down(world)
-    assert take(world, queues[0]) == numbers(SPARE_MAX)
+    assert take(world, queues[0]) == numbers(FANOUT_LIMITED_MAX)
     assert world.counts(queues[0]).active == 0  # the other has not been emptied
     take(world, queues[1])
-    assert world.counts(queues[0]).active == SPARE_MAX
-    world.do(SetCopying("free"))
+    assert world.counts(queues[0]).active == FANOUT_LIMITED_MAX
+    world.do(SetFanout("open"))
     settle_down(world)
-    assert held(world, queues[1]) == [*numbers(50)[SPARE_MAX:], "late"]
+    assert held(world, queues[1]) == [*numbers(50)[FANOUT_LIMITED_MAX:], "late"]
     assert world.counts(topic).active == 0
     sound(world)
 
 
 def test_while_it_is_held_back_nothing_is_due() -> None:
-    world = sparing()
+    world = limited()
     topic = world.topic()
     queue = world.subscribe(topic, "a", lock_ms=5_000)
     world.send(topic, *numbers(50))
@@ -81,18 +81,18 @@ def test_while_it_is_held_back_nothing_is_due() -> None:
     assert next_deadline_ms(world.state) == world.now_ms + 5_000
     world.do(Abandon(queue, [delivery.token]))
     settle_down(world)
-    assert world.counts(topic).active == 50 - SPARE_MAX
+    assert world.counts(topic).active == 50 - FANOUT_LIMITED_MAX
 
 
 def test_what_a_tick_makes_room_for_is_not_forgotten_by_it() -> None:
     world = World()
     target = world.queue("target", ttl_ms=1_000)
     source = world.queue("source", forward_to=target)
-    world.send(target, *numbers(SPARE_MAX))
-    world.do(SetCopying("sparing"))
+    world.send(target, *numbers(FANOUT_LIMITED_MAX))
+    world.do(SetFanout("limited"))
     world.send(source, "held")
     settle_down(world)
-    world.do(SetCopying("sparing"))  # it is looked at again in the tick in which they expire
+    world.do(SetFanout("limited"))  # it is looked at again in the tick in which they expire
     world.now_ms += 1_000
     settle_down(world)
     assert held(world, target) == ["held"]
@@ -106,10 +106,11 @@ def test_a_chain_that_is_full_in_the_middle_goes_on_as_its_end_is_received() -> 
         world.subscribe(first, f"s{n}", forward_to=last)
     source = world.queue("source")
     world.send(source, *numbers(100))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.do(UpdateQueue(source, QueueProperties(forward_to=first)))
     settle_down(world)
-    assert all(sum(q.counts) <= SPARE_MAX for q in world.state.queues.values() if q.name != source)
+    others = [queue for queue in world.state.queues.values() if queue.name != source]
+    assert all(sum(queue.counts) <= FANOUT_LIMITED_MAX for queue in others)
     sound(world)
     got: dict[str, list[str]] = {end: [] for end in ends}
     for _ in range(200):
@@ -123,7 +124,7 @@ def test_a_chain_that_is_full_in_the_middle_goes_on_as_its_end_is_received() -> 
 
 
 def test_without_any_room_nothing_is_handed_on() -> None:
-    world = sparing("none")
+    world = limited("stopped")
     topic, target = world.topic(), world.queue("target")
     queue = world.subscribe(topic, "a")
     source = world.queue("source", forward_to=target)
@@ -133,14 +134,14 @@ def test_without_any_room_nothing_is_handed_on() -> None:
     assert (held(world, topic), held(world, queue)) == (["a"], [])
     assert (held(world, source), held(world, target)) == (["b"], [])
     sound(world)
-    world.do(SetCopying("free"))
+    world.do(SetFanout("open"))
     settle_down(world)
     assert (held(world, queue), held(world, target)) == (["a"], ["b"])
     sound(world)
 
 
 def test_a_start_begins_without_it() -> None:
-    world = sparing("none")
+    world = limited("stopped")
     topic = world.topic()
     queue = world.subscribe(topic, "a")
     world.send(topic, "a")
@@ -157,7 +158,7 @@ def test_only_who_gets_a_copy_can_hold_it_back() -> None:
     many = world.subscribe(topic, "many", Rule("r", SqlFilter("n = 1")))
     few = world.subscribe(topic, "few", Rule("r", SqlFilter("n = 2")))
     world.send(topic, *(a_message(each, n=1) for each in numbers(50)))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(topic, a_message("x", n=2))
     assert held(world, few) == ["x"]
     world.send(topic, a_message("held", n=1), a_message("behind", n=2))
@@ -178,9 +179,9 @@ def test_what_comes_into_a_queue_that_was_put_off_in_the_same_command_stays_behi
     world.subscribe(first, "a", Rule("r", SqlFilter("n = 1")), forward_to=last)
     middle = world.queue("middle", forward_to=last)
     world.subscribe(first, "b", Rule("r", SqlFilter("n = 2")), forward_to=middle)
-    world.send(last, *(a_message(each, n=1) for each in numbers(SPARE_MAX)))
+    world.send(last, *(a_message(each, n=1) for each in numbers(FANOUT_LIMITED_MAX)))
     take(world, free)
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(first, a_message("one", n=1), a_message("two", n=2))
     assert held(world, last) == ["one", "two"]
     settle_down(world)
@@ -195,7 +196,7 @@ def test_dead_letters_count_as_what_the_queue_has() -> None:
     world = World()
     topic = world.topic()
     queue = world.subscribe(topic, "a")
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(topic, *numbers(50))
     settle_down(world)
     for _ in range(5):
@@ -204,9 +205,9 @@ def test_dead_letters_count_as_what_the_queue_has() -> None:
             world.do(DeadLetter(queue, [each.token for each in got]))
         settle_down(world)
     dead = dead_letter_queue(queue)
-    assert (held(world, queue), held(world, dead)) == ([], numbers(SPARE_MAX))
+    assert (held(world, queue), held(world, dead)) == ([], numbers(FANOUT_LIMITED_MAX))
     take(world, dead)
-    assert len(held(world, queue)) == SPARE_MAX
+    assert len(held(world, queue)) == FANOUT_LIMITED_MAX
     sound(world)
 
 
@@ -215,11 +216,11 @@ def test_what_could_not_be_forwarded_counts_too() -> None:
     target, topic = world.queue("target"), world.topic()
     queue = world.subscribe(topic, "a", forward_to=target)
     world.do(DeleteQueue(target))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(topic, *numbers(50))
     settle_down(world)
-    assert held(world, queue + TRANSFER) == numbers(SPARE_MAX)
-    assert world.counts(topic).active == 50 - SPARE_MAX
+    assert held(world, queue + TRANSFER) == numbers(FANOUT_LIMITED_MAX)
+    assert world.counts(topic).active == 50 - FANOUT_LIMITED_MAX
     sound(world)
 
 
@@ -229,7 +230,7 @@ def test_scheduled_messages_do_not_hold_others_back() -> None:
     source = world.queue("source", forward_to=target)
     due_ms = world.now_ms + 5_000
     world.send(target, *(a_message("later", due_ms=due_ms) for _ in range(50)))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(source, "now")
     assert world.counts(target).active == 1
 
@@ -239,15 +240,15 @@ def test_dead_letters_of_who_is_attached_for_a_while_are_not_held_back() -> None
     world = World()
     queue = world.queue("all", delivery="fan-out")
     receiver = world.attach(queue, 100)
-    world.do(SetCopying("none"))
+    world.do(SetFanout("stopped"))
     world.send(queue, "a", "b")
     settle_down(world)
     assert (world.deliveries, held(world, queue)) == ([], ["a", "b"])
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.tick()
     tokens = [each.token for each in world.deliveries]  # type: ignore[union-attr]
     mine = f"{queue}/$sub/~{receiver}"
-    world.do(SetCopying("none"))
+    world.do(SetFanout("stopped"))
     world.do(DeadLetter(mine, tokens))
     world.do(Detach(receiver))
     assert held(world, dead_letter_queue(queue)) == ["a", "b"]
@@ -258,7 +259,7 @@ def test_dead_letters_of_fan_out_count_where_they_go() -> None:
     world = World()
     queue = world.queue("all", delivery="fan-out")
     receiver = world.attach(queue, 100)
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     world.send(queue, *numbers(50))
     mine = f"{queue}/$sub/~{receiver}"
     for _ in range(5):
@@ -266,8 +267,8 @@ def test_dead_letters_of_fan_out_count_where_they_go() -> None:
         if locks:
             world.do(DeadLetter(mine, locks))
         settle_down(world)
-    assert held(world, dead_letter_queue(queue)) == numbers(SPARE_MAX)
-    assert world.counts(queue).active == 50 - SPARE_MAX
+    assert held(world, dead_letter_queue(queue)) == numbers(FANOUT_LIMITED_MAX)
+    assert world.counts(queue).active == 50 - FANOUT_LIMITED_MAX
     sound(world)
 
 
@@ -275,28 +276,28 @@ def test_behind_dead_letters_that_stay_others_are_found_when_there_is_room() -> 
     world = World()
     target = world.queue("target", max_message_bytes=40)
     queue = world.queue("orders", forward_dead_to=target)
-    sizes = [*["x" * 100] * (SPARE_MAX + 5), "small"]
-    world.do(SetCopying("none"))
+    sizes = [*["x" * 100] * (FANOUT_LIMITED_MAX + 5), "small"]
+    world.do(SetFanout("stopped"))
     world.send(queue, *sizes)
     got = world.receive(queue, 100)
     world.do(DeadLetter(queue, [each.token for each in got]))
-    world.do(SetCopying("sparing"))
+    world.do(SetFanout("limited"))
     settle_down(world)
     assert next_deadline_ms(world.state) is None
     assert held(world, target) == []
-    world.do(SetCopying("free"))
+    world.do(SetFanout("open"))
     settle_down(world)
     assert held(world, target) == ["small"]
     sound(world)
 
 
 def test_who_has_something_to_hand_on_is_not_idle() -> None:
-    world = sparing("none")
+    world = limited("stopped")
     topic = world.topic(idle_delete_ms=60_000)
     queue = world.subscribe(topic, "a")
     world.send(topic, "a")
     world.advance(200_000)
-    world.do(SetCopying("free"))
+    world.do(SetFanout("open"))
     world.advance(1)
     assert held(world, queue) == ["a"]
     world.do(UpdateQueue(topic, QueueProperties(delivery="topic", idle_delete_ms=60_000)))
@@ -305,7 +306,7 @@ def test_who_has_something_to_hand_on_is_not_idle() -> None:
 
 
 def test_who_is_deleted_or_changed_while_he_waits() -> None:
-    world = sparing()
+    world = limited()
     target, other = world.queue("target"), world.queue("other")
     source = world.queue("source", forward_to=target)
     world.send(source, *numbers(50))
@@ -313,7 +314,7 @@ def test_who_is_deleted_or_changed_while_he_waits() -> None:
     assert world.state.dispatch_blocked == {source}
     world.do(UpdateQueue(source, QueueProperties(forward_to=other)))
     settle_down(world)
-    assert held(world, other) == numbers(2 * SPARE_MAX)[SPARE_MAX:]
+    assert held(world, other) == numbers(2 * FANOUT_LIMITED_MAX)[FANOUT_LIMITED_MAX:]
     sound(world)
     assert world.state.dispatch_blocked == {source}
     world.do(DeleteQueue(source))
