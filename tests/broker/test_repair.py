@@ -98,7 +98,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def mended(folder: Path) -> Report:
+def repaired(folder: Path) -> Report:
     return repair(folder, SEGMENT_BYTES)
 
 
@@ -106,7 +106,7 @@ def test_a_sound_journal_stays_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     a_journal(folder)
     before = found(folder)
-    report = mended(folder)
+    report = repaired(folder)
     assert (report.missing, report.holes, report.messages, report.queues) == (0, [], [], [])
     assert found(folder) == before
     assert look(Disk(), folder).closed
@@ -138,7 +138,7 @@ def test_after_any_damage_the_rest_is_there_and_sound(tmp_path: Path, seed: int)
         sound = True
     except StoreError:
         sound = False
-    report = mended(folder)
+    report = repaired(folder)
     _, left = found(folder)
     assert sound or report.missing > 0 or report.holes
     assert left
@@ -161,7 +161,7 @@ def test_messages_behind_the_damage_are_kept_and_positions_stay(tmp_path: Path) 
     flip(second, 2_000)
     with pytest.raises(Damaged, match="posthouse store repair"):
         a_store(folder)
-    report = mended(folder)
+    report = repaired(folder)
     assert report.missing == 1
     assert len(report.holes) == 1
     assert second.name in report.holes[0]
@@ -183,7 +183,7 @@ def test_a_queue_whose_creation_is_lost_is_made_again(tmp_path: Path) -> None:
 
     asyncio.run(fill())
     segment_paths(Disk(), folder)[0].unlink()
-    report = mended(folder)
+    report = repaired(folder)
     assert report.queues == [f"{NS}/q", f"{NS}/late"]
 
     async def drain() -> None:
@@ -200,7 +200,7 @@ def test_messages_that_a_snapshot_holds_without_their_content_are_named(tmp_path
     fold(folder)
     first = segment_paths(Disk(), folder)[0]
     flip(first, 5_000)
-    report = mended(folder)
+    report = repaired(folder)
     (lost,) = report.messages
     assert lost.startswith(f"{NS}/q, message ")
     _, left = found(folder)
@@ -216,7 +216,7 @@ def test_one_of_two_headers_is_enough(tmp_path: Path) -> None:
     flip(segment_paths(Disk(), folder)[1], 64 + 20)
     with pytest.raises(Damaged):
         a_store(folder)
-    report = mended(folder)
+    report = repaired(folder)
     assert report.missing == 0
     assert found(folder) == before
 
@@ -227,7 +227,7 @@ def test_a_segment_without_a_header_is_lost_and_said_so(tmp_path: Path) -> None:
     second = segment_paths(Disk(), folder)[1]
     flip(second, 20)
     flip(second, 64 + 20)
-    report = mended(folder)
+    report = repaired(folder)
     assert report.missing > 10
     assert any("headers" in hole and second.name in hole for hole in report.holes)
     found(folder)
@@ -239,7 +239,7 @@ def test_a_journal_of_which_nothing_is_left_becomes_an_empty_one(tmp_path: Path)
     end = look(Disk(), folder).end
     for path in segment_paths(Disk(), folder):
         path.write_bytes(b"gone")
-    report = mended(folder)
+    report = repaired(folder)
     assert report.frames == 0
     assert look(Disk(), folder).end == end
 
@@ -248,7 +248,7 @@ def test_a_folder_in_use_is_not_repaired(tmp_path: Path) -> None:
     a_journal(tmp_path)
     lock = Disk().lock(tmp_path / LOCK)
     with pytest.raises(InUse):
-        mended(tmp_path)
+        repaired(tmp_path)
     Disk().close(lock)
 
 
@@ -258,7 +258,7 @@ def test_a_repair_can_be_killed_at_any_moment_and_run_again(tmp_path: Path) -> N
     flip(segment_paths(Disk(), folder)[1], 3_000)
     spoiled = tmp_path / "spoiled"
     shutil.copytree(folder, spoiled)
-    mended(folder)
+    repaired(folder)
     expected = found(folder)
     program = f"""
 import os, sys, time
@@ -287,7 +287,7 @@ repair(Path(sys.argv[1]), {SEGMENT_BYTES})
             interrupted += 1
             with pytest.raises(Unfinished):
                 a_store(folder)
-        mended(folder)
+        repaired(folder)
         assert found(folder) == expected
         assert not (folder / WORKSHOP).exists()
     assert interrupted > 0
@@ -316,7 +316,7 @@ def test_a_queue_that_was_created_again_is_so_though_its_deletion_is_lost(tmp_pa
 
     asyncio.run(main())
     spoil(folder, "spoiled")
-    report = mended(folder)
+    report = repaired(folder)
     assert report.missing == 2
     assert found(folder)[1] == {"new"}
 
@@ -341,7 +341,7 @@ def test_a_namespace_that_was_created_again_is_so_though_its_deletion_is_lost(
 
     asyncio.run(main())
     spoil(folder, "spoiled")
-    mended(folder)
+    repaired(folder)
     assert found(folder)[1] == {"new"}
 
 
@@ -354,7 +354,7 @@ def test_a_folder_of_which_only_a_snapshot_is_left_is_damaged_not_foreign(tmp_pa
             path.unlink()
     with pytest.raises(Damaged):
         a_store(folder)
-    report = mended(folder)
+    report = repaired(folder)
     assert report.messages
     found(folder)
 
@@ -364,31 +364,31 @@ def test_content_that_went_with_the_first_segment_is_named(tmp_path: Path) -> No
     a_backlog(folder)
     fold(folder)
     segment_paths(Disk(), folder)[0].unlink()
-    report = mended(folder)
+    report = repaired(folder)
     assert len(report.messages) > 5
     assert len(found(folder)[1]) == 50 - len(report.messages)
 
 
 def test_only_the_journal_s_own_files_are_touched(tmp_path: Path) -> None:
     with pytest.raises(NotThere, match="holds no journal"):
-        mended(tmp_path)
+        repaired(tmp_path)
     folder = tmp_path / "data"
     a_journal(folder, 5)
     (folder / "letter.txt").write_text("mine")
     (folder / "damaged-old").mkdir()
-    report = mended(folder)
+    report = repaired(folder)
     assert (folder / "letter.txt").read_text() == "mine"
     assert report.old_files == "damaged-1"
     (folder / REPAIRED).write_text("{")
     with pytest.raises(Unknown):
-        mended(folder)
+        repaired(folder)
 
 
 def test_a_spoiled_mark_of_a_clean_stop_does_not_lead_a_repair_astray(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     a_journal(folder, 5)
     (folder / "closed").write_text("9" * 30 + " 5")
-    assert mended(folder).missing == 0
+    assert repaired(folder).missing == 0
 
 
 def test_the_past_of_a_repaired_journal_can_be_looked_at(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_the_past_of_a_repaired_journal_can_be_looked_at(tmp_path: Path) -> None
     asyncio.run(main())
     fold(folder)
     spoil(folder, "spoiled")
-    mended(folder)
+    repaired(folder)
 
     async def look_back() -> None:
         store = a_store(folder)

@@ -16,7 +16,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import InvalidArgument, QuotaExceeded
 from posthouse.core.filters import view as views
-from posthouse.core.mend import mend
+from posthouse.core.fit_record import fit_record
 from posthouse.core.message import ACTIVE
 from posthouse.core.model import State, dead_letter_queue, subscription_queue
 from posthouse.core.records import Routed, RuleSet, head
@@ -258,9 +258,9 @@ def test_a_damaged_journal_keeps_how_far_a_message_has_come() -> None:
     before = [each for each in world.journal if each[1] is not routed]
     for position, record in before:
         evolve(state, record, position)
-    for mended in mend(state, routed):
-        assert isinstance(mended, Routed)
-        evolve(state, mended, 0)
+    for fitted in fit_record(state, routed):
+        assert isinstance(fitted, Routed)
+        evolve(state, fitted, 0)
     assert state.queues[topic].messages[1].lock == routed.partly[1]
     assert sum(state.queues[each].counts[0] for each in queues) == len(routed.copies)
     shorter = head(routed, 3)

@@ -14,7 +14,7 @@ from posthouse.core.commands import (
     TurnClockBack,
 )
 from posthouse.core.dump import dump
-from posthouse.core.mend import mend
+from posthouse.core.fit_record import fit_record
 from posthouse.core.model import Queue, State, dead_letter_queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import ClockTurnedBack
@@ -191,4 +191,4 @@ def test_a_namespace_with_its_own_clock_keeps_its_times() -> None:
 
 def test_behind_a_repair_schedules_that_are_not_there_are_left_out() -> None:
     record = ClockTurnedBack(RIGHT_MS, STEP_MS, [("gone", RIGHT_MS)])
-    assert mend(State("test"), record) == [ClockTurnedBack(RIGHT_MS, STEP_MS, [])]
+    assert fit_record(State("test"), record) == [ClockTurnedBack(RIGHT_MS, STEP_MS, [])]

@@ -1,8 +1,9 @@
 """Repair: what can still be read of a damaged journal, made into a sound one.
 
 Frames that can be read are kept, with their positions; what lies between them becomes `Missing`.
-Records behind a gap that speak of what was in it are mended (posthouse.core.mend). Messages whose
-content is gone are removed, and named. The state as of the newest whole snapshot is taken as it is.
+Records behind a gap that speak of what was in it are fitted (posthouse.core.fit_record). Messages
+whose content is gone are removed, and named. The state as of the newest whole snapshot is taken as
+it is.
 
 The old files are not touched until the new ones are complete; then they are moved into a folder of
 their own beside them, and the new ones into their place. If that is interrupted, a start refuses,

@@ -10,8 +10,8 @@ import msgspec
 from posthouse.broker import payload
 from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
+from posthouse.core.fit_record import fit_record
 from posthouse.core.index import CHUNK
-from posthouse.core.mend import mend
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue
 from posthouse.core.namespaces import Namespaces
@@ -44,7 +44,7 @@ class Replay:
 
     def __init__(self, world: Namespaces) -> None:
         self.world = world
-        self._mending = False
+        self._has_gaps = False
 
     def apply(self, frame: Frame, keep_bytes: int = END) -> int:
         """Evolves a frame's records; returns the bytes of the bodies it keeps in memory.
@@ -53,8 +53,8 @@ class Replay:
         """
         kept = 0
         for position, namespace, record in payload.entries(frame):
-            self._mending = self._mending or isinstance(record, Missing)
-            parts = fitting(self.world, namespace, record) if self._mending else (record,)
+            self._has_gaps = self._has_gaps or isinstance(record, Missing)
+            parts = fitting(self.world, namespace, record) if self._has_gaps else (record,)
             for part in parts:
                 make_so(self.world, namespace, part, position)
                 if isinstance(part, Sent):
@@ -83,7 +83,7 @@ def fitting(world: Namespaces, namespace: str, record: payload.Record) -> Sequen
     state = world.states.get(namespace)
     if state is None:
         return [Missing(span(record))]
-    return mend(state, record)
+    return fit_record(state, record)
 
 
 def put_sent_aside(world: Namespaces, namespace: str, record: Sent) -> None:

@@ -8,7 +8,7 @@ import pytest
 from posthouse.core import State, evolve
 from posthouse.core.dump import dump
 from posthouse.core.records import Sent
-from tests.core.test_mend import Journal, mended
+from tests.core.test_fit_record import Journal, fitted
 from tests.invariants import check
 from tests.simulate.simulator import Simulator
 
@@ -28,7 +28,7 @@ def test_a_whole_history_is_left_as_it_is(seed: int) -> None:
     state = State("sim")
     for position, record in journal:
         evolve(state, record, position)
-    assert dump(mended(journal, "sim")) == dump(state)
+    assert dump(fitted(journal, "sim")) == dump(state)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -39,7 +39,7 @@ def test_with_any_part_lost_the_rest_makes_a_sound_state(seed: int) -> None:
     for _ in range(random.randrange(1, 6)):
         first = random.randrange(len(journal))
         del journal[first : first + random.choice([1, 1, 3, 10, 50])]
-    state = mended(journal, "sim")
+    state = fitted(journal, "sim")
     check(state, 1 << 50, handed_on=False)
     sent = {
         (record.queue, record.first_sequence + at): new.body

@@ -17,7 +17,7 @@ from posthouse.core.commands import (
     Start,
 )
 from posthouse.core.dump import dump
-from posthouse.core.mend import mend
+from posthouse.core.fit_record import fit_record
 from posthouse.core.message import Note
 from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.records import (
@@ -53,12 +53,12 @@ from tests.invariants import check
 Journal = list[tuple[int, Kept]]
 
 
-def mended(journal: Journal, name: str = "test") -> State:
+def fitted(journal: Journal, name: str = "test") -> State:
     """What a repair makes of what is left."""
     state = State(name)
     for position, record in journal:
         at = position
-        for each in mend(state, record):
+        for each in fit_record(state, record):
             if not isinstance(each, Missing):
                 evolve(state, each, at)
             at += span(each)
@@ -71,7 +71,7 @@ def after(world: World, *lost: int) -> State:
     journal = list(world.journal)
     for at in sorted(lost):
         del journal[at]
-    return mended(journal)
+    return fitted(journal)
 
 
 def test_what_was_completed_stays_so_though_its_lock_is_missing() -> None:
@@ -83,7 +83,7 @@ def test_what_was_completed_stays_so_though_its_lock_is_missing() -> None:
     state = after(world, -2)
     assert [m.sequence for m in state.queues["orders"].messages.walk(0)] == [2]
     check(state, world.now_ms)
-    lock, complete = mend(state, Completed("orders", [1, 2]))
+    lock, complete = fit_record(state, Completed("orders", [1, 2]))
     assert lock == Missing(1)
     assert complete == Purged("orders", [2])
 
@@ -104,7 +104,7 @@ def test_messages_of_a_queue_that_is_missing_are_missing_too() -> None:
     world.queue()
     world.send("orders", "a", "b")
     position, record = world.journal[-1]
-    assert mend(State("test"), record) == [Missing(2)]
+    assert fit_record(State("test"), record) == [Missing(2)]
     assert position
 
 
@@ -122,7 +122,7 @@ def test_a_dead_letter_goes_back_only_where_there_is_a_queue() -> None:
         for at, r in world.journal
         if not (isinstance(r, QueueCreated) and r.queue == "other")
     ]
-    state = mended(journal)
+    state = fitted(journal)
     assert len(list(state.queues[dead_letter_queue("orders")].messages.walk(0))) == 1
 
 
@@ -145,14 +145,16 @@ def test_a_session_that_was_never_accepted_holds_nothing() -> None:
         Forgotten("orders", 5, 1),
         Sent("orders", 5, 1, 0, []),
     ):
-        assert mend(state, record) == [Missing(span(record))]
+        assert fit_record(state, record) == [Missing(span(record))]
 
 
 def test_what_cannot_be_changed_of_a_queue_is_not_changed_by_an_update() -> None:
-    state = mended([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
-    (record,) = mend(state, QueueUpdated("q", 2, QueueProperties(grouping="session", lock_ms=7)))
+    state = fitted([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
+    (record,) = fit_record(
+        state, QueueUpdated("q", 2, QueueProperties(grouping="session", lock_ms=7))
+    )
     assert record == QueueUpdated("q", 2, QueueProperties(lock_ms=7))
-    assert mend(state, QueueCreated("Q", 3, QueueProperties())) == [Missing(1)]
+    assert fit_record(state, QueueCreated("Q", 3, QueueProperties())) == [Missing(1)]
 
 
 def test_of_a_group_only_one_is_held_whatever_is_missing() -> None:
@@ -176,8 +178,8 @@ def test_what_was_not_held_back_is_not_woken() -> None:
     world.advance(500)
     _, woken = world.journal[-1]
     assert isinstance(woken, Woken)
-    assert mend(after(world, -1), woken) == [woken]
-    assert mend(after(world, -2, -1), woken) == [Missing(1)]
+    assert fit_record(after(world, -1), woken) == [woken]
+    assert fit_record(after(world, -2, -1), woken) == [Missing(1)]
 
 
 def test_a_message_falls_due_once_and_a_lock_is_renewed_while_it_is_held() -> None:
@@ -187,13 +189,13 @@ def test_a_message_falls_due_once_and_a_lock_is_renewed_while_it_is_held() -> No
     world.advance(10)
     _, activated = world.journal[-1]
     assert isinstance(activated, Activated)
-    assert mend(after(world, -1), activated) == [activated]
+    assert fit_record(after(world, -1), activated) == [activated]
     [delivery] = world.receive(queue)
     world.do(Renew(queue, [delivery.token]))
     _, renewed = world.journal[-1]
     assert isinstance(renewed, Renewed)
-    assert mend(world.state, renewed) == [renewed]
-    assert mend(after(world, -2, -1), renewed) == [Missing(1)]
+    assert fit_record(world.state, renewed) == [renewed]
+    assert fit_record(after(world, -2, -1), renewed) == [Missing(1)]
 
 
 def test_a_lock_that_was_given_is_not_given_again() -> None:
@@ -202,14 +204,14 @@ def test_a_lock_that_was_given_is_not_given_again() -> None:
     world.send(queue, "a")
     world.receive(queue)
     _, locked = world.journal[-1]
-    assert mend(world.state, locked) == [Missing(1)]
+    assert fit_record(world.state, locked) == [Missing(1)]
 
 
 def without(world: World, *kinds: type[Kept]) -> World:
     """The world that a repair leaves when these records are lost, started again."""
     journal = [(at, record) for at, record in world.journal if not isinstance(record, kinds)]
     left = World()
-    left.state, left.now_ms = mended(journal), world.now_ms
+    left.state, left.now_ms = fitted(journal), world.now_ms
     left.position = world.position
     left.do(Start(2, 8))
     while left.state.dispatch_pending:
@@ -242,10 +244,10 @@ def test_copies_go_only_where_there_is_a_queue_and_a_message() -> None:
     world.send(topic, "a", "b")
     position, routed = world.journal[-1]
     assert isinstance(routed, Routed)
-    state = mended(world.journal[:-1])
+    state = fitted(world.journal[:-1])
     state.queues[topic].messages.pop(2)  # as if it had not been sent
     state.queues.pop(second)
-    assert mend(state, routed) == [
+    assert fit_record(state, routed) == [
         Routed(topic, world.now_ms, [], [Copies(first, 1, [1], [world.now_ms + 5_000])]),
         Missing(1),
         Missing(1),
@@ -262,10 +264,10 @@ def test_copies_keep_what_is_different_about_them() -> None:
     topic = world.topic()
     queue = world.subscribe(topic, "a")
     world.send(topic, "a")
-    state = mended(world.journal[:-1])
+    state = fitted(world.journal[:-1])
     notes: list[Note | None] = [Note({"n": 1}), None]
     routed = Routed(topic, 5, [1], [Copies(queue, 1, [1, 1], None, notes)])
-    assert mend(state, routed) == [
+    assert fit_record(state, routed) == [
         Routed(topic, 5, [], [Copies(queue, 1, [1], None, notes[:1])]),
         Routed(topic, 5, [], [Copies(queue, 2, [1], None, notes[1:])]),
         Purged(topic, [1]),
@@ -277,22 +279,22 @@ def test_copies_do_not_take_numbers_that_were_given() -> None:
     topic = world.topic()
     queue = world.subscribe(topic, "a")
     world.send(topic, "a")
-    state = mended(world.journal)
+    state = fitted(world.journal)
     state.queues[topic].messages.put(next(state.queues[queue].messages.walk(0)))
-    assert mend(state, Routed(topic, 5, [], [Copies(queue, 1, [1])])) == [Missing(1)]
+    assert fit_record(state, Routed(topic, 5, [], [Copies(queue, 1, [1])])) == [Missing(1)]
 
 
 def test_a_subscription_needs_its_topic_to_come_back() -> None:
     created = SubscriptionCreated(subscription_queue("news", "a"), 5, QueueProperties(), [])
     world = World()
-    assert mend(world.state, created) == [Missing(1)]
+    assert fit_record(world.state, created) == [Missing(1)]
     world.queue("news")
-    assert mend(world.state, created) == [Missing(1)]
+    assert fit_record(world.state, created) == [Missing(1)]
     world = World()
     topic = world.topic()
-    assert mend(world.state, created) == [created]
+    assert fit_record(world.state, created) == [created]
     world.subscribe(topic, "A")
-    assert mend(world.state, created) == [Missing(1)]
+    assert fit_record(world.state, created) == [Missing(1)]
 
 
 def test_rules_need_their_subscription_to_come_back() -> None:
@@ -304,11 +306,11 @@ def test_rules_need_their_subscription_to_come_back() -> None:
     rule_set, removed = (record for _, record in world.journal[-2:])
     assert isinstance(rule_set, RuleSet)
     assert isinstance(removed, RuleRemoved)
-    assert mend(world.state, rule_set) == [rule_set]
-    assert mend(world.state, removed) == [Missing(1)]  # it is gone already
-    assert mend(State("test"), rule_set) == [Missing(1)]
+    assert fit_record(world.state, rule_set) == [rule_set]
+    assert fit_record(world.state, removed) == [Missing(1)]  # it is gone already
+    assert fit_record(State("test"), rule_set) == [Missing(1)]
     no_subscription = RuleSet(topic, 5, Rule("one"))
-    assert mend(world.state, no_subscription) == [Missing(1)]
+    assert fit_record(world.state, no_subscription) == [Missing(1)]
     state = after(world, -2)  # without the second rule
     assert list(state.queues[queue].rules) == []
 
@@ -319,20 +321,22 @@ def test_what_was_dropped_stays_so_if_it_is_there() -> None:
     world.send(queue, "a")
     world.send(queue, "b")
     dropped = next(record for _, record in world.journal if isinstance(record, Dropped))
-    assert held(mended(world.journal), queue) == [b"b"]
-    assert mend(world.state, dropped) == [Missing(1)]
+    assert held(fitted(world.journal), queue) == [b"b"]
+    assert fit_record(world.state, dropped) == [Missing(1)]
     state = after(world, -2)
     assert held(state, queue) == [b"a", b"b"]
     check(state, world.now_ms)
 
 
 def test_a_queue_that_was_a_topic_does_not_become_one_by_an_update() -> None:
-    state = mended([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
-    (record,) = mend(state, QueueUpdated("q", 2, QueueProperties(delivery="topic", lock_ms=7)))
+    state = fitted([(1, Started(1, 1, 1)), (2, QueueCreated("q", 1, QueueProperties()))])
+    (record,) = fit_record(
+        state, QueueUpdated("q", 2, QueueProperties(delivery="topic", lock_ms=7))
+    )
     assert record == QueueUpdated("q", 2, QueueProperties(lock_ms=7))
 
 
-def test_schedules_are_mended() -> None:
+def test_schedules_are_fitted() -> None:
     world = World()
     queue = world.queue()
     world.do(SetSchedule(queue, "beat", "every 10 seconds", a_message("tick")))
@@ -340,8 +344,8 @@ def test_schedules_are_mended() -> None:
     world.do(PauseSchedule("beat"))
     world.do(ResumeSchedule("beat"))
     world.do(CancelSchedule("beat"))
-    assert dump(mended(world.journal)) == dump(world.state)
+    assert dump(fitted(world.journal)) == dump(world.state)
     without = [each for each in world.journal if not isinstance(each[1], ScheduleSet)]
-    state = mended(without)
+    state = fitted(without)
     assert not state.schedules
     assert state.queues[queue].counts[0] == 1

@@ -1,4 +1,4 @@
-"""What is left of a record when some of those before it were lost.
+"""Fitting a record to a state from which some of the records before it were lost.
 
 After a repair the journal has gaps, and records behind a gap may speak of what was in it. `evolve`
 cannot fail only on what fits the state, so what does not fit is replaced by `Missing`, position for
@@ -57,7 +57,7 @@ from posthouse.core.records import (
 )
 
 
-def mend(state: State, record: Kept) -> list[Kept | Missing]:
+def fit_record(state: State, record: Kept) -> list[Kept | Missing]:
     """Records that cover the same positions and fit the state."""
     if isinstance(record, Started | ClockStepped | ClockSet):
         return [record]
@@ -80,13 +80,13 @@ def mend(state: State, record: Kept) -> list[Kept | Missing]:
     if queue is None:
         return [Missing(span(record))]
     if isinstance(record, Routed):
-        return _mend_routed(state, queue, record)
+        return _fit_routed(state, queue, record)
     fits = _WHOLE.get(type(record))
     if fits is not None:
         return [record if fits(state, queue, record) else Missing(span(record))]
     if isinstance(record, QueueUpdated):
         return [_kept_in_kind(queue, record)]
-    return [_mend_one(state, queue, each) for each in _singles(record)]
+    return [_fit_one(state, queue, each) for each in _singles(record)]
 
 
 def _kept_in_kind(queue: Queue, record: QueueUpdated) -> QueueUpdated:
@@ -144,7 +144,7 @@ _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
 }
 
 
-def _mend_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Missing]:
+def _fit_routed(state: State, queue: Queue, record: Routed) -> list[Kept | Missing]:
     """A record for each copy, and for each message that leaves."""
     made: list[Kept | Missing] = []
     taken: dict[str, int] = {}  # numbers given by the records made here
@@ -193,7 +193,7 @@ def _singles(record: Kept) -> list[Any]:
     return made
 
 
-def _mend_one(state: State, queue: Queue, record: Any) -> Kept | Missing:
+def _fit_one(state: State, queue: Queue, record: Any) -> Kept | Missing:
     message = queue.messages.get(record.sequences[0])
     if message is None:
         return Missing(1)
