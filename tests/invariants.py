@@ -104,7 +104,7 @@ def _check_messages(state: State, queue: Queue) -> None:
     assert sum(map(size_bytes, messages)) == queue.size_bytes
     bodies = [m.body if isinstance(m.body, int) else len(m.body) for m in messages]
     assert sum(bodies) == queue.body_bytes
-    assert sum(m.body for m in messages if isinstance(m.body, int)) == queue.aside_bytes
+    assert sum(m.body for m in messages if isinstance(m.body, int)) == queue.evicted_bytes
     states = [group.state for group in queue.groups.values() if group.state is not None]
     assert sum(map(len, states)) == queue.state_bytes
     assert set(queue.notes) <= set(sequences)

@@ -117,7 +117,7 @@ def test_bodies_are_read_back_from_segments_that_the_start_did_not_read(tmp_path
         store = a_store(tmp_path)
         desk = await Desk.open(store, snapshots=store.snapshots)
         queue = desk.engine.namespaces.states[NS].queues["q"]
-        assert queue.aside_bytes > queue.body_bytes // 2
+        assert queue.evicted_bytes > queue.body_bytes // 2
         got = bodies(await desk.receive(300))
         assert [body.split()[0] for body in got] == [str(n) for n in range(300)]
         await desk.engine.close()

@@ -1,4 +1,4 @@
-"""Bodies that are put aside and read back, and what happens when memory runs short."""
+"""Bodies that are evicted and read back, and what happens when memory runs short."""
 
 import asyncio
 from collections.abc import Sequence
@@ -65,17 +65,17 @@ async def a_backlog(desk: Desk, count: int = 400) -> None:
         await desk.send(*(padded(n) for n in range(at, at + 20)))
 
 
-def aside(desk: Desk, queue: str = "q") -> int:
-    return desk.engine.namespaces.states[NS].queues[queue].aside_bytes
+def evicted_bytes(desk: Desk, queue: str = "q") -> int:
+    return desk.engine.namespaces.states[NS].queues[queue].evicted_bytes
 
 
-def test_above_the_budget_bodies_are_put_aside_and_come_back_in_order(tmp_path: Path) -> None:
+def test_above_the_budget_bodies_are_evicted_and_come_back_in_order(tmp_path: Path) -> None:
     async def main() -> None:
         desk = await Desk.open(FileStore(tmp_path, segment_bytes=128 << 10), limits=SMALL)
         await a_backlog(desk)
         figures = desk.engine.now()
         assert figures.bodies_bytes < 100 << 10
-        assert aside(desk) > 250 << 10
+        assert evicted_bytes(desk) > 250 << 10
         check(desk.engine.namespaces.states[NS], 1_000)
         for at in range(0, 400, 25):
             got = await desk.receive(25)
@@ -83,7 +83,7 @@ def test_above_the_budget_bodies_are_put_aside_and_come_back_in_order(tmp_path: 
             await desk.do(Complete("q", [each.token for each in got]))
             assert desk.engine.now().bodies_bytes < 120 << 10
         check(desk.engine.namespaces.states[NS], 1_000)
-        assert aside(desk) == 0
+        assert evicted_bytes(desk) == 0
         await desk.engine.close()
 
     asyncio.run(main())
@@ -132,15 +132,15 @@ def test_pushed_peeked_and_waiting_receivers_get_whole_messages() -> None:
     asyncio.run(main())
 
 
-def test_a_body_that_was_put_aside_follows_its_message_to_other_queues() -> None:
+def test_a_body_that_was_evicted_follows_its_message_to_other_queues() -> None:
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), limits=SMALL)
         await desk.do(CreateQueue("other"))
         await a_backlog(desk, 200)
         held = await desk.receive(200)
         await desk.do(DeadLetter("q", [each.token for each in held]))
-        assert aside(desk) == 0
-        assert aside(desk, dead_letter_queue("q")) > 0
+        assert evicted_bytes(desk) == 0
+        assert evicted_bytes(desk, dead_letter_queue("q")) > 0
         await desk.do(Resubmit(dead_letter_queue("q"), target="other"))
         assert bodies(await desk.receive(200, queue="other")) == [padded(n) for n in range(200)]
         await desk.do(Purge("other", frozenset({ACTIVE})))
@@ -156,7 +156,7 @@ def test_after_a_restart_bodies_beyond_the_budget_stay_in_the_journal(tmp_path: 
         await desk.engine.close()
         desk = await Desk.open(FileStore(tmp_path), limits=SMALL)
         assert desk.engine.now().bodies_bytes <= 64 << 10
-        assert aside(desk) > 100 << 10
+        assert evicted_bytes(desk) > 100 << 10
         assert bodies(await desk.receive(200)) == [padded(n) for n in range(200)]
         await desk.engine.close()
 
@@ -186,7 +186,7 @@ def test_a_body_is_read_from_where_it_was_though_it_is_moved_meanwhile() -> None
 
 
 def test_what_somebody_was_given_keeps_its_body() -> None:
-    """Though the queue's own message is put aside at the same moment."""
+    """Though the queue's own message is evicted at the same moment."""
 
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), limits=Limits(bodies_bytes=100))
@@ -208,7 +208,7 @@ def test_what_somebody_was_given_keeps_its_body() -> None:
     asyncio.run(main())
 
 
-def test_an_empty_body_is_never_aside(tmp_path: Path) -> None:
+def test_an_empty_body_is_never_evicted(tmp_path: Path) -> None:
     async def fill() -> None:
         desk = await Desk.open(FileStore(tmp_path, segment_bytes=8 << 10))
         await desk.send("", "")
@@ -240,7 +240,7 @@ def test_looking_through_a_backlog_does_not_bring_it_all_into_memory() -> None:
                 break
             first = peeked.next
         queue = desk.engine.namespaces.states[NS].queues["q"]
-        assert queue.body_bytes - queue.aside_bytes < 150 << 10
+        assert queue.body_bytes - queue.evicted_bytes < 150 << 10
 
     asyncio.run(main())
 
@@ -320,8 +320,8 @@ def test_a_short_queue_keeps_its_bodies_in_memory_though_a_long_one_fills_it() -
         await desk.do(CreateQueue("short"))
         await a_backlog(desk, 600)
         await desk.send(padded(1), padded(2), queue="short")
-        assert aside(desk, "short") == 0
-        assert aside(desk) > 0
+        assert evicted_bytes(desk, "short") == 0
+        assert evicted_bytes(desk) > 0
 
     asyncio.run(main())
 

@@ -89,7 +89,7 @@ def test_a_snapshot_restores_everything_but_bodies(make: Callable[[], World]) ->
     assert dump(state, bodies=False) == dump(world.state, bodies=False)
     bodies = [message.body for message in state.queues["plain"].messages.walk(0)]
     assert bodies == [1, 1, 1, 1, 1, 5, 5]
-    assert state.queues["plain"].aside_bytes == state.queues["plain"].body_bytes == 15
+    assert state.queues["plain"].evicted_bytes == state.queues["plain"].body_bytes == 15
 
 
 def test_a_restored_state_goes_on_as_the_first_would() -> None:
@@ -107,7 +107,7 @@ def test_a_snapshot_of_a_restored_state_is_the_same() -> None:
     assert list(take(restore(parts))) == parts
 
 
-def test_messages_whose_bodies_were_put_aside_are_settled_like_others() -> None:
+def test_messages_whose_bodies_were_evicted_are_settled_like_others() -> None:
     world = World()
     world.queue()
     world.send("orders", "abc", "defg")
@@ -117,11 +117,11 @@ def test_messages_whose_bodies_were_put_aside_are_settled_like_others() -> None:
     world.do(Complete("orders", [first.token]))
     world.do(DeadLetter("orders", [second.token]))
     check(world.state, world.now_ms)
-    assert world.state.queues["orders"].aside_bytes == 0
-    assert world.state.queues[dead_letter_queue("orders")].aside_bytes == 4
+    assert world.state.queues["orders"].evicted_bytes == 0
+    assert world.state.queues[dead_letter_queue("orders")].evicted_bytes == 4
 
 
-def test_messages_whose_bodies_were_put_aside_are_forwarded_like_others() -> None:
+def test_messages_whose_bodies_were_evicted_are_forwarded_like_others() -> None:
     world = World()
     target, queue = world.queue("target"), world.queue()
     world.send(queue, "abc", "defg")
@@ -129,7 +129,7 @@ def test_messages_whose_bodies_were_put_aside_are_forwarded_like_others() -> Non
     world.do(UpdateQueue(queue, QueueProperties(forward_to=target)))
     world.advance(1)
     check(world.state, world.now_ms)
-    assert world.state.queues[target].aside_bytes == 7
+    assert world.state.queues[target].evicted_bytes == 7
 
 
 def test_a_message_that_is_held_back_is_so_in_a_snapshot() -> None:

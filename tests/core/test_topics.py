@@ -613,7 +613,7 @@ def test_several_messages_with_filters() -> None:
     sound(world)
 
 
-def test_copies_of_a_body_that_was_put_aside_are_aside() -> None:
+def test_copies_of_a_body_that_was_evicted_are_evicted() -> None:
     """As at a start, when bodies are not read before somebody wants them."""
     world = World()
     topic = world.topic()
@@ -623,7 +623,7 @@ def test_copies_of_a_body_that_was_put_aside_are_aside() -> None:
     source.ready_lists[0].append(1)
     source.counts[ACTIVE] += 1
     evolve(world.state, Routed(topic, 7, [1], [], {queue: 1}), 2)
-    assert world.state.queues[queue].aside_bytes == world.state.queues[queue].body_bytes == 5
+    assert world.state.queues[queue].evicted_bytes == world.state.queues[queue].body_bytes == 5
 
 
 def test_what_was_noted_takes_memory() -> None:

@@ -600,7 +600,7 @@ class Engine:
         self._batch = Batch()
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
-        if self._memory.aside and (bare := bare_messages(batch)):
+        if self._memory.has_evicted and (bare := bare_messages(batch)):
             await self._sync_and_fill_in(batch, bare)
         elif batch.is_written:
             await self._journal.sync()

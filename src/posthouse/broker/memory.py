@@ -1,8 +1,8 @@
 """How much memory messages take, what of it can be dropped, and when it is too much.
 
 Bodies are a cache: they are in the journal, and a message knows where. Above a budget the bodies of
-new messages are put aside as soon as they are durable, if enough others stand before them; when a
-message is delivered whose body is aside, it is read back, and with it what comes next.
+new messages are evicted as soon as they are durable, if enough others stand before them; when a
+message is delivered whose body was evicted, it is read back, and with it what comes next.
 
 What cannot be dropped is held against a limit with three marks. Above the first publishers are
 slowed down; above the second they are refused, and the fanout is limited; above the third
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posthouse.broker import payload
-from posthouse.broker.replay import put_aside
+from posthouse.broker.replay import evict
 from posthouse.core.message import LOCKED
 from posthouse.core.model import Queue, State
 from posthouse.core.namespaces import Namespaces
@@ -62,7 +62,7 @@ def machine_bytes() -> int:
 class Limits:
     """What an engine may use. Each has an answer for being reached."""
 
-    bodies_bytes: int = field(default_factory=lambda: machine_bytes() // 4)  # then put aside
+    bodies_bytes: int = field(default_factory=lambda: machine_bytes() // 4)  # then evicted
     memory_bytes: int = field(default_factory=lambda: machine_bytes() // 2)  # then see MARKS
     pending_commands: int = 10_000  # then Busy
     pending_bytes: int = 64 << 20  # then Busy
@@ -90,8 +90,8 @@ class Memory:
         self._new_bodies = self._new_fixed = 0  # since, at most
         self._passing = self._receivers = 0  # what ends with connections, and is in no record
         self._window = _WINDOW_BYTES[1]
-        self._recent: deque[_Run] = deque()  # what could be put aside when it is durable
-        self.aside = False  # whether any body is
+        self._recent: deque[_Run] = deque()  # what could be evicted when it is durable
+        self.has_evicted = False  # whether any body is evicted
         self.tight = False  # whether what is sent has to be remembered
         self.level = FINE
         self._count()
@@ -120,7 +120,7 @@ class Memory:
         return min(1.0, (part - MARKS[0]) / (MARKS[1] - MARKS[0])) * SLOW_MS_MAX
 
     def remember(self, state: State, record: Sent | Routed, position: int) -> None:
-        """While it is tight: something that could be put aside when it is durable."""
+        """While it is tight: something that could be evicted when it is durable."""
         if isinstance(record, Sent):
             count = len(record.messages)
             new = _Run(state, record.queue, record.first_sequence, count, position + count)
@@ -131,7 +131,7 @@ class Memory:
             self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 
     def relieve(self, messages: int, size_bytes: int, weight: int) -> None:
-        """After a commit of so much: puts aside what is too much of it, once it is durable."""
+        """After a commit of so much: evicts what is too much of it, once it is durable."""
         self._new_bodies += size_bytes
         self._new_fixed += messages * (MESSAGE_BYTES + KEY_BYTES) + weight
         limits = self._limits
@@ -147,17 +147,17 @@ class Memory:
             queue = run.state.queues.get(run.queue)
             if queue is None or self.bodies_bytes <= limits.bodies_bytes:
                 continue
-            if queue.body_bytes - queue.aside_bytes > self._window:
-                self._bodies -= put_aside(queue, run.first, run.messages)
-                self.aside = True
+            if queue.body_bytes - queue.evicted_bytes > self._window:
+                self._bodies -= evict(queue, run.first, run.messages)
+                self.has_evicted = True
 
     def _count(self) -> None:
         self._bodies = self._fixed = self._new_bodies = self._new_fixed = 0
         queues = 0
-        self.aside = False
+        self.has_evicted = False
         for queue in _queues(self._world):
             queues += 1
-            self._bodies += queue.body_bytes - queue.aside_bytes
+            self._bodies += queue.body_bytes - queue.evicted_bytes
             self._fixed += queue.size_bytes - queue.body_bytes + queue.state_bytes + QUEUE_BYTES
             self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
             self._fixed += len(queue.notes) * NOTE_BYTES + queue.notes.size_bytes
@@ -167,7 +167,7 @@ class Memory:
             if properties.metadata or properties.extras:
                 self._fixed += 4 * len(properties.metadata)
                 self._fixed += sum(map(len, chain(*properties.extras.items()))) * 4
-            self.aside = self.aside or queue.aside_bytes > 0
+            self.has_evicted = self.has_evicted or queue.evicted_bytes > 0
         self._count_beside()
         self._count_passing()
         least, most = _WINDOW_BYTES
@@ -233,7 +233,7 @@ class Memory:
 
     def _has_room(self, queue: Queue) -> bool:
         """Where there is none, each queue still has a little of its own."""
-        mine = queue.body_bytes - queue.aside_bytes
+        mine = queue.body_bytes - queue.evicted_bytes
         return self.bodies_bytes < self._limits.bodies_bytes or mine < self._ahead_bytes
 
     def _take_back(self, entries: Iterable[payload.Located], hot: set[tuple[str, str]]) -> None:
@@ -256,7 +256,7 @@ class Memory:
                 ):
                     taken += message.body
                     message.body = content.body
-            queue.aside_bytes -= taken
+            queue.evicted_bytes -= taken
             self._new_bodies += taken
 
 

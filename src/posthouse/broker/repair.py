@@ -25,7 +25,7 @@ from posthouse.broker import payload
 from posthouse.broker.fold import LOCK as FOLD_LOCK
 from posthouse.broker.fold import SCRUBBED
 from posthouse.broker.payload import Entry
-from posthouse.broker.replay import END, fitting, make_so, put_sent_aside, unfold
+from posthouse.broker.replay import END, evict_sent, fitting, make_so, unfold
 from posthouse.core.message import message_id
 from posthouse.core.model import QueueProperties, topic_of
 from posthouse.core.namespaces import Namespaces
@@ -296,7 +296,7 @@ class _Repair:
         for part in fitting(self._world, namespace, record):
             make_so(self._world, namespace, part, position)
             if isinstance(part, Sent):
-                put_sent_aside(self._world, namespace, part)
+                evict_sent(self._world, namespace, part)
             if isinstance(part, Missing) and not isinstance(record, Missing):
                 self._report.missing += part.count
             yield "" if isinstance(part, Missing) else namespace, part

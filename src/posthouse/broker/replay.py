@@ -59,7 +59,7 @@ class Replay:
                 make_so(self.world, namespace, part, position)
                 if isinstance(part, Sent):
                     if kept + part.size_bytes > keep_bytes:
-                        put_sent_aside(self.world, namespace, part)
+                        evict_sent(self.world, namespace, part)
                     else:
                         kept += part.size_bytes
                 position += span(part)
@@ -86,12 +86,12 @@ def fitting(world: Namespaces, namespace: str, record: payload.Record) -> Sequen
     return fit_record(state, record)
 
 
-def put_sent_aside(world: Namespaces, namespace: str, record: Sent) -> None:
+def evict_sent(world: Namespaces, namespace: str, record: Sent) -> None:
     queue = world.states[namespace].queues[record.queue]
-    put_aside(queue, record.first_sequence, len(record.messages))
+    evict(queue, record.first_sequence, len(record.messages))
 
 
-def put_aside(queue: Queue, first: int, count: int) -> int:
+def evict(queue: Queue, first: int, count: int) -> int:
     """Drops the bodies of these messages from memory; returns their bytes.
 
     A message that somebody was just given keeps its own: the queue gets another in its place. Those
@@ -108,7 +108,7 @@ def put_aside(queue: Queue, first: int, count: int) -> int:
             bare = chunk[sequence] = copy(message)
             bare.body = len(body)
             dropped += len(body)
-    queue.aside_bytes += dropped
+    queue.evicted_bytes += dropped
     return dropped
 
 

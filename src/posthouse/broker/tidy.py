@@ -365,8 +365,8 @@ async def _ask_to_move(
 
 async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
     """As they are in memory, or else in the journal."""
-    aside = [message.position for message in messages if isinstance(message.body, int)]
+    evicted = [message.position for message in messages if isinstance(message.body, int)]
     found: dict[int, bytes] = {}
-    for frame in {f.number: f for f in await store.get(aside)}.values():
+    for frame in {f.number: f for f in await store.get(evicted)}.values():
         found |= {each.position: each.message.body for each in contents(entries(frame))}
     return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]

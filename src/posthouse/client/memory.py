@@ -499,7 +499,7 @@ def _received(
     description: str | None,
 ) -> ReceivedMessage:
     body = message.body
-    assert isinstance(body, bytes)  # nothing is put aside where all is in memory
+    assert isinstance(body, bytes)  # nothing is evicted where all is in memory
     life = None
     if message.expires_ms:
         life = timedelta(milliseconds=message.expires_ms - message.enqueued_ms)

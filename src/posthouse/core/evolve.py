@@ -681,7 +681,7 @@ def _completed(state: State, record: Completed, position: int) -> None:
             bodies += len(body)
         else:
             bodies += body
-            queue.aside_bytes -= body
+            queue.evicted_bytes -= body
         size += len(message.envelope)
         if native is not None:
             size += len(native)
@@ -715,7 +715,7 @@ def _weigh(queue: Queue, message: Message, sign: int) -> None:
         queue.body_bytes += sign * len(body)
     else:
         queue.body_bytes += sign * body
-        queue.aside_bytes += sign * body
+        queue.evicted_bytes += sign * body
 
 
 def _moved(state: State, record: Moved, position: int) -> None:
@@ -1000,7 +1000,7 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
     target, sequence = state.queues[copies.queue], copies.first_sequence
     chunks, added, notes = target.messages.chunks, [], copies.notes
     grouped = target.properties.grouping != "none"
-    size = bodies = aside = 0
+    size = bodies = evicted = 0
     for at, number in enumerate(copies.sequences):
         old = source.messages[number]
         group, expires_ms = old.group, 0
@@ -1027,7 +1027,7 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
             bodies += len(body)
         else:
             bodies += body
-            aside += body
+            evicted += body
         if expires_ms:
             state.expiry_timers.add(expires_ms, message_key(target, sequence))
         if grouped:
@@ -1042,7 +1042,7 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
     target.counts[ACTIVE] += len(added)
     target.size_bytes += size
     target.body_bytes += bodies
-    target.aside_bytes += aside
+    target.evicted_bytes += evicted
     target.next_sequence = sequence
     target.accessed_ms = time_ms
 
@@ -1054,7 +1054,7 @@ def _copy_alike(state: State, source: Queue, record: Routed) -> None:
         old = source.messages[number]
         position, envelope, native, body = old.position, old.envelope, old.native, old.body
         priority, group, size = old.priority, old.group, size_bytes(old)
-        bodies, aside = (len(body), 0) if isinstance(body, bytes) else (body, body)
+        bodies, evicted = (len(body), 0) if isinstance(body, bytes) else (body, body)
         for name, first in record.alike.items():
             target, sequence = queues[name], first + at
             chunks = target.messages.chunks
@@ -1068,8 +1068,8 @@ def _copy_alike(state: State, source: Queue, record: Routed) -> None:
             target.ready_lists[0].append(sequence)
             target.body_bytes += bodies
             target.size_bytes += size
-            if aside:
-                target.aside_bytes += aside
+            if evicted:
+                target.evicted_bytes += evicted
             target.counts[ACTIVE] += 1
             target.next_sequence = sequence + 1
             target.accessed_ms = time_ms

@@ -122,7 +122,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     position: int  # of its content in the journal; 0 in a delivery made by the send itself
     envelope: bytes
     native: bytes | None
-    body: bytes | int  # an int is the length of a body that was put aside
+    body: bytes | int  # an int is the length of a body that was evicted
     priority: int
     group: str | None
     enqueued_ms: int  # while scheduled: when it is due

@@ -172,7 +172,7 @@ class Queue(msgspec.Struct):
     relays: bool = False  # what comes is handed on: it is a topic, or forwards
     router: object = None  # rules that are ready to be used; see routing
     by: str = ""  # for whom it counts; nobody in particular
-    aside_bytes: int = 0  # of bodies that were put aside: not state, but the engine's cache
+    evicted_bytes: int = 0  # of bodies that were evicted: not state, but the engine's cache
     # Passing:
     touched_ms: int = 0  # when a receiver last left or found nothing
     idle_due_ms: int = 0  # when its idleness is next looked at; 0: never

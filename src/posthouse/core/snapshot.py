@@ -283,7 +283,7 @@ def _queue(state: State, part: Contents) -> Queue:
     queue = Queue(
         part.name, part.number, part.origin, part.properties, part.created_ms, part.updated_ms,
         part.accessed_ms, ready_lists, next_sequence=part.next_sequence, counts=part.counts,
-        size_bytes=part.size_bytes, body_bytes=part.body_bytes, aside_bytes=part.body_bytes,
+        size_bytes=part.size_bytes, body_bytes=part.body_bytes, evicted_bytes=part.body_bytes,
         topic=part.topic, rules={rule.name: rule for rule in part.rules}, temporary=part.temporary,
         by=part.by,
     )  # fmt: skip

@@ -13,7 +13,7 @@ class MemoryStore:
     """Durable for as long as the object lives. Opening it again is passing its `frames` on.
 
     With `keep_bytes` only that much is kept, for who reads behind; then it cannot be opened again,
-    and bodies must not be put aside.
+    and bodies must not be evicted.
     """
 
     def __init__(self, frames: Sequence[Frame] = (), keep_bytes: int | None = None) -> None:
