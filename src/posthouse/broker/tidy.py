@@ -16,6 +16,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -26,9 +27,9 @@ from posthouse.core.commands import Content, Move
 from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
-from posthouse.store import Extent, Room, Store
+from posthouse.store import Extent, Room, Segments, Snapshots, Store
 from posthouse.store.errors import StoreError
-from posthouse.store.file import MARK_SEGMENTS, FileStore
+from posthouse.store.file import MARK_SEGMENTS
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -71,7 +72,7 @@ def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
 
 
 async def keep_tidy(
-    engine: Engine, store: FileStore, retention: Retention, folding: asyncio.Lock | None = None
+    engine: Engine, segments: Segments, retention: Retention, folding: asyncio.Lock | None = None
 ) -> None:
     """Until it is cancelled: folds in a process of its own, and trims.
 
@@ -79,22 +80,24 @@ async def keep_tidy(
     `folding` is held meanwhile, where others fold too.
     """
     folding = folding or asyncio.Lock()
-    if len(store.extents()) > 1:  # a twin may be missing since the last stop
-        store.rolled.set()
+    if segments.sealed():  # a twin may be missing since the last stop
+        segments.rolled.set()
     while True:
-        await store.rolled.wait()
-        store.rolled.clear()
+        await segments.rolled.wait()
+        segments.rolled.clear()
         try:
-            short = await _give_twins(store)
-            fits = fitted(retention, await asyncio.to_thread(store.room), store.segment_bytes)
+            short = await _give_twins(segments)
+            room = await asyncio.to_thread(segments.room)
+            fits = fitted(retention, room, segments.segment_bytes)
             async with folding:
-                if not short and not _is_due(store, fits):
-                    await _make_twins(store, fits)
+                is_due = partial(_is_due, segments, engine.store.snapshots, fits)
+                if not short and not is_due():
+                    await _make_twins(segments, is_due)
                     continue
-                kept = await _fold(store, now=short)
-            await _trim_to(engine, store, kept, fits)
-            store.pressed = False
-            if store.full:  # nothing more could give way
+                kept = await _fold(segments, now=short)
+            await _trim_to(engine, kept, fits)
+            segments.note_tidied()
+            if engine.store.full:  # nothing more could give way
                 await asyncio.sleep(FULL_SECONDS)
         except Busy as busy:
             _log.warning("The journal was not trimmed, but will be: %s", busy,
@@ -104,18 +107,17 @@ async def keep_tidy(
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
-async def _give_twins(store: FileStore) -> bool:
+async def _give_twins(segments: Segments) -> bool:
     """Whether the disk is short of room. Then Arrow segments go until it is not."""
-    short = store.is_short
+    short = segments.is_short
     if short:
-        await store.drop_twins(MARK_SEGMENTS * store.segment_bytes)
+        await segments.drop_twins(MARK_SEGMENTS * segments.segment_bytes)
     return short
 
 
-async def _trim_to(
-    engine: Engine, store: FileStore, kept: list[int] | None, retention: Retention
-) -> None:
+async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention) -> None:
     """`kept`: up to where the snapshots go, the newest first; None where folding has failed."""
+    store = engine.store
     if kept is None and store.full:  # perhaps because there was no room for one
         kept = await asyncio.to_thread(store.snapshots.whole)
     if kept:
@@ -124,26 +126,26 @@ async def _trim_to(
             await trim(engine, kept[:1], retention)
 
 
-def _is_due(store: FileStore, retention: Retention) -> bool:
+def _is_due(segments: Segments, snapshots: Snapshots, retention: Retention) -> bool:
     """Enough was written since the last snapshot."""
-    newest = next(iter(store.snapshots.positions()), 0)
-    unfolded = [each for each in store.extents()[:-1] if each.end > newest]
-    return sum(each.size_bytes for each in unfolded) >= retention.fold_bytes
+    newest = next(iter(snapshots.positions()), 0)
+    unfolded = [segment for segment in segments.sealed() if segment.end > newest]
+    return sum(segment.size for segment in unfolded) >= retention.fold_bytes
 
 
-async def _make_twins(store: FileStore, retention: Retention) -> None:
+async def _make_twins(segments: Segments, is_due: Callable[[], bool]) -> None:
     """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
-    making = make_twins_apart(store)
-    await _unless(store, making, lambda: store.is_short or _is_due(store, retention))
+    making = make_twins_apart(segments)
+    await _unless(segments, making, lambda: segments.is_short or is_due())
 
 
-async def _fold(store: FileStore, *, now: bool) -> list[int] | None:
+async def _fold(segments: Segments, *, now: bool) -> list[int] | None:
     """As `fold_apart`. Where the disk becomes short of room meanwhile it is begun again, `now`."""
     if not now:
-        kept = await _unless(store, fold_apart(store), lambda: store.is_short)
+        kept = await _unless(segments, fold_apart(segments), lambda: segments.is_short)
         if not isinstance(kept, _Interrupted):
             return kept
-    return await fold_apart(store, now=True)
+    return await fold_apart(segments, now=True)
 
 
 class _Interrupted:
@@ -151,11 +153,11 @@ class _Interrupted:
 
 
 async def _unless(
-    store: FileStore, work: Coroutine[Any, Any, _T], is_urgent: Callable[[], bool]
+    segments: Segments, work: Coroutine[Any, Any, _T], is_urgent: Callable[[], bool]
 ) -> _T | _Interrupted:
     """Does it, unless it is found to be urgent to do something else when a segment was complete."""
     working = asyncio.ensure_future(work)
-    rolling = asyncio.ensure_future(store.rolled.wait())
+    rolling = asyncio.ensure_future(segments.rolled.wait())
     more = False
     try:
         while not working.done():
@@ -164,27 +166,27 @@ async def _unless(
                 more = True
                 if is_urgent():
                     break
-                store.rolled.clear()
-                rolling = asyncio.ensure_future(store.rolled.wait())
+                segments.rolled.clear()
+                rolling = asyncio.ensure_future(segments.rolled.wait())
     finally:
         rolling.cancel()
         working.cancel()
         await asyncio.wait([working])
     if more:
-        store.rolled.set()  # who waits for it goes on at once
+        segments.rolled.set()  # who waits for it goes on at once
     return _Interrupted() if working.cancelled() else working.result()
 
 
-async def fold_apart(store: FileStore, *, now: bool = False) -> list[int] | None:
+async def fold_apart(segments: Segments, *, now: bool = False) -> list[int] | None:
     """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
-    output = await _run_apart(str(store.folder), hurry="now" if now else "soon")
+    output = await _run_apart(str(segments.folder), hurry="now" if now else "soon")
     kept: list[int] | None = None if output is None else json.loads(output)["kept"]
     return kept
 
 
-async def make_twins_apart(store: FileStore) -> None:
+async def make_twins_apart(segments: Segments) -> None:
     """Runs the folding process, but for twins alone, which can wait."""
-    await _run_apart(str(store.folder), "twins")
+    await _run_apart(str(segments.folder), "twins")
 
 
 async def _run_apart(*words: str, hurry: str = "") -> bytes | None:

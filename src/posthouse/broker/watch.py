@@ -6,7 +6,7 @@ import time
 
 from posthouse.broker.clock import STEP_MS
 from posthouse.broker.engine import Engine
-from posthouse.store.file import FileStore
+from posthouse.store import Segments
 
 _log = logging.getLogger(__name__)
 
@@ -15,34 +15,34 @@ AHEAD_LOOK_SECONDS = 60  # how often the clock is looked at
 AHEAD_TELL_SECONDS = 3_600  # between lines about a clock that is ahead
 
 
-async def watch_room(engine: Engine, store: FileStore) -> None:
+async def watch_room(engine: Engine, segments: Segments) -> None:
     """Says in the log that the disk is full, and when it is not any more. Until it is cancelled."""
     while True:
-        await store.filled.wait()
+        await segments.filled.wait()
         before = engine.figures.no_space
         waited = 0
-        while store.full:
+        while engine.store.full:
             if waited % FULL_TELL_SECONDS == 0:
-                await _tell_full(engine, store)
+                await _tell_full(engine, segments)
             waited += 1
             await asyncio.sleep(1)
         refused = engine.figures.no_space - before
         _log.warning(
             "The disk of %s has room again; %d commands were refused while it was full.",
-            store.folder, refused, extra={"event": "store.has_room", "refused": refused},
+            segments.folder, refused, extra={"event": "store.has_room", "refused": refused},
         )  # fmt: skip
         await asyncio.sleep(1)  # a disk that is on the brink does not fill the log
 
 
-async def _tell_full(engine: Engine, store: FileStore) -> None:
-    room = await asyncio.to_thread(store.room)
+async def _tell_full(engine: Engine, segments: Segments) -> None:
+    room = await asyncio.to_thread(segments.room)
     refused = engine.figures.no_space
     _log.error(
         "The disk of %s is full, so sends are refused; receiving and settling go on. %d bytes are"
         " free, of %d that the next segment needs; the journal has %d, Arrow segments have %d."
         " Free space on this disk, receive messages that wait, or give the broker a larger disk;"
         " on a small one, set a smaller segment_size.",
-        store.folder, room.free, store.segment_bytes, room.journal, room.twins,
+        segments.folder, room.free, segments.segment_bytes, room.journal, room.twins,
         extra={"event": "store.full", "free_bytes": room.free, "journal_bytes": room.journal,
                "twins_bytes": room.twins, "refused": refused},
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from posthouse.cli.codes import FAILED, LOST, NOT_FOUND, OK, USAGE, fail, say
 
 if TYPE_CHECKING:
+    from posthouse.store import Store
     from posthouse.store.disk import Disk
-    from posthouse.store.file import FileStore
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -191,7 +191,7 @@ def state(options: argparse.Namespace) -> int:
     from posthouse.broker.past import state_at
     from posthouse.core.message import STATES
 
-    async def look(store: "FileStore") -> int:
+    async def look(store: "Store") -> int:
         last = store.durable - 1 if options.at is None else options.at
         world = await state_at(store, store.snapshots, last)
         queues = [
@@ -223,7 +223,7 @@ def trace(options: argparse.Namespace) -> int:
     if options.id is None and (options.queue is None or options.sequence is None):
         return fail("Name a message: --id, or --queue and --sequence.", USAGE)
 
-    async def look(store: "FileStore") -> int:
+    async def look(store: "Store") -> int:
         places: list[Place]
         if options.id is None:
             places = [Place(options.queue, options.sequence)]
@@ -244,7 +244,7 @@ def trace(options: argparse.Namespace) -> int:
     return _reading(options.data, look)
 
 
-def _reading(folder: Path, look: Callable[["FileStore"], Coroutine[None, None, int]]) -> int:
+def _reading(folder: Path, look: Callable[["Store"], Coroutine[None, None, int]]) -> int:
     import asyncio
 
     from posthouse.store.file import FileStore

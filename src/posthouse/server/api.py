@@ -101,7 +101,6 @@ from posthouse.server.http import Answer as Response
 from posthouse.server.http import Request, decoded
 from posthouse.server.problems import HttpProblem
 from posthouse.server.router import Operation, Parameter, Router
-from posthouse.store.file import FileStore
 
 _audit = logging.getLogger("posthouse.audit")
 _encode = msgspec.json.Encoder().encode
@@ -768,11 +767,11 @@ async def get_store(call: Call) -> Response:
     assert store is not None
     extents = store.extents()
     now = call.engine.now()
-    snapshots = store.snapshots.positions() if isinstance(store, FileStore) else []
+    segments = store.segments
     return _json(shapes.StoreForm(
         extents[0].first if extents else 1, now.position, now.durable, len(extents),
-        sum(each.size_bytes for each in extents), list(snapshots),
-        str(store.folder) if isinstance(store, FileStore) else None,
+        sum(each.size_bytes for each in extents), store.snapshots.positions(),
+        None if segments is None else str(segments.folder),
     ))  # fmt: skip
 
 

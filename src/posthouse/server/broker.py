@@ -27,6 +27,7 @@ from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import KEY_CHARS_MIN, Declared, PrincipalDeclared, QueueDeclared
 from posthouse.server.files import read_secret
 from posthouse.server.shapes import new_message
+from posthouse.store import Store
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 
@@ -46,7 +47,7 @@ class Broker:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.engine: Engine | None = None
-        self.store: FileStore | MemoryStore | None = None
+        self.store: Store | None = None
         self.new_root_key: str | None = None  # to be shown, this once
         self.phase = "opening the journal"
         self.position = 0  # that recovery has come to
@@ -89,7 +90,7 @@ class Broker:
             principal_share=config.principal_share,
         )
         if config.memory:
-            store: FileStore | MemoryStore = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)
+            store: Store = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)
         else:
             store = await asyncio.to_thread(self._open_files)
         self.store = store
@@ -97,7 +98,7 @@ class Broker:
         try:
             engine = await Engine.open(
                 store, SystemClock(), secrets.randbits(32), self.guard,
-                snapshots=store.snapshots if isinstance(store, FileStore) else None,
+                snapshots=store.snapshots,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
                 throttle=Throttle(
                     config.rate_principal, config.rate_address, config.rate_entity,
@@ -112,13 +113,13 @@ class Broker:
         gc.freeze()  # what was recovered stays; there is no need to look at it again
         await self._declare(engine)
         self.engine, self.phase = engine, "ready"
-        if isinstance(store, FileStore):
+        if store.segments is not None:
             retention = Retention(
                 config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
                 config.keep_share,
             )  # fmt: skip
-            self._begin(keep_tidy(engine, store, retention, self._folding))
-            self._begin(watch_room(engine, store))
+            self._begin(keep_tidy(engine, store.segments, retention, self._folding))
+            self._begin(watch_room(engine, store.segments))
         self._begin(watch_clock(engine, self._mend_clock()))
         return engine
 
@@ -175,10 +176,11 @@ class Broker:
 
         Raises NotAllowed or Busy.
         """
-        if not isinstance(self.store, FileStore):
+        segments = None if self.store is None else self.store.segments
+        if segments is None:
             raise NotAllowed("the store", "a broker in memory has no snapshots")
         async with self._folding:
-            kept = await fold_apart(self.store)
+            kept = await fold_apart(segments)
         if kept is None:
             raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)

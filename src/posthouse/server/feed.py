@@ -30,7 +30,6 @@ from posthouse.server.http import Answer, Piece, Request
 from posthouse.server.http_peer import FileRange
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import WAIT_MS_MAX, EventForm, LifeForm, ReaderInfoForm
-from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame, encode_header
 
 _log = logging.getLogger(__name__)
@@ -300,7 +299,7 @@ class Feed:
         store = self._broker.store
         assert store is not None
         first, last = self.range()
-        extents = store.extents() if isinstance(store, FileStore) else []
+        extents = [] if store.segments is None else store.extents()
         parts = [
             {
                 "first": each.first,
@@ -393,8 +392,9 @@ class Feed:
     def _in_twins(self, wanted: Wanted) -> list[tuple[int, int, FileRange]]:
         """Runs of positions that are whole batches, and where they lie; the schema goes first."""
         store = self._broker.store
+        assert store is not None
         found: list[tuple[int, int, FileRange]] = []
-        for segment in store.sealed() if isinstance(store, FileStore) else ():
+        for segment in () if store.segments is None else store.segments.sealed():
             if segment.end <= wanted.first or segment.first >= wanted.end:
                 continue
             twin = twin_of(segment.path)
@@ -443,9 +443,9 @@ class Feed:
 
     async def _with_journal(self, ask: Ask, first: int, end: int) -> Ask:
         store = self._broker.store
-        if isinstance(store, FileStore):
-            return msgspec.structs.replace(ask, folder=str(store.folder))
         assert store is not None
+        if store.segments is not None:
+            return msgspec.structs.replace(ask, folder=str(store.segments.folder))
         frames = [frame async for frame in store.read(first, end)]
         name = await asyncio.to_thread(_spool, frames)
         return msgspec.structs.replace(ask, spool=name)

@@ -35,7 +35,6 @@ from posthouse.server.feed import Feed
 from posthouse.server.http import Answer, App, Request
 from posthouse.server.listener import Listener
 from posthouse.server.problems import HttpProblem
-from posthouse.store.file import FileStore
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -205,8 +204,8 @@ class Metrics:
             "posthouse_refused_for_space", "Commands refused because the disk is full",
             figures.no_space,
         )  # fmt: skip
-        if isinstance(store, FileStore):
-            room = store.room()
+        if store.segments is not None:
+            room = store.segments.room()
             yield gauge("store_free_bytes", "What is free on the disk of the journal", room.free)
             yield gauge("store_twins_bytes", "Size of the Arrow segments", room.twins)
             yield gauge("snapshot_position", "Up to where the newest snapshot goes",

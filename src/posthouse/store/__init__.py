@@ -2,12 +2,19 @@
 
 `append` is in memory and cannot fail; what was appended is durable when `sync` has returned, and
 not before. Stores may be remote and slow, and a writer may be deposed, so nothing assumes a file.
+
+`Store` is frames in order. `Segments` is the same frames as files of a local folder, for those who
+need files: Arrow segments, processes that read the journal, retention, figures of the disk. A store
+that is not a folder may keep such a folder beside it, or have none.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from posthouse.store.frames import Frame
+from posthouse.store.segments import Segment
 
 
 class Extent(NamedTuple):
@@ -60,6 +67,18 @@ class Store(Readable, Protocol):
     def durable(self) -> int:
         """Every position below is durable, whatever happens to this machine."""
 
+    @property
+    def readable(self) -> int:
+        """Every position below can be read, and is as durable as was asked for."""
+
+    @property
+    def segments(self) -> "Segments | None":
+        """Its frames as files, where it keeps them in a folder of this machine."""
+
+    @property
+    def snapshots(self) -> "Snapshots":
+        """Where the snapshots of this journal are kept."""
+
     def append(self, frame: Frame) -> None:
         """In memory; cannot fail."""
 
@@ -82,6 +101,42 @@ class Store(Readable, Protocol):
         """Lets go of everything. Syncs nothing: a clean stop has synced its closing frame."""
 
 
+class Segments(Protocol):
+    """A journal's frames as files in a local folder, each segment with its Arrow segment."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are; other processes may read them there."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """What a new segment takes on disk."""
+
+    @property
+    def rolled(self) -> asyncio.Event:
+        """Set when a segment was begun or the disk became full; cleared by who tidies then."""
+
+    @property
+    def filled(self) -> asyncio.Event:
+        """Set while the store is `full`."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the disk has little room left, or none."""
+
+    def sealed(self) -> list[Segment]:
+        """Segments that do not change any more, the oldest first."""
+
+    def room(self) -> Room:
+        """Asks the disk: not for the event loop's thread where there may be many files."""
+
+    async def drop_twins(self, free: int) -> None:
+        """Removes Arrow segments, the oldest first, until so many bytes are free."""
+
+    def note_tidied(self) -> None:
+        """What could give way has: senders are not slowed down for it any more."""
+
+
 class Snapshot(NamedTuple):
     """What all frames up to and including `last` have come to, in parts."""
 
@@ -97,3 +152,9 @@ class Snapshots(Protocol):
 
     async def load(self, end: int) -> Snapshot | None:
         """The newest that is whole and holds no position from `end` on."""
+
+    def positions(self) -> list[int]:
+        """Up to where each of them goes, the newest first."""
+
+    def whole(self) -> list[int]:
+        """As `positions`, without those that are damaged. Reads all of them."""

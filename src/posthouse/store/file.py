@@ -97,8 +97,8 @@ class FileStore:
         self.full = False
         self.pressed = False  # until who makes room has tried to
         self._wants_space = True  # what is claimed ahead was used, or could not be claimed
-        self.rolled = asyncio.Event()  # a segment was begun, or the disk is full: time to tidy
-        self.filled = asyncio.Event()  # set while it is `full`
+        self.rolled = asyncio.Event()
+        self.filled = asyncio.Event()
         if not read_only:
             self._disk.make_folder(folder)
         self._lock = self._disk.lock(folder / LOCK)
@@ -128,8 +128,11 @@ class FileStore:
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
     @property
+    def segments(self) -> "FileStore":
+        return self
+
+    @property
     def readable(self) -> int:
-        """Everything below can be read from the files, and is as durable as was asked for."""
         return self.durable if self._durability == "fsync" else self._flushed
 
     # Writing.
@@ -371,11 +374,9 @@ class FileStore:
 
     @property
     def is_short(self) -> bool:
-        """Whether the disk has little room left, or none."""
         return self.full or self._disk.free(self.folder) < MARK_SEGMENTS * self._segment_bytes
 
     def room(self) -> Room:
-        """Asks the disk: not for the event loop's thread where there may be many files."""
         twins = 0
         for each in filter(TWIN_NAME.fullmatch, self._disk.names(self.folder)):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -384,8 +385,10 @@ class FileStore:
         return Room(self._disk.free(self.folder), journal, twins)
 
     async def drop_twins(self, free: int) -> None:
-        """Removes Arrow segments, the oldest first, until so many bytes are free."""
         await self._writer.do(self._drop_twins, free)
+
+    def note_tidied(self) -> None:
+        self.pressed = False
 
     def _drop_twins(self, free: int) -> None:
         while self._disk.free(self.folder) < free and self._drop_twin():
@@ -500,7 +503,6 @@ class FileStore:
         return [Extent(s.first, s.end, s.size, s.begun_ms) for s in self._segments]
 
     def sealed(self) -> list[Segment]:
-        """Segments that do not change any more, the oldest first."""
         return self._segments[:-1]
 
     async def trim(self, before: int) -> None:

@@ -16,6 +16,8 @@ class MemoryStore:
     and bodies must not be evicted.
     """
 
+    segments = None
+
     def __init__(self, frames: Sequence[Frame] = (), keep_bytes: int | None = None) -> None:
         self.frames = list(frames)  # the durable ones
         self.last = self.frames[-1].without_payload() if self.frames else None

@@ -60,11 +60,9 @@ class FileSnapshots:
         return [self._folder / name for name in reversed(list(names))]
 
     def positions(self) -> list[int]:
-        """Up to where each of them goes, the newest first."""
         return [int(path.name.removesuffix(SUFFIX)) for path in self.paths()]
 
     def whole(self) -> list[int]:
-        """As `positions`, without those that are damaged: the newest two."""
         found: list[int] = []
         for path in self.paths():
             with contextlib.suppress(Damaged):
@@ -195,3 +193,9 @@ class MemorySnapshots:
 
     async def load(self, end: int) -> Snapshot | None:
         return next((each for each in self.kept if each.last.end <= end), None)
+
+    def positions(self) -> list[int]:
+        return [each.last.end for each in self.kept]
+
+    def whole(self) -> list[int]:
+        return self.positions()
