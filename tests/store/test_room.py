@@ -117,6 +117,15 @@ def test_a_full_disk_is_told_of_until_a_trim_has_made_room() -> None:
     asyncio.run(main())
 
 
+def test_senders_are_slowed_down_until_what_could_give_way_has() -> None:
+    disk = FaultyDisk()
+    disk.room = 3 * SEGMENT_BYTES
+    store = opened(disk)
+    assert _is_pressed(store)
+    store.segments.note_tidied()
+    assert not _is_pressed(store)
+
+
 def _is_short(store: FileStore) -> bool:
     return store.is_short
 

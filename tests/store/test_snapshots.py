@@ -65,6 +65,7 @@ def test_the_newest_that_is_old_enough_is_loaded_and_two_are_kept(keeper: Snapsh
     assert load(keeper, 30) == (30, [b"30"])
     assert load(keeper, 29) == (20, [b"20"])
     assert load(keeper, 19) is None
+    assert keeper.positions() == keeper.whole() == [30, 20]
 
 
 def test_a_damaged_snapshot_is_passed_over_and_told_of(

@@ -116,7 +116,7 @@ class FileStore:
         self._pending: list[Frame] = []
         self._lost: str | None = None
         self._closed = False
-        self.durable = self._written = self._flushed = last.end if last is not None else 1
+        self.durable = self._written = last.end if last is not None else 1
         self._unsynced = False
         self._behind_bytes = 0
         self._begun = self._told = 0  # segments begun since the start
@@ -133,7 +133,7 @@ class FileStore:
 
     @property
     def readable(self) -> int:
-        return self.durable if self._durability == "fsync" else self._flushed
+        return self.durable if self._durability == "fsync" else self._written
 
     # Writing.
 
@@ -241,21 +241,18 @@ class FileStore:
 
     def _write(self, frames: list[Frame], now: bool) -> None:
         """Everything in one write and one sync, unless a segment ends on the way."""
-        chunks: list[bytes] = []
+        gathered: list[Frame] = []
         size = 0
         for frame in frames:
             length = frame.size_bytes
             segment = self._segments[-1] if self._segments else None
-            if segment is None or segment.offset + length > segment.size:
-                self._flush(chunks, size)
-                chunks, size = [], 0
-                segment = self._roll(frame)
-            segment.note(frame, length)
-            self._written = frame.end
-            chunks += (encode_header(frame, segment.head.salt), frame.payload)
+            if segment is None or segment.offset + size + length > segment.size:
+                self._flush(gathered, size)
+                gathered, size = [], 0
+                self._roll(frame)
+            gathered.append(frame)
             size += length
-            self._written_bytes += length
-        self._flush(chunks, size, now)
+        self._flush(gathered, size, now)
         if now:
             self._sync()
         if frames and frames[-1].kind == CLOSING:
@@ -263,18 +260,28 @@ class FileStore:
         if self._wants_space:
             self._claim()
 
-    def _flush(self, chunks: list[bytes], size: int, now: bool = False) -> None:
-        if chunks:
-            segment = self._segments[-1]
-            if self._file is None:
-                self._file = self._disk.open(segment.path)
-            if now and not self._unsynced:
-                self._disk.write_durably(self._file, segment.offset - size, chunks)
-                self.durable = self._written
-            else:
-                self._unsynced = True
-                self._disk.write(self._file, segment.offset - size, chunks)
-            self._flushed = self._written
+    def _flush(self, frames: list[Frame], size: int, now: bool = False) -> None:
+        """Writes them into the last segment, and only then says that they are there."""
+        if not frames:
+            return
+        segment = self._segments[-1]
+        chunks: list[bytes] = []
+        for frame in frames:
+            chunks += (encode_header(frame, segment.head.salt), frame.payload)
+        if self._file is None:
+            self._file = self._disk.open(segment.path)
+        at_once = now and not self._unsynced
+        if at_once:
+            self._disk.write_durably(self._file, segment.offset, chunks)
+        else:
+            self._unsynced = True
+            self._disk.write(self._file, segment.offset, chunks)
+        for frame in frames:
+            segment.note(frame, frame.size_bytes)
+        self._written_bytes += size
+        self._written = frames[-1].end
+        if at_once:
+            self.durable = self._written
 
     def _sync(self) -> None:
         if self._file is not None and self._unsynced:
@@ -282,8 +289,8 @@ class FileStore:
             self._unsynced = False
             self.durable = self._written
 
-    def _roll(self, frame: Frame) -> Segment:
-        """The next segment, from the space that was claimed for it."""
+    def _roll(self, frame: Frame) -> None:
+        """Begins the next segment, from the space that was claimed for it."""
         disk, folder = self._disk, self.folder
         if self._file is not None:
             self._sync()
@@ -302,10 +309,10 @@ class FileStore:
         disk.sync_folder(folder)
         self._file = file
         segment = Segment(path, head, head.size)
+        segment.is_known = True  # nothing is in it: who reads need not look
         self._segments.append(segment)
         self._begun += 1
         self._wants_space = True
-        return segment
 
     def _claimed_for(self, frame: Frame) -> Path:
         """The space that was claimed; for a frame larger than that, its own."""
@@ -415,6 +422,7 @@ class FileStore:
 
     async def read(self, first: int, end: int) -> AsyncIterator[Frame]:
         loop = asyncio.get_running_loop()
+        readable = self.readable
         for segment in list(self._segments):
             if segment.end <= first or segment.first >= end:
                 continue
@@ -425,6 +433,8 @@ class FileStore:
                 for frame in found:
                     if last is not None and not frame.follows(last):
                         raise Damaged(segment.path, at, f"this is not frame {last.number + 1}")
+                    if frame.end > readable:  # it is written, but not durable yet
+                        return
                     at, last = at + frame.size_bytes, frame
                     if frame.end > first and frame.first < end:
                         yield frame

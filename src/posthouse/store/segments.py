@@ -109,6 +109,7 @@ class Segment:
         self.end = head.first  # the position after its last
         self.offset = SEGMENT_HEADER_BYTES  # where the next frame goes
         self.begun_ms = 0  # when its first frame was written
+        self.is_known = False  # whether its frames were looked at since the start
         self._positions = array("Q")
         self._offsets = array("Q")
 
@@ -117,20 +118,17 @@ class Segment:
         if not self._offsets:
             self.begun_ms = frame.time_ms
         if not self._offsets or self.offset - self._offsets[-1] >= _INDEX_EVERY:
+            self._offsets.append(self.offset)  # first: another thread may look for a position
             self._positions.append(frame.first)
-            self._offsets.append(self.offset)
         self.offset += size_bytes
         self.end = frame.end
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its frames were looked at since the start."""
-        return len(self._offsets) > 0
+        self.is_known = True
 
     def take_index(self, found: "Segment") -> None:
         """Takes over what another look at the same file has found."""
         self.offset, self.begun_ms = found.offset, found.begun_ms
         self._positions, self._offsets = found._positions, found._offsets
+        self.is_known = True
 
     def offset_before(self, position: int) -> int:
         """An offset at which a frame begins, at or before the one that holds a position."""
