@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from posthouse.store.disk import Disk
+from posthouse.store.errors import InUse
 
 SECTOR = 512
 
@@ -79,6 +80,8 @@ class FaultyDisk(Disk):
         pass
 
     def lock(self, path: Path) -> int:
+        if -1 in self.open_files:
+            raise InUse(path.parent)
         self.open_files[-1] = File()
         return -1
 
