@@ -14,6 +14,7 @@ from posthouse.core.errors import (
     MessageTooLarge,
     NotAllowed,
     NotFound,
+    NotLeader,
     QuotaExceeded,
     Refused,
     SessionLocked,
@@ -92,6 +93,14 @@ EVERY: list[tuple[Refused, str]] = [
         "'ann' has no right to send here; ask who manages the broker.",
     ),
     (Throttled(50), "Too much was asked for at a time; wait 50 ms, and ask again."),
+    (
+        NotLeader("b.example:5672"),
+        "This broker follows b.example:5672, which leads; ask there, or try again shortly.",
+    ),
+    (
+        NotLeader(""),
+        "This broker follows another, and knows none that leads; try again shortly.",
+    ),
     (Busy("too much waits"), "The broker is busy: too much waits. Try again shortly."),
 ]
 

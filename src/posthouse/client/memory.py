@@ -535,6 +535,6 @@ def _error(refused: refusals.Refused, receipt: str, session: str) -> QueueError:
         case refusals.Throttled(wait_ms=wait_ms):
             return Throttled(_TYPE.value, "throttled", str(refused), wait_ms / 1_000)
         case _:
-            busy = isinstance(refused, refusals.Busy | refusals.QuotaExceeded)
+            busy = isinstance(refused, refusals.Busy | refusals.NotLeader | refusals.QuotaExceeded)
             kind = type(refused).__name__
             return ProviderError(_TYPE.value, kind, str(refused), is_transient=busy)

@@ -202,6 +202,18 @@ class Busy(Refused):
 
 
 @dataclass(eq=False)
+class NotLeader(Refused):
+    """This broker follows another one, which alone takes commands. `leader` may not be known."""
+
+    leader: str
+
+    def __str__(self) -> str:
+        if not self.leader:
+            return "This broker follows another, and knows none that leads; try again shortly."
+        return f"This broker follows {self.leader}, which leads; ask there, or try again shortly."
+
+
+@dataclass(eq=False)
 class Throttled(Refused):
     """Too much was asked for in too short a time."""
 
@@ -229,5 +241,6 @@ REFUSALS: tuple[type[Refused], ...] = (
     Unauthenticated,
     Unauthorized,
     Busy,
+    NotLeader,
     Throttled,
 )

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from posthouse.broker.watch import ahead_of
-from posthouse.core.errors import Busy
+from posthouse.core.errors import Busy, NotLeader
 from posthouse.server.broker import Broker
 from posthouse.server.http import JSON, Answer, Request, Route
 from posthouse.server.problems import HttpProblem
@@ -56,7 +56,7 @@ async def _ready(broker: Broker, *, sends: bool = True, status: str = "ready") -
             await engine.prove()
     except TimeoutError:
         return _say(503, status=f"a sync takes more than {READY_SECONDS} s")
-    except (StoreError, Busy) as error:
+    except (StoreError, Busy, NotLeader) as error:
         return _say(503, status=str(error))
     if sends and engine.store.full:
         return _say(503, status=FULL)

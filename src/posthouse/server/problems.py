@@ -11,6 +11,7 @@ from posthouse.core.errors import (
     MessageTooLarge,
     NotAllowed,
     NotFound,
+    NotLeader,
     QuotaExceeded,
     Refused,
     SessionLocked,
@@ -42,6 +43,7 @@ CODES: dict[type[Refused], tuple[int, str]] = {
     Unauthenticated: (401, "unauthenticated"),
     Unauthorized: (403, "unauthorized"),
     Busy: (503, "busy"),
+    NotLeader: (503, "not-leader"),
     Throttled: (429, "throttled"),
 }
 

@@ -8,6 +8,8 @@ from uuid import uuid4
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from posthouse.core.errors import REFUSALS
+from posthouse.dialects.servicebus.localzure.errors import CODES
 from tests.dialects.localzure.zure import Entity, Zure, bodies, fresh, refused, sql
 from tests.dialects.servicebus.sas import token
 from tests.server.running import Reply, Running, running
@@ -25,6 +27,10 @@ HISTOGRAMS = [f"servicebus_{done}_duration_seconds" for done in ("send", "receiv
 
 
 # Errors.
+
+
+def test_every_refusal_has_its_code() -> None:
+    assert set(CODES) == set(REFUSALS)
 
 
 def test_an_error_names_its_code_and_every_detail(zure: Zure) -> None:

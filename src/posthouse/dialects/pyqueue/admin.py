@@ -13,7 +13,7 @@ from posthouse.core.commands import (
     Resubmit,
     UpdateQueue,
 )
-from posthouse.core.errors import Busy
+from posthouse.core.errors import Busy, NotLeader
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, STATES
 from posthouse.core.model import Queue, Schedule, State, dead_letter_queue
 from posthouse.core.recurrence import said
@@ -391,7 +391,7 @@ async def health(call: Call) -> Facts:
     try:
         await call.desk.engine.prove()
         status = "healthy"
-    except (StoreError, Busy):
+    except (StoreError, Busy, NotLeader):
         status = "unhealthy"
     queues = _visible(call)
     return {

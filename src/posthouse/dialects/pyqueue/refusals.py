@@ -22,6 +22,7 @@ CODES: dict[type[Refused], str] = {
     errors.Unauthenticated: "Authentication failed",
     errors.Unauthorized: "Unauthorized: {principal} cannot {op} on {on}",
     errors.Busy: "{begin}{text}",
+    errors.NotLeader: "{begin}{text}",
     errors.Throttled: "Rate limit exceeded",
 }
 _BEGIN = {"PUSH": "Failed to add task: ", "PUSH_BATCH": "Failed to add batch: "}

@@ -25,6 +25,7 @@ from posthouse.broker.throttle import Login
 from posthouse.core.errors import (
     Busy,
     Duplicate,
+    NotLeader,
     QuotaExceeded,
     Refused,
     Throttled,
@@ -50,7 +51,7 @@ REFRESH_SECONDS = 5
 PAGE_QUEUES_MAX = 200
 _STATUS: dict[type[Refused], int] = {
     Unauthenticated: 401, Unauthorized: 403, Duplicate: 409, QuotaExceeded: 507, Throttled: 429,
-    Busy: 503,
+    Busy: 503, NotLeader: 503,
 }  # fmt: skip
 
 

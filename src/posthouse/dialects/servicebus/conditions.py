@@ -49,6 +49,7 @@ CODES: dict[type[Refused], tuple[str, int]] = {
     errors.Unauthenticated: (UNAUTHORIZED, 401),
     errors.Unauthorized: (UNAUTHORIZED, 401),
     errors.Busy: (BUSY, 503),
+    errors.NotLeader: (BUSY, 503),
     errors.Throttled: (BUSY, 503),
 }
 

@@ -40,6 +40,7 @@ CODES: dict[type[Refused], tuple[str, int]] = {  # over TCP, and over HTTP
     errors.Unauthenticated: (AUTH_FAILED, 401),
     errors.Unauthorized: (NOT_AUTHORIZED, 403),
     errors.Busy: (SERVER_BUSY, 503),
+    errors.NotLeader: (SERVER_BUSY, 503),
     errors.Throttled: (RATE_LIMITED, 429),
 }
 

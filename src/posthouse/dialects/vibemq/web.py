@@ -29,7 +29,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
 from posthouse.broker.throttle import Login, note_unknown
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
-from posthouse.core.errors import Busy, Refused, Unauthenticated
+from posthouse.core.errors import Busy, NotLeader, Refused, Unauthenticated
 from posthouse.core.message import LOCKED, STATES, message_id
 from posthouse.core.model import Queue, State
 from posthouse.core.records import Completed, DeadLettered, Locked, Sent, Taken
@@ -209,7 +209,7 @@ class Web:
                 await engine.prove()
         except TimeoutError:
             status = f"unhealthy: a sync takes more than {READY_SECONDS} s"
-        except (StoreError, Busy) as error:
+        except (StoreError, Busy, NotLeader) as error:
             status = f"unhealthy: {error}"
         figures, healthy = self._figures(), status == word
         found = {

@@ -54,7 +54,7 @@ def told_unprocessable(wrong: Unprocessable) -> Answer:
     return Answer(msgspec.json.encode({"detail": detail}), 422, (JSON,))
 
 
-_CODES: dict[type[Refused], tuple[int, str]] = {
+CODES: dict[type[Refused], tuple[int, str]] = {
     errors.NotFound: (404, "EntityNotFound"),
     errors.AlreadyExists: (409, "EntityAlreadyExists"),
     errors.MessageNotFound: (404, "MessageNotFound"),
@@ -72,13 +72,14 @@ _CODES: dict[type[Refused], tuple[int, str]] = {
     errors.Unauthenticated: (401, "Unauthorized"),
     errors.Unauthorized: (403, "Forbidden"),
     errors.Busy: (503, "ConnectionError"),
+    errors.NotLeader: (503, "ConnectionError"),
     errors.Throttled: (429, "QuotaExceeded"),
 }
 
 
 def failed_by(refused: Refused, **known: object) -> Failed:
     """A refusal of the core. What is known of the request is told as well."""
-    status, code = _CODES[type(refused)]
+    status, code = CODES[type(refused)]
     details: dict[str, object] = {**known, "reason": str(refused)}
     headers: tuple[Header, ...] = ()
     if isinstance(refused, errors.QuotaExceeded):
@@ -89,7 +90,7 @@ def failed_by(refused: Refused, **known: object) -> Failed:
     elif isinstance(refused, errors.Throttled):
         headers = ((b"retry-after", b"%d" % -(-refused.wait_ms // 1_000)),)
         details |= {"quota_type": "rate", "timeout_seconds": -(-refused.wait_ms // 1_000)}
-    elif isinstance(refused, errors.Busy):
+    elif isinstance(refused, errors.Busy | errors.NotLeader):
         headers = ((b"retry-after", b"1"),)
     elif isinstance(refused, errors.Unauthenticated):
         headers = ((b"www-authenticate", b'SharedAccessSignature realm="Posthouse"'),)
