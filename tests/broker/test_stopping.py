@@ -130,7 +130,7 @@ def test_a_writer_that_was_deposed_tells_everybody_and_stops() -> None:
     class Taken(GatedStore):
         async def sync(self) -> None:
             if self.syncs >= 2:
-                raise Deposed("another writer has epoch 9")
+                raise Deposed(9)
             await super().sync()
 
     async def main() -> None:

@@ -7,6 +7,7 @@ from posthouse.dialects.servicebus.localzure.errors import failed_by
 from posthouse.dialects.servicebus.web import told as told_by_rest
 from posthouse.dialects.vibemq import answers as vibemq
 from posthouse.server import problems
+from posthouse.store.errors import Deposed, Lost
 
 LATER = (b"retry-after", b"1")
 
@@ -23,3 +24,12 @@ def test_a_broker_that_follows_is_unavailable_in_every_dialect_and_says_who_lead
     assert LATER in failed_by(refused).headers
     assert vibemq.CODES[NotLeader] == ("SERVER_BUSY", 503)
     assert problems.CODES[NotLeader] == (503, "not-leader")
+
+
+def test_clients_are_told_of_a_takeover_and_nothing_of_the_disk() -> None:
+    condition, text = conditions.told_any(Deposed(7))
+    assert condition == "amqp:internal-error"
+    assert text.startswith("Another broker has taken over")
+    _, text = conditions.told_any(Lost("[Errno 5] Input/output error: '/var/lib/posthouse'"))
+    assert text.startswith("The journal has failed")
+    assert "/var" not in text

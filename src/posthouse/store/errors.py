@@ -4,7 +4,9 @@ from pathlib import Path
 
 
 class StoreError(Exception):
-    """The journal cannot be used as it is."""
+    """The journal cannot be used as it is. `for_clients`: no more than they may know of it."""
+
+    for_clients = "The journal has failed; it is not known whether this was done."
 
 
 class Lost(StoreError):
@@ -12,7 +14,15 @@ class Lost(StoreError):
 
 
 class Deposed(StoreError):
-    """Another writer with a higher epoch has taken over. What was appended here is void."""
+    """Another writer has taken over. The state here is void; what was not synced may be, too."""
+
+    for_clients = (
+        "Another broker has taken over; it is not known whether this was done. Connect again."
+    )
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"another broker has taken over this journal, with epoch {epoch}")
+        self.epoch = epoch
 
 
 class NotThere(StoreError):

@@ -36,7 +36,7 @@ class MemoryJournal:
         if last is not None:
             is_next = not frames or frames[0].follows(last)
             if not is_next or (behind is not None and behind is not last):
-                raise Deposed(f"another writer has taken over with epoch {last.epoch}")
+                raise Deposed(last.epoch)
         self.frames += frames
         if self._keep_bytes is not None:
             self._bytes += sum(frame.size_bytes for frame in frames)
@@ -79,7 +79,7 @@ class MemoryStore:
         self.full = self.pressed = False
         self._pending: list[Frame] = []
         self._written: Frame | None = None  # the last one that this store has added
-        self._deposed: str | None = None
+        self._deposed: int | None = None  # the epoch of who has taken over
 
     @property
     def frames(self) -> list[Frame]:
@@ -112,7 +112,7 @@ class MemoryStore:
         try:
             self.journal.add(frames, self._written)
         except Deposed as deposed:
-            self._deposed = str(deposed)
+            self._deposed = deposed.epoch
             raise
         if frames:
             self._written = frames[-1]

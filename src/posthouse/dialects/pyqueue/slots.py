@@ -47,7 +47,7 @@ def refusal(peer: Asker, word: str, on: str, refused: Refused | StoreError) -> b
     """What is told where something that was asked for cannot be."""
     if isinstance(refused, StoreError):
         peer.end()
-        return b"The journal cannot be written; what was asked may be done or not"
+        return refused.for_clients.encode()
     return told(refused, word, on).encode(errors="replace")
 
 

@@ -191,9 +191,7 @@ class Attaching:
         if link.is_gone or self._peer.is_closing:
             outlet.on_detached()
         elif isinstance(answer, Refused | StoreError):
-            condition, text = conditions.INTERNAL, "The journal was lost."
-            if isinstance(answer, Refused):
-                condition, text, _ = conditions.told(answer)
+            condition, text = conditions.told_any(answer)
             link.refuse(error(condition, text))
             if outlet.session is not None:
                 self._peer.leave(
@@ -249,10 +247,8 @@ class Attaching:
                 return
             if waited is None or link.is_gone or self._peer.is_closing:
                 return
-            if isinstance(answer, Refused):
-                condition, text, _ = conditions.told(answer)
-            elif isinstance(answer, StoreError):
-                condition, text = conditions.INTERNAL, "The journal was lost."
+            if isinstance(answer, Refused | StoreError):
+                condition, text = conditions.told_any(answer)
             else:
                 condition, text = conditions.TIMEOUT, "No session became free in time."
             link.refuse(error(condition, text))

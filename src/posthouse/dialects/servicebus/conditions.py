@@ -7,6 +7,7 @@ from posthouse.core import errors
 from posthouse.core.errors import InvalidArgument, NotFound, Refused
 from posthouse.core.model import DEAD, SUBSCRIPTION
 from posthouse.dialects.servicebus.address import told_name
+from posthouse.store.errors import StoreError
 
 NOT_FOUND = "amqp:not-found"
 UNAUTHORIZED = "amqp:unauthorized-access"
@@ -58,6 +59,14 @@ def missing(entity: str) -> str:
     """Clients look for these words."""
     name = told_name(entity)
     return f"The messaging entity '{name}' could not be found. Check the name, or create it first."
+
+
+def told_any(answer: Refused | StoreError) -> tuple[str, str]:
+    """The condition and the text of a refusal, or of a journal that failed."""
+    if isinstance(answer, StoreError):
+        return INTERNAL, answer.for_clients
+    condition, text, _ = told(answer)
+    return condition, text
 
 
 def told(refused: Refused) -> tuple[str, str, int]:

@@ -218,7 +218,7 @@ class Inlet:
                 condition, text, _ = conditions.told(answer)
                 self._reject([number], condition, text)
             elif isinstance(answer, StoreError):
-                self._reject([number], conditions.INTERNAL, "The journal was lost.")
+                self._reject([number], conditions.INTERNAL, answer.for_clients)
             else:
                 self._settle([number], within(id, ACCEPTED))
                 self._top_up()
@@ -270,12 +270,9 @@ class Inlet:
             elif isinstance(answer, _OF_ONE) and len(group.ids) > 1:
                 self._take_apart(group)
                 return
-            elif isinstance(answer, Refused):
-                condition, text, _ = conditions.told(answer)
-                self._reject(group.ids, condition, text)
             else:
-                self._reject(group.ids, conditions.INTERNAL, "The journal was lost; it is not known"
-                             " whether the message is kept.")  # fmt: skip
+                assert isinstance(answer, Refused | StoreError)
+                self._reject(group.ids, *conditions.told_any(answer))
             self._unanswered -= len(group.ids)
             self._peer.count_unanswered(-group.size_bytes)
             self.flush()

@@ -136,7 +136,7 @@ class Desk:
             if isinstance(answer, Refused):
                 tell(_refused(answer))
             elif isinstance(answer, StoreError):
-                tell(Told(500, {}, conditions.INTERNAL, "The journal was lost."))
+                tell(Told(500, {}, conditions.INTERNAL, answer.for_clients))
             else:
                 tell(asked.tell(answer))
 
@@ -304,7 +304,8 @@ class Desk:
                 else:
                     self._delete_some(tell, answer.next, rest, before_ms, total)
             else:
-                tell(Told(500, {}, conditions.INTERNAL, "The journal was lost."))
+                assert isinstance(answer, StoreError)
+                tell(Told(500, {}, conditions.INTERNAL, answer.for_clients))
 
         self._peer.submit(self._place, command, reply)
 

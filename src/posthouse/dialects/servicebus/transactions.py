@@ -102,6 +102,7 @@ class Coordinator:
 
         def reply(answer: Reply) -> None:
             if not isinstance(answer, Begun):
+                assert isinstance(answer, Refused | StoreError)
                 self._refuse(delivery_id, answer)
             elif not self.link.is_open:
                 self._roll_back(answer.transaction)
@@ -133,10 +134,8 @@ class Coordinator:
         command = RollBack(number) if fail else Commit(number)
         self._submit(command, reply)
 
-    def _refuse(self, delivery_id: int, answer: object) -> None:
-        condition, text = conditions.INTERNAL, "The journal was lost."
-        if isinstance(answer, Refused):
-            condition, text, _ = conditions.told(answer)
+    def _refuse(self, delivery_id: int, answer: Refused | StoreError) -> None:
+        condition, text = conditions.told_any(answer)
         self._tell(delivery_id, rejected(condition, text))
 
     def _tell(self, delivery_id: int, state: bytes) -> None:

@@ -427,7 +427,7 @@ class Peer:
             if not self._reading:
                 self._read_or_not()
             if isinstance(answer, StoreError):
-                self.close(answers.SERVER_ERROR, "The journal cannot be written.")
+                self.close(answers.SERVER_ERROR, answer.for_clients)
             reply(answer)
 
         reply = guarded(reply, self.abort)
