@@ -46,6 +46,7 @@ from posthouse.broker.replay import Progress, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
+from posthouse.broker.view import View
 from posthouse.broker.weight import is_too_much, weight, weight_of_sent
 from posthouse.core import decide, evolve
 from posthouse.core import namespaces as spaces
@@ -125,6 +126,7 @@ class Engine:
         compression: payload.Compression | None = None,
     ) -> None:
         self._world = world
+        self.view = View(world)  # all that others look at without a command
         self._start = start
         self._auto_create = auto_create
         self.figures = Figures()

@@ -1,0 +1,285 @@
+"""The view: all that dialects, server and client may look at without a command.
+
+Its methods return values: numbers, names, frozen structs. What was returned does not change when
+the state does, and the state cannot be changed through it; who wants to know how it is now asks
+again. Rights are not checked here: whoever asks has seen to them.
+
+An entity that is not there has no properties (None) and holds nothing (0); nor is there anything in
+a namespace that is not there.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from posthouse.broker.figures import oldest_ms
+from posthouse.broker.view_messages import MessagesView
+from posthouse.core.commands import Counts
+from posthouse.core.filters.view import View as MessageView
+from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED
+from posthouse.core.model import (
+    DEAD,
+    Account,
+    Queue,
+    QueueProperties,
+    Reader,
+    Schedule,
+    State,
+    find,
+)
+from posthouse.core.namespaces import Namespaces, keys_of
+from posthouse.core.room import Used, check_room, is_limited, used
+from posthouse.core.routing import router_of
+from posthouse.core.rules import Rule
+from posthouse.core.shares import Holder, check_share
+
+Kind = Literal["queue", "topic", "subscription", "dead-letter", "transfer"]
+
+_NOTHING = Counts(0, 0, 0, 0, 0, 0)
+_NO_ROOM_USED = Used(0, 0)
+
+
+class Entity(msgspec.Struct, frozen=True, gc=False):
+    """A queue of any kind: what does not change with each message."""
+
+    namespace: str
+    name: str
+    kind: Kind
+    properties: QueueProperties
+    created_ms: int
+    updated_ms: int
+
+
+class Overview(msgspec.Struct, frozen=True, gc=False):
+    """How much there is of everything, in a namespace or in all of them."""
+
+    queues: int = 0
+    topics: int = 0
+    subscriptions: int = 0
+    # Messages of those by state; `dead`: in dead-letter queues and transfer queues, in any state,
+    counts: Counts = _NOTHING
+    dead_counts: Counts = _NOTHING  # and these by state
+    locks: int = 0
+    created_ms: int | None = None  # of the oldest entity; None where there is none
+    updated_ms: int | None = None  # of the one that was changed last
+
+
+class View:
+    """What there is: namespaces, entities, schedules, accounts, readers; `messages` apart."""
+
+    def __init__(self, world: Namespaces) -> None:
+        self._world = world
+        self._states = world.states
+        self.messages = MessagesView(world)
+        # A window rather than a value, because rights are looked up in it again and again. Nobody
+        # can write through it, and accounts do not change: another is put in their place.
+        self.accounts: Mapping[str, Account] = MappingProxyType(world.accounts)
+
+    # Namespaces.
+
+    def namespaces(self) -> tuple[str, ...]:
+        """The names of all, in order."""
+        return tuple(self._world.names)
+
+    def has_namespace(self, namespace: str) -> bool:
+        return namespace in self._states
+
+    def find_namespace(self, name: str) -> str | None:
+        """The exact name of the namespace whose name is this but for the case of its letters."""
+        if name in self._states:
+            return name
+        folded = name.casefold()
+        return next((each for each in self._world.names if each.casefold() == folded), None)
+
+    def overview(self, namespace: str | None = None) -> Overview:
+        """Of one namespace, or of all together. It takes a look at every entity."""
+        if namespace is None:
+            return _overview(self._states.values())
+        state = self._states.get(namespace)
+        return Overview() if state is None else _overview([state])
+
+    def oldest_ms(self, namespace: str, queue: str | None = None) -> int | None:
+        """When the oldest message that could be received was enqueued, in one queue or in all.
+
+        None where there is none near the head.
+        """
+        if queue is not None:
+            of = self._queue(namespace, queue)
+            return None if of is None else oldest_ms(of)
+        state = self._states.get(namespace)
+        found = map(oldest_ms, () if state is None else state.queues.values())
+        return min((each for each in found if each is not None), default=None)
+
+    def turned_back(self) -> int:
+        """The position at which the broker's clock was last turned back; 0: never."""
+        return max((state.turned_back for state in self._states.values()), default=0)
+
+    # Entities.
+
+    def find(self, namespace: str, name: str) -> str | None:
+        """The exact name of the queue whose name is this one but for the case of its letters."""
+        state = self._states.get(namespace)
+        return None if state is None else find(state, name)
+
+    def exists(self, namespace: str, queue: str) -> bool:
+        """Whether there is a queue of exactly this name, of any kind."""
+        state = self._states.get(namespace)
+        return state is not None and queue in state.queues
+
+    def names(self, namespace: str, kind: Literal["queue", "topic"] | None = None) -> list[str]:
+        """Of queues and topics, in order."""
+        state = self._states.get(namespace)
+        if state is None:
+            return []
+        if kind is None:
+            return list(state.names)
+        return [name for name in state.names if _kind(state.queues[name]) == kind]
+
+    def entity(self, namespace: str, queue: str) -> Entity | None:
+        found = self._queue(namespace, queue)
+        return None if found is None else _entity(namespace, found)
+
+    def entities(self, limit: int | None = None) -> list[Entity]:
+        """Those of all namespaces, with dead-letter queues and transfer queues; so many at most."""
+        every = ((s.name, queue) for s in self._states.values() for queue in s.queues.values())
+        return [_entity(namespace, queue) for namespace, queue in islice(every, limit)]
+
+    def properties(self, namespace: str, queue: str) -> QueueProperties | None:
+        state = self._states.get(namespace)
+        found = None if state is None else state.queues.get(queue)
+        return None if found is None else found.properties
+
+    def counts(self, namespace: str, queue: str) -> Counts:
+        """Its messages by state, and those in its dead-letter queue."""
+        found = self._queue(namespace, queue)
+        if found is None:
+            return _NOTHING
+        return _counts(found.counts, 0 if found.dead is None else sum(found.dead.counts))
+
+    def size(self, namespace: str, queue: str) -> Used:
+        """The messages in the queue itself, in any state, and their bytes."""
+        found = self._queue(namespace, queue)
+        return _NO_ROOM_USED if found is None else Used(sum(found.counts), found.size_bytes)
+
+    def used(self, namespace: str, queue: str) -> Used:
+        """As `size`, and with the messages of its subscriptions: what its limits are about."""
+        found = self._queue(namespace, queue)
+        return _NO_ROOM_USED if found is None else used(found)
+
+    def check_room(self, namespace: str, queue: str, messages: int) -> None:
+        """Whether so many more would fit. Raises QuotaExceeded."""
+        found = self._queue(namespace, queue)
+        if found is not None and is_limited(found):
+            check_room(found, used(found), messages, 0)
+
+    def check_share(self, namespace: str, holder: Holder, what: str, where: str, most: int) -> None:
+        """Whether somebody may make one more of what is limited. Raises QuotaExceeded."""
+        state = self._states.get(namespace)
+        if state is not None:
+            check_share(state.held, holder, what, where, most)
+
+    # Topics.
+
+    def subscriptions(self, namespace: str, topic: str) -> list[str]:
+        """The names of the queues that the subscriptions of a topic are."""
+        found = self._queue(namespace, topic)
+        return [] if found is None else [each.name for each in found.subscriptions.values()]
+
+    def rules(self, namespace: str, subscription: str) -> tuple[Rule, ...]:
+        found = self._queue(namespace, subscription)
+        return () if found is None else tuple(found.rules.values())
+
+    def matches(self, namespace: str, topic: str, envelope: bytes) -> list[str]:
+        """The names of the subscriptions whose rules take a message. Raises TooManyLooks."""
+        found = self._queue(namespace, topic)
+        if found is None:
+            return []
+        hits = router_of(found).match(MessageView(envelope, new_id=lambda: b""))
+        return [hit.queue.name for hit in hits if not hit.problem]
+
+    def match_effort(self, namespace: str, topic: str) -> int:
+        """How much `matches` would do, as the core counts it (`HAND_ON_MAX`)."""
+        found = self._queue(namespace, topic)
+        return 0 if found is None else router_of(found).effort
+
+    # Schedules.
+
+    def schedule(self, namespace: str, name: str) -> Schedule | None:
+        """A copy, as `ListSchedules` is answered."""
+        state = self._states.get(namespace)
+        found = None if state is None else state.schedules.get(name)
+        return None if found is None else msgspec.structs.replace(found)
+
+    def schedules(self, namespace: str, queues: Iterable[str]) -> list[Schedule]:
+        """Copies of those that send to some queues."""
+        state, wanted = self._states.get(namespace), frozenset(queues)
+        every = () if state is None else state.schedules.values()
+        return [msgspec.structs.replace(each) for each in every if each.queue in wanted]
+
+    # Beside the namespaces.
+
+    def entity_keys(self, namespace: str, entity: str) -> list[str]:
+        """The names of the accounts that are keys of a queue or topic."""
+        return keys_of(self._world, namespace, entity)
+
+    def reader(self, name: str) -> Reader | None:
+        """A reader of the feed."""
+        return self._world.readers.get(name)
+
+    def readers(self) -> list[Reader]:
+        """All of the feed, by name."""
+        return [reader for _, reader in sorted(self._world.readers.items())]
+
+    # Inside.
+
+    def _queue(self, namespace: str, name: str) -> Queue | None:
+        state = self._states.get(namespace)
+        return None if state is None else state.queues.get(name)
+
+
+def _kind(queue: Queue) -> Kind:
+    if queue.origin is not None:
+        return "dead-letter" if queue.name.endswith(DEAD) else "transfer"
+    if queue.topic is not None:
+        return "subscription"
+    return "topic" if queue.properties.delivery == "topic" else "queue"
+
+
+def _entity(namespace: str, queue: Queue) -> Entity:
+    return Entity(
+        namespace, queue.name, _kind(queue), queue.properties, queue.created_ms, queue.updated_ms
+    )
+
+
+def _counts(by_state: list[int], dead: int) -> Counts:
+    active, locked, scheduled, delayed, deferred = by_state
+    return Counts(active, locked, scheduled, delayed, deferred, dead)
+
+
+def _overview(states: Collection[State]) -> Overview:
+    kinds: dict[Kind, int] = {}
+    own, dead = [0] * 5, [0] * 5
+    created_ms: list[int] = []
+    updated_ms: list[int] = []
+    for state in states:
+        for queue in state.queues.values():
+            kind = _kind(queue)
+            kinds[kind] = kinds.get(kind, 0) + 1
+            total = own if queue.origin is None else dead
+            for at in (ACTIVE, LOCKED, SCHEDULED, DELAYED, DEFERRED):
+                total[at] += queue.counts[at]
+            created_ms.append(queue.created_ms)
+            updated_ms.append(queue.updated_ms)
+    return Overview(
+        kinds.get("queue", 0),
+        kinds.get("topic", 0),
+        kinds.get("subscription", 0),
+        _counts(own, sum(dead)),
+        _counts(dead, 0),
+        sum(len(state.locks) for state in states),
+        min(created_ms, default=None),
+        max(updated_ms, default=None),
+    )
