@@ -34,7 +34,7 @@ from posthouse.core.commands import (
 from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound
 from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import Grant, QueueProperties, subscription_queue
-from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key, keys_of
+from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
@@ -158,8 +158,8 @@ def _read(call: Call, node: Node, old: QueueProperties | None, kind: str) -> Que
         raise InvalidArgument("The document", f"must hold a {kind}")
     properties = descriptions.read_properties(node, old, kind)
     for target in (properties.forward_to, properties.forward_dead_to):
-        state = call.engine.namespaces.states.get(call.namespace)
-        if target is not None and (state is None or call.exact(target) not in state.queues):
+        exists = call.engine.view.exists
+        if target is not None and not exists(call.namespace, call.exact(target)):
             raise InvalidArgument("The target of forwarding", f"is not there: {target!r}")
     return properties
 
@@ -213,8 +213,8 @@ def _check_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
         raise InvalidArgument("AuthorizationRules", "are for queues and topics")
     if len(keys) > KEYS_MAX:
         raise InvalidArgument("AuthorizationRules", f"must be at most {KEYS_MAX}")
-    accounts = call.engine.namespaces.accounts
-    mine = keys_of(call.engine.namespaces, call.namespace, queue)
+    accounts = call.engine.view.accounts
+    mine = call.engine.view.entity_keys(call.namespace, queue)
     for key in keys:
         name = entity_key(call.namespace, queue, key.name)
         check_name("KeyName", name)
@@ -229,8 +229,8 @@ def _check_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
 async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
     """In the place of those it had. Whoever comes here may manage the entity."""
     wanted = {entity_key(call.namespace, queue, key.name): key for key in keys or ()}
-    guard, accounts = call.credentials.guard, call.engine.namespaces.accounts
-    for name in keys_of(call.engine.namespaces, call.namespace, queue):
+    guard, accounts = call.credentials.guard, call.engine.view.accounts
+    for name in call.engine.view.entity_keys(call.namespace, queue):
         if name not in wanted:
             await call.engine.ask(vouched(call.principal), "", RevokeAccount(name))
     for name, key in wanted.items():
@@ -242,7 +242,7 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
 
 def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:
     """Of an entity, whose principals have these names."""
-    found, accounts = [], call.engine.namespaces.accounts
+    found, accounts = [], call.engine.view.accounts
     for name in names:
         short = name.removesuffix(entity_key(call.namespace, queue, ""))
         account = accounts[name]
@@ -371,10 +371,9 @@ async def _delete_rule(call: Call) -> Answer:
 async def _namespace(call: Call) -> Answer:
     """What there is to say of a namespace. It needs the right to manage it."""
     await call.ask(ListQueues(limit=1))
-    state, now_ms = call.engine.namespaces.states[call.namespace], call.engine.clock_ms("")
-    queues = state.queues.values()  # it is as old as the oldest of them
-    created = moment(min((each.created_ms for each in queues), default=now_ms))
-    updated = moment(max((each.updated_ms for each in queues), default=now_ms))
+    found, now_ms = call.engine.view.overview(call.namespace), call.engine.clock_ms("")
+    created = moment(now_ms if found.created_ms is None else found.created_ms)
+    updated = moment(now_ms if found.updated_ms is None else found.updated_ms)
     info = element("NamespaceInfo", [
         text("CreatedTime", created), text("MessagingSKU", "Premium"), text("MessagingUnits", 1),
         text("ModifiedTime", updated), text("Name", call.namespace),
@@ -406,8 +405,8 @@ def _kind(info: QueueInfo) -> str:
 
 
 def _entries(call: Call, infos: list[QueueInfo]) -> list[str]:
-    spaces = call.engine.namespaces
-    return [_entry_of(call, info, keys_of(spaces, call.namespace, info.name)) for info in infos]
+    keys = call.engine.view.entity_keys
+    return [_entry_of(call, info, keys(call.namespace, info.name)) for info in infos]
 
 
 def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:
@@ -428,8 +427,9 @@ def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:
 
 def _filters(call: Call, topic: str) -> tuple[int, int]:
     """How many filters the subscriptions of a topic have, in SQL and by correlation."""
-    subscriptions = call.engine.namespaces.states[call.namespace].queues[topic].subscriptions
-    kinds = [type(rule.filter) for each in subscriptions.values() for rule in each.rules.values()]
+    view, namespace = call.engine.view, call.namespace
+    subscriptions = view.subscriptions(namespace, topic)
+    kinds = [type(rule.filter) for each in subscriptions for rule in view.rules(namespace, each)]
     return kinds.count(SqlFilter), kinds.count(CorrelationFilter)
 
 

@@ -13,7 +13,7 @@ from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.broker.access import Principal, vouched
 from posthouse.core.commands import LAST_MS, AcceptSession, Answer, Detach, Granted, ReleaseSession
 from posthouse.core.errors import Refused
-from posthouse.core.model import SUBSCRIPTION, find
+from posthouse.core.model import SUBSCRIPTION
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
@@ -111,14 +111,14 @@ class Attaching:
         entity, exact = None, address.entity
         for principal in self._peer.identity.principals(address.path, time.time()):
             namespace = self._peer.identity.namespace(principal)
-            state = self._peer.engine.namespaces.states.get(namespace)
-            entity = None if state is None else find(state, address.entity)
+            view = self._peer.engine.view
+            entity = view.find(namespace, address.entity)
             exact = address.entity if entity is None else entity
             place = Place(
                 principal, namespace, exact, queue_of(exact, address), address.path, right
             )
             if self._peer.identity.has_right(principal, place):
-                if state is None and self._peer.settings.auto_create:
+                if self._peer.settings.auto_create and not view.has_namespace(namespace):
                     command = CreateNamespace(namespace)
                     self._peer.engine.submit(vouched(principal), "", command, _ignore)
                 break
@@ -138,7 +138,7 @@ class Attaching:
             )
             return None
         is_there = entity is not None or self._peer.settings.auto_create
-        if not is_there or (address.transfer and self._peer.queue(place) is None):
+        if not is_there or (address.transfer and self._peer.properties(place) is None):
             link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
             return None
         return place
@@ -154,8 +154,8 @@ class Attaching:
             link.refuse(error(conditions.NOT_ALLOWED, text))
             return
         most = self._peer.message_bytes(place)
-        queue = self._peer.queue(place)
-        if queue is not None and queue.properties.status in ("disabled", "send-disabled"):
+        properties = self._peer.properties(place)
+        if properties is not None and properties.status in ("disabled", "send-disabled"):
             link.refuse(
                 error(
                     conditions.DISABLED,

@@ -51,7 +51,7 @@ class Credentials:
 
     def identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
         """By what was made with one of his keys. Raises Unauthenticated."""
-        accounts, settings = self.engine.namespaces.accounts, self.settings
+        accounts, settings = self.engine.view.accounts, self.settings
         if settings.dev and settings.namespace_from == "key" and name not in accounts:
             self.guard.identify_by(accounts, ROOT, fits)
             return Principal(name, everything=True)
@@ -63,7 +63,7 @@ class Credentials:
         It is always asked for both; a token that was found to be good is remembered until its
         account changes. Raises Unauthenticated.
         """
-        accounts = self.engine.namespaces.accounts
+        accounts = self.engine.view.accounts
         known = self._known.get(token)
         if known is not None and known[0] is accounts.get(token.key_name):
             return known[1]
@@ -90,26 +90,23 @@ class Credentials:
             entity_key(namespace, "/".join(path[:size]), key_name)
             for size in range(len(path), 0, -1)
         ]
-        accounts = self.engine.namespaces.accounts
+        accounts = self.engine.view.accounts
         return next((name for name in names if name in accounts), "".join(names[:1]))
 
     def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
         """Raises Unauthorized."""
-        accounts = self.engine.namespaces.accounts
+        accounts = self.engine.view.accounts
         self.guard.check_right(accounts, principal, right, namespace, entity)
 
     def namespace(self, host: str, principal: Principal) -> str:
         """The namespace that is spoken of; it may have to be made yet."""
-        settings, spaces = self.settings, self.engine.namespaces
+        settings = self.settings
         name = settings.namespace
         if settings.namespace_from == "host":
             name = first_label(host) or name
         elif settings.namespace_from == "key" and principal.name != ROOT:
             name = principal.name
-        if name in spaces.states:
-            return name
-        folded = name.casefold()
-        return next((each for each in spaces.states if each.casefold() == folded), name)
+        return self.engine.view.find_namespace(name) or name
 
     def namespace_at(self, host: str, principal: Principal, named: str) -> str:
         """Where a path names a namespace: that one, or the one there is where it is not there.
@@ -117,14 +114,14 @@ class Credentials:
         Where the host or the key says which namespace is spoken of, no other can be named. Raises
         Unauthenticated.
         """
-        settings, spaces = self.settings, self.engine.namespaces
+        settings, view = self.settings, self.engine.view
         is_bound = settings.namespace_from == "host" or (
             settings.namespace_from == "key" and principal.name != ROOT
         )
         if not is_bound or principal is ANYBODY:
-            return named if named in spaces.states else settings.namespace
+            return named if view.has_namespace(named) else settings.namespace
         mine = self.namespace(host, principal)
-        if named in spaces.states and named != mine:
+        if view.has_namespace(named) and named != mine:
             raise Unauthenticated
         return mine
 

@@ -9,7 +9,7 @@ from posthouse.amqp.types import Int
 from posthouse.broker.access import Principal, key_is
 from posthouse.broker.throttle import Login
 from posthouse.core.errors import Unauthenticated, Unauthorized
-from posthouse.core.model import Right, find
+from posthouse.core.model import Right
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX, at
 from posthouse.dialects.servicebus.links import Place
@@ -92,7 +92,7 @@ class Identity:
 
     def identify_again(self) -> None:
         """Keys that were taken back are good for nothing any more."""
-        knows, accounts = self._peer.guard.knows, self._peer.engine.namespaces.accounts
+        knows, accounts = self._peer.guard.knows, self._peer.engine.view.accounts
         if self.plain is not None and not knows(accounts, self.plain):
             self.plain = None
         self._claims = {
@@ -167,14 +167,14 @@ class Identity:
         return 202, "Accepted"
 
     def _is_there(self, principal: Principal, path: tuple[str, ...]) -> bool:
-        state = self._peer.engine.namespaces.states.get(self.namespace(principal))
+        namespace = self.namespace(principal)
         if not path:
             return True
         try:
             entity = at("/".join(path)).entity
         except ValueError:
             return False
-        return state is not None and find(state, entity) is not None
+        return self._peer.engine.view.find(namespace, entity) is not None
 
     def principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
         """On whose behalf an entity may be used, those first whose tokens are made out to it."""
@@ -199,7 +199,7 @@ class Identity:
         return known and self.has_right(place.principal, place)
 
     def has_right(self, principal: Principal, place: Place) -> bool:
-        accounts = self._peer.engine.namespaces.accounts
+        accounts = self._peer.engine.view.accounts
         principal = self.acting(principal)
         rights: tuple[Right, ...] = ("send", "listen", "manage")
         if place.right != "any":

@@ -36,7 +36,8 @@ from posthouse.broker.throttle import cost_of
 from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession, Send
 from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
-from posthouse.core.model import Queue
+from posthouse.core.model import QueueProperties
+from posthouse.core.room import Used
 from posthouse.dialects.line import (
     END_SECONDS,
     TURN_SECONDS,
@@ -345,7 +346,7 @@ class Peer:
 
     def _is_gone(self, place: Place) -> bool:
         """The queue of an outlet tells it; who sends has to be told."""
-        return self.queue(place) is None and not self.settings.auto_create
+        return self.properties(place) is None and not self.settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
         """As the cloud does it, which clients know to come back from."""
@@ -456,8 +457,8 @@ class Peer:
 
     def send(self, place: Place, messages: list[NewMessage]) -> Send:
         """Where its queue is full and blocks, it waits for room as long as the client would."""
-        queue = self.queue(place)
-        if queue is None or queue.properties.overflow != "block":
+        properties = self.properties(place)
+        if properties is None or properties.overflow != "block":
             return Send(place.queue, messages)
         deadline_ms = self.engine.clock_ms(place.namespace) + BLOCK_MS
         return Send(
@@ -478,14 +479,13 @@ class Peer:
         self.contexts.pop(context.link, None)
         context.on_detached()
 
-    def queue(self, place: Place) -> Queue | None:
-        state = self.engine.namespaces.states.get(place.namespace)
-        return None if state is None else state.queues.get(place.queue)
+    def properties(self, place: Place) -> QueueProperties | None:
+        """What the queue is like; None where there is none."""
+        return self.engine.view.properties(place.namespace, place.queue)
 
-    def queue_size(self, place: Place) -> tuple[int, int]:
+    def queue_size(self, place: Place) -> Used:
         """How many messages there are in a queue, and their bytes."""
-        queue = self.queue(place)
-        return (0, 0) if queue is None else (sum(queue.counts), queue.size_bytes)
+        return self.engine.view.size(place.namespace, place.queue)
 
     @property
     def outlet_bytes(self) -> int:
@@ -495,8 +495,8 @@ class Peer:
 
     def message_bytes(self, place: Place) -> int:
         """The size that a message may have."""
-        queue = self.queue(place)
-        most = None if queue is None else queue.properties.max_message_bytes
+        properties = self.properties(place)
+        most = None if properties is None else properties.max_message_bytes
         return self.settings.message_bytes if most is None else most
 
     def session_token(self, place: Place, session: str) -> int:

@@ -576,9 +576,8 @@ def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
     """The token of a lock on the message of that id or sequence number. Raises Wrong."""
     call.check("listen", queue)
     token = number_of(lock)
-    state = call.engine.namespaces.states.get(call.namespace)
-    held = None if state is None else state.locks.get(token)
-    if held is None or held.queue.name != queue:
+    held = call.engine.view.messages.lock(call.namespace, token)
+    if held is None or held.queue != queue:
         raise Wrong(404, "SubCode=40400. The lock has expired, was settled already, or never was.")
     if id not in (str(held.message.sequence), message_id(held.message.envelope)):
         raise Wrong(404, "SubCode=40400. The lock is on another message.")

@@ -16,7 +16,7 @@ from posthouse.broker.throttle import Login, Throttle, note_unknown
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
 from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
-from posthouse.core.model import Right, entity_of, find
+from posthouse.core.model import Right, entity_of
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.credentials import Credentials
@@ -108,18 +108,17 @@ class Call:
 
     def exact(self, queue: str) -> str:
         """The name as it is written where there is one; else as it is asked for."""
-        state = self.engine.namespaces.states.get(self.namespace)
-        return queue if state is None else find(state, queue) or queue
+        return self.engine.view.find(self.namespace, queue) or queue
 
     async def make_namespace(self, right: Right, queue: str) -> None:
         """Where it is to come into being by being used: by who has a right there.
 
         Raises Refused.
         """
-        spaces = self.engine.namespaces
-        if self.namespace not in spaces.states and self.credentials.settings.auto_create:
+        view = self.engine.view
+        if not view.has_namespace(self.namespace) and self.credentials.settings.auto_create:
             self.credentials.guard.check_right(
-                spaces.accounts, self.principal, right, self.namespace, entity_of(queue)
+                view.accounts, self.principal, right, self.namespace, entity_of(queue)
             )
             await self.engine.ask(vouched(self.principal), "", CreateNamespace(self.namespace))
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from posthouse.broker.access import Principal
 from posthouse.broker.engine import Engine
+from posthouse.broker.view import View
 from posthouse.core.commands import HAND_ON_MAX, Answer, Command
 from posthouse.core.errors import NotFound
 from posthouse.core.filters.problems import TooManyLooks
-from posthouse.core.filters.view import View
 from posthouse.core.message import NewMessage
-from posthouse.core.model import DEAD, Right, State, entity_of, find, subscription_queue
-from posthouse.core.routing import router_of
+from posthouse.core.model import DEAD, Right, entity_of, subscription_queue
 from posthouse.dialects.servicebus.localzure.errors import Failed
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place
@@ -46,14 +45,16 @@ class Call:
         self.queue = self._exact(place)
 
     def _exact(self, place: Place) -> str:
-        state = self.engine.namespaces.states.get(self.namespace)
-        if state is None or not place.queue:
+        if not place.queue:
             return place.queue
         if place.kind == "subscription":
-            topic = find(state, place.topic) or place.topic
+            topic = self._find(place.topic) or place.topic
             mine = subscription_queue(topic, place.name) + (DEAD if place.dead else "")
-            return find(state, mine) or mine
-        return find(state, place.queue) or place.queue
+            return self._find(mine) or mine
+        return self._find(place.queue) or place.queue
+
+    def _find(self, name: str) -> str | None:
+        return self.engine.view.find(self.namespace, name)
 
     @property
     def limits(self) -> Limits:
@@ -72,17 +73,17 @@ class Call:
         return self._service.header_bytes
 
     @property
-    def state(self) -> State:
-        """Raises NotFound."""
-        state = self.engine.namespaces.states.get(self.namespace)
-        if state is None:
+    def view(self) -> View:
+        """Raises NotFound where there is no such namespace."""
+        view = self.engine.view
+        if not view.has_namespace(self.namespace):
             raise NotFound("namespace", self.namespace)
-        return state
+        return view
 
     @property
     def is_topic(self) -> bool:
-        found = self.state.queues.get(self.queue)
-        return found is not None and found.properties.delivery == "topic"
+        properties = self.view.properties(self.namespace, self.queue)
+        return properties is not None and properties.delivery == "topic"
 
     @property
     def now_ms(self) -> int:
@@ -99,13 +100,13 @@ class Call:
     def check_there(self) -> None:
         """For who may receive from it. Raises Unauthorized or NotFound."""
         self.check("listen")
-        if self.queue not in self.state.queues:
+        if not self.view.exists(self.namespace, self.queue):
             raise NotFound("queue", self.queue)
 
     def missing(self) -> tuple[str, str]:
         """What is not there of the place: its kind and its name."""
-        place, state = self.place, self.engine.namespaces.states.get(self.namespace)
-        if place.kind == "subscription" and (state is None or find(state, place.topic) is None):
+        place = self.place
+        if place.kind == "subscription" and self._find(place.topic) is None:
             return "topic", place.topic
         return place.kind, place.name or self.namespace
 
@@ -121,8 +122,8 @@ class Call:
         """The token under which it is held. Raises Failed or NotFound."""
         self.check_there()
         token = self._service.held((self.namespace, self.queue, session, self.principal))
-        group = self.state.queues[self.queue].groups.get(session)
-        if not token or group is None or group.token != token:
+        held = self.view.messages.session_token(self.namespace, self.queue, session)
+        if not token or held != token:
             raise Failed(
                 410, "SessionLockLost", "The session is not held; accept it first.",
                 session_id=session, entity_type=self.place.kind, entity_name=self.place.name,
@@ -137,12 +138,12 @@ class Call:
 
     def ask_filters(self, message: NewMessage) -> None:
         """Once more than the core does, to see how long it takes; not where that is long."""
-        router = router_of(self.state.queues[self.queue])
-        if router.effort > HAND_ON_MAX:
+        view = self.view
+        if view.match_effort(self.namespace, self.queue) > HAND_ON_MAX:
             return
         begun = time.perf_counter()
         with contextlib.suppress(TooManyLooks):
-            router.match(View(message.envelope, new_id=lambda: b""))
+            view.matches(self.namespace, self.queue, message.envelope)
         self.figures.evaluated(self.place.name, time.perf_counter() - begun)
 
     def _labels(self) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from posthouse.core.errors import InvalidArgument, NotFound
 from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import Rule, SqlFilter
-from posthouse.core.shares import QUEUES, SUBSCRIPTIONS, TOPICS, check_share
+from posthouse.core.shares import QUEUES, SUBSCRIPTIONS, TOPICS
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import (
     ATOM,
@@ -88,20 +88,19 @@ async def _create(call: Call, node: Node | None) -> None:
 
 def _check_few(call: Call) -> None:
     """Raises Failed or QuotaExceeded."""
-    place, limits, queues = call.place, call.limits, call.state.queues
+    place, limits, view, namespace = call.place, call.limits, call.view, call.namespace
     if place.kind == "subscription":
-        topic = queues.get(call.queue.partition(BETWEEN)[0])
-        count, most = 0 if topic is None else len(topic.subscriptions), limits.subscriptions
-        what, where = SUBSCRIPTIONS, "" if topic is None else topic.name
+        topic = call.queue.partition(BETWEEN)[0]
+        count, most = len(view.subscriptions(namespace, topic)), limits.subscriptions
+        what, where = SUBSCRIPTIONS, topic if view.exists(namespace, topic) else ""
     else:
-        mine = [each for each in queues.values() if each.origin is None and each.topic is None]
-        wanted = place.kind == "topic"
-        count = sum((each.properties.delivery == "topic") == wanted for each in mine)
+        is_topic = place.kind == "topic"
+        count = len(view.names(namespace, "topic" if is_topic else "queue"))
         most = limits.entities
-        what, where = TOPICS if wanted else QUEUES, ""
+        what, where = TOPICS if is_topic else QUEUES, ""
     if count >= most:
         raise _too_many(call, f"{place.kind}s", count, most)
-    check_share(call.state.held, call.engine.shares.holder(call.principal), what, where, most)
+    view.check_share(namespace, call.engine.shares.holder(call.principal), what, where, most)
 
 
 def _too_many(call: Call, what: str, count: int, most: int) -> Failed:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from posthouse.core.message import ACTIVE, SCHEDULED
-from posthouse.core.model import DEAD, SUBSCRIPTION, Queue, State, entity_of
+from posthouse.broker.view import Overview, View
+from posthouse.core.model import SUBSCRIPTION, entity_of
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -75,7 +75,7 @@ class Figures:
     def failed(self, operation: str, code: str) -> None:
         self._errors[operation, code] += 1
 
-    def collect(self, states: list[State]) -> "Iterator[Metric]":
+    def collect(self, view: View) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         entity = ["entity_type", "entity_name"]
@@ -98,10 +98,9 @@ class Figures:
         filters = {labels[1:]: each.filters for labels, each in self._entities.items()
                    if labels[0] == "topic"}  # fmt: skip
         yield _histogram("servicebus_filter_evaluation_duration_seconds", ["topic_name"], filters)
-        queues = [queue for state in states for queue in state.queues.values()]
-        yield from _gauges(GaugeMetricFamily, queues, entity)
-        locks = sum(len(state.locks) for state in states)
-        yield GaugeMetricFamily("servicebus_active_locks", "Messages that are locked", locks)
+        found = view.overview()
+        yield from _gauges(GaugeMetricFamily, view, found, entity)
+        yield GaugeMetricFamily("servicebus_active_locks", "Messages that are locked", found.locks)
 
 
 def _histogram(name: str, labels: list[str], found: dict[Labels, Histogram]) -> "Metric":
@@ -119,10 +118,10 @@ def _histogram(name: str, labels: list[str], found: dict[Labels, Histogram]) -> 
     return family
 
 
-def _gauges(gauge: type, queues: list[Queue], entity: list[str]) -> "Iterator[Metric]":
-    kinds = Counter(_kind(queue) for queue in queues if queue.origin is None)
-    for kind in ("queue", "topic", "subscription"):
-        yield gauge(f"servicebus_{kind}s_count", f"How many {kind}s there are", kinds[kind])
+def _gauges(gauge: type, view: View, found: Overview, entity: list[str]) -> "Iterator[Metric]":
+    kinds = {"queue": found.queues, "topic": found.topics, "subscription": found.subscriptions}
+    for kind, count in kinds.items():
+        yield gauge(f"servicebus_{kind}s_count", f"How many {kind}s there are", count)
     families = {
         "active_messages": gauge("servicebus_active_messages", "Active messages", labels=entity),
         "deadletter_messages": gauge(
@@ -132,22 +131,16 @@ def _gauges(gauge: type, queues: list[Queue], entity: list[str]) -> "Iterator[Me
             "servicebus_scheduled_messages", "Scheduled messages", labels=entity
         ),
     }
-    for queue in queues[: 3 * ENTITIES_MAX]:
-        if queue.name.endswith(DEAD):
-            owner = entity_of(queue.name)
+    for each in view.entities(3 * ENTITIES_MAX):
+        if each.kind == "dead-letter":
+            owner, dead = entity_of(each.name), view.size(each.namespace, each.name)
             kind = "subscription" if SUBSCRIPTION in owner else "queue"
-            families["deadletter_messages"].add_metric([kind, _name(owner)], sum(queue.counts))
-        elif queue.origin is None:
-            labels = [_kind(queue), _name(queue.name)]
-            families["active_messages"].add_metric(labels, queue.counts[ACTIVE])
-            families["scheduled_messages"].add_metric(labels, queue.counts[SCHEDULED])
+            families["deadletter_messages"].add_metric([kind, _name(owner)], dead.messages)
+        elif each.kind != "transfer":
+            labels, counts = [each.kind, _name(each.name)], view.counts(each.namespace, each.name)
+            families["active_messages"].add_metric(labels, counts.active)
+            families["scheduled_messages"].add_metric(labels, counts.scheduled)
     yield from families.values()
-
-
-def _kind(queue: Queue) -> str:
-    if queue.topic is not None:
-        return "subscription"
-    return "topic" if queue.properties.delivery == "topic" else "queue"
 
 
 def _name(queue: str) -> str:

@@ -281,8 +281,8 @@ def _lock(call: Call, lock: str, id: str | None) -> tuple[int, int]:
     """The tokens of a lock and of its session. Raises Failed or Refused."""
     call.check_there()
     token = number_of(lock)
-    held = call.state.locks.get(token)
-    if held is None or held.queue.name != call.queue:
+    held = call.view.messages.lock(call.namespace, token)
+    if held is None or held.queue != call.queue:
         raise Failed(
             410, "MessageLockLost", "The lock has expired, was settled already, or never was.",
             entity_type=call.place.kind, entity_name=call.place.name, message_id=id,
@@ -293,7 +293,7 @@ def _lock(call: Call, lock: str, id: str | None) -> tuple[int, int]:
             404, "MessageNotFound", f"The lock is not on a message {id!r}.",
             entity_type=call.place.kind, entity_name=call.place.name, message_id=id,
         )  # fmt: skip
-    return token, 0 if held.session is None else held.session.token
+    return token, held.session
 
 
 # Sessions.

@@ -11,7 +11,6 @@ from posthouse.broker.access import ANYBODY, Principal
 from posthouse.broker.engine import Engine
 from posthouse.broker.shares import Remembered
 from posthouse.core.errors import NotFound, Refused
-from posthouse.core.message import SCHEDULED
 from posthouse.core.model import Right
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
@@ -172,34 +171,30 @@ class Service:
             self.check(principal, "manage", "*", "*")
         except Refused:
             return brief
-        states = list(self.engine.namespaces.states.values())
-        mine = [q for state in states for q in state.queues.values() if q.origin is None]
-        topics = sum(queue.properties.delivery == "topic" for queue in mine)
+        found = self.engine.view.overview()
         said = {
-            "status": "healthy", "service": "servicebus",
-            "queues": sum(q.properties.delivery != "topic" and q.topic is None for q in mine),
-            "topics": topics, "subscriptions": sum(queue.topic is not None for queue in mine),
-            "active_messages": sum(queue.counts[0] for queue in mine),
-            "scheduled_messages": sum(queue.counts[SCHEDULED] for queue in mine),
-            "active_locks": sum(len(state.locks) for state in states),
+            "status": "healthy", "service": "servicebus", "queues": found.queues,
+            "topics": found.topics, "subscriptions": found.subscriptions,
+            "active_messages": found.counts.active,
+            "scheduled_messages": found.counts.scheduled, "active_locks": found.locks,
         }  # fmt: skip
         return Answer(msgspec.json.encode(said), 200, (JSON,))
 
     def _metrics(self, principal: Principal) -> Answer:
         """For who manages all that they tell of. Raises Failed."""
         try:
-            accounts = self.engine.namespaces.accounts
+            accounts = self.engine.view.accounts
             self._credentials.guard.check_right(accounts, principal, "manage", "*", "*")
         except Refused as refused:
             raise failed_by(refused) from None
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector
 
-        figures, states = self.figures, list(self.engine.namespaces.states.values())
+        figures, view = self.figures, self.engine.view
 
         class All(Collector):
             def collect(self):  # type: ignore[no-untyped-def]
-                yield from figures.collect(states)
+                yield from figures.collect(view)
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(All())
