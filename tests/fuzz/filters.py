@@ -26,6 +26,7 @@ from posthouse.core.message import (
     uuid,
 )
 
+TEXT_SECONDS = 0.1  # of CPU that one may take, with three messages that it looks at
 FILTERS = (
     "color = 'red' AND quantity > 10 OR NOT EXISTS(user.[odd name])",
     "sys.Label LIKE '%bus\\_%_x' ESCAPE '\\' AND sys.To NOT IN ('a', 'b''c', @text)",
@@ -127,9 +128,12 @@ def run(seed: int, cases: int, seconds: float) -> int:
         chance = random.Random(f"filters-{seed}-{number}")
         is_action = chance.random() < 0.3
         text = changed(chance.choice(ACTIONS if is_action else FILTERS), chance)
+        begun = time.thread_time()
         try:
             play(text, views, is_action=is_action)
+            took = time.thread_time() - begun
+            assert took < TEXT_SECONDS, f"it took {took:.3f} s"
         except BaseException:
-            sys.stderr.write(f"case {number} of seed {seed}: {text!r}\n")
+            sys.stderr.write(f"filters: case {number} of seed {seed}: {text!r}\n")
             raise
     return number

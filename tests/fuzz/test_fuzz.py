@@ -1,35 +1,33 @@
 """A short run; `make fuzz` is a long one."""
 
-import asyncio
-
 import pytest
 
-from tests.fuzz import filters, http, pyqueue, texts, vibemq
-from tests.fuzz.__main__ import run
+from tests.fuzz import filters, http, pyqueue, servicebus, texts, vibemq
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_peer_survives_what_is_changed_in_a_conversation(seed: int) -> None:
-    assert asyncio.run(run(seed, cases=150, seconds=600)) == 150
+def test_a_service_bus_peer_survives_what_is_changed_in_a_conversation(seed: int) -> None:
+    assert servicebus.run(seed, cases=1_000, seconds=600) == 1_000
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_pyqueue_peer_survives_it_too(seed: int) -> None:
-    assert pyqueue.main(seed, cases=200, seconds=600) == 200
+    assert pyqueue.run(seed, cases=1_000, seconds=600) == 1_000
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_vibemq_peer_does_too(seed: int) -> None:
-    assert asyncio.run(vibemq.run(seed, cases=150, seconds=600)) == 150
+    assert vibemq.run(seed, cases=1_000, seconds=600) == 1_000
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_is_asked_in_http_is_answered_or_ended(seed: int) -> None:
+    assert http.run(seed, cases=1_000, seconds=600) == 1_000
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_is_written_is_a_filter_or_a_mistake(seed: int) -> None:
     assert filters.run(seed, cases=1_000, seconds=600) == 1_000
-
-
-def test_whatever_is_asked_in_http_is_answered_or_ended() -> None:
-    assert http.run(1, cases=400, seconds=600) == 400
 
 
 @pytest.mark.parametrize("seed", [1, 2])
