@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import subprocess
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -37,6 +36,7 @@ from posthouse.store.errors import Lost, StoreError
 from posthouse.store.file import FileStore
 from tests.crash.history import History
 from tests.invariants import check
+from tests.small_disk import mounted
 from tests.store.faulty_disk import FaultyDisk
 
 pytestmark = pytest.mark.alone
@@ -138,13 +138,8 @@ def run(main: Coroutine[None, None, None]) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own, so small that it is soon full."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(tmp_path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a small disk cannot be mounted here: {error}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with mounted(tmp_path, DISK_BYTES) as disk:
+        yield disk
 
 
 async def started(disk: Path) -> tuple[FileStore, Engine]:

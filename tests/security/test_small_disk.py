@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.running import Running, development
+from tests.small_disk import mounted
 
 pytestmark = pytest.mark.alone
 
@@ -22,13 +22,8 @@ ROUNDS = 3  # how often the disk's size is sent
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own. Its fold process is Python, and writes no bytecode there."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(tmp_path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a small disk cannot be mounted here: {error}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with mounted(tmp_path, DISK_BYTES) as disk:
+        yield disk
 
 
 def send_and_complete(broker: Running, total_bytes: int, queue: str = "q") -> list[int]:
