@@ -119,6 +119,38 @@ def test_the_root_key_is_a_password_and_so_are_keys_of_others(tmp_path: Path) ->
             assert client.ask(LIST).json == ["orders.eu"]
 
 
+def test_what_a_user_may_do_in_other_namespaces_stays(guarded: Vibe, users: _Users) -> None:
+    root = _root_key(guarded)
+    other = {"rights": ["send", "listen"], "namespace": "other", "entity": "orders"}
+    both = {"rights": ["send"], "namespace": "*", "entity": "both"}
+    form = {"name": "traveller", "grants": [other, both]}
+    assert guarded.broker.call("POST", "/api/v1/principals", form, key=root).status == 201
+
+    def granted() -> list[Any]:
+        listed = guarded.broker.call("GET", "/api/v1/principals", key=root).json["principals"]
+        [mine] = [each["grants"] for each in listed if each["name"] == "traveller"]
+        return list(mine)
+
+    users.grant("traveller", "here", ["Publish"])
+    here = {"rights": ["send"], "namespace": "default", "entity": "here"}
+    assert granted() == [other, both, here]
+    users.revoke("traveller", "here")
+    assert granted() == [other, both]
+
+
+def test_a_right_in_several_namespaces_is_not_taken_in_one(
+    guarded: Vibe, users: _Users, boss: Client
+) -> None:
+    root = _root_key(guarded)
+    grant = {"rights": ["send"], "namespace": "*", "entity": "all"}
+    form = {"name": "everywhere", "grants": [grant]}
+    assert guarded.broker.call("POST", "/api/v1/principals", form, key=root).status == 201
+    for kind, more in ((REVOKE, {}), (GRANT, {"operations": ["Subscribe"]})):
+        said = boss.ask(kind, payload={"username": "everywhere", "queuePattern": "all", **more})
+        assert said.code == "INVALID_PAYLOAD"
+        assert "other namespaces" in said.text
+
+
 def test_the_shared_token_of_older_versions(guarded: Vibe) -> None:
     with guarded.client(authToken="shared by all") as client:
         assert client.publish("shared", 1).type == PUBLISH_ACK

@@ -215,19 +215,34 @@ class Users:
         ]
         if len(rest) >= PERMISSIONS_MAX:
             raise Wrong(INVALID_PAYLOAD, f"A user has {PERMISSIONS_MAX} permissions at most.")
-        await self._permit(by, account, [*rest, Permission(pattern, list(dict.fromkeys(wanted)))])
+        given = [*rest, Permission(pattern, list(dict.fromkeys(wanted)))]
+        await self._permit(by, account, pattern, given)
 
     async def revoke(self, by: Principal, name: str, pattern: str) -> None:
         """Raises Wrong or Refused."""
         account = self._account(name)
         given = permissions_of(account, self.settings.namespace)
         rest = [each for each in given if each.queue_pattern != pattern]
-        await self._permit(by, account, rest)
+        await self._permit(by, account, pattern, rest)
 
-    async def _permit(self, by: Principal, account: Account, given: list[Permission]) -> None:
+    async def _permit(
+        self, by: Principal, account: Account, pattern: str, given: list[Permission]
+    ) -> None:
+        """What it may do with the queues of this namespace; `pattern` is what changes."""
         if is_superuser(account):
             raise Wrong(INVALID_PAYLOAD, "A superuser may do everything, and needs no permission.")
-        grants = _grants_of(given, self.settings.namespace)
+        elsewhere = [each for each in account.grants if each.namespace != self.settings.namespace]
+        if any(fits(each.namespace, self.settings.namespace) and each.entity == pattern
+               for each in elsewhere):  # fmt: skip
+            raise Wrong(
+                INVALID_PAYLOAD,
+                f"{account.name!r} has rights on {pattern!r} in other namespaces by the same grant,"
+                " which cannot be changed for one of them: revoke the principal, and add it again.",
+            )
+        of_several = {each.entity for each in elsewhere
+                      if fits(each.namespace, self.settings.namespace)}  # fmt: skip
+        here = [each for each in given if each.queue_pattern not in of_several]
+        grants = [*elsewhere, *_grants_of(here, self.settings.namespace)]
         if not grants and not account.password:
             raise Wrong(INVALID_PAYLOAD, "One without a password needs some right.")
         extras = {**account.extras, PERMISSIONS: msgspec.json.encode(given).decode()}
