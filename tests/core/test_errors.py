@@ -59,6 +59,16 @@ EVERY: list[tuple[Refused, str]] = [
         " receive messages or raise the limit.",
     ),
     (
+        QuotaExceeded("the broker", "the number of readers", 1_000, 1_000),
+        "This would be too much for the broker: the number of readers is 1000 at most, and 1000"
+        " now; delete or end some that are not needed, and ask again.",
+    ),
+    (
+        QuotaExceeded("news", "the number of subscriptions", 2_000, 2_000),
+        "This would be too much for 'news': the number of subscriptions is 2000 at most, and 2000"
+        " now; delete or end some that are not needed, and ask again.",
+    ),
+    (
         QuotaExceeded("orders", "disk space", 0, 0),
         "There is no disk space left for 'orders'; free some, and send again.",
     ),

@@ -74,7 +74,8 @@ class SessionLockLost(Refused):
 class QuotaExceeded(Refused):
     """`limit` names the queue property that is full, or what there is too much of.
 
-    `holder`: only that principal's share of the limit is used up.
+    `queue` is then what has too much of it: a queue, or "the broker", "the namespace", "the
+    transaction". `holder`: only that principal's share of the limit is used up.
     """
 
     queue: str
@@ -92,6 +93,12 @@ class QuotaExceeded(Refused):
             )
         if not self.maximum:  # not the queue's own limit
             return f"There is no {self.limit} left for {self.queue!r}; free some, and send again."
+        if self.limit not in ("max_messages", "max_bytes"):
+            of = self.queue if self.queue.startswith("the ") else repr(self.queue)
+            return (
+                f"This would be too much for {of}: {self.limit} is {self.maximum} at most, and"
+                f" {self.current} now; delete or end some that are not needed, and ask again."
+            )
         return (
             f"Queue {self.queue!r} is full: {self.limit} is {self.maximum}, and {self.current} are"
             " used; receive messages or raise the limit."

@@ -83,7 +83,9 @@ def _check_few(state: State, transaction: Transaction, messages: int, size: int)
             "the transaction", "the number of messages", BATCH_MAX, transaction.messages
         )
     if transaction.size_bytes + size > SEND_BYTES_MAX:
-        raise QuotaExceeded("the transaction", "bytes", SEND_BYTES_MAX, transaction.size_bytes)
+        raise QuotaExceeded(
+            "the transaction", "the number of bytes", SEND_BYTES_MAX, transaction.size_bytes
+        )
     if state.transaction_bytes + size > TRANSACTIONS_BYTES_MAX:
         raise Busy("too much waits to be committed")
     check_share(state.held, transaction.by, TRANSACTION_BYTES, "", TRANSACTIONS_BYTES_MAX, size)
