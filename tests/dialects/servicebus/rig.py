@@ -1,8 +1,6 @@
 """Service Bus peers on an engine in memory, in this process, without a network."""
 
-import asyncio
 import hmac
-import logging
 import time
 from base64 import b64encode
 from hashlib import sha256
@@ -16,106 +14,36 @@ from posthouse.amqp.events import Arrived, Event
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.broker.access import BROKER, ROOT, Guard
-from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.core.commands import CreateQueue
 from posthouse.core.model import QueueProperties
-from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.servicebus.credentials import Credentials, Settings
 from posthouse.dialects.servicebus.peer import Peer, Peers
-from posthouse.store.memory import MemoryStore
+from tests.dialects.rig import EngineRig, Line, Transport, an_engine
 
 KEY = "SAS_KEY_VALUE"
 
 
-class Transport:
-    """What a peer writes goes to a list."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        pass
-
-    resume_reading = pause_reading
-
-    def take(self) -> bytes:
-        data = b"".join(self.written)
-        self.written = []
-        return data
-
-
-class Line:
-    handshake_seconds = 10.0
-    address = "127.0.0.1"
-    is_tls = False
-
-    def __init__(self) -> None:
-        self.over = False
-
-    def identified(self, principal: str) -> bool:
-        return True
-
-    def gone(self) -> None:
-        self.over = True
-
-
-class Failures(logging.Handler):
-    """What a peer did not expect."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.found: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(record)
-
-
-class Rig:
+class Rig(EngineRig):
     def __init__(self, engine: Engine, guard: Guard, settings: Settings) -> None:
-        self.engine: Engine | None = engine
+        super().__init__(engine, guard)
         self.peers = Peers(Credentials(self, guard, settings))
-        self.failures = Failures()
-        logging.getLogger("posthouse").addHandler(self.failures)
 
     @classmethod
     async def open(cls, **settings: Any) -> "Rig":
-        store, making = MemoryStore(keep_bytes=1 << 20), bool(settings.get("auto_create"))
+        """With the queue `q`, and `s`, which has sessions."""
         guard = Guard(KEY, bytes(32))
-        engine = await Engine.open(store, SystemClock(), 1, guard, auto_create=making)
-        await engine.ask(BROKER, "", CreateNamespace("default"))
+        engine = await an_engine(guard, auto_create=bool(settings.get("auto_create")))
         for name, properties in (
             ("q", QueueProperties()), ("s", QueueProperties(requires_session=True)),
         ):  # fmt: skip
             await engine.ask(BROKER, "default", CreateQueue(name, properties))
         return cls(engine, guard, Settings("default", **settings))
 
-    async def close(self) -> None:
-        logging.getLogger("posthouse").removeHandler(self.failures)
-        assert self.engine is not None
-        await self.engine.close()
-
     def connect(self) -> tuple[Peer, Transport]:
         peer, transport = self.peers.make(Line()), Transport()
         peer.connection_made(transport)
         return peer, transport
-
-    async def settle(self) -> None:
-        """Until the engine has nothing more to do at once."""
-        for _ in range(20):
-            await asyncio.sleep(0)
 
 
 def sas(resource: str, seconds: float = 3_600, key: str = KEY, name: str = ROOT) -> str:
