@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from posthouse.broker.engine import Engine
-from posthouse.server.config import Config
+from posthouse.server.config import Config, Port
 from posthouse.server.listener import Connection
 from posthouse.server.serve import Server
-from tests.dialects.servicebus.rig import Failures
+from tests.dialects.rig import Failures
 from tests.fuzz.changes import LARGE, changed
 from tests.fuzz.playing import run as play
 
@@ -122,7 +122,7 @@ class Http:
     async def open(self, number: int) -> None:
         folder = Path(tempfile.gettempdir()) / "there-is-no-tls"
         config = Config(
-            memory=True, dev=True, auto_create=True, host=("127.0.0.1",), port=((0, ""),)
+            memory=True, dev=True, auto_create=True, host=("127.0.0.1",), port=(Port(0),)
         )
         ready = asyncio.Event()
         self._server = Server(config, folder, lambda _: ready.set())
@@ -157,7 +157,7 @@ class Http:
         peer = http.make(connection)
         connection.peer, connection.transport = peer, transport  # type: ignore[assignment]
         transport.set_protocol(peer)
-        peer.connection_made(transport)  # type: ignore[arg-type]
+        peer.connection_made(transport)
         return peer, transport
 
     def data(self, chance: random.Random) -> bytes:

@@ -129,8 +129,10 @@ class Player:
         return said
 
     async def _until_nothing_is_left(self) -> None:
+        left: dict[str, int] = {}
         for _ in range(TURNS_MAX):
-            if not (left := self._left()):
+            left = self._left()
+            if not left:
                 return
             await self.turns.turn()
         raise AssertionError(f"of a connection that is over there are left: {left}")
@@ -138,7 +140,8 @@ class Player:
     def _left(self) -> dict[str, int]:
         engine = self.surface.engine
         found = self.surface.kept()
-        found["receivers"] = len(engine._receivers) + len(engine._waits) + len(engine._leaving)
+        receivers = engine._receivers
+        found["receivers"] = len(receivers._pushed) + len(receivers.waits) + len(receivers._leaving)
         for name, state in engine.namespaces.states.items():
             found[f"receivers in {name}"] = len(state.receivers)
             found[f"blocked senders in {name}"] = len(state.blocked)

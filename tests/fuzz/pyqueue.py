@@ -94,7 +94,7 @@ class PyQueue:
 
     async def close(self) -> None:
         assert self._rig is not None
-        await self._rig.__aexit__()
+        await self._rig.close()
 
     @property
     def engine(self) -> Engine:

@@ -10,7 +10,7 @@ import msgspec
 from posthouse.core.message import Message
 from posthouse.core.model import Lock, Queue
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.plan import pick_ready
+from posthouse.core.picking import pick_ready
 
 
 class MessageHead(msgspec.Struct, frozen=True, gc=False):
