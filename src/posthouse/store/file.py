@@ -50,10 +50,10 @@ from posthouse.store.look import (
     frames_of,
     look,
 )
-from posthouse.store.scribe import Scribe
 from posthouse.store.segments import SEGMENT_HEADER_BYTES, Header, Segment, frames_from, name
 from posthouse.store.segments import encode_header as encode_segment_header
 from posthouse.store.snapshots import FileSnapshots
+from posthouse.store.writer_thread import WriterThread
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class FileStore:
         self._syncs = self._written_bytes = 0  # since the start
         self._idle: asyncio.TimerHandle | None = None  # then it is seen whether it is
         self._smooth_to = self._next_smooth_to = 0  # in the last segment, and in the next
-        self._writer = Scribe("posthouse-journal")
+        self._writer = WriterThread("posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
     @property

@@ -16,7 +16,7 @@ Done = TypeVar("Done")
 _Work = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
-class Scribe:
+class WriterThread:
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread = Thread(target=_run, args=(self._work,), name=name, daemon=True)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from posthouse.store.scribe import Scribe
+from posthouse.store.writer_thread import WriterThread
 
 
 def names() -> list[str]:
@@ -21,29 +21,29 @@ def test_it_does_one_thing_after_another_and_tells_what_came_of_it() -> None:
         raise OSError("no")
 
     async def main() -> None:
-        scribe = Scribe("scribe")
-        first, second = scribe.do(time.sleep, 0.01), scribe.do(done.append, 1)
-        failing, last = scribe.do(fail), scribe.do(len, done)
+        writer = WriterThread("writer")
+        first, second = writer.do(time.sleep, 0.01), writer.do(done.append, 1)
+        failing, last = writer.do(fail), writer.do(len, done)
         assert await last == 1
         assert first.done()
         assert second.done()
         with pytest.raises(OSError, match="no"):
             await failing
-        scribe.close()
+        writer.close()
 
     asyncio.run(main())
-    assert "scribe" not in names()
+    assert "writer" not in names()
 
 
 def test_what_nobody_waits_for_any_more_is_done_all_the_same() -> None:
     done: list[int] = []
 
     async def main() -> None:
-        scribe = Scribe("scribe")
-        scribe.do(time.sleep, 0.01)
-        scribe.do(done.append, 1).cancel()
-        await scribe.do(done.append, 2)
-        scribe.close()
+        writer = WriterThread("writer")
+        writer.do(time.sleep, 0.01)
+        writer.do(done.append, 1).cancel()
+        await writer.do(done.append, 2)
+        writer.close()
 
     asyncio.run(main())
     assert done == [1, 2]
@@ -53,21 +53,21 @@ def test_it_goes_on_when_the_loop_is_closed() -> None:
     may = threading.Event()
     done: list[int] = []
 
-    async def main() -> Scribe:
-        scribe = Scribe("scribe")
-        scribe.do(may.wait)
-        scribe.do(done.append, 1)
-        return scribe
+    async def main() -> WriterThread:
+        writer = WriterThread("writer")
+        writer.do(may.wait)
+        writer.do(done.append, 1)
+        return writer
 
-    scribe = asyncio.run(main())
+    writer = asyncio.run(main())
     may.set()
-    scribe.close()
+    writer.close()
     assert done == [1]
 
 
 def test_one_that_is_let_go_of_ends() -> None:
     async def main() -> None:
-        await Scribe("left alone").do(int)
+        await WriterThread("left alone").do(int)
 
     asyncio.run(main())
     gc.collect()
