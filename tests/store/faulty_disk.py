@@ -139,7 +139,7 @@ class FaultyDisk(Disk):
         self._operate()
         file.durable, file.pending = file.now(), []
 
-    def smooth(self, path: Path, offset: int, length: int) -> None:
+    def prezero(self, path: Path, offset: int, length: int) -> None:
         """It happens at any moment, so it does not count as an operation."""
         assert not any(self.names_now[path.name].now()[offset : offset + length])
 

@@ -120,7 +120,7 @@ class Disk:
         finally:
             os.close(file)
 
-    def smooth(self, path: Path, offset: int, length: int) -> None:
+    def prezero(self, path: Path, offset: int, length: int) -> None:
         """Zeros where nothing but zeros is, so that a later write there is synced sooner."""
         file = self.open(path)
         try:

@@ -63,9 +63,9 @@ LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
 MARK_SEGMENTS = 3  # where the disk has no room for so many more segments, it is short of room
 INTERVAL_MS = 100
-SMOOTH_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
-SMOOTH_BYTES_MAX = 32 << 20  # and altogether
-SMOOTH_SECONDS = 0.1  # after which it is taken to be idle
+PREZERO_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
+PREZERO_BYTES_MAX = 32 << 20  # and altogether
+PREZERO_SECONDS = 0.1  # after which it is taken to be idle
 BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
 _READ_BYTES = 1 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -123,7 +123,7 @@ class FileStore:
         self._late: asyncio.TimerHandle | None = None
         self._syncs = self._written_bytes = 0  # since the start
         self._idle: asyncio.TimerHandle | None = None  # then it is seen whether it is
-        self._smooth_to = self._next_smooth_to = 0  # in the last segment, and in the next
+        self._prezeroed_to = self._next_prezeroed_to = 0  # in the last segment, and in the next
         self._writer = WriterThread("posthouse-journal")
         self._reader = ThreadPoolExecutor(1, "posthouse-journal-read")
 
@@ -162,7 +162,7 @@ class FileStore:
         self._tell_of_segments()
         self._syncs += 1
         if self._durability == "fsync" and self._idle is None and self._segments:
-            self._smooth_when_idle()
+            self._prezero_when_idle()
         if self._durability == "interval" and self._late is None and not stopping:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(self._interval_ms / 1000, self._sync_late)
@@ -171,42 +171,42 @@ class FileStore:
     # file system has to note that it is in use now. So while nobody waits, zeros are written ahead
     # of the end, by the thread that writes the journal, so that it cannot be where frames are.
 
-    def _smooth_when_idle(self) -> None:
+    def _prezero_when_idle(self) -> None:
         loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(SMOOTH_SECONDS, self._smooth_if_idle, self._syncs)
+        self._idle = loop.call_later(PREZERO_SECONDS, self._prezero_if_idle, self._syncs)
 
-    def _smooth_if_idle(self, syncs: int) -> None:
+    def _prezero_if_idle(self, syncs: int) -> None:
         """`syncs`: there were so many when this was last asked."""
         if syncs != self._syncs:
-            self._smooth_when_idle()
+            self._prezero_when_idle()
         else:
-            self._writer.do(self._smooth).add_done_callback(self._smoothed)
+            self._writer.do(self._prezero).add_done_callback(self._prezero_done)
 
-    def _smoothed(self, done: "asyncio.Future[bool]") -> None:
+    def _prezero_done(self, done: "asyncio.Future[bool]") -> None:
         error = done.exception()
         if error is not None:
             self._lose(error)
         elif done.result() and not self._closed:
-            self._smooth_if_idle(self._syncs)
+            self._prezero_if_idle(self._syncs)
             return
         self._idle = None
 
-    def _smooth(self) -> bool:
+    def _prezero(self) -> bool:
         """Some of it; as far ahead as was written since the start. Whether there is more to do."""
         segment = self._segments[-1]
-        end = segment.offset + min(SMOOTH_BYTES_MAX, max(SMOOTH_BYTES, self._written_bytes))
-        begin, wanted = max(self._smooth_to, segment.offset), min(segment.size, end)
+        end = segment.offset + min(PREZERO_BYTES_MAX, max(PREZERO_BYTES, self._written_bytes))
+        begin, wanted = max(self._prezeroed_to, segment.offset), min(segment.size, end)
         if begin < wanted:
-            self._smooth_to = min(wanted, begin + SMOOTH_BYTES)
-            self._disk.smooth(segment.path, begin, self._smooth_to - begin)
+            self._prezeroed_to = min(wanted, begin + PREZERO_BYTES)
+            self._disk.prezero(segment.path, begin, self._prezeroed_to - begin)
             return True
         if self._wants_space:  # there is no next
             return False
         following = self.folder / NEXT
-        begin, wanted = self._next_smooth_to, min(self._disk.size(following), end - segment.size)
+        begin, wanted = self._next_prezeroed_to, min(self._disk.size(following), end - segment.size)
         if begin < wanted:
-            self._next_smooth_to = min(wanted, begin + SMOOTH_BYTES)
-            self._disk.smooth(following, begin, self._next_smooth_to - begin)
+            self._next_prezeroed_to = min(wanted, begin + PREZERO_BYTES)
+            self._disk.prezero(following, begin, self._next_prezeroed_to - begin)
         return begin < wanted
 
     def _done_behind(self, done: "asyncio.Future[None]", size: int = 0) -> None:
@@ -297,9 +297,9 @@ class FileStore:
             disk.close(self._file)
             self._file = None
         claimed = self._claimed_for(frame)
-        self._smooth_to = 0
+        self._prezeroed_to = 0
         if claimed.name == NEXT:
-            self._smooth_to, self._next_smooth_to = self._next_smooth_to, 0
+            self._prezeroed_to, self._next_prezeroed_to = self._next_prezeroed_to, 0
         path = folder / name(frame.number)
         file = disk.open(claimed)
         head = Header(frame.first, frame.number, disk.size(claimed), secrets.randbits(32))

@@ -19,25 +19,25 @@ SEGMENT_BYTES = 32 << 10
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posthouse.store.file.SMOOTH_BYTES", 1_000)
-    monkeypatch.setattr("posthouse.store.file.SMOOTH_SECONDS", 0.001)
+    monkeypatch.setattr("posthouse.store.file.PREZERO_BYTES", 1_000)
+    monkeypatch.setattr("posthouse.store.file.PREZERO_SECONDS", 0.001)
 
 
 class Watched(Disk):
-    """Notes where it was smoothed, and that nothing was there."""
+    """Notes where it was prezeroed, and that nothing was there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.smoothed: dict[str, list[range]] = {}
+        self.prezeroed: dict[str, list[range]] = {}
         self.fails = False
 
-    def smooth(self, path: Path, offset: int, length: int) -> None:
+    def prezero(self, path: Path, offset: int, length: int) -> None:
         if self.fails:
             raise OSError(5, "injected")
         place = path.read_bytes()[offset : offset + length]
         assert place == bytes(length)
-        super().smooth(path, offset, length)
-        self.smoothed.setdefault(path.name, []).append(range(offset, offset + length))
+        super().prezero(path, offset, length)
+        self.prezeroed.setdefault(path.name, []).append(range(offset, offset + length))
 
 
 def a_frame(number: int, size: int) -> Frame:
@@ -49,7 +49,7 @@ async def write(store: FileStore, frame: Frame) -> None:
     await store.sync()
 
 
-def test_what_lies_ahead_is_smoothed_as_far_as_was_written_once_nobody_writes(
+def test_what_lies_ahead_is_prezeroed_as_far_as_was_written_once_nobody_writes(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -58,14 +58,14 @@ def test_what_lies_ahead_is_smoothed_as_far_as_was_written_once_nobody_writes(
         await write(store, a_frame(1, 5_000))
         segment = store._segments[-1]
         begin = segment.offset
-        await eventually(lambda: bool(disk.smoothed))
+        await eventually(lambda: bool(disk.prezeroed))
         await eventually(lambda: store._idle is None)
-        places = [at for each in disk.smoothed[segment.path.name] for at in each]
+        places = [at for each in disk.prezeroed[segment.path.name] for at in each]
         assert places == list(range(begin, begin + segment.offset - 128))
         before = len(places)
-        await write(store, a_frame(2, 100))  # which was smoothed already
+        await write(store, a_frame(2, 100))  # which was prezeroed already
         await eventually(lambda: store._idle is None)
-        places = [at for each in disk.smoothed[segment.path.name] for at in each]
+        places = [at for each in disk.prezeroed[segment.path.name] for at in each]
         assert before < len(places) < before + 500
         assert len(set(places)) == len(places)
         await store.close()
@@ -73,18 +73,18 @@ def test_what_lies_ahead_is_smoothed_as_far_as_was_written_once_nobody_writes(
     asyncio.run(main())
 
 
-def test_the_next_segment_is_smoothed_too_and_need_not_be_again(tmp_path: Path) -> None:
+def test_the_next_segment_is_prezeroed_too_and_need_not_be_again(tmp_path: Path) -> None:
     async def main() -> None:
         disk = Watched()
         store = FileStore(tmp_path, segment_bytes=SEGMENT_BYTES, disk=disk)
         await write(store, a_frame(1, 20_000))
-        await eventually(lambda: NEXT in disk.smoothed)
+        await eventually(lambda: NEXT in disk.prezeroed)
         await eventually(lambda: store._idle is None)
-        ahead = store._next_smooth_to
-        assert ahead == sum(map(len, disk.smoothed[NEXT])) > 1_000
+        ahead = store._next_prezeroed_to
+        assert ahead == sum(map(len, disk.prezeroed[NEXT])) > 1_000
         await write(store, a_frame(2, 20_000))  # it does not fit any more
         await eventually(lambda: store._idle is None)
-        places = [at for each in disk.smoothed[store._segments[-1].path.name] for at in each]
+        places = [at for each in disk.prezeroed[store._segments[-1].path.name] for at in each]
         assert places[0] == max(ahead, store._segments[-1].offset)
         await store.close()
 
@@ -103,7 +103,7 @@ def test_whatever_is_written_when_it_is_all_there(tmp_path: Path, seed: int) -> 
             await write(store, frame)
             await asyncio.sleep(random.choice((0, 0, 0.002, 0.006)))
         await store.close()
-        assert disk.smoothed
+        assert disk.prezeroed
         return made
 
     async def found() -> list[Frame]:
@@ -131,13 +131,15 @@ def test_a_disk_that_fails_at_it_is_not_written_to_any_more(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("durability", ["interval", "memory"])
-def test_where_nobody_waits_for_a_sync_nothing_is_smoothed(tmp_path: Path, durability: str) -> None:
+def test_where_nobody_waits_for_a_sync_nothing_is_prezeroed(
+    tmp_path: Path, durability: str
+) -> None:
     async def main() -> None:
         disk = Watched()
         store = FileStore(tmp_path, disk=disk, durability=durability)  # type: ignore[arg-type]
         await write(store, a_frame(1, 100))
         await asyncio.sleep(0.02)
-        assert not disk.smoothed
+        assert not disk.prezeroed
         await store.close()
 
     asyncio.run(main())
@@ -154,8 +156,8 @@ def test_where_there_is_no_room_for_a_next_segment_it_ends_with_the_last(tmp_pat
         disk = Full()
         store = FileStore(tmp_path, segment_bytes=SEGMENT_BYTES, disk=disk)
         await write(store, a_frame(1, 30_000))
-        await eventually(lambda: bool(disk.smoothed) and store._idle is None)
-        assert list(disk.smoothed) == [store._segments[-1].path.name]
+        await eventually(lambda: bool(disk.prezeroed) and store._idle is None)
+        assert list(disk.prezeroed) == [store._segments[-1].path.name]
         await store.close()
 
     asyncio.run(main())
