@@ -131,7 +131,7 @@ def test_a_disk_that_fails_at_it_is_not_written_to_any_more(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("durability", ["interval", "memory"])
-def test_where_nobody_waits_for_a_sync_nothing_is_prezeroed(
+def test_nothing_is_prezeroed_where_nobody_waits_for_a_sync(
     tmp_path: Path, durability: str
 ) -> None:
     async def main() -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from posthouse.client.across import SessionAcross
 from posthouse.client.client import QueueClient
+from posthouse.client.cross_loop import CrossLoopSession
 from posthouse.client.errors import ConfigurationError, QueueError, SerializationError
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.names import QueueName
@@ -80,7 +80,7 @@ class Context:
         queue: str,
         message: ReceivedMessage,
         attempt: int,
-        session: SessionAcross | None = None,
+        session: CrossLoopSession | None = None,
     ) -> None:
         self.app = app
         self.queue = queue

@@ -6,8 +6,8 @@ from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from posthouse.client.across import SessionAcross
 from posthouse.client.client import SessionClient
+from posthouse.client.cross_loop import CrossLoopSession
 from posthouse.client.errors import QueueError, SessionNotFound
 from posthouse.client.handling import HOLD_SECONDS_MAX, Context, Outcome, Route
 from posthouse.client.messages import ReceivedMessage
@@ -262,7 +262,7 @@ class _HeldSession:
         assert current is not None
         context = self._context = self._running[current] = Context(
             self._app, self._route.options.queue, message, max(1, message.delivery_count),
-            SessionAcross(self._session, self._run.home),
+            CrossLoopSession(self._session, self._run.loop_thread),
         )  # fmt: skip
         try:
             while True:

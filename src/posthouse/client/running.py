@@ -1,6 +1,6 @@
 """One run of a worker, and what becomes of the messages that it holds.
 
-Two loops: the client lives on one (its home), with everything that must go on while a handler
+Two loops: the client lives on one (`loop_thread`), with everything that must go on while a handler
 computes: fetching, renewing locks, settling. Handlers run on the other, the loop of who runs the
 worker. Where that has given a client of his own, both are the same.
 """
@@ -27,7 +27,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.figures import Figures
 from posthouse.client.handling import Context, HandlingFailed, Middleware, Outcome, Route
-from posthouse.client.home import Home
+from posthouse.client.loop_thread import LoopThread
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.renewing import GONE
 from posthouse.client.retry import ExponentialRetry
@@ -50,19 +50,19 @@ _NAMES = {
 
 
 class Run:
-    """What all queues of a worker share while it runs. All of it is for the client's home."""
+    """What all queues of a worker share while it runs. For the client's loop alone."""
 
     def __init__(
         self,
         client: QueueClient,
-        home: Home,
+        loop_thread: LoopThread,
         hands: asyncio.AbstractEventLoop,
         queues: Iterable[str],
         middleware: Sequence[Middleware],
         pool: Executor,
     ) -> None:
         self.client = client
-        self.home = home
+        self.loop_thread = loop_thread
         self.stop = asyncio.Event()
         self.is_over = False  # nothing is settled or counted any more
         self.figures = {each: Figures() for each in queues}
@@ -73,7 +73,7 @@ class Run:
     async def handle(self, route: Route, context: Context) -> Outcome:
         """On the handlers' loop; returns when it is really over."""
         work = route.handle(context, self._middleware, self._pool)
-        if self._hands is self.home.loop:
+        if self._hands is self.loop_thread.loop:
             outcome = await work
         else:
             outcome = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._hands))

@@ -15,7 +15,7 @@ from posthouse.client.client import QueueClient, Receiver, SessionClient, Transa
 from posthouse.client.config import QueueConfig
 from posthouse.client.create import create_client
 from posthouse.client.figures import Figures
-from posthouse.client.home import SHARED, Home
+from posthouse.client.loop_thread import SHARED, LoopThread
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.names import SessionId
 from posthouse.client.provider import Capabilities, ProviderType
@@ -33,17 +33,17 @@ Twin = TypeVar("Twin")
 class _Sync:
     """What is behind a twin: the async object that does the work."""
 
-    def __init__(self, twin: Any, home: Home = SHARED) -> None:
+    def __init__(self, twin: Any, loop_thread: LoopThread = SHARED) -> None:
         self._twin = twin
-        self._home = home
+        self._loop_thread = loop_thread
 
 
 def _waits(
     method: Callable[Concatenate[Twin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        home: Home = self._home
-        return home.run(method(self._twin, *args, **kwargs))
+        loop_thread: LoopThread = self._loop_thread
+        return loop_thread.run(method(self._twin, *args, **kwargs))
 
     update_wrapper(wait, method)
     return wait
@@ -176,27 +176,27 @@ class SyncQueueClient(_Sync):
         self, queue: str, session_id: str | None = None, timeout: float | None = None
     ) -> SyncSessionClient | None:
         held = self._accept(queue, session_id, timeout)
-        return None if held is None else SyncSessionClient(held, self._home)
+        return None if held is None else SyncSessionClient(held, self._loop_thread)
 
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
     ) -> SyncReceiver:
         twin = self._twin.receiver(queue, prefetch=prefetch, dead_letter=dead_letter)
-        return SyncReceiver(twin, self._home)
+        return SyncReceiver(twin, self._loop_thread)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncTransaction]:
         twin = self._twin.transaction()
-        begun = self._home.run(twin.__aenter__())
+        begun = self._loop_thread.run(twin.__aenter__())
         try:
-            yield SyncTransaction(begun, self._home)
+            yield SyncTransaction(begun, self._loop_thread)
         except BaseException as error:
-            self._home.run(twin.__aexit__(type(error), error, error.__traceback__))
+            self._loop_thread.run(twin.__aexit__(type(error), error, error.__traceback__))
             raise
-        self._home.run(twin.__aexit__(None, None, None))
+        self._loop_thread.run(twin.__aexit__(None, None, None))
 
     def __enter__(self) -> "SyncQueueClient":
-        self._home.run(self._twin.__aenter__())
+        self._loop_thread.run(self._twin.__aenter__())
         return self
 
     def __exit__(

@@ -21,15 +21,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from posthouse.client.across import across
 from posthouse.client.client import QueueClient
 from posthouse.client.config import QueueConfig
 from posthouse.client.create import create_client
+from posthouse.client.cross_loop import cross_loop
 from posthouse.client.errors import ConfigurationError, QueueError
 from posthouse.client.figures import Figures
 from posthouse.client.handling import Context, Middleware, Options, Outcome, Route
-from posthouse.client.home import SHARED, Home
 from posthouse.client.intake import Intake, SessionIntake
+from posthouse.client.loop_thread import SHARED, LoopThread
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, QueueName
 from posthouse.client.provider import ProviderType
@@ -138,14 +138,14 @@ class Worker:
         """For `async` handlers and hooks. Raises ConfigurationError where it does not run."""
         if self._run is None:
             raise _ALONE
-        return across(self._run.client, self._run.home)
+        return cross_loop(self._run.client, self._run.loop_thread)
 
     @property
     def sync_client(self) -> SyncQueueClient:
         """For handlers that are plain functions. Raises ConfigurationError."""
         if self._run is None:
             raise _ALONE
-        return SyncQueueClient(self._run.client, self._run.home)
+        return SyncQueueClient(self._run.client, self._run.loop_thread)
 
     @property
     def figures(self) -> Mapping[str, Figures]:
@@ -164,14 +164,14 @@ class Worker:
         with self._signals():
             async with self.running(config, concurrency=concurrency):
                 assert self._run is not None
-                await self._run.home.call(_wait(self._run.stop))
+                await self._run.loop_thread.call(_wait(self._run.stop))
         return self._is_drained
 
     def stop(self) -> None:
         """From anywhere: nothing more is fetched, and `run` returns when all is drained."""
         self._is_stopped, run = True, self._run
         if run is not None:
-            run.home.loop.call_soon_threadsafe(run.stop.set)
+            run.loop_thread.loop.call_soon_threadsafe(run.stop.set)
 
     @asynccontextmanager
     async def running(
@@ -193,15 +193,17 @@ class Worker:
         given = config or self._config
         hands = asyncio.get_running_loop()
         is_mine = not isinstance(given, QueueClient)
-        home = SHARED if is_mine else Home(hands)
-        client = given if isinstance(given, QueueClient) else await home.call(_make(given))
+        loop_thread = SHARED if is_mine else LoopThread(hands)
+        client = given if isinstance(given, QueueClient) else await loop_thread.call(_make(given))
         plain = sum(each.options.concurrency for each in routes if not each.is_async)
         pool = ThreadPoolExecutor(max(1, plain), "posthouse-handler")
-        run = self._run = self._last = Run(client, home, hands, self.queues, self._middleware, pool)
+        run = self._run = self._last = Run(
+            client, loop_thread, hands, self.queues, self._middleware, pool
+        )
         if self._is_stopped:
             self.stop()
         try:
-            await home.call(run.unless_stopped(_open(client)))
+            await loop_thread.call(run.unless_stopped(_open(client)))
             for hook in self._on_start:
                 await _call(hook)
             try:
@@ -214,7 +216,7 @@ class Worker:
             run.is_over = True
             self._is_stopped = False
             if is_mine:
-                await home.call(client.close())
+                await loop_thread.call(client.close())
             pool.shutdown(wait=self._is_drained, cancel_futures=True)
             self._run = None
 
@@ -235,7 +237,7 @@ class Worker:
             return all(ends)
 
         async def start() -> None:
-            # It is drained from its home, also while a handler computes on the other loop.
+            # It is drained from the client's loop, also while a handler computes on the other loop.
             draining.append(asyncio.create_task(drain()))
             try:
                 for each in intakes:
@@ -249,13 +251,13 @@ class Worker:
 
         self._is_drained = False
         try:
-            await run.home.call(start())
+            await run.loop_thread.call(start())
             queues = [each.options.queue for each in routes]
             _log.info("Handling messages of %s.", ", ".join(queues),
                       extra={"event": "worker.ready", "queues": queues})  # fmt: skip
             yield
         finally:
-            self._is_drained = await run.home.call(end())
+            self._is_drained = await run.loop_thread.call(end())
             _log.info("Every handler came to its end." if self._is_drained else
                       "Some handlers did not come to their end.",
                       extra={"event": "worker.stopped", "drained": self._is_drained})  # fmt: skip

@@ -1,4 +1,4 @@
-"""A client as it is used from another loop: whatever is asked of it is done where it lives."""
+"""A proxy for a client that is used from another loop: its calls run on the client's own loop."""
 
 import inspect
 from collections.abc import Coroutine
@@ -7,19 +7,19 @@ from datetime import datetime
 from typing import Any, cast
 
 from posthouse.client.client import QueueClient, SessionClient, Transaction
-from posthouse.client.home import Home
+from posthouse.client.loop_thread import LoopThread
 from posthouse.client.names import SessionId
 
 
-def across(client: QueueClient, home: Home) -> QueueClient:
+def cross_loop(client: QueueClient, loop_thread: LoopThread) -> QueueClient:
     """For a worker's handlers and hooks. It is the worker that opens and closes it."""
-    return cast(QueueClient, _Across(client, home))
+    return cast(QueueClient, _CrossLoop(client, loop_thread))
 
 
-class _Across:
-    def __init__(self, twin: Any, home: Home) -> None:
+class _CrossLoop:
+    def __init__(self, twin: Any, loop_thread: LoopThread) -> None:
         self._twin = twin
-        self._home = home
+        self._loop_thread = loop_thread
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._twin, name)
@@ -33,19 +33,19 @@ class _Across:
         return call
 
     async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._near(await self._home.call(work))
+        return self._near(await self._loop_thread.call(work))
 
     def _near(self, done: Any) -> Any:
         """What lives there, too: receivers, sessions, transactions."""
         if isinstance(done, AbstractAsyncContextManager | Transaction):
-            return _EnteredAcross(done, self._home)
+            return _EnteredCrossLoop(done, self._loop_thread)
         return done
 
     async def close(self) -> None:
         raise TypeError("The worker closes its client.")
 
 
-class _EnteredAcross(_Across):
+class _EnteredCrossLoop(_CrossLoop):
     async def __aenter__(self) -> Any:
         return await self._there(self._twin.__aenter__())
 
@@ -62,12 +62,12 @@ class _EnteredAcross(_Across):
         await self._there(self._twin.close())
 
 
-class SessionAcross:
+class CrossLoopSession:
     """The session of which a message is handled. It is the worker that receives from it."""
 
-    def __init__(self, twin: SessionClient, home: Home) -> None:
+    def __init__(self, twin: SessionClient, loop_thread: LoopThread) -> None:
         self._twin = twin
-        self._home = home
+        self._loop_thread = loop_thread
 
     @property
     def session_id(self) -> SessionId:
@@ -78,7 +78,7 @@ class SessionAcross:
         return self._twin.session_expires_at
 
     async def get_state(self) -> bytes | None:
-        return await self._home.call(self._twin.get_state())
+        return await self._loop_thread.call(self._twin.get_state())
 
     async def set_state(self, state: bytes | None) -> None:
-        await self._home.call(self._twin.set_state(state))
+        await self._loop_thread.call(self._twin.set_state(state))

@@ -1,4 +1,4 @@
-"""Where a client lives: the loop on which everything of it happens, whoever asks."""
+"""The loop that a client runs on, whichever thread or loop it is called from."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Home:
+class LoopThread:
     """A loop that is there, or one in a thread of its own, begun when it is first needed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -43,4 +43,4 @@ class Home:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
 
-SHARED = Home()  # of all clients of the process that have no loop of their own
+SHARED = LoopThread()  # of all clients of the process that have no loop of their own
