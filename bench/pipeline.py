@@ -31,7 +31,7 @@ from posthouse.pipeline.jobs.archive import archive
 from posthouse.pipeline.jobs.report import report
 from posthouse.pipeline.jobs.report import write as write_report
 from posthouse.pipeline.lake import Lake
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import FeedClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,18 +44,18 @@ SEND = "/api/v1/namespaces/default/queues/q/messages"
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[Broker]:
+def broker(folder: Path) -> Iterator[FeedClient]:
     port = a_free_port()
     command = [POSTHOUSE, "serve", "--data", str(folder / "data"), "--dev", "--auto-create",
                "--port", str(port), "--log-level", "error"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            yield Broker(f"http://127.0.0.1:{port}")
+            yield FeedClient(f"http://127.0.0.1:{port}")
         finally:
             process.terminate()
 
 
-def fill(where: Broker) -> None:
+def fill(where: FeedClient) -> None:
     where.get("/feed/status")
     connection = http.client.HTTPConnection(where.url.removeprefix("http://"))
     for first in range(0, MESSAGES, 5_000):
@@ -95,7 +95,7 @@ def told(what: str, ratio: float, goal: float) -> None:
     )
 
 
-def reading(spark: "SparkSession", where: Broker, parquet: str) -> None:
+def reading(spark: "SparkSession", where: FeedClient, parquet: str) -> None:
     ratios = []
     for _ in range(ROUNDS):
         events = spark.read.format("posthouse").options(
@@ -109,7 +109,7 @@ def reading(spark: "SparkSession", where: Broker, parquet: str) -> None:
     told("read from the broker, beside Parquet", median(ratios), READ_GOAL)
 
 
-def into_a_lake(spark: "SparkSession", where: Broker, parquet: str, folder: Path) -> None:
+def into_a_lake(spark: "SparkSession", where: FeedClient, parquet: str, folder: Path) -> None:
     from pyspark.sql import functions as f
 
     ratios = []
@@ -127,7 +127,7 @@ def into_a_lake(spark: "SparkSession", where: Broker, parquet: str, folder: Path
     told("archived into a lake, beside a copy of Parquet", median(ratios), LAKE_GOAL)
 
 
-def beside(spark: "SparkSession", where: Broker) -> None:
+def beside(spark: "SparkSession", where: FeedClient) -> None:
     """A sender at half of its full rate, alone and while Spark reads all there is."""
     full = _rate(where, 3.0, None)
     alone = _rate(where, 5.0, full / 2)
@@ -195,7 +195,7 @@ def _report(events: "DataFrame", folder: Path) -> None:
     write_report(report(events), str(folder), "bench", "parquet")
 
 
-def _rate(where: Broker, seconds: float, paced: float | None) -> float:
+def _rate(where: FeedClient, seconds: float, paced: float | None) -> float:
     """Sends a second over one connection, at most so many."""
     connection = http.client.HTTPConnection(where.url.removeprefix("http://"))
     body, headers = (

@@ -18,7 +18,7 @@ import pytest
 from posthouse.cli import main
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import on_a_terminal, read_as_told
 from tests.server.running import Running, development
 
@@ -40,8 +40,8 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
 
 
-def at(broker: Running) -> Broker:
-    return Broker(broker.url)
+def at(broker: Running) -> FeedClient:
+    return FeedClient(broker.url)
 
 
 def positions(lake: Lake) -> list[int]:
@@ -141,7 +141,7 @@ def test_a_lake_that_is_not_there_and_a_broker_that_is_not(
     with pytest.raises(LakeError, match="There is nothing"):
         lake.read(spark)
     with pytest.raises(PosthouseError, match="no answer"):
-        jobs.archive(spark, Broker("http://127.0.0.1:1", retry_seconds=0.2), lake)
+        jobs.archive(spark, FeedClient("http://127.0.0.1:1", retry_seconds=0.2), lake)
 
 
 def test_a_range_of_which_the_broker_has_a_part_is_not_taken(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from posthouse.pipeline import copies as room
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import FeedClient
 from tests.server.running import Running
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_messages_are_found_however_the_feed_is_cut(
     found = []
     for first in range(begin, last + 1, step):
         copies = room.Copies(
-            Broker(broker.url), "default", topic, f"{topic}/$sub/some", ["message_id", "body"]
+            FeedClient(broker.url), "default", topic, f"{topic}/$sub/some", ["message_id", "body"]
         )
         for batch in copies.read(first, min(first + step, last + 1)):
             found += batch.to_pylist()

@@ -18,7 +18,7 @@ from posthouse.cli import main
 from posthouse.pipeline.causes import shape
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import replay
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import foretold, last, read_as_told
 from tests.server.running import Running, development
 
@@ -61,7 +61,7 @@ def taken(broker: Running, queue: str) -> list[dict[str, Any]]:
 
 
 def made(spark: "SparkSession", broker: Running, folder: Path, **wanted: Any) -> replay.Plan:
-    at = Broker(broker.url)
+    at = FeedClient(broker.url)
     rows = events(spark, at, columns=replay.COLUMNS)
     return replay.make(rows, at, str(folder), **wanted)
 
@@ -131,13 +131,13 @@ def test_dead_letters_go_back_as_they_were(
     assert (plan.messages, plan.queues, plan.moves) == (3, {"orders": 3}, True)
     assert len(dead(shop)) == 9  # so far it is a plan
     shop.queue("POST", "orders%2F$dead/purge", {"sequences": [5]})  # somebody deals with one
-    found = replay.run(Broker(shop.url), str(tmp_path / "plan"))
+    found = replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     assert (found.done, found.vanished, found.left) == (2, 1, 0)
     again = taken(shop, "orders")
     assert [json.loads(each["body"])["id"] for each in again] == [1, 7]
     assert all(each["properties"] == {"colour": "red"} for each in again)
     assert len(dead(shop)) == 6
-    twice = replay.run(Broker(shop.url), str(tmp_path / "plan"))
+    twice = replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     assert (twice.done, twice.already) == (0, 2)
     assert taken(shop, "orders") == []
     with pytest.raises(PosthouseError, match="There is a plan"):
@@ -156,14 +156,14 @@ def test_dead_letters_can_be_changed_on_their_way(
     plan = made(spark, shop, tmp_path / "plan", where="entity = 'orders'", into="mended",
                 changes=changes)  # fmt: skip
     assert not plan.moves
-    found = replay.run(Broker(shop.url), str(tmp_path / "plan"), rate=50)
+    found = replay.run(FeedClient(shop.url), str(tmp_path / "plan"), rate=50)
     assert (found.done, found.vanished) == (6, 0)
     again = taken(shop, "mended")
     assert [json.loads(each["body"])["was"] for each in again] == list(range(6))
     assert [each["subject"] for each in again[:2]] == ["Timeout", "Bad"]
     assert {each["properties"]["by"] for each in again} == {"replay"}
     assert dead(shop) == []
-    twice = replay.run(Broker(shop.url), str(tmp_path / "plan"))
+    twice = replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     assert (twice.done, twice.already) == (0, 6)
 
 
@@ -191,7 +191,7 @@ def test_a_plan_that_makes_no_sense_is_refused(
     with pytest.raises(PosthouseError, match="nonsense"):
         made(spark, shop, tmp_path / "plan", where="nonsense = 1")
     with pytest.raises(PosthouseError, match="no plan"):
-        replay.run(Broker(shop.url), str(tmp_path / "plan"))
+        replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     (tmp_path / "plan").mkdir(exist_ok=True)
     (tmp_path / "plan" / "plan.json").write_text("[]")
     assert main(["pipeline", "replay", "--url", shop.url, "--plan", str(tmp_path / "plan")]) == 1
@@ -223,7 +223,7 @@ def test_a_replay_that_is_killed_again_and_again_sends_each_once(
         time.sleep(0.4 + chance.random() / 2)
         running.send_signal(signal.SIGKILL)
         running.wait()
-    replay.run(Broker(shop.url), plan)
+    replay.run(FeedClient(shop.url), plan)
     ids = Counter(json.loads(each["body"])["id"] for each in taken(shop, "orders"))
     assert ids == Counter(range(MANY))
     assert dead(shop) == []

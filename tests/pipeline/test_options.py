@@ -27,7 +27,7 @@ from posthouse.pipeline.bodies import from_json
 from posthouse.pipeline.options import READING, WRITING, Options, Range
 from posthouse.pipeline.sink import check_schema
 from posthouse.pipeline.source import _parts, parts
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import events, last
 from tests.server.running import Running
 
@@ -115,7 +115,7 @@ def test_a_broker_that_does_not_answer_is_told() -> None:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(PosthouseError, match=f"There is no answer from {url} after 0 s"):
-            Broker(url, retry_seconds=0).get("/feed/status")
+            FeedClient(url, retry_seconds=0).get("/feed/status")
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_moments_are_found_among_positions(broker: Running) -> None:
     end = every[-1]["position"] + 1
     for each in (every[0], every[len(every) // 2], every[-1]):
         moment = datetime.fromtimestamp(each["time"] / 1000, UTC)
-        found = Broker(broker.url).first_at(moment)
+        found = FeedClient(broker.url).first_at(moment)
         assert found == min(row["position"] for row in every if row["time"] >= each["time"])
     later = datetime.now(UTC) + timedelta(days=1)
-    assert Broker(broker.url).first_at(later) == end
+    assert FeedClient(broker.url).first_at(later) == end
     given = {"from": "2000-01-01", "to": later.isoformat()}
-    assert reading(**given).range(Broker(broker.url)) == Range(1, last(broker) + 1)
+    assert reading(**given).range(FeedClient(broker.url)) == Range(1, last(broker) + 1)
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(
     assert pa.ipc.open_stream(io.BytesIO(answer)).read_all().num_rows == end - 1 - before
     cuts = [0, 300, len(answer) // 2, len(answer) - 10]
     with cutting(broker.port, cuts) as port:
-        batches = Broker(f"http://127.0.0.1:{port}").rows(before + 1, end, columns)
+        batches = FeedClient(f"http://127.0.0.1:{port}").rows(before + 1, end, columns)
         found = [position for each in batches for position in each.column("position").to_pylist()]
     assert found == list(range(before + 1, end))
     assert not cuts

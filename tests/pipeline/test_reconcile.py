@@ -19,7 +19,7 @@ from posthouse.cli import main
 from posthouse.pipeline import claims
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs.reconcile import COLUMNS, FAULTS, Verdict, reconcile
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import foretold, last, read_as_told
 from tests.server.running import Running, development
 
@@ -67,7 +67,7 @@ def verdict(spark: "SparkSession", shop: Running, database: str) -> Verdict:
     shop.queue("POST", "orders/dead-letter", {"locks": [got[8]["token"]], "reason": "bad"})
     for name in ("one", "two"):
         shop.receive(f"news%2F$sub%2F{name}", 1, delete=True)
-    rows = events(spark, Broker(shop.url), columns=COLUMNS)
+    rows = events(spark, FeedClient(shop.url), columns=COLUMNS)
     outbox = claims.read(spark, f"{database}::outbox")
     inbox = claims.read(spark, f"{database}::SELECT event_id FROM inbox")
     return reconcile(rows, outbox, inbox)

@@ -18,7 +18,7 @@ from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays
 from posthouse.pipeline.tables import write_table
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import foretold, last, on_a_terminal, read_as_told
 from tests.server.running import Running, development
 
@@ -64,7 +64,7 @@ def rows(table: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def made(spark: "SparkSession", shop: Running) -> report.Report:
-    return report.report(events(spark, Broker(shop.url), columns=report.COLUMNS))
+    return report.report(events(spark, FeedClient(shop.url), columns=report.COLUMNS))
 
 
 def test_every_queue_is_counted(made: report.Report) -> None:
@@ -104,7 +104,7 @@ def test_windows_hours_reasons_and_consumers_add_up(made: report.Report) -> None
 
 
 def test_windows_are_as_long_as_is_asked_for(spark: "SparkSession", shop: Running) -> None:
-    short = report.report(events(spark, Broker(shop.url)), 1)
+    short = report.report(events(spark, FeedClient(shop.url)), 1)
     starts = [row["start"] for row in short.windows.toArrow().to_pylist()]
     assert short.window_seconds == 1
     assert all(start.microsecond == 0 for start in starts)
@@ -112,7 +112,7 @@ def test_windows_are_as_long_as_is_asked_for(spark: "SparkSession", shop: Runnin
 
 
 def test_a_report_of_nothing_is_empty(spark: "SparkSession", shop: Running) -> None:
-    nothing = report.report(events(spark, Broker(shop.url), until="1"))
+    nothing = report.report(events(spark, FeedClient(shop.url), until="1"))
     assert nothing.first is None
     assert nothing.queues.toArrow().num_rows == 0
 
@@ -121,7 +121,7 @@ def test_a_lake_gives_the_same_report(
     spark: "SparkSession", shop: Running, made: report.Report, tmp_path: Path
 ) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    archive.archive(spark, Broker(shop.url), lake)
+    archive.archive(spark, FeedClient(shop.url), lake)
     again = report.report(events(spark, lake))
     assert rows(again.queues) == rows(made.queues)
     part = events(spark, lake, "3", "5").select("position").toArrow().to_pylist()
@@ -134,7 +134,9 @@ def test_a_lake_gives_the_same_report(
 
 
 def test_eras_tell_messages_of_the_same_number_apart(spark: "SparkSession", shop: Running) -> None:
-    found = stays(events(spark, Broker(shop.url))).where("entity = 'gone'").toArrow().to_pylist()
+    found = (
+        stays(events(spark, FeedClient(shop.url))).where("entity = 'gone'").toArrow().to_pylist()
+    )
     keys = sorted((row["era"], row["sequence_number"], row["how"]) for row in found)
     assert keys == [(0, 1, "deleted"), (0, 2, "deleted"), (1, 1, None)]
 

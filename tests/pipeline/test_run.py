@@ -19,7 +19,7 @@ from posthouse.cli import main
 from posthouse.pipeline.declared import Wrong, load
 from posthouse.pipeline.jobs import archive, run
 from posthouse.pipeline.lake import Lake
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import FeedClient
 from tests.pipeline.asking import forget
 from tests.server.running import Running, development
 
@@ -105,7 +105,7 @@ def test_a_lake_and_files_are_read_and_joined(
 ) -> None:
     shop.send("lakeside", *(order(n, region) for n, region in enumerate(("north", "south", "up"))))
     lake = Lake(str(tmp_path / "lake"))
-    archive.archive(spark, Broker(shop.url), lake)
+    archive.archive(spark, FeedClient(shop.url), lake)
     (tmp_path / "regions.csv").write_text("region,manager\nnorth,Ada\nsouth,Grace\n")
     path = written(tmp_path, f"""
 sources:
@@ -119,7 +119,7 @@ steps:
 sinks:
   - {{from: managed, lake: {tmp_path}/managed}}
 """)  # fmt: skip
-    assert run.run(spark, load(path), Broker(shop.url)) == {"managed-lake": 2}
+    assert run.run(spark, load(path), FeedClient(shop.url)) == {"managed-lake": 2}
     rows = ds.dataset(tmp_path / "managed").to_table().to_pylist()
     assert sorted((row["id"], row["manager"]) for row in rows) == [("0", "Ada"), ("1", "Grace")]
 
@@ -140,7 +140,7 @@ def test_the_example_of_revenue_per_region(
     path = Path(example("revenue.yaml", tmp_path))
     text = path.read_text().replace("topic: revenue", "topic: revenue\n    mode: update")
     path.write_text(text.replace("name: history", "name: history\n    mode: update"))
-    run.run(spark, load(str(path)), Broker(shop.url), once=True)
+    run.run(spark, load(str(path)), FeedClient(shop.url), once=True)
     found = [json.loads(each["body"]) for each in taken(shop, "revenue%2F$sub%2Fall")]
     sums = {row["region"]: (row["amount"], row["orders"]) for row in found}
     assert sums == {"north": (22.5, 5), "south": (27.5, 5)}
@@ -154,7 +154,7 @@ def test_the_example_of_dead_letters_for_teams(
     for body, reason in (("a", "PaymentDeclined"), ("b", "ValidationError")):
         locks = [got[body]["token"]]
         shop.queue("POST", "orders/dead-letter", {"locks": locks, "reason": reason})
-    run.run(spark, load(example("dead-letters.yaml", tmp_path)), Broker(shop.url), once=True)
+    run.run(spark, load(example("dead-letters.yaml", tmp_path)), FeedClient(shop.url), once=True)
     [payment], [other] = taken(shop, "team-payments"), taken(shop, "team-data")
     assert (payment["body"], payment["subject"]) == ("a", "PaymentDeclined")
     assert (other["body"], other["subject"]) == ("b", "ValidationError")
@@ -228,7 +228,7 @@ def test_what_spark_or_the_broker_does_not_take_is_told_before_it_starts(
     checkpoint = "" if "checkpoint" in text else f"checkpoint: {tmp_path}/c\n"
     path = written(tmp_path, GOOD.replace(old, new, 1) + checkpoint)
     with pytest.raises(Wrong, match=text):
-        run.plan(spark, load(path), Broker(shop.url))
+        run.plan(spark, load(path), FeedClient(shop.url))
 
 
 def test_a_plan_can_be_looked_at(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from posthouse.pipeline.jobs.archive import Progress
     from posthouse.pipeline.lake import Lake, Manifest
-    from posthouse.pipeline.wire import Broker
+    from posthouse.pipeline.wire import FeedClient
     from posthouse.pipeline.work import Way, Work
 
 WATCH_SECONDS = 1.0
@@ -64,7 +64,7 @@ def _spark(options: argparse.Namespace) -> "SparkSession":
     return session(options.master)
 
 
-def _broker(options: argparse.Namespace) -> "Broker":
+def _broker(options: argparse.Namespace) -> "FeedClient":
     """The one that other commands would ask."""
     from posthouse.pipeline.options import COMMON, Options
 

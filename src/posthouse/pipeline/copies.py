@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import FeedClient
 
 REMEMBERED = 100_000  # messages of a topic, of which copies may still come
 LOOK_BACK = 50_000  # positions that are read at once where one is not remembered; then more
@@ -24,7 +24,7 @@ _OWN = {"entity": "target", "sequence_number": "target_sequence_number"}
 class Copies:
     """Of one subscription, while a range is read."""
 
-    broker: Broker
+    broker: FeedClient
     namespace: str
     topic: str
     queue: str  # as the feed calls the subscription

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from posthouse.pipeline.lake import Lake
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +18,7 @@ DEAD, TRANSFER, SUBSCRIPTION = "/$dead", "/$transfer", "/$sub/"  # within the na
 
 def events(
     spark: "SparkSession",
-    where: Lake | Broker,
+    where: Lake | FeedClient,
     since: str | None = None,
     until: str | None = None,
     columns: Sequence[str] = (),
@@ -27,7 +27,7 @@ def events(
 
     Raises PosthouseError or LakeError.
     """
-    if isinstance(where, Broker):
+    if isinstance(where, FeedClient):
         read = spark.read.format("posthouse").option("view", "events").options(**where.options())
         for name, given in (("from", since), ("to", until), ("columns", ",".join(columns))):
             read = read.option(name, given) if given else read

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from posthouse.pipeline.wire import Broker, NotFound, PosthouseError
+from posthouse.pipeline.wire import FeedClient, NotFound, PosthouseError
 
 SUBSCRIPTION = "/$sub/"  # what stands in the feed between a topic and its subscription
 URL = "http://127.0.0.1:5300"
@@ -98,7 +98,7 @@ class Options:
             raise PosthouseError(f"The option {name} is one of {', '.join(known)}, not {given!r}.")
         return given
 
-    def broker(self) -> Broker:
+    def broker(self) -> FeedClient:
         url = self._given.get("url", URL)
         where = urlsplit(url)
         if where.scheme not in ("http", "https") or not where.hostname:
@@ -115,7 +115,7 @@ class Options:
                 raise PosthouseError(
                     f"The option caFile names what cannot be read: {error}."
                 ) from None
-        return Broker(
+        return FeedClient(
             url.rstrip("/"), name, key, authority, self.number("retrySeconds", 60, 0),
             self._given.get("caFile"),
         )  # fmt: skip
@@ -131,7 +131,7 @@ class Options:
             raise PosthouseError("The options entity and queue mean the same; give one of them.")
         return self._given.get("entity", self._given.get("queue"))
 
-    def entity(self, broker: Broker) -> str | None:
+    def entity(self, broker: FeedClient) -> str | None:
         """As the feed calls it. Raises PosthouseError where there is none."""
         named, namespace = self.named(), self.namespace()
         if named is None or namespace is None:
@@ -179,7 +179,7 @@ class Options:
                 f"The view {view} has no column {unknown[0]!r}; it has {', '.join(VIEWS[view])}."
             )
 
-    def range(self, broker: Broker, **part: str) -> Range:
+    def range(self, broker: FeedClient, **part: str) -> Range:
         """Within a part of the feed. Raises PosthouseError."""
         status = broker.status(**part)
         first = self._position("from", broker, status, part)
@@ -189,7 +189,7 @@ class Options:
         return Range(first, end)
 
     def _position(
-        self, name: str, broker: Broker, status: Any, part: Mapping[str, str]
+        self, name: str, broker: FeedClient, status: Any, part: Mapping[str, str]
     ) -> int | None:
         """A position, or the first one at or after a moment."""
         given = self._given.get(name)

@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 )
 
 from posthouse.pipeline.options import Options
-from posthouse.pipeline.wire import Broker, Duplicate, NotAllowed, PosthouseError
+from posthouse.pipeline.wire import Duplicate, FeedClient, NotAllowed, PosthouseError
 
 BATCH_CHARS_MAX = 200  # of a batch's name
 WHOLE_ROWS_MAX, WHOLE_BYTES_MAX = 10_000, 32 << 20  # that a broker takes as one
@@ -104,7 +104,7 @@ def check_schema(schema: StructType) -> None:
 class Target:
     """Where messages go."""
 
-    broker: Broker
+    broker: FeedClient
     path: str
     is_once: bool  # they have keys by which the queue finds what came twice
     is_whole: bool  # all of a batch or nothing

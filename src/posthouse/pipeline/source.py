@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 from posthouse.pipeline.bodies import from_json
 from posthouse.pipeline.copies import Copies
 from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 
 ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
 
@@ -45,7 +45,7 @@ ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there 
 class Wanted:
     """Which rows, in which shape."""
 
-    broker: Broker
+    broker: FeedClient
     namespace: str | None
     entity: str | None
     kinds: tuple[str, ...]

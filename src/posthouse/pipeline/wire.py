@@ -47,7 +47,7 @@ class Duplicate(PosthouseError):
 
 
 @dataclass(frozen=True)
-class Broker:
+class FeedClient:
     """Where it is, and who asks. What goes wrong in passing is tried again for a while."""
 
     url: str
@@ -228,7 +228,7 @@ class _Busy(Exception):
 class _Patience:
     """Waits between tries, each time longer, until it has been long enough."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: FeedClient) -> None:
         self._broker = broker
         self._end = time.monotonic() + broker.retry_seconds
         self._pause = PAUSE_SECONDS

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from posthouse.pipeline.lake import Lake, Manifest, range_name
-from posthouse.pipeline.wire import Broker
+from posthouse.pipeline.wire import FeedClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ class Progress:
 
 def archive(
     spark: "SparkSession",
-    broker: Broker,
+    broker: FeedClient,
     lake: Lake,
     *,
     reader: str = READER,
@@ -91,7 +91,7 @@ def archive(
 
 def backfill(
     spark: "SparkSession",
-    broker: Broker,
+    broker: FeedClient,
     lake: Lake,
     first: int,
     end: int,
@@ -125,7 +125,7 @@ def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, 
         yield first, end
 
 
-def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: int) -> Manifest:
+def write(spark: "SparkSession", broker: FeedClient, lake: Lake, first: int, end: int) -> Manifest:
     """One range. Raises PosthouseError or LakeError."""
     read = spark.read.format("posthouse").option("view", "events").options(**broker.options())
     rows = read.option("from", first).option("to", end).load()
@@ -138,7 +138,7 @@ def write(spark: "SparkSession", broker: Broker, lake: Lake, first: int, end: in
     return lake.add(first, end)
 
 
-def _date(broker: Broker, position: int) -> date | None:
+def _date(broker: FeedClient, position: int) -> date | None:
     """Of what happened there. Time does not go back along the feed."""
     if position > int(broker.status()["last"]):
         return None

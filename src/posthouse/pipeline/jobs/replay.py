@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from posthouse.pipeline.causes import with_causes
 from posthouse.pipeline.events import owner, told_name
 from posthouse.pipeline.lives import Lives
-from posthouse.pipeline.wire import Broker, PosthouseError, Unanswered
+from posthouse.pipeline.wire import FeedClient, PosthouseError, Unanswered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,7 +58,7 @@ class Plan:
 
 def make(
     events: "DataFrame",
-    broker: Broker,
+    broker: FeedClient,
     folder: str,
     *,
     source: str = "dead",
@@ -149,7 +149,7 @@ class Progress:
 
 
 def run(
-    broker: Broker,
+    broker: FeedClient,
     folder: str,
     *,
     rate: float | None = None,
@@ -188,7 +188,7 @@ def _name(plan: Plan, row: dict[str, Any]) -> Name:
     return "", "", row["position"]
 
 
-def _done(broker: Broker, plan: Plan) -> set[Name]:
+def _done(broker: FeedClient, plan: Plan) -> set[Name]:
     """Messages of the plan of which the feed tells that they were dealt with."""
     first, end = plan.begun + 1, int(broker.status()["last"]) + 1
     found: set[Name] = set()
@@ -234,7 +234,7 @@ def _path(namespace: str, queue: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/queues/{quote(queue, safe='')}"
 
 
-def _move(broker: Broker, rows: list[dict[str, Any]]) -> int:
+def _move(broker: FeedClient, rows: list[dict[str, Any]]) -> int:
     """By the broker itself, which keeps them or sends them. How many that were."""
     path = _path(rows[0]["namespace"], rows[0]["queue"])
     asked = {"sequences": [row["sequence_number"] for row in rows], "target": rows[0]["target"]}
@@ -251,7 +251,7 @@ def _move(broker: Broker, rows: list[dict[str, Any]]) -> int:
     return _move(broker, rows[:middle]) + _move(broker, rows[middle:])
 
 
-def _send(broker: Broker, plan: Plan, rows: list[dict[str, Any]]) -> int:
+def _send(broker: FeedClient, plan: Plan, rows: list[dict[str, Any]]) -> int:
     target, rest = _path(rows[0]["namespace"], rows[0]["target"]), rows
     while rest:
         messages = [_message(plan, row) for row in rest]
@@ -267,7 +267,7 @@ def _send(broker: Broker, plan: Plan, rows: list[dict[str, Any]]) -> int:
     return len(rows)
 
 
-def _remove(broker: Broker, rows: list[dict[str, Any]]) -> None:
+def _remove(broker: FeedClient, rows: list[dict[str, Any]]) -> None:
     """Dead letters in whose place something was sent."""
     if rows:
         asked = {"sequences": [row["sequence_number"] for row in rows], "states": ["active"]}

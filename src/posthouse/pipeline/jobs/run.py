@@ -10,7 +10,7 @@ from posthouse.pipeline.declared import Declared, Sink, Source, Wrong
 from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.options import READING, WRITING, Options
 from posthouse.pipeline.sink import target
-from posthouse.pipeline.wire import Broker, PosthouseError
+from posthouse.pipeline.wire import FeedClient, PosthouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ class Progress:
 
 
 def plan(
-    spark: "SparkSession", declared: Declared, broker: Broker, *, streams: bool = True
+    spark: "SparkSession", declared: Declared, broker: FeedClient, *, streams: bool = True
 ) -> dict[str, "DataFrame"]:
     """What each sink gets; all of it is checked, and nothing is read. Raises Wrong.
 
@@ -74,7 +74,9 @@ def plan(
     return {sink.name: frames[sink.source] for sink in declared.sinks}
 
 
-def _read(spark: "SparkSession", source: Source, broker: Broker, *, streams: bool) -> "DataFrame":
+def _read(
+    spark: "SparkSession", source: Source, broker: FeedClient, *, streams: bool
+) -> "DataFrame":
     from pyspark.errors import AnalysisException
 
     try:
@@ -114,7 +116,7 @@ def _sentence(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _sink_options(sink: Sink, broker: Broker) -> dict[str, str]:
+def _sink_options(sink: Sink, broker: FeedClient) -> dict[str, str]:
     said = {_OPTIONS[name]: value for name, value in sink.said.items()}
     return {**broker.options(), **said, "entity": sink.where}
 
@@ -122,7 +124,7 @@ def _sink_options(sink: Sink, broker: Broker) -> dict[str, str]:
 def run(
     spark: "SparkSession",
     declared: Declared,
-    broker: Broker,
+    broker: FeedClient,
     *,
     once: bool = False,
     told: Callable[[Progress], None] = lambda _: None,
@@ -149,7 +151,7 @@ def run(
 
 
 def _start(
-    frame: "DataFrame", sink: Sink, declared: Declared, broker: Broker, *, once: bool
+    frame: "DataFrame", sink: Sink, declared: Declared, broker: FeedClient, *, once: bool
 ) -> "StreamingQuery":
     writer = frame.writeStream.outputMode(sink.mode).queryName(f"{declared.name}: {sink.name}")
     writer = writer.option("checkpointLocation", f"{declared.checkpoint}/{sink.name}")
@@ -167,7 +169,7 @@ def _start(
     return writer.foreachBatch(write).start()
 
 
-def _write(rows: "DataFrame", sink: Sink, broker: Broker, batch: int | None) -> None:
+def _write(rows: "DataFrame", sink: Sink, broker: FeedClient, batch: int | None) -> None:
     """Files of a batch have their own folder, so that one that is tried again is there once."""
     if sink.kind in ("queue", "topic"):
         rows.write.format("posthouse").options(**_sink_options(sink, broker)).mode("append").save()
