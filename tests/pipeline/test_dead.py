@@ -201,8 +201,8 @@ def test_a_plan_that_makes_no_sense_is_refused(
 RUN = """
 import sys
 from posthouse.pipeline.jobs.replay import run
-from posthouse.pipeline.wire import Broker
-run(Broker(sys.argv[1]), sys.argv[2], rate=400, told=lambda now: print(now.done, flush=True))
+from posthouse.pipeline.wire import FeedClient
+run(FeedClient(sys.argv[1]), sys.argv[2], rate=400, told=lambda now: print(now.done, flush=True))
 """
 
 
