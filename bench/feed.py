@@ -149,7 +149,8 @@ def beside_a_reader(port: int, pid: int, last: int) -> None:
         with subprocess.Popen(["taskset", "-c", "1", *command]) as reader:
             time.sleep(1)
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for each in (*map(int, children), *threads(pid) - mine):  # clerks, and who sends files
+            # Feed workers, and the threads that send files.
+            for each in (*map(int, children), *threads(pid) - mine):
                 os.sched_setaffinity(each, {1})
             beside = send_rate(port)
             reader.kill()

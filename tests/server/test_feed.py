@@ -308,8 +308,8 @@ def test_a_reader_who_leaves_in_the_middle_harms_nobody(broker: Running) -> None
             leaving.sendall(b"GET /feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
             leaving.recv(100)
     assert len(rows(broker, "?limit=50")) == 50
-    clerks = Path(f"/proc/{broker.process.pid}/task/{broker.process.pid}/children").read_text()
-    assert len(clerks.split()) <= 4
+    workers = Path(f"/proc/{broker.process.pid}/task/{broker.process.pid}/children").read_text()
+    assert len(workers.split()) <= 4
 
 
 def test_what_failed_for_one_reader_does_not_reach_the_next(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Written by the folding process beside the segment, as `<number of its first fram
 IPC stream with an index behind it; whole or not at all. It goes when its segment goes. Whatever is
 missing can be made again from the segment, so a twin need not be durable.
 
-PyArrow is imported here and by the clerk, never in the process that serves.
+PyArrow is imported here and by the feed worker, never in the process that serves.
 """
 
 import errno

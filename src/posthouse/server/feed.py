@@ -4,8 +4,8 @@
     GET /feed/status?namespace=&entity=&time=MS
 
 `limit` is how many positions are looked at, so that an answer always covers a known range: up to
-the position in the header `posthouse-next`, from which to go on. The reading is done by clerks,
-processes of their own; what is here only hands their bytes on.
+the position in the header `posthouse-next`, from which to go on. The reading is done by feed
+workers, processes of their own; what is here only hands their bytes on.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from posthouse.core.commands import TIME_MS_MAX
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import Reader, entity_of, subscription_queue
 from posthouse.server.broker import Broker
-from posthouse.server.clerk import FAILED, Ask, Failure, Lives, Wanted
+from posthouse.server.feed_worker import FAILED, Ask, Failure, Lives, Wanted
 from posthouse.server.http import Answer, Piece, Request
 from posthouse.server.http_peer import FileRange
 from posthouse.server.problems import HttpProblem
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
 LIMIT, LIMIT_MAX = 10_000, 100_000_000
-CLERKS_MAX = 4  # at work at a time; who comes then waits for one
-WAIT_FOR_CLERK_SECONDS = 30
-IDLE_SECONDS = 60  # after which a clerk without work goes
+WORKERS_MAX = 4  # at work at a time; who comes then waits for one
+WAIT_FOR_WORKER_SECONDS = 30
+IDLE_SECONDS = 60  # after which a feed worker without work goes
 _PIPE_BYTES = 1 << 20
 BEHIND_SECONDS = 0.02
 _PARAMETERS = frozenset(
@@ -49,7 +49,7 @@ _OF_STATUS = frozenset(("namespace", "entity", "time"))
 _EventRow = tuple[int, int, str, str, int, str]
 
 
-class Clerk:
+class FeedWorker:
     """One process that reads the journal, as the serving process sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -57,9 +57,9 @@ class Clerk:
         self.idle: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls) -> "Clerk":
+    async def start(cls) -> "FeedWorker":
         pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", "posthouse.server.clerk")
+        command = (sys.executable, "-m", "posthouse.server.feed_worker")
         made = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, limit=2 * _PIPE_BYTES, start_new_session=True
         )
@@ -83,7 +83,7 @@ class Clerk:
                     raise _told(msgspec.json.decode(await reader.readexactly(size), type=Failure))
                 yield await reader.readexactly(size)
         except asyncio.IncompleteReadError:
-            raise ConnectionError("a clerk has ended unasked") from None
+            raise ConnectionError("a feed worker has ended unasked") from None
 
     def end(self) -> None:
         if self.idle is not None:
@@ -97,13 +97,13 @@ class Feed:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._free: list[Clerk] = []
-        self._all: set[Clerk] = set()
-        self._room = asyncio.Semaphore(CLERKS_MAX)
+        self._free: list[FeedWorker] = []
+        self._all: set[FeedWorker] = set()
+        self._room = asyncio.Semaphore(WORKERS_MAX)
 
     def close(self) -> None:
-        for clerk in self._all:
-            clerk.end()
+        for worker in self._all:
+            worker.end()
 
     # Routes.
 
@@ -331,7 +331,7 @@ class Feed:
         if reader is not None and position < first - 1:
             raise _trimmed(position, first)
 
-    # Asking clerks.
+    # Asking feed workers.
 
     async def lives(self, namespace: str, id: str) -> list[LifeForm]:
         """Of the messages with an id. Raises NotFound."""
@@ -370,7 +370,7 @@ class Feed:
             yield chunk
 
     async def _mostly_twins(self, wanted: Wanted) -> AsyncIterator[Piece]:
-        """Whole batches go as they lie in the twins; a clerk makes what is between them."""
+        """Whole batches go as they lie in the twins; a feed worker makes what is between them."""
         ranges = await asyncio.to_thread(self._in_twins, wanted)
         if not ranges:
             async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
@@ -420,24 +420,24 @@ class Feed:
     async def _asked(
         self, ask: Ask, first: int, end: int, *, patient: bool = False
     ) -> AsyncIterator[bytes]:
-        """What a clerk says. `patient`: an answer was begun, and cannot be refused any more."""
+        """A feed worker's answer. `patient`: it was begun, and cannot be refused any more."""
         try:
-            async with asyncio.timeout(None if patient else WAIT_FOR_CLERK_SECONDS):
+            async with asyncio.timeout(None if patient else WAIT_FOR_WORKER_SECONDS):
                 await self._room.acquire()
         except TimeoutError:
             raise Busy("too many read the feed at a time") from None
-        clerk = None
+        worker = None
         whole = False
         try:
             ask = await self._with_journal(ask, first, end)
-            clerk = await self._clerk()
-            async for chunk in clerk.ask(ask):
+            worker = await self._worker()
+            async for chunk in worker.ask(ask):
                 yield chunk
             whole = True
         finally:
             self._room.release()
-            if clerk is not None:
-                self._give_back(clerk, whole)
+            if worker is not None:
+                self._give_back(worker, whole)
             if ask.spool is not None:
                 os.unlink(ask.spool)  # noqa: PTH108 (of a moment, as is its making)
 
@@ -450,38 +450,38 @@ class Feed:
         name = await asyncio.to_thread(_spool, frames)
         return msgspec.structs.replace(ask, spool=name)
 
-    async def _clerk(self) -> Clerk:
+    async def _worker(self) -> FeedWorker:
         while self._free:
-            clerk = self._free.pop()
-            if clerk.idle is not None:
-                clerk.idle.cancel()
-                clerk.idle = None
-            if clerk.lives:
-                return clerk
-            self._all.discard(clerk)
-        clerk = await Clerk.start()
-        self._all.add(clerk)
-        return clerk
+            worker = self._free.pop()
+            if worker.idle is not None:
+                worker.idle.cancel()
+                worker.idle = None
+            if worker.lives:
+                return worker
+            self._all.discard(worker)
+        worker = await FeedWorker.start()
+        self._all.add(worker)
+        return worker
 
-    def _give_back(self, clerk: Clerk, whole: bool) -> None:
+    def _give_back(self, worker: FeedWorker, whole: bool) -> None:
         """One that has not said all it had to say is no use any more."""
-        if not whole or not clerk.lives:
-            clerk.end()
-            self._all.discard(clerk)
+        if not whole or not worker.lives:
+            worker.end()
+            self._all.discard(worker)
             return
-        self._free.append(clerk)
+        self._free.append(worker)
 
         def go() -> None:
-            if clerk in self._free:
-                self._free.remove(clerk)
-                self._all.discard(clerk)
-                clerk.end()
+            if worker in self._free:
+                self._free.remove(worker)
+                self._all.discard(worker)
+                worker.end()
 
-        clerk.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, go)
+        worker.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, go)
 
 
 def _spool(frames: Sequence[Frame]) -> str:
-    """Writes frames to a file for a clerk; its name."""
+    """Writes frames to a file for a feed worker; its name."""
     file, name = tempfile.mkstemp(prefix="posthouse-")
     with os.fdopen(file, "wb") as writing:
         writing.writelines(encode_header(frame, 0) + frame.payload for frame in frames)

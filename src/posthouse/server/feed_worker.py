@@ -1,11 +1,11 @@
-"""A clerk: a process that reads the journal for whoever looks at the past, and writes it out.
+"""A feed worker: a process that reads the journal for whoever looks at the past, and writes it out.
 
 So that no reader ever holds up the writer, and PyArrow stays out of the serving process. It takes
 one request a line on its standard input, and answers with chunks: a length of 4 bytes, then that
 many bytes; length 0 ends an answer, 0xFFFFFFFF is followed by one more chunk that says what went
 wrong, and then it ends.
 
-    python -m posthouse.server.clerk
+    python -m posthouse.server.feed_worker
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class _Bounded:
             yield frame
 
 
-class Clerk:
+class JournalReader:
     def __init__(self) -> None:
         self._readings: dict[str, Reading] = {}
 
@@ -266,12 +266,12 @@ def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
 def main() -> int:
     os.nice(10)
     gc.set_threshold(GARBAGE)
-    clerk, decoder = Clerk(), msgspec.json.Decoder(Ask)
+    reader, decoder = JournalReader(), msgspec.json.Decoder(Ask)
     for line in sys.stdin.buffer:
         raw = _Out()
         out = io.BufferedWriter(raw, CHUNK_BYTES)
         try:
-            clerk.answer(decoder.decode(line), out)
+            reader.answer(decoder.decode(line), out)
             out.flush()
         except (StoreError, OSError) as error:
             raw.dead = True
