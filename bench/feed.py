@@ -26,7 +26,7 @@ from bench.start import POSTHOUSE, a_free_port
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
-from posthouse.broker.fold import make_twins
+from posthouse.broker.fold import make_arrow_segments
 from posthouse.core.commands import CreateQueue, Send
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.namespaces import CreateNamespace
@@ -166,7 +166,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
         asyncio.run(fill(folder / "data"))
-        make_twins(folder / "data")
+        make_arrow_segments(folder / "data")
         with broker(folder / "data") as (port, pid):
             last = sealed_end(port)
             print(f"{last:,} rows in sealed segments")

@@ -70,7 +70,7 @@ def fill(where: FeedClient) -> None:
 
 
 def until_folded(folder: Path) -> None:
-    """Sealed segments have their twins."""
+    """Sealed segments have their Arrow segments."""
     while True:
         sealed = {each.stem for each in sorted((folder / "data").glob("*.journal"))[:-1]}
         if sealed <= {each.stem for each in (folder / "data").glob("*.arrow")}:

@@ -16,7 +16,7 @@ from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.fold import SCRUBBED, fold
 from posthouse.broker.replay import recover
-from posthouse.broker.tidy import Retention, fold_apart, keep_tidy, make_twins_apart
+from posthouse.broker.tidy import Retention, fold_apart, keep_tidy, make_arrow_segments_apart
 from posthouse.core.commands import Abandon, Complete, CreateQueue, DeadLetter
 from posthouse.core.dump import dump
 from posthouse.core.namespaces import Namespaces
@@ -308,7 +308,7 @@ def test_a_running_broker_is_folded_beside_its_work(tmp_path: Path) -> None:
     assert asyncio.run(main()) == found(tmp_path)
 
 
-def test_a_snapshot_does_not_wait_for_twins(
+def test_a_snapshot_does_not_wait_for_arrow_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[asyncio.Task[None] | None] = []
@@ -317,7 +317,7 @@ def test_a_snapshot_does_not_wait_for_twins(
         begun.append(asyncio.current_task())
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("posthouse.broker.tidy.make_twins_apart", never_made)
+    monkeypatch.setattr("posthouse.broker.tidy.make_arrow_segments_apart", never_made)
 
     async def main() -> None:
         store = a_store(tmp_path)
@@ -337,10 +337,10 @@ def test_a_snapshot_does_not_wait_for_twins(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_every_segment_gets_its_twin_also_what_is_complete_while_others_are_made(
+def test_every_segment_gets_its_arrow_segment_also_what_is_complete_while_others_are_made(
     tmp_path: Path,
 ) -> None:
-    def twins() -> int:
+    def arrow_segments() -> int:
         return sum(each.endswith(".arrow") for each in Disk().names(tmp_path))
 
     async def main() -> None:
@@ -351,7 +351,7 @@ def test_every_segment_gets_its_twin_also_what_is_complete_while_others_are_made
             await work(desk, 4)
             await asyncio.sleep(0.02)
         assert len(store.extents()) > 3
-        await eventually(lambda: twins() == len(store.extents()) - 1)
+        await eventually(lambda: arrow_segments() == len(store.extents()) - 1)
         tidying.cancel()
         await asyncio.gather(tidying, return_exceptions=True)
         await desk.engine.close()
@@ -395,7 +395,7 @@ def test_a_folding_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_twins_that_nobody_has_time_for_are_made_all_the_same(
+def test_arrow_segments_that_nobody_has_time_for_are_made_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -403,7 +403,7 @@ def test_twins_that_nobody_has_time_for_are_made_all_the_same(
         desk = await Desk.open(store)
         await work(desk, 60)
         monkeypatch.setattr("posthouse.broker.tidy.PATIENCE_SECONDS", 0.01)
-        await make_twins_apart(store)
+        await make_arrow_segments_apart(store)
         await desk.engine.close()
 
     asyncio.run(main())

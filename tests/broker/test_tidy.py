@@ -357,14 +357,14 @@ def test_tidying_goes_on_after_a_fold_that_could_not_begin(
 
 def test_what_is_kept_takes_a_share_of_the_disk_with_its_arrow_segments() -> None:
     asked = Retention(keep_bytes=1_000_000, fold_bytes=500_000, reader_bytes=2_000_000)
-    plenty = Room(free=10_000_000, journal=1_000_000, twins=1_000_000)
+    plenty = Room(free=10_000_000, journal=1_000_000, arrow=1_000_000)
     assert fitted(asked, plenty, 1_000) == asked
-    little = fitted(asked, Room(free=200_000, journal=600_000, twins=200_000), 1_000)
+    little = fitted(asked, Room(free=200_000, journal=600_000, arrow=200_000), 1_000)
     assert (little.keep_bytes, little.reader_bytes, little.fold_bytes) == (375_000, 375_000, 93_750)
     assert fitted(replace(asked, share=10), plenty, 1_000).keep_bytes == 600_000
-    tiny = fitted(asked, Room(free=100, journal=8_000, twins=0), 1_000)
+    tiny = fitted(asked, Room(free=100, journal=8_000, arrow=0), 1_000)
     assert tiny.keep_bytes == 4_050
-    assert fitted(asked, Room(free=100, journal=2_000, twins=0), 1_000).keep_bytes == 0
+    assert fitted(asked, Room(free=100, journal=2_000, arrow=0), 1_000).keep_bytes == 0
 
 
 def test_on_a_full_disk_little_that_is_needed_is_written_into_what_is_left_for_settling() -> None:

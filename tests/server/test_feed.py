@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posthouse.broker.fold import LOCK, make_twins
+from posthouse.broker.fold import LOCK, make_arrow_segments
 from posthouse.broker.rows import COLUMNS, KINDS, WORDS
 from posthouse.core.records import Kept, OfNamespaces
 from posthouse.store.disk import Disk
@@ -43,17 +43,17 @@ def table(broker: Running, query: str = "") -> pa.Table:
     return pa.ipc.open_stream(io.BytesIO(reply.body)).read_all()
 
 
-def await_twins(folder: Path) -> list[Path]:
+def await_arrow_segments(folder: Path) -> list[Path]:
     """Until every segment has one but the last, and whoever made them has gone."""
     deadline = time.monotonic() + 60
     while True:
         sealed = {each.stem for each in sorted(folder.glob("*.journal"))[:-1]}
-        twins = sorted(folder.glob("*.arrow"))
-        if sealed == {each.stem for each in twins}:
+        arrow_segments = sorted(folder.glob("*.arrow"))
+        if sealed == {each.stem for each in arrow_segments}:
             with suppress(InUse):
                 disk = Disk()
                 disk.close(disk.lock(folder / LOCK))
-                return twins
+                return arrow_segments
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -183,44 +183,44 @@ def test_arrow_has_the_same_rows(broker: Running) -> None:
         assert (body.decode() if body not in (None, b"\x00\xff") else None) == line.get("body")
 
 
-def make_again(folder: Path, twins: list[Path]) -> None:
+def make_again(folder: Path, arrow_segments: list[Path]) -> None:
     """Makes those that are gone, unless the broker's own process does so at this moment."""
     deadline = time.monotonic() + 30
-    while not all(each.exists() for each in twins):
+    while not all(each.exists() for each in arrow_segments):
         assert time.monotonic() < deadline
         try:
-            make_twins(folder)
+            make_arrow_segments(folder)
         except InUse:
             time.sleep(0.05)
 
 
-def test_twins_give_what_frames_give(broker: Running) -> None:
-    """From any position to any other, whether a part has its twin or not."""
+def test_arrow_segments_give_what_frames_give(broker: Running) -> None:
+    """From any position to any other, whether a part has its Arrow segment or not."""
     folder = Path(broker.call("GET", "/api/v1/store").json["folder"])
-    twins = await_twins(folder)
-    assert len(twins) >= 3
+    arrow_segments = await_arrow_segments(folder)
+    assert len(arrow_segments) >= 3
     after = table(broker)
-    for each in twins:
+    for each in arrow_segments:
         each.unlink()
     before = table(broker)
     assert before.equals(after)
-    make_again(folder, twins)
+    make_again(folder, arrow_segments)
     for query in ("?after=0", "?after=7&limit=100", "?after=500&limit=1300", "?after=1999"):
         first, limit = 0, 10_000
         for pair in query[1:].split("&"):
             name, value = pair.split("=")
             first, limit = (int(value), limit) if name == "after" else (first, int(value))
         assert table(broker, query).equals(before.slice(first, limit)), query
-    assert {each.stat().st_mode & 0o777 for each in twins} == {0o600}
-    twins[1].unlink()
+    assert {each.stat().st_mode & 0o777 for each in arrow_segments} == {0o600}
+    arrow_segments[1].unlink()
     assert table(broker).equals(before)
-    damaged = bytearray(twins[0].read_bytes())
+    damaged = bytearray(arrow_segments[0].read_bytes())
     damaged[len(damaged) // 2] ^= 1
-    twins[0].write_bytes(damaged)
+    arrow_segments[0].write_bytes(damaged)
     assert table(broker).equals(before)
-    assert broker.events("feed.bad_twin")
-    assert not twins[0].exists()
-    make_again(folder, twins)
+    assert broker.events("feed.bad_arrow_segment")
+    assert not arrow_segments[0].exists()
+    make_again(folder, arrow_segments)
     authority = folder / "tls" / "ca.pem"
     deadline = time.monotonic() + 30
     while not authority.exists():  # it is made when the broker has time for it
@@ -231,16 +231,16 @@ def test_twins_give_what_frames_give(broker: Running) -> None:
     secret = broker.call("GET", "/feed", headers=ARROW, tls=context, key=dev).body
     assert pa.ipc.open_stream(io.BytesIO(secret)).read_all().equals(before)
     (folder / "00000000000000009999.arrow").touch()
-    make_twins(folder)
+    make_arrow_segments(folder)
     assert not (folder / "00000000000000009999.arrow").exists()
 
 
-def test_twins_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
+def test_arrow_segments_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
     flags = ("--segment-size", "64K", "--fold-size", "128K")
     with development(tmp_path / "data", *flags) as broker:
         for number in range(60):
             broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
-        assert await_twins(tmp_path / "data")
+        assert await_arrow_segments(tmp_path / "data")
         deadline = time.monotonic() + 60
         while not broker.call("GET", "/api/v1/store").json["snapshots"]:
             assert time.monotonic() < deadline
@@ -248,15 +248,17 @@ def test_twins_and_snapshots_are_made_while_it_serves(tmp_path: Path) -> None:
         assert table(broker).num_rows == len(rows(broker)) > 1_200
 
 
-def test_a_twin_that_a_stop_came_before_is_made_after_the_next_start(tmp_path: Path) -> None:
+def test_an_arrow_segment_that_a_stop_came_before_is_made_after_the_next_start(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "data"
     with development(folder, "--segment-size", "64K") as broker:
         for number in range(60):
             broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
-        twins = await_twins(folder)
-    twins[0].unlink()
+        arrow_segments = await_arrow_segments(folder)
+    arrow_segments[0].unlink()
     with development(folder, "--segment-size", "64K"):
-        assert await_twins(folder)
+        assert await_arrow_segments(folder)
 
 
 @pytest.mark.parametrize("arrow", [False, True])
@@ -318,9 +320,9 @@ def test_what_failed_for_one_reader_does_not_reach_the_next(tmp_path: Path) -> N
         broker.call("PUT", "/api/v1/namespaces/open")
         for number in range(200):
             broker.send("secret", *(f"secret {number} {at}" * 20 for at in range(5)))
-        twin = await_twins(tmp_path / "data")[1]
-        twin.unlink()
-        second = twin.with_suffix(".journal")
+        arrow_segment = await_arrow_segments(tmp_path / "data")[1]
+        arrow_segment.unlink()
+        second = arrow_segment.with_suffix(".journal")
         data = second.read_bytes()
         second.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
         with pytest.raises((http.client.HTTPException, AssertionError)):
@@ -334,7 +336,7 @@ def test_a_reader_who_does_not_read_does_not_hold_up_a_stop(tmp_path: Path) -> N
     with development(tmp_path / "data", *flags) as broker:
         for _ in range(40):
             broker.send("large", *("x" * 50_000 for _ in range(10)))
-        await_twins(tmp_path / "data")
+        await_arrow_segments(tmp_path / "data")
         readers = []
         for _ in range(20):
             stalled = socket.create_connection(("127.0.0.1", broker.port))

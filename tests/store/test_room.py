@@ -17,45 +17,45 @@ from tests.store.faulty_disk import FaultyDisk, File
 from tests.store.test_recovery import FOLDER, SEGMENT_BYTES, batches, opened
 
 
-def with_twins(*sizes: int) -> FaultyDisk:
+def with_arrow_segments(*sizes: int) -> FaultyDisk:
     disk = FaultyDisk()
     for number, size in enumerate(sizes, 1):
         disk.names_now[f"{number:020}.arrow"] = File(bytes(size))
     return disk
 
 
-def twins(disk: FaultyDisk) -> list[int]:
+def arrow_segments(disk: FaultyDisk) -> list[int]:
     return [int(each.removesuffix(".arrow")) for each in disk.names(FOLDER) if ".arrow" in each]
 
 
 def test_the_oldest_arrow_segments_give_way_to_the_next_segment() -> None:
-    disk = with_twins(SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES)
+    disk = with_arrow_segments(SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES)
     disk.room = 0
     store = opened(disk)
-    assert twins(disk) == [3]
+    assert arrow_segments(disk) == [3]
     assert not store.full
     assert {NEXT, RESERVE} <= set(disk.names_now)
 
 
 def test_arrow_segments_do_not_give_way_to_another_failure() -> None:
-    disk = with_twins(SEGMENT_BYTES)
+    disk = with_arrow_segments(SEGMENT_BYTES)
     disk._fail_at, disk._failure = 1, errno.EIO
     assert opened(disk).full
-    assert twins(disk) == [1]
+    assert arrow_segments(disk) == [1]
 
 
 def test_arrow_segments_are_dropped_up_to_what_is_to_be_free() -> None:
     async def main() -> None:
-        disk = with_twins(*[SEGMENT_BYTES] * 4)
+        disk = with_arrow_segments(*[SEGMENT_BYTES] * 4)
         disk.room = 3 * SEGMENT_BYTES
         store = opened(disk)
         assert store.room() == Room(SEGMENT_BYTES, 0, 4 * SEGMENT_BYTES)
         assert _is_short(store)
-        await store.drop_twins(MARK_SEGMENTS * SEGMENT_BYTES)
-        assert twins(disk) == [3, 4]
+        await store.drop_arrow_segments(MARK_SEGMENTS * SEGMENT_BYTES)
+        assert arrow_segments(disk) == [3, 4]
         assert not _is_short(store)
-        await store.drop_twins(100 * SEGMENT_BYTES)
-        assert twins(disk) == []
+        await store.drop_arrow_segments(100 * SEGMENT_BYTES)
+        assert arrow_segments(disk) == []
         assert store.segment_bytes == SEGMENT_BYTES
         await store.close()
 
@@ -96,19 +96,19 @@ def test_a_full_disk_is_told_of_until_a_trim_has_made_room() -> None:
         first = store.extents()[0]
         assert not store.filled.is_set()
         assert not _is_pressed(store)
-        disk.names_now[store.sealed()[0].path.with_suffix(".arrow").name] = File(b"twin")
+        disk.names_now[store.sealed()[0].path.with_suffix(".arrow").name] = File(b"rows")
         disk.room = 0
         disk.names_now.pop(RESERVE)
         store._wants_space = True
         await _synced(store)
         assert store.filled.is_set()
         assert _is_pressed(store)
-        assert twins(disk) == []
+        assert arrow_segments(disk) == []
         assert store.rolled.is_set()
 
-        disk.names_now[store.sealed()[0].path.with_suffix(".arrow").name] = File(b"twin")
+        disk.names_now[store.sealed()[0].path.with_suffix(".arrow").name] = File(b"rows")
         await store.trim(first.end)
-        assert twins(disk) == []
+        assert arrow_segments(disk) == []
         assert not store.full
         assert not store.filled.is_set()
         assert store.extents()[0].first == first.end
@@ -149,8 +149,8 @@ def test_an_arrow_segment_that_goes_while_it_is_measured_counts_for_nothing(
             return super().size(path)
 
     store = FileStore(tmp_path, segment_bytes=4096, disk=Vanishing())
-    (tmp_path / f"{1:020}.arrow").write_bytes(b"twin")
-    assert store.room().twins == 0
+    (tmp_path / f"{1:020}.arrow").write_bytes(b"rows")
+    assert store.room().arrow == 0
     assert 0 < store.room().free <= Disk().free(tmp_path) + (1 << 30)
 
 

@@ -1,13 +1,13 @@
 """The folding process, from its first line on: it gives way to all others.
 
-    python -m posthouse.broker.apart DIR [twins] [soon | now]
+    python -m posthouse.broker.apart DIR [arrow] [soon | now]
 
 A snapshot is made `soon`, at the lowest of the usual priorities: the disk is to be kept small.
 Where the disk is short of room it is made `now`, at the broker's own priority: else on a busy
 machine sends would be refused before it is done.
-Twins can wait until nobody else has a use for the processor: Linux runs them then, and takes a
-processor on which only this runs for one that is free. On a machine that is never idle they would
-be put off for ever, so whoever has them made loses patience in the end, and has it done `soon`.
+Arrow segments can wait until nobody else has a use for the processor: Linux runs them then, and
+takes a processor on which only this runs for one that is free. On a machine that is never idle they
+would be put off for ever, so after a while they are made `soon`, too.
 """
 
 import os
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
         give_way(soon="soon" in words)
     from posthouse.broker.fold import work  # to import all of it is work already
 
-    return work(Path(words[0]), only_twins="twins" in words[1:])
+    return work(Path(words[0]), only_arrow_segments="arrow" in words[1:])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
-that they are still what was written, and writes Arrow twins for the feed. It shares nothing with
+that they are still what was written, and writes Arrow segments for the feed. It shares nothing with
 the engine but files that do not change any more, and can be killed at any moment; `apart.py` is how
 it is started.
 """
@@ -29,7 +29,7 @@ from posthouse.store.snapshots import FileSnapshots
 LOCK = "fold-lock"
 SCRUBBED = "scrubbed"  # holds the number of the frame up to which old segments were read again
 SCRUB_BYTES = 256 << 20
-_ROOM = 2 * MARK_SEGMENTS + 2  # a twin is begun where there is room for so many segments
+_ROOM = 2 * MARK_SEGMENTS + 2  # an Arrow segment is begun where there is room for so many segments
 
 
 class Folded(NamedTuple):
@@ -99,50 +99,52 @@ def _scrub(folder: Path, disk: Disk, segments: Sequence[Sealed], left: int) -> i
     return count
 
 
-def make_twins(folder: Path) -> int:
-    """Writes the Arrow twins that are missing, and removes those whose segment is gone.
+def make_arrow_segments(folder: Path) -> int:
+    """Writes the Arrow segments that are missing, and removes those whose segment is gone.
 
     Where the disk has little room left none is written: the feed can do without. Raises InUse,
     Damaged or OSError.
     """
-    from posthouse.broker.twin_index import SUFFIX, read_index, twin_of
-    from posthouse.broker.twins import write_twin  # it takes PyArrow
+    from posthouse.broker.arrow_index import SUFFIX, arrow_of, read_index
+    from posthouse.broker.arrow_segments import write_arrow_segment  # it takes PyArrow
 
     disk = Disk()
     lock = disk.lock(folder / LOCK)
     made = 0
     try:
         segments = sealed(disk, folder)
-        wanted = {twin_of(each.path).name for each in segments}
+        wanted = {arrow_of(each.path).name for each in segments}
         there = {name for name in disk.names(folder) if SUFFIX in name}
         for name in there - wanted:
             disk.remove(folder / name)
         for segment in segments:
             if (
-                twin_of(segment.path).name in there
-                and read_index(twin_of(segment.path)) is not None
+                arrow_of(segment.path).name in there
+                and read_index(arrow_of(segment.path)) is not None
             ):
                 continue
             with contextlib.suppress(FileNotFoundError):  # trimmed meanwhile
                 size = disk.size(segment.path)
                 if disk.free(folder) < _ROOM * size:
                     break
-                write_twin(segment.path, sealed_frames(disk, segment), MARK_SEGMENTS * size)
+                write_arrow_segment(
+                    segment.path, sealed_frames(disk, segment), MARK_SEGMENTS * size
+                )
                 made += 1
     finally:
         disk.close(lock)
     return made
 
 
-def work(folder: Path, *, only_twins: bool) -> int:
+def work(folder: Path, *, only_arrow_segments: bool) -> int:
     """All of it; the exit code."""
     try:
-        folded = None if only_twins else fold(folder)
+        folded = None if only_arrow_segments else fold(folder)
     except StoreError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     with contextlib.suppress(StoreError, OSError):  # the feed can do without, and the next is soon
-        make_twins(folder)
+        make_arrow_segments(folder)
     if folded is not None:
         sys.stdout.write(json.dumps(folded._asdict()) + "\n")
     return 0

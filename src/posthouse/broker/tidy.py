@@ -38,7 +38,7 @@ _SLICE = 2_000  # messages that are looked at in one go
 _MOVE_BYTES = 64 << 10  # of contents in one command
 _MOVE_MESSAGES = 1_000
 _BUSY_SECONDS = 0.05
-PATIENCE_SECONDS = 10.0  # for which twins wait for a processor that nobody else wants
+PATIENCE_SECONDS = 10.0  # for which Arrow segments wait for a processor that nobody else wants
 _FOLDS = 4  # snapshots that are made while as much is written as may be kept
 FULL_SECONDS = 5.0  # before a full disk, on which nothing could give way, is looked at again
 
@@ -60,9 +60,9 @@ def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
     Snapshots are made so often that what is too much can be trimmed: a start must be possible from
     the older of two.
     """
-    whole = room.free + room.journal + room.twins
+    whole = room.free + room.journal + room.arrow
     most = min(whole * retention.share // 100, whole - MARK_SEGMENTS * segment_bytes)
-    journal = max(0, most) * room.journal // max(1, room.journal + room.twins)
+    journal = max(0, most) * room.journal // max(1, room.journal + room.arrow)
     return replace(
         retention,
         keep_bytes=min(retention.keep_bytes, journal),
@@ -76,23 +76,23 @@ async def keep_tidy(
 ) -> None:
     """Until it is cancelled: folds in a process of its own, and trims.
 
-    Whatever segment is complete gets its twin; a snapshot is taken when enough was written.
+    A segment that is complete gets its Arrow segment; a snapshot is taken when enough was written.
     `folding` is held meanwhile, where others fold too.
     """
     folding = folding or asyncio.Lock()
-    if segments.sealed():  # a twin may be missing since the last stop
+    if segments.sealed():  # an Arrow segment may be missing since the last stop
         segments.rolled.set()
     while True:
         await segments.rolled.wait()
         segments.rolled.clear()
         try:
-            short = await _give_twins(segments)
+            short = await _give_arrow_segments(segments)
             room = await asyncio.to_thread(segments.room)
             fits = fitted(retention, room, segments.segment_bytes)
             async with folding:
                 is_due = partial(_is_due, segments, engine.store.snapshots, fits)
                 if not short and not is_due():
-                    await _make_twins(segments, is_due)
+                    await _make_arrow_segments(segments, is_due)
                     continue
                 kept = await _fold(segments, now=short)
             await _trim_to(engine, kept, fits)
@@ -107,11 +107,11 @@ async def keep_tidy(
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
-async def _give_twins(segments: Segments) -> bool:
+async def _give_arrow_segments(segments: Segments) -> bool:
     """Whether the disk is short of room. Then Arrow segments go until it is not."""
     short = segments.is_short
     if short:
-        await segments.drop_twins(MARK_SEGMENTS * segments.segment_bytes)
+        await segments.drop_arrow_segments(MARK_SEGMENTS * segments.segment_bytes)
     return short
 
 
@@ -133,9 +133,9 @@ def _is_due(segments: Segments, snapshots: Snapshots, retention: Retention) -> b
     return sum(segment.size for segment in unfolded) >= retention.fold_bytes
 
 
-async def _make_twins(segments: Segments, is_due: Callable[[], bool]) -> None:
+async def _make_arrow_segments(segments: Segments, is_due: Callable[[], bool]) -> None:
     """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
-    making = make_twins_apart(segments)
+    making = make_arrow_segments_apart(segments)
     await _unless(segments, making, lambda: segments.is_short or is_due())
 
 
@@ -184,9 +184,9 @@ async def fold_apart(segments: Segments, *, now: bool = False) -> list[int] | No
     return kept
 
 
-async def make_twins_apart(segments: Segments) -> None:
-    """Runs the folding process, but for twins alone, which can wait."""
-    await _run_apart(str(segments.folder), "twins")
+async def make_arrow_segments_apart(segments: Segments) -> None:
+    """Runs the folding process, but for Arrow segments alone, which can wait."""
+    await _run_apart(str(segments.folder), "arrow")
 
 
 async def _run_apart(*words: str, hurry: str = "") -> bytes | None:

@@ -42,9 +42,9 @@ async def _tell_full(engine: Engine, segments: Segments) -> None:
         " free, of %d that the next segment needs; the journal has %d, Arrow segments have %d."
         " Free space on this disk, receive messages that wait, or give the broker a larger disk;"
         " on a small one, set a smaller segment_size.",
-        segments.folder, room.free, segments.segment_bytes, room.journal, room.twins,
+        segments.folder, room.free, segments.segment_bytes, room.journal, room.arrow,
         extra={"event": "store.full", "free_bytes": room.free, "journal_bytes": room.journal,
-               "twins_bytes": room.twins, "refused": refused},
+               "arrow_bytes": room.arrow, "refused": refused},
     )  # fmt: skip
 
 

@@ -139,21 +139,21 @@ def repair(options: argparse.Namespace) -> int:
 def stats(options: argparse.Namespace) -> int:
     from posthouse.cli.show import size
     from posthouse.store.disk import Disk
-    from posthouse.store.look import TWIN_NAME
+    from posthouse.store.look import ARROW_NAME
     from posthouse.store.reading import Reading
     from posthouse.store.snapshots import FileSnapshots
 
     folder = options.data
     segments = Reading(folder).segments()
-    twins = [each for each in folder.iterdir() if TWIN_NAME.fullmatch(each.name)]
+    arrow_segments = [each for each in folder.iterdir() if ARROW_NAME.fullmatch(each.name)]
     found = {
         "folder": str(folder.absolute()),
         "segments": len(segments),
         "first": segments[0].first if segments else 1,
         "journal_bytes": sum(each.size for each in segments),
         "snapshots": list(FileSnapshots(folder, Disk()).positions()),
-        "twins": len(twins),
-        "twins_bytes": sum(each.stat().st_size for each in twins),
+        "arrow_segments": len(arrow_segments),
+        "arrow_bytes": sum(each.stat().st_size for each in arrow_segments),
     }
     if options.json:
         say(json.dumps(found))
@@ -162,7 +162,7 @@ def stats(options: argparse.Namespace) -> int:
     say(f"  journal    {len(segments)} segments, {size(found['journal_bytes'])}, from position"
         f" {found['first']} on")  # fmt: skip
     say(f"  snapshots  {', '.join(f'up to {each}' for each in found['snapshots']) or 'none'}")
-    say(f"  twins      {found['twins']}, {size(found['twins_bytes'])}")
+    say(f"  arrow      {found['arrow_segments']}, {size(found['arrow_bytes'])}")
     return OK
 
 

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, aclosing
 
 import msgspec
 
+from posthouse.broker.arrow_index import END_OF_STREAM, arrow_of, checked_index
 from posthouse.broker.rows import COLUMNS, WORDS
-from posthouse.broker.twin_index import END_OF_STREAM, checked_index, twin_of
 from posthouse.core.commands import TIME_MS_MAX
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import Reader, entity_of, subscription_queue
@@ -363,15 +363,15 @@ class Feed:
 
     async def _feed(self, wanted: Wanted) -> AsyncIterator[Piece]:
         if wanted.arrow and wanted.is_whole and not wanted.columns:
-            async for piece in self._mostly_twins(wanted):
+            async for piece in self._mostly_arrow(wanted):
                 yield piece
             return
         async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
             yield chunk
 
-    async def _mostly_twins(self, wanted: Wanted) -> AsyncIterator[Piece]:
-        """Whole batches go as they lie in the twins; a feed worker makes what is between them."""
-        ranges = await asyncio.to_thread(self._in_twins, wanted)
+    async def _mostly_arrow(self, wanted: Wanted) -> AsyncIterator[Piece]:
+        """Whole batches go as they lie in Arrow segments; a feed worker makes what is between."""
+        ranges = await asyncio.to_thread(self._in_arrow, wanted)
         if not ranges:
             async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):
                 yield chunk
@@ -389,7 +389,7 @@ class Feed:
                 first = end
         yield END_OF_STREAM
 
-    def _in_twins(self, wanted: Wanted) -> list[tuple[int, int, FileRange]]:
+    def _in_arrow(self, wanted: Wanted) -> list[tuple[int, int, FileRange]]:
         """Runs of positions that are whole batches, and where they lie; the schema goes first."""
         store = self._broker.store
         assert store is not None
@@ -397,12 +397,12 @@ class Feed:
         for segment in () if store.segments is None else store.segments.sealed():
             if segment.end <= wanted.first or segment.first >= wanted.end:
                 continue
-            twin = twin_of(segment.path)
-            index = checked_index(twin)
-            if index is None and twin.exists():
-                _log.warning("%s is not what was written, and is made anew.", twin,
-                             extra={"event": "feed.bad_twin"})  # fmt: skip
-                twin.unlink(missing_ok=True)
+            arrow_segment = arrow_of(segment.path)
+            index = checked_index(arrow_segment)
+            if index is None and arrow_segment.exists():
+                _log.warning("%s is not what was written, and is made anew.", arrow_segment,
+                             extra={"event": "feed.bad_arrow_segment"})  # fmt: skip
+                arrow_segment.unlink(missing_ok=True)
             whole = [
                 each
                 for each in (index.batches if index is not None else ())
@@ -411,9 +411,9 @@ class Feed:
             if index is None or not whole:
                 continue
             if not found:
-                found.append((0, 0, FileRange(str(twin), 0, index.schema_bytes)))
+                found.append((0, 0, FileRange(str(arrow_segment), 0, index.schema_bytes)))
             length = whole[-1].offset + whole[-1].length - whole[0].offset
-            place = FileRange(str(twin), whole[0].offset, length)
+            place = FileRange(str(arrow_segment), whole[0].offset, length)
             found.append((whole[0].first, whole[-1].end, place))
         return found
 

@@ -20,9 +20,9 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from posthouse.broker import payload
+from posthouse.broker.arrow_index import END_OF_STREAM, Index, arrow_of, checked_index
 from posthouse.broker.past import Event, Place, find, life
 from posthouse.broker.rows import COLUMNS, Row, rows
-from posthouse.broker.twin_index import END_OF_STREAM, Index, checked_index, twin_of
 from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.frames import Frame
 from posthouse.store.reading import END, Reading
@@ -200,7 +200,7 @@ def _as_text(line: dict[str, Any], name: str) -> None:
 def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> None:
     import pyarrow as pa
 
-    from posthouse.broker.twins import SCHEMA
+    from posthouse.broker.arrow_segments import SCHEMA
 
     names = wanted.columns or COLUMNS
     schema = pa.schema([SCHEMA.field(name) for name in names])
@@ -214,8 +214,8 @@ def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> No
 
 
 def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
-    """From the twins of sealed segments where they are, else from the frames."""
-    from posthouse.broker.twins import batches
+    """From the Arrow segments of sealed segments where they are, else from the frames."""
+    from posthouse.broker.arrow_segments import batches
 
     if isinstance(journal, Spool):
         for batch in batches(journal.all_frames(wanted.first, wanted.end)):
@@ -224,21 +224,23 @@ def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBat
     for segment, following in journal.with_ends():
         if following <= wanted.first or segment.first >= wanted.end:
             continue
-        twin = twin_of(segment.path)
-        index = checked_index(twin) if following < END else None
+        arrow_segment = arrow_of(segment.path)
+        index = checked_index(arrow_segment) if following < END else None
         if index is not None:
-            yield from (_cut(batch, wanted) for batch in _twin_batches(twin, index, wanted))
+            yield from (
+                _cut(batch, wanted) for batch in _arrow_batches(arrow_segment, index, wanted)
+            )
         else:
             frames = journal.frames(segment, wanted.first, min(wanted.end, following))
             yield from (_cut(batch, wanted) for batch in batches(frames))
 
 
-def _twin_batches(twin: Path, index: Index, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+def _arrow_batches(arrow_segment: Path, index: Index, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
-    from posthouse.broker.twins import read_batch
+    from posthouse.broker.arrow_segments import read_batch
 
-    with pa.memory_map(str(twin)) as mapped:
+    with pa.memory_map(str(arrow_segment)) as mapped:
         for place in index.batches:
             if place.end > wanted.first and place.first < wanted.end:
                 yield read_batch(mapped, place)

@@ -207,7 +207,7 @@ class Metrics:
         if store.segments is not None:
             room = store.segments.room()
             yield gauge("store_free_bytes", "What is free on the disk of the journal", room.free)
-            yield gauge("store_twins_bytes", "Size of the Arrow segments", room.twins)
+            yield gauge("store_arrow_bytes", "Size of the Arrow segments", room.arrow)
             yield gauge("snapshot_position", "Up to where the newest snapshot goes",
                         next(iter(store.snapshots.positions()), 0))  # fmt: skip
         yield gauge("clock_ahead_seconds", "How far the broker's time is ahead of the machine's",

@@ -31,7 +31,7 @@ class Room(NamedTuple):
 
     free: int
     journal: int  # segments
-    twins: int  # Arrow segments, which can be made again
+    arrow: int  # Arrow segments, which can be made again
 
 
 class Readable(Protocol):
@@ -130,7 +130,7 @@ class Segments(Protocol):
     def room(self) -> Room:
         """Asks the disk: not for the event loop's thread where there may be many files."""
 
-    async def drop_twins(self, free: int) -> None:
+    async def drop_arrow_segments(self, free: int) -> None:
         """Removes Arrow segments, the oldest first, until so many bytes are free."""
 
     def note_tidied(self) -> None:

@@ -39,13 +39,13 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, Lost, NotThere
 from posthouse.store.frames import CLOSING, HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, encode_header
 from posthouse.store.look import (
+    ARROW_NAME,
+    ARROW_SUFFIX,
     CLOSED,
     CLOSING_NAME,
     LARGE,
     NEXT,
     RESERVE,
-    TWIN_NAME,
-    TWIN_SUFFIX,
     Found,
     frames_of,
     look,
@@ -349,21 +349,21 @@ class FileStore:
             try:
                 self._disk.claim(path, self._segment_bytes)
             except OSError as error:
-                if error.errno not in _NO_SPACE or not self._drop_twin():
+                if error.errno not in _NO_SPACE or not self._drop_arrow_segment():
                     raise
             else:
                 return
 
-    def _drop_twin(self) -> bool:
+    def _drop_arrow_segment(self) -> bool:
         """Removes the oldest Arrow segment; False where there is none."""
         names = self._disk.names(self.folder)
-        oldest = next((name for name in names if TWIN_NAME.fullmatch(name)), None)
+        oldest = next((name for name in names if ARROW_NAME.fullmatch(name)), None)
         if oldest is None:
             return False
-        self._remove_twin(oldest)
+        self._remove_arrow_segment(oldest)
         return True
 
-    def _remove_twin(self, name: str) -> None:
+    def _remove_arrow_segment(self, name: str) -> None:
         with contextlib.suppress(
             FileNotFoundError
         ):  # there was none, or the fold process was first
@@ -384,21 +384,21 @@ class FileStore:
         return self.full or self._disk.free(self.folder) < MARK_SEGMENTS * self._segment_bytes
 
     def room(self) -> Room:
-        twins = 0
-        for each in filter(TWIN_NAME.fullmatch, self._disk.names(self.folder)):
+        arrow_segments = 0
+        for each in filter(ARROW_NAME.fullmatch, self._disk.names(self.folder)):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                twins += self._disk.size(self.folder / each)
+                arrow_segments += self._disk.size(self.folder / each)
         journal = sum(segment.size for segment in self._segments)
-        return Room(self._disk.free(self.folder), journal, twins)
+        return Room(self._disk.free(self.folder), journal, arrow_segments)
 
-    async def drop_twins(self, free: int) -> None:
-        await self._writer.do(self._drop_twins, free)
+    async def drop_arrow_segments(self, free: int) -> None:
+        await self._writer.do(self._drop_arrow_segments, free)
 
     def note_tidied(self) -> None:
         self.pressed = False
 
-    def _drop_twins(self, free: int) -> None:
-        while self._disk.free(self.folder) < free and self._drop_twin():
+    def _drop_arrow_segments(self, free: int) -> None:
+        while self._disk.free(self.folder) < free and self._drop_arrow_segment():
             pass
 
     def _mark_closed(self, frame: Frame) -> None:
@@ -525,7 +525,7 @@ class FileStore:
             first, *rest = self._segments
             self._segments = rest
             self._disk.remove(first.path)
-            self._remove_twin(first.path.with_suffix(TWIN_SUFFIX).name)
+            self._remove_arrow_segment(first.path.with_suffix(ARROW_SUFFIX).name)
         self._disk.sync_folder(self.folder)
         if self._wants_space:
             self._claim()

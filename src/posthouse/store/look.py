@@ -29,8 +29,8 @@ from posthouse.store.snapshots import UNFINISHED
 
 NEXT, RESERVE, LARGE = "next", "reserve", "large"  # space that was claimed
 CLOSED, CLOSING_NAME = "closed", "closing"  # the mark of a clean stop, and while it is made
-TWIN_SUFFIX = ".arrow"
-TWIN_NAME = re.compile(r"\d{20}\.arrow(-new)?")  # a segment once more, for who reads the feed
+ARROW_SUFFIX = ".arrow"
+ARROW_NAME = re.compile(r"\d{20}\.arrow(-new)?")  # a segment once more, for who reads the feed
 REPAIRED = "repaired"  # a repair is done but for putting its files in place
 
 
@@ -65,7 +65,7 @@ def holds_journal(disk: Disk, folder: Path) -> bool:
 def is_part(name: str) -> bool:
     """Whether a file in such a folder is part of the journal."""
     others = (NEXT, RESERVE, LARGE, CLOSED, CLOSING_NAME, UNFINISHED)
-    kinds = (NAME, SNAPSHOT_NAME, TWIN_NAME)
+    kinds = (NAME, SNAPSHOT_NAME, ARROW_NAME)
     return name in others or any(known.fullmatch(name) for known in kinds)
 
 

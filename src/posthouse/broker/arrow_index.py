@@ -1,7 +1,7 @@
-"""What is where in an Arrow twin: for who hands its bytes on without looking into them.
+"""What is where in an Arrow segment: for who hands its bytes on without looking into them.
 
-A twin is an Arrow IPC stream, as it goes over the wire: the schema, batches of rows, an end mark.
-Behind that is an index, which readers of the stream do not see:
+An Arrow segment is an Arrow IPC stream, as it goes over the wire: the schema, batches of rows, an
+end mark. Behind that is an index, which readers of the stream do not see:
 
     MessagePack: [length of the schema, [[first position, rows, offset, length] for each batch],
                  length of the stream, CRC-32 of the stream]
@@ -39,7 +39,7 @@ class Index(msgspec.Struct, array_like=True, frozen=True):
     checksum: int
 
 
-def twin_of(segment: Path) -> Path:
+def arrow_of(segment: Path) -> Path:
     return segment.with_suffix(SUFFIX)
 
 
@@ -48,30 +48,30 @@ def encode(index: Index) -> bytes:
     return data + len(data).to_bytes(4, "big") + MAGIC
 
 
-def checked_index(twin: Path) -> Index | None:
-    """As `read_index`; None, too, where a twin is not what was written. Looked at once."""
+def checked_index(arrow_segment: Path) -> Index | None:
+    """As `read_index`; None, too, where the file is not what was written. Looked at once."""
     try:
-        return _checked(twin, twin.stat().st_mtime_ns)
+        return _checked(arrow_segment, arrow_segment.stat().st_mtime_ns)
     except OSError:
         return None
 
 
 @lru_cache(4_096)
-def _checked(twin: Path, _: int) -> Index | None:
-    index = read_index(twin)
+def _checked(arrow_segment: Path, _: int) -> Index | None:
+    index = read_index(arrow_segment)
     if index is None:
         return None
-    with twin.open("rb") as file:
+    with arrow_segment.open("rb") as file:
         checksum, left = 0, index.stream_bytes
         while left and (data := file.read(min(left, 1 << 20))):
             checksum, left = zlib.crc32(data, checksum), left - len(data)
     return index if not left and checksum == index.checksum else None
 
 
-def read_index(twin: Path) -> Index | None:
-    """None where there is no twin, or it is not one that this version has made."""
+def read_index(arrow_segment: Path) -> Index | None:
+    """None where there is no Arrow segment, or it is not one that this version has made."""
     try:
-        with twin.open("rb") as file:
+        with arrow_segment.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 12))
             tail = file.read(12)

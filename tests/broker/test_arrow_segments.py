@@ -1,8 +1,8 @@
 """Rows in columns: the same, whichever way they are made."""
 
 from posthouse.broker import payload
+from posthouse.broker.arrow_segments import BATCH_ROWS, SCHEMA, batches
 from posthouse.broker.rows import rows
-from posthouse.broker.twins import BATCH_ROWS, SCHEMA, batches
 from posthouse.core.message import Envelope, NewMessage, encode_envelope, timestamp
 from posthouse.core.records import Completed, Locked, Sent
 from posthouse.store.frames import Frame

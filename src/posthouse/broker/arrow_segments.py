@@ -1,8 +1,8 @@
-"""Arrow twins: each sealed segment once more, as rows in columns, for the feed.
+"""Arrow segments: each sealed segment once more, as rows in columns, for the feed.
 
 Written by the folding process beside the segment, as `<number of its first frame>.arrow`, an Arrow
 IPC stream with an index behind it; whole or not at all. It goes when its segment goes. Whatever is
-missing can be made again from the segment, so a twin need not be durable.
+missing can be made again from the segment, so an Arrow segment need not be durable.
 
 PyArrow is imported here and by the feed worker, never in the process that serves.
 """
@@ -18,8 +18,8 @@ import pyarrow as pa
 from msgspec.structs import astuple
 
 from posthouse.broker import payload
+from posthouse.broker.arrow_index import END_OF_STREAM, SUFFIX, Batch, Index, arrow_of, encode
 from posthouse.broker.rows import SOME, Row, columns, rows
-from posthouse.broker.twin_index import END_OF_STREAM, SUFFIX, Batch, Index, encode, twin_of
 from posthouse.core.records import Completed, Locked, Sent
 from posthouse.store.disk import Disk
 from posthouse.store.frames import Frame
@@ -129,15 +129,15 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def write_twin(segment: Path, frames: Iterable[Frame], free: int = 0) -> None:
-    """Leaves so many bytes of the disk free: a twin may be many times as large as its segment.
+def write_arrow_segment(segment: Path, frames: Iterable[Frame], free: int = 0) -> None:
+    """Leaves so many bytes of the disk free: it may be many times as large as its segment.
 
     Raises OSError, and leaves nothing behind then.
     """
     unfinished = segment.with_suffix(SUFFIX + "-new")
     try:
         _write(unfinished, frames, free)
-        unfinished.rename(twin_of(segment))
+        unfinished.rename(arrow_of(segment))
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
@@ -167,5 +167,5 @@ def _write(unfinished: Path, frames: Iterable[Frame], free: int) -> None:
 
 
 def read_batch(mapped: pa.MemoryMappedFile, place: Batch) -> pa.RecordBatch:
-    """One batch of a twin."""
+    """One batch of an Arrow segment."""
     return pa.ipc.read_record_batch(mapped.read_at(place.length, place.offset), SCHEMA)
