@@ -90,7 +90,7 @@ def measure(messages: int) -> None:
         folder = Path(name)
         asyncio.run(fill(folder, messages))
         whole = in_a_process("recover", folder, messages)
-        subprocess.run([sys.executable, "-m", "posthouse.broker.apart", name], check=True)
+        subprocess.run([sys.executable, "-m", "posthouse.broker.fold_process", name], check=True)
         decode = min(in_a_process("decode", folder, messages) for _ in range(3))
         snapshot = min(in_a_process("recover", folder, messages) for _ in range(3))
     ratio = snapshot / decode

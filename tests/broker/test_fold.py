@@ -16,7 +16,7 @@ from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.fold import SCRUBBED, fold
 from posthouse.broker.replay import recover
-from posthouse.broker.tidy import Retention, fold_apart, keep_tidy, make_arrow_segments_apart
+from posthouse.broker.tidy import Retention, keep_tidy, run_arrow_segments, run_fold
 from posthouse.core.commands import Abandon, Complete, CreateQueue, DeadLetter
 from posthouse.core.dump import dump
 from posthouse.core.namespaces import Namespaces
@@ -251,7 +251,7 @@ def test_folding_that_fails_at_any_operation_says_so_and_changes_nothing() -> No
 
 def test_a_folding_process_can_be_killed_at_any_moment(tmp_path: Path) -> None:
     expected = a_journal(tmp_path, rounds=80)
-    command = [sys.executable, "-m", "posthouse.broker.apart", str(tmp_path), "soon"]
+    command = [sys.executable, "-m", "posthouse.broker.fold_process", str(tmp_path), "soon"]
     start = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
     lasts = time.monotonic() - start
@@ -317,7 +317,7 @@ def test_a_snapshot_does_not_wait_for_arrow_segments(
         begun.append(asyncio.current_task())
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("posthouse.broker.tidy.make_arrow_segments_apart", never_made)
+    monkeypatch.setattr("posthouse.broker.tidy.run_arrow_segments", never_made)
 
     async def main() -> None:
         store = a_store(tmp_path)
@@ -370,7 +370,7 @@ def test_a_broker_survives_a_folding_process_that_fails(
         data = bytearray(first.read_bytes())
         data[200] ^= 1
         first.write_bytes(data)
-        assert not await fold_apart(store)
+        assert not await run_fold(store)
         assert first.name in caplog.text
         await desk.send("goes on")
         await desk.engine.close()
@@ -383,7 +383,7 @@ def test_a_folding_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
         store = a_store(tmp_path)
         desk = await Desk.open(store)
         await work(desk, 60)
-        folding = asyncio.create_task(fold_apart(store))
+        folding = asyncio.create_task(run_fold(store))
         await asyncio.sleep(0.05)
         folding.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -403,7 +403,7 @@ def test_arrow_segments_that_nobody_has_time_for_are_made_all_the_same(
         desk = await Desk.open(store)
         await work(desk, 60)
         monkeypatch.setattr("posthouse.broker.tidy.PATIENCE_SECONDS", 0.01)
-        await make_arrow_segments_apart(store)
+        await run_arrow_segments(store)
         await desk.engine.close()
 
     asyncio.run(main())
@@ -414,7 +414,7 @@ def test_arrow_segments_that_nobody_has_time_for_are_made_all_the_same(
 @pytest.mark.parametrize("soon", [True, False])
 def test_the_folding_process_gives_way_to_others(soon: bool) -> None:
     code = (
-        f"import os; from posthouse.broker.apart import give_way; give_way(soon={soon})\n"
+        f"import os; from posthouse.broker.fold_process import give_way; give_way(soon={soon})\n"
         "print(os.nice(0), os.sched_getscheduler(0))"
     )
     said = subprocess.check_output([sys.executable, "-c", code], text=True)

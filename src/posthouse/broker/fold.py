@@ -3,7 +3,7 @@
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
 that they are still what was written, and writes Arrow segments for the feed. It shares nothing with
-the engine but files that do not change any more, and can be killed at any moment; `apart.py` is how
+the engine but files that do not change any more, and can be killed at any moment; `fold_process.py` is how
 it is started.
 """
 

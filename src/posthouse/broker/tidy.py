@@ -135,17 +135,17 @@ def _is_due(segments: Segments, snapshots: Snapshots, retention: Retention) -> b
 
 async def _make_arrow_segments(segments: Segments, is_due: Callable[[], bool]) -> None:
     """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
-    making = make_arrow_segments_apart(segments)
+    making = run_arrow_segments(segments)
     await _unless(segments, making, lambda: segments.is_short or is_due())
 
 
 async def _fold(segments: Segments, *, now: bool) -> list[int] | None:
-    """As `fold_apart`. Where the disk becomes short of room meanwhile it is begun again, `now`."""
+    """As `run_fold`. Where the disk becomes short of room meanwhile it is begun again, `now`."""
     if not now:
-        kept = await _unless(segments, fold_apart(segments), lambda: segments.is_short)
+        kept = await _unless(segments, run_fold(segments), lambda: segments.is_short)
         if not isinstance(kept, _Interrupted):
             return kept
-    return await fold_apart(segments, now=True)
+    return await run_fold(segments, now=True)
 
 
 class _Interrupted:
@@ -177,20 +177,20 @@ async def _unless(
     return _Interrupted() if working.cancelled() else working.result()
 
 
-async def fold_apart(segments: Segments, *, now: bool = False) -> list[int] | None:
+async def run_fold(segments: Segments, *, now: bool = False) -> list[int] | None:
     """Runs the folding process; up to where the snapshots go that are whole, None if it failed."""
-    output = await _run_apart(str(segments.folder), hurry="now" if now else "soon")
+    output = await _run_fold_process(str(segments.folder), hurry="now" if now else "soon")
     kept: list[int] | None = None if output is None else json.loads(output)["kept"]
     return kept
 
 
-async def make_arrow_segments_apart(segments: Segments) -> None:
+async def run_arrow_segments(segments: Segments) -> None:
     """Runs the folding process, but for Arrow segments alone, which can wait."""
-    await _run_apart(str(segments.folder), "arrow")
+    await _run_fold_process(str(segments.folder), "arrow")
 
 
-async def _run_apart(*words: str, hurry: str = "") -> bytes | None:
-    command = (sys.executable, "-m", "posthouse.broker.apart", *words, hurry)
+async def _run_fold_process(*words: str, hurry: str = "") -> bytes | None:
+    command = (sys.executable, "-m", "posthouse.broker.fold_process", *words, hurry)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
@@ -201,7 +201,7 @@ async def _run_apart(*words: str, hurry: str = "") -> bytes | None:
         await process.wait()
         if isinstance(ended, asyncio.CancelledError):
             raise
-        return await _run_apart(*words, hurry="soon")
+        return await _run_fold_process(*words, hurry="soon")
     if process.returncode:
         _log.error("The journal was not folded: %s", errors.decode().strip(),
                    extra={"event": "journal.not_folded"})  # fmt: skip

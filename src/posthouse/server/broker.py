@@ -17,7 +17,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.throttle import Throttle
-from posthouse.broker.tidy import Retention, fold_apart, keep_tidy
+from posthouse.broker.tidy import Retention, keep_tidy, run_fold
 from posthouse.broker.watch import watch_clock, watch_room
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
@@ -180,7 +180,7 @@ class Broker:
         if segments is None:
             raise NotAllowed("the store", "a broker in memory has no snapshots")
         async with self._folding:
-            kept = await fold_apart(segments)
+            kept = await run_fold(segments)
         if kept is None:
             raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)

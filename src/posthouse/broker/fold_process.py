@@ -1,6 +1,6 @@
 """The folding process, from its first line on: it gives way to all others.
 
-    python -m posthouse.broker.apart DIR [arrow] [soon | now]
+    python -m posthouse.broker.fold_process DIR [arrow] [soon | now]
 
 A snapshot is made `soon`, at the lowest of the usual priorities: the disk is to be kept small.
 Where the disk is short of room it is made `now`, at the broker's own priority: else on a busy
