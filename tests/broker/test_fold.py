@@ -16,7 +16,7 @@ from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.fold import SCRUBBED, fold
 from posthouse.broker.replay import recover
-from posthouse.broker.tidy import Retention, keep_tidy, run_arrow_segments, run_fold
+from posthouse.broker.retention import Retention, retain, run_arrow_segments, run_fold
 from posthouse.core.commands import Abandon, Complete, CreateQueue, DeadLetter
 from posthouse.core.dump import dump
 from posthouse.core.namespaces import Namespaces
@@ -297,11 +297,11 @@ def test_a_running_broker_is_folded_beside_its_work(tmp_path: Path) -> None:
         store = a_store(tmp_path)
         desk = await Desk.open(store)
         retention = Retention(fold_bytes=2 * SEGMENT_BYTES)
-        tidying = asyncio.create_task(keep_tidy(desk.engine, store, retention))
+        retaining = asyncio.create_task(retain(desk.engine, store, retention))
         while not store.snapshots.positions():
             await work(desk, 5)
-        tidying.cancel()
-        await asyncio.gather(tidying, return_exceptions=True)
+        retaining.cancel()
+        await asyncio.gather(retaining, return_exceptions=True)
         await store.close()
         return dump(desk.engine.namespaces.states[NS], bodies=False)
 
@@ -317,21 +317,21 @@ def test_a_snapshot_does_not_wait_for_arrow_segments(
         begun.append(asyncio.current_task())
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("posthouse.broker.tidy.run_arrow_segments", never_made)
+    monkeypatch.setattr("posthouse.broker.retention.run_arrow_segments", never_made)
 
     async def main() -> None:
         store = a_store(tmp_path)
         desk = await Desk.open(store)
         retention = Retention(fold_bytes=3 * SEGMENT_BYTES)
-        tidying = asyncio.create_task(keep_tidy(desk.engine, store, retention))
+        retaining = asyncio.create_task(retain(desk.engine, store, retention))
         while not begun:
             await work(desk, 1)
         while not store.snapshots.positions():
             await work(desk, 5)
         assert begun[0] is not None
         assert begun[0].cancelled()
-        tidying.cancel()
-        await asyncio.gather(tidying, return_exceptions=True)
+        retaining.cancel()
+        await asyncio.gather(retaining, return_exceptions=True)
         await desk.engine.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))
@@ -346,14 +346,14 @@ def test_every_segment_gets_its_arrow_segment_also_what_is_complete_while_others
     async def main() -> None:
         store = a_store(tmp_path)
         desk = await Desk.open(store)
-        tidying = asyncio.create_task(keep_tidy(desk.engine, store, Retention()))
+        retaining = asyncio.create_task(retain(desk.engine, store, Retention()))
         for _ in range(20):
             await work(desk, 4)
             await asyncio.sleep(0.02)
         assert len(store.extents()) > 3
         await eventually(lambda: arrow_segments() == len(store.extents()) - 1)
-        tidying.cancel()
-        await asyncio.gather(tidying, return_exceptions=True)
+        retaining.cancel()
+        await asyncio.gather(retaining, return_exceptions=True)
         await desk.engine.close()
 
     asyncio.run(main())
@@ -402,7 +402,7 @@ def test_arrow_segments_that_nobody_has_time_for_are_made_all_the_same(
         store = a_store(tmp_path)
         desk = await Desk.open(store)
         await work(desk, 60)
-        monkeypatch.setattr("posthouse.broker.tidy.PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr("posthouse.broker.retention.PATIENCE_SECONDS", 0.01)
         await run_arrow_segments(store)
         await desk.engine.close()
 

@@ -21,7 +21,7 @@ from posthouse.broker.batch import Reply
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
-from posthouse.broker.tidy import Retention, keep_tidy
+from posthouse.broker.retention import Retention, retain
 from posthouse.core import commands as c
 from posthouse.core.errors import AlreadyExists, Refused
 from posthouse.core.message import NewMessage, message_id
@@ -273,11 +273,11 @@ async def main(folder: Path, salt: int, durability: Durability) -> None:
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
     store = FileStore(folder, segment_bytes=SEGMENT_BYTES, durability=durability)
     engine = await Engine.open(store, clock, salt, snapshots=store.snapshots, limits=LIMITS)
-    tidying = asyncio.create_task(keep_tidy(engine, store, RETENTION))
+    retaining = asyncio.create_task(retain(engine, store, RETENTION))
     await create(engine, salt)
     server = Server(engine, clock, lambda answer: writer.write(frame(answer)))
     decoder = msgspec.msgpack.Decoder(Request)
-    while not tidying.done():  # until it is killed, or its test is
+    while not retaining.done():  # until it is killed, or its test is
         server.serve(decoder.decode(await read_frame(reader)))
 
 

@@ -38,7 +38,7 @@ PLACES = {
     ("broker/moving.py", "ClockMover._flush"): OWN_AFFAIR,
     ("broker/shares.py", "Shares.name"): "asks whether it is the broker, which has no share",
     ("broker/throttle.py", "Throttle.check"): "asks whether it is the broker, which has no limit",
-    ("broker/tidy.py", "_ask_to_move"): OWN_AFFAIR,
+    ("broker/retention.py", "_ask_to_move"): OWN_AFFAIR,
     ("broker/waiting.py", "_give_back"): GIVES_BACK,
     ("broker/waiting.py", "take"): GIVES_BACK,
     ("broker/waiting.py", "take.received"): (

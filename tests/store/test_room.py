@@ -122,7 +122,7 @@ def test_senders_are_slowed_down_until_what_could_give_way_has() -> None:
     disk.room = 3 * SEGMENT_BYTES
     store = opened(disk)
     assert _is_pressed(store)
-    store.segments.note_tidied()
+    store.segments.note_trimmed()
     assert not _is_pressed(store)
 
 

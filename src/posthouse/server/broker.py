@@ -16,8 +16,8 @@ from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
+from posthouse.broker.retention import Retention, retain, run_fold
 from posthouse.broker.throttle import Throttle
-from posthouse.broker.tidy import Retention, keep_tidy, run_fold
 from posthouse.broker.watch import watch_clock, watch_room
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
@@ -118,7 +118,7 @@ class Broker:
                 config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
                 config.keep_share,
             )  # fmt: skip
-            self._begin(keep_tidy(engine, store.segments, retention, self._folding))
+            self._begin(retain(engine, store.segments, retention, self._folding))
             self._begin(watch_room(engine, store.segments))
         self._begin(watch_clock(engine, self._mend_clock()))
         return engine

@@ -133,7 +133,7 @@ class Segments(Protocol):
     async def drop_arrow_segments(self, free: int) -> None:
         """Removes Arrow segments, the oldest first, until so many bytes are free."""
 
-    def note_tidied(self) -> None:
+    def note_trimmed(self) -> None:
         """What could give way has: senders are not slowed down for it any more."""
 
 

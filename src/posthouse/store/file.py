@@ -394,7 +394,7 @@ class FileStore:
     async def drop_arrow_segments(self, free: int) -> None:
         await self._writer.do(self._drop_arrow_segments, free)
 
-    def note_tidied(self) -> None:
+    def note_trimmed(self) -> None:
         self.pressed = False
 
     def _drop_arrow_segments(self, free: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.fold import LOCK, fold
-from posthouse.broker.tidy import Retention, fitted, keep_tidy, trim
+from posthouse.broker.retention import Retention, fitted, retain, trim
 from posthouse.core.commands import (
     Answer,
     Command,
@@ -302,13 +302,13 @@ def test_trimming_waits_while_the_broker_is_busy(
     asyncio.run(main())
 
 
-async def until_tidied(store: FileStore, desk: Desk, tidying: "asyncio.Task[None]") -> None:
+async def until_trimmed(store: FileStore, desk: Desk, retaining: "asyncio.Task[None]") -> None:
     await fill(desk, 300, 10)
     while store.extents()[0].first == 1:
-        assert not tidying.done()
+        assert not retaining.done()
         await asyncio.sleep(0.01)
-    tidying.cancel()
-    await asyncio.wait([tidying])
+    retaining.cancel()
+    await asyncio.wait([retaining])
     await desk.engine.close()
 
 
@@ -319,16 +319,16 @@ def test_tidying_goes_on_after_a_fold_that_failed(
 
     async def main() -> None:
         store, desk = await opened(tmp_path)
-        tidying = asyncio.create_task(keep_tidy(desk.engine, store, AT_ONCE))
+        retaining = asyncio.create_task(retain(desk.engine, store, AT_ONCE))
         disk = Disk()
         held = disk.lock(tmp_path / LOCK)
         await fill(desk, 300, 10)
         while "was not folded" not in caplog.text:
-            assert not tidying.done()
+            assert not retaining.done()
             await asyncio.sleep(0.01)
         assert store.extents()[0].first == 1
         disk.close(held)
-        await until_tidied(store, desk, tidying)
+        await until_trimmed(store, desk, retaining)
 
     asyncio.run(main())
 
@@ -344,13 +344,13 @@ def test_tidying_goes_on_after_a_fold_that_could_not_begin(
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            tidying = asyncio.create_task(keep_tidy(desk.engine, store, AT_ONCE))
-            while "was not tidied" not in caplog.text:
-                assert not tidying.done()
+            retaining = asyncio.create_task(retain(desk.engine, store, AT_ONCE))
+            while "was not trimmed" not in caplog.text:
+                assert not retaining.done()
                 await asyncio.sleep(0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        await until_tidied(store, desk, tidying)
+        await until_trimmed(store, desk, retaining)
 
     asyncio.run(main())
 
@@ -405,17 +405,17 @@ def test_on_a_full_disk_what_only_the_older_snapshot_needs_goes_too(
         store._wants_space = True
         await store.sync()
         held = Disk().lock(tmp_path / LOCK)
-        tidying = asyncio.create_task(keep_tidy(desk.engine, store, NOTHING))
+        retaining = asyncio.create_task(retain(desk.engine, store, NOTHING))
         while store.extents()[0].first <= older:
-            assert not tidying.done()
+            assert not retaining.done()
             await asyncio.sleep(0.01)
         assert store.extents()[0].first <= newest
         while store.pressed:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
         monkeypatch.setattr(Disk, "claim", claim)
         Disk().close(held)
-        tidying.cancel()
-        await asyncio.wait([tidying])
+        retaining.cancel()
+        await asyncio.wait([retaining])
         await desk.engine.close()
 
     asyncio.run(main())

@@ -71,7 +71,7 @@ def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
     )
 
 
-async def keep_tidy(
+async def retain(
     engine: Engine, segments: Segments, retention: Retention, folding: asyncio.Lock | None = None
 ) -> None:
     """Until it is cancelled: folds in a process of its own, and trims.
@@ -96,14 +96,14 @@ async def keep_tidy(
                     continue
                 kept = await _fold(segments, now=short)
             await _trim_to(engine, kept, fits)
-            segments.note_tidied()
+            segments.note_trimmed()
             if engine.store.full:  # nothing more could give way
                 await asyncio.sleep(FULL_SECONDS)
         except Busy as busy:
             _log.warning("The journal was not trimmed, but will be: %s", busy,
                          extra={"event": "journal.not_trimmed"})  # fmt: skip
         except (OSError, StoreError) as error:
-            _log.error("The journal was not tidied, but will be: %s", error,
+            _log.error("The journal was not trimmed, but will be: %s", error,
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
 
 
