@@ -3,8 +3,8 @@
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see
 that they are still what was written, and writes Arrow segments for the feed. It shares nothing with
-the engine but files that do not change any more, and can be killed at any moment; `fold_process.py` is how
-it is started.
+the engine but files that do not change any more, and can be killed at any moment;
+`fold_process.py` is how it is started.
 """
 
 import asyncio
