@@ -137,6 +137,7 @@ CALLS: dict[str, Callable[[View, int], object]] = {
     "messages.lock": lambda view, token: view.messages.lock(NS, token),
     "messages.tokens": lambda view, _: view.messages.tokens(NS, ID),
     "messages.sole_lock": lambda view, _: view.messages.sole_lock(NS, ID),
+    "messages.sole_locks": lambda view, _: view.messages.sole_locks(NS, "q", [ID]),
     "messages.is_shared": lambda view, _: view.messages.is_shared(NS, ID),
     "messages.session_token": lambda view, _: view.messages.session_token(NS, "s", "g"),
     "messages.has_receiver": lambda view, _: view.messages.has_receiver(NS, 77),
@@ -275,6 +276,7 @@ def test_there_is_nothing_in_a_namespace_that_is_not_there() -> None:
         assert messages.lock(NS, 1) is None
         assert messages.tokens("nowhere", ID) == ()
         assert messages.sole_lock("nowhere", ID) is None
+        assert messages.sole_locks("nowhere", "q", [ID]) == {}
         assert not messages.is_shared("nowhere", ID)
         assert not messages.has_receiver("nowhere", 77)
         assert view.reader("nowhere") is None
@@ -471,7 +473,24 @@ def test_an_id_that_several_locks_have_names_none_of_them() -> None:
         [second] = await desk.receive(queue="r", by_id=True)
         assert messages.tokens(NS, ID) == (first, second.token)
         assert messages.sole_lock(NS, ID) is None
+        assert messages.sole_locks(NS, "q", [ID]) == {}
         assert messages.is_shared(NS, ID)
+
+    on(test)
+
+
+def test_locks_are_found_by_ids_up_to_the_first_that_names_none_in_that_queue() -> None:
+    async def test(desk: Desk) -> None:
+        messages = desk.engine.view.messages
+        await desk.do(CreateQueue("r"))
+        for id, queue in (("a", "r"), ("b", "r"), ("c", "q"), ("d", "r")):
+            await desk.do(Send(queue, [NewMessage(encode_envelope(Envelope(id=id)), b"body")]))
+        a, b, d = [each.token for each in await desk.receive(3, queue="r", by_id=True)]
+        await desk.receive(10, by_id=True)
+        until_ms = 61_000
+        assert messages.sole_locks(NS, "r", ["a", "b", "c", "d"]) == {a: until_ms, b: until_ms}
+        assert messages.sole_locks(NS, "r", ["d", "a", "d", "b"]) == {d: until_ms, a: until_ms}
+        assert messages.sole_locks(NS, "r", ["e", "a"]) == {}
 
     on(test)
 

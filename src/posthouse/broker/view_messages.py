@@ -3,6 +3,7 @@
 As the rest of the view (view.py) it returns values, and finds nothing where there is nothing.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
@@ -91,7 +92,7 @@ class MessagesView:
     def sole_lock(self, namespace: str, id: str) -> tuple[int, str, int] | None:
         """The only lock that can be settled by a message id: its token, its queue, its end.
 
-        None where there is none, or more than one. It is asked for each message, hence no struct.
+        None where there is none, or more than one.
         """
         state = self._states.get(namespace)
         tokens = None if state is None else state.ids.get(id)
@@ -100,6 +101,26 @@ class MessagesView:
         [token] = tokens
         lock = state.locks[token]
         return token, lock.queue.name, lock.until_ms
+
+    def sole_locks(self, namespace: str, queue: str, ids: Iterable[str]) -> dict[int, int]:
+        """As `sole_lock`, of many messages of one queue: the ends of their locks by their tokens.
+
+        It goes as far as each id is of one lock in that queue, and of another than those before.
+        """
+        found: dict[int, int] = {}
+        state = self._states.get(namespace)
+        if state is None:
+            return found
+        for id in ids:
+            tokens = state.ids.get(id)
+            if tokens is None or len(tokens) != 1:
+                break
+            [token] = tokens
+            lock = state.locks[token]
+            if lock.queue.name != queue or token in found:
+                break
+            found[token] = lock.until_ms
+        return found
 
     def is_shared(self, namespace: str, id: str) -> bool:
         """Whether several locks could be meant by a message id."""

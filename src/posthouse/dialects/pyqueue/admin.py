@@ -1,6 +1,7 @@
 """Administration: queues, tasks, workers and dead letters, to look at and to change."""
 
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,13 +15,12 @@ from posthouse.core.commands import (
     UpdateQueue,
 )
 from posthouse.core.errors import Busy, NotLeader
-from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, STATES
-from posthouse.core.model import Queue, Schedule, State, dead_letter_queue
+from posthouse.core.message import ACTIVE, DELAYED, SCHEDULED, STATES
+from posthouse.core.model import QueueProperties, Right, Schedule, dead_letter_queue
 from posthouse.core.recurrence import said
-from posthouse.core.room import used
 from posthouse.dialects.pyqueue import finding
-from posthouse.dialects.pyqueue.desk import changed
-from posthouse.dialects.pyqueue.finding import Place, Task, dead_in, depth_of, queues_of
+from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.finding import Place, Task, counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call, Order, told
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.replay import replay
@@ -39,16 +39,16 @@ _WAITS = frozenset((ACTIVE, DELAYED))
 Facts = dict[str, Any]  # what is told in JSON
 
 
-def _queue(call: Call, name: str) -> Queue:
-    """Raises Failed."""
-    queue = call.desk.queue(name)
-    if queue is None:
+def _properties(call: Call, name: str) -> QueueProperties:
+    """Of a queue. Raises Failed where there is none."""
+    properties = call.desk.properties_of(name)
+    if properties is None:
         raise Failed(f"Queue '{name}' not found")
-    return queue
+    return properties
 
 
-def _visible(call: Call) -> list[Queue]:
-    return [each for each in queues_of(call.desk.state) if _knows(call, each.name)]
+def _visible(call: Call) -> list[str]:
+    return [queue for queue in queues_of(call.desk) if _knows(call, queue)]
 
 
 def _knows(call: Call, queue: str) -> bool:
@@ -58,25 +58,30 @@ def _knows(call: Call, queue: str) -> bool:
 # Queues.
 
 
-def counts(state: State, queue: Queue) -> Facts:
-    return {
-        "depth": depth_of(queue),
-        "processing": queue.counts[LOCKED],
-        "scheduled": finding.scheduled_in(state, queue),
-    }
+def counts(desk: Desk, queues: list[str]) -> dict[str, Facts]:
+    """By queue. Schedules count with the tasks that are to come."""
+    recurring = Counter(each.queue for each in desk.view.schedules(desk.namespace, queues))
+    found: dict[str, Facts] = {}
+    for queue in queues:
+        there = counts_of(desk, queue)
+        found[queue] = {
+            "depth": depth_of(there),
+            "processing": there.locked,
+            "scheduled": there.scheduled + recurring[queue],
+        }
+    return found
 
 
 def list_queues(call: Call) -> Facts:
-    state = call.desk.state
-    return {"queues": {each.name: counts(state, each) for each in _visible(call)}}
+    return {"queues": counts(call.desk, _visible(call))}
 
 
 async def queue_info(call: Call, name: str) -> Facts:
     call.check("listen", name)
-    queue, state = _queue(call, name), call.desk.state
-    facts = {"name": name, **counts(state, queue)}
+    _properties(call, name)
+    facts = {"name": name, **counts(call.desk, [name])[name]}
     tasks = []
-    for place in await finding.places(call, queue, "ready", INFO_TASKS_MAX):
+    for place in await finding.places(call, name, "ready", INFO_TASKS_MAX):
         task = await finding.look(call, place)
         if task is not None:
             priority = priority_of(task.priority)
@@ -98,7 +103,7 @@ async def _purge_all(call: Call, queue: str, states: frozenset[int]) -> int:
 async def purge_queue(call: Call) -> Facts:
     name = call.name()
     call.check("manage", name)
-    _queue(call, name)
+    _properties(call, name)
     return {"purged": await _purge_all(call, name, _WAITS), "queue": name}
 
 
@@ -107,8 +112,9 @@ async def delete_queue(call: Call) -> Facts:
     call.check("manage", name)
     if name == DEFAULT_QUEUE:
         raise Failed("Cannot delete default queue")
-    queue = _queue(call, name)
-    if sum(queue.counts) + dead_in(queue):
+    _properties(call, name)
+    view, namespace = call.desk.view, call.desk.namespace
+    if view.size(namespace, name).messages + view.counts(namespace, name).dead:
         raise Failed(f"Queue '{name}' is not empty")
     await call.ask(DeleteQueue(name))
     await unbind_all(call, name)
@@ -147,22 +153,22 @@ async def set_limit(call: Call) -> Facts:
 async def _change(call: Call, name: str, **properties: int | None) -> None:
     call.check("manage", name)
     call.desk.make_queue(call.principal, "manage", name)
-    queue = _queue(call, name)
-    await call.ask(UpdateQueue(name, changed(queue, **properties)))
+    changed = msgspec.structs.replace(_properties(call, name), **properties)
+    await call.ask(UpdateQueue(name, changed))
 
 
 def queue_metrics(call: Call) -> Facts:
     name = call.name()
-    queue = _queue(call, name) if _knows(call, name) else None
-    if queue is None:
+    if not _knows(call, name):
         raise Failed(f"Queue '{name}' not found")
-    properties, most = queue.properties, queue.properties.max_messages
-    ttl_ms = properties.ttl_ms
+    properties, there = _properties(call, name), counts_of(call.desk, name)
+    most, ttl_ms = properties.max_messages, properties.ttl_ms
+    used = call.desk.view.used(call.desk.namespace, name).messages
     return {
         "queue": name,
-        "depth": depth_of(queue),
-        "processing": queue.counts[LOCKED],
-        "backpressure_level": min(1.0, used(queue).messages / most) if most else 0.0,
+        "depth": depth_of(there),
+        "processing": there.locked,
+        "backpressure_level": min(1.0, used / most) if most else 0.0,
         "ttl": None if ttl_ms is None else ttl_ms / 1_000,
         "max_depth": most,
     }
@@ -173,7 +179,7 @@ def queue_metrics(call: Call) -> Facts:
 
 async def get_task(call: Call) -> Facts:
     id = call.name()
-    schedule = call.desk.state.schedules.get(id)
+    schedule = call.desk.view.schedule(call.desk.namespace, id)
     if schedule is not None:
         call.check("listen", schedule.queue)
         return _of_schedule(schedule)
@@ -215,7 +221,7 @@ async def _found(call: Call, id: str) -> Task | None:
 
 async def cancel_task(call: Call) -> Facts:
     id = call.name()
-    schedule = call.desk.state.schedules.get(id)
+    schedule = call.desk.view.schedule(call.desk.namespace, id)
     if schedule is not None:
         call.check("manage", schedule.queue)
         await call.ask_vouched(CancelSchedule(id))
@@ -242,9 +248,10 @@ async def list_tasks(call: Call) -> Facts:
     status, desk = finding.check_status(form.status), call.desk
     if form.queue:
         call.check("listen", form.queue)
-        queues = [_queue(call, form.queue)]
+        _properties(call, form.queue)
+        queues = [form.queue]
     else:
-        queues = [q for q in queues_of(desk.state) if desk.may(call.principal, "listen", q.name)]
+        queues = [each for each in queues_of(desk) if desk.may(call.principal, "listen", each)]
     found: list[Place] = []
     for queue in queues:
         left = TASKS_MAX - len(found)
@@ -256,8 +263,7 @@ async def list_tasks(call: Call) -> Facts:
         if task is not None:
             tasks.append(_in_list(task))
     if status in ("all", "scheduled"):
-        names = {each.name for each in queues}
-        made = [each for each in desk.state.schedules.values() if each.queue in names]
+        made = desk.view.schedules(desk.namespace, queues)
         tasks += [_schedule_in_list(each) for each in made[: TASKS_MAX - len(tasks)]]
     return {"tasks": tasks, "count": len(tasks)}
 
@@ -293,22 +299,19 @@ class _DeadForm(msgspec.Struct):
     task_ids: list[str] | None = None
 
 
-def _dead_queues(call: Call, form: _DeadForm, *, manage: bool) -> list[Queue]:
+def _dead_queues(call: Call, form: _DeadForm, right: Right) -> list[str]:
+    """The queues whose dead letters are spoken of."""
     if form.queue:
-        call.check("manage" if manage else "listen", form.queue)
-        return [_queue(call, form.queue)]
-    may = call.desk.may
-    right = "manage" if manage else "listen"
-    return [
-        each
-        for each in queues_of(call.desk.state)
-        if may(call.principal, right, each.name)  # type: ignore[arg-type]
-    ]
+        call.check(right, form.queue)
+        _properties(call, form.queue)
+        return [form.queue]
+    desk = call.desk
+    return [queue for queue in queues_of(desk) if desk.may(call.principal, right, queue)]
 
 
 async def get_dlq(call: Call) -> Facts:
     form: _DeadForm = call.form(_DeadForm)
-    queues = _dead_queues(call, form, manage=False)
+    queues = _dead_queues(call, form, "listen")
     tasks: list[Facts] = []
     size = 0
     for queue in queues:
@@ -319,7 +322,7 @@ async def get_dlq(call: Call) -> Facts:
             if task is not None:
                 size += 6 * len(task.payload)
                 tasks.append(_dead(task))
-    return {"tasks": tasks, "count": sum(map(dead_in, queues))}
+    return {"tasks": tasks, "count": sum(counts_of(call.desk, queue).dead for queue in queues)}
 
 
 def _dead(task: Task) -> Facts:
@@ -337,8 +340,8 @@ async def requeue_dlq(call: Call) -> Facts:
     """Those that are named, or all."""
     form: _DeadForm = call.form(_DeadForm)
     done = 0
-    for queue in _dead_queues(call, form, manage=True):
-        dead = dead_letter_queue(queue.name)
+    for queue in _dead_queues(call, form, "manage"):
+        dead = dead_letter_queue(queue)
         sequences = await _named(call, dead, form.task_ids)
         if sequences is not None:
             for at in range(0, len(sequences), DEAD_MAX):
@@ -356,8 +359,8 @@ async def requeue_dlq(call: Call) -> Facts:
 async def purge_dlq(call: Call) -> Facts:
     form: _DeadForm = call.form(_DeadForm)
     done, every = 0, frozenset(range(len(STATES)))
-    for queue in _dead_queues(call, form, manage=True):
-        dead = dead_letter_queue(queue.name)
+    for queue in _dead_queues(call, form, "manage"):
+        dead = dead_letter_queue(queue)
         sequences = await _named(call, dead, form.task_ids)
         if sequences is None:
             done += await _purge_all(call, dead, every)
@@ -393,26 +396,27 @@ async def health(call: Call) -> Facts:
         status = "healthy"
     except (StoreError, Busy, NotLeader):
         status = "unhealthy"
-    queues = _visible(call)
+    there = [counts_of(call.desk, queue) for queue in _visible(call)]
     return {
         "status": status,
-        "queues": len(queues),
-        "ready_tasks": sum(map(depth_of, queues)),
-        "processing_tasks": sum(queue.counts[LOCKED] for queue in queues),
+        "queues": len(there),
+        "ready_tasks": sum(map(depth_of, there)),
+        "processing_tasks": sum(each.locked for each in there),
         "active_workers": call.desk.workers.active(time.time()),
         "uptime_seconds": call.desk.uptime(),
     }
 
 
 def stats(call: Call) -> Facts:
-    desk, state, queues = call.desk, call.desk.state, _visible(call)
-    each = {q.name: {"depth": depth_of(q), "processing": q.counts[LOCKED]} for q in queues}
-    ready = sum(map(depth_of, queues))
-    processing = sum(queue.counts[LOCKED] for queue in queues)
-    names = set(each)
-    scheduled = sum(queue.counts[SCHEDULED] for queue in queues)
-    scheduled += sum(1 for one in state.schedules.values() if one.queue in names)
-    dead, workers = sum(map(dead_in, queues)), desk.workers.active(time.time())
+    desk = call.desk
+    queues = {queue: counts_of(desk, queue) for queue in _visible(call)}
+    each = {q: {"depth": depth_of(n), "processing": n.locked} for q, n in queues.items()}
+    ready = sum(map(depth_of, queues.values()))
+    processing = sum(there.locked for there in queues.values())
+    scheduled = sum(there.scheduled for there in queues.values())
+    scheduled += len(desk.view.schedules(desk.namespace, queues))
+    dead = sum(there.dead for there in queues.values())
+    workers = desk.workers.active(time.time())
     totals = desk.totals()
     average = desk.processing_seconds / desk.processed if desk.processed else 0.0
     return {

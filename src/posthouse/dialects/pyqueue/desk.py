@@ -5,15 +5,14 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import Buckets, Login, cost_of
+from posthouse.broker.view import View
 from posthouse.core.checks import check_name
 from posthouse.core.commands import Answer, Command, CreateQueue
 from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
-from posthouse.core.model import Queue, QueueProperties, Right, State, entity_of
+from posthouse.core.model import QueueProperties, Right, entity_of
 from posthouse.core.records import Completed, DeadLettered, Expired, Sent
 from posthouse.dialects.line import Circle
 from posthouse.dialects.pyqueue.credentials import Credentials, Known, Signing
@@ -72,6 +71,7 @@ class Desk:
         self._broker = broker
         self.guard = guard
         self.settings = settings
+        self.namespace = settings.namespace
         self.credentials = Credentials(guard, settings.signing)
         self.workers, self.ledger = Workers(), Ledger()
         self.rate = Buckets(settings.rate, burst=settings.burst)
@@ -93,12 +93,12 @@ class Desk:
         return engine
 
     @property
-    def state(self) -> State:
-        """To look at. Raises NotFound."""
-        state = self.engine.namespaces.states.get(self.settings.namespace)
-        if state is None:
-            raise NotFound("namespace", self.settings.namespace)
-        return state
+    def view(self) -> View:
+        """Raises NotFound where the namespace is gone."""
+        view = self.engine.view
+        if not view.has_namespace(self.namespace):
+            raise NotFound("namespace", self.namespace)
+        return view
 
     @property
     def now_ms(self) -> int:
@@ -143,7 +143,7 @@ class Desk:
     def identify(self, kind: str, value: str, login: Login) -> Known:
         """Raises Unauthenticated."""
         with login:
-            return self.credentials.identify(self.engine.namespaces.accounts, kind, value)
+            return self.credentials.identify(self.engine.view.accounts, kind, value)
 
     def stranger(self, *, is_tls: bool) -> Principal | None:
         """Who somebody is that has not said so."""
@@ -151,7 +151,7 @@ class Desk:
 
     def check(self, principal: Principal, right: Right, entity: str) -> None:
         """For what is not asked of the engine in his name. Raises Unauthorized."""
-        accounts, namespace = self.engine.namespaces.accounts, self.settings.namespace
+        accounts, namespace = self.engine.view.accounts, self.settings.namespace
         self.guard.check_right(accounts, principal, right, namespace, entity_of(entity))
 
     def may(self, principal: Principal, right: Right, entity: str) -> bool:
@@ -163,7 +163,7 @@ class Desk:
 
     def knows_still(self, principal: Principal) -> bool:
         """Whether he is somebody, with the key he came with."""
-        return self.guard.knows(self.engine.namespaces.accounts, principal)
+        return self.guard.knows(self.engine.view.accounts, principal)
 
     def knows(self, principal: Principal, queue: str) -> bool:
         """Whether he may do anything with a queue."""
@@ -187,12 +187,10 @@ class Desk:
         if throttle.is_on:
             throttle.check_address(address, cost_of(command))
 
-    def queue(self, name: str) -> Queue | None:
-        """A queue that tasks can be in."""
-        queue = self.state.queues.get(name)
-        if queue is None or queue.origin is not None or queue.topic is not None:
-            return None
-        return None if queue.properties.delivery == "topic" else queue
+    def properties_of(self, name: str) -> QueueProperties | None:
+        """Of a queue that tasks can be in; None where there is none of that name."""
+        found = self.view.entity(self.namespace, name)
+        return None if found is None or found.kind != "queue" else found.properties
 
     def properties(self) -> QueueProperties:
         """Of a queue that comes into being by being used."""
@@ -209,12 +207,13 @@ class Desk:
 
         What becomes of it shows in what is asked of the queue next. Raises Refused.
         """
-        state = self.state
-        if name not in state.queues:
+        view = self.view
+        if not view.exists(self.namespace, name):
             self.check(principal, right, name)
             check_name("queue", name)
-            if name.casefold() in state.folded:
-                raise AlreadyExists("queue", state.folded[name.casefold()])
+            other = view.find(self.namespace, name)
+            if other is not None:
+                raise AlreadyExists("queue", other)
             command = CreateQueue(name, self.properties())
             self.engine.submit(vouched(principal), self.settings.namespace, command, _ignore)
 
@@ -253,11 +252,6 @@ class Desk:
 
     def uptime(self) -> float:
         return time.monotonic() - self.started
-
-
-def changed(queue: Queue, **properties: object) -> QueueProperties:
-    """What a queue is like, but for some of it."""
-    return msgspec.structs.replace(queue.properties, **properties)
 
 
 def _ignore(_: object) -> None:

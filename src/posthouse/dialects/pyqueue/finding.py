@@ -1,13 +1,13 @@
 """Finding tasks: by their ids wherever they are, and some of a queue by what state they are in."""
 
-from collections.abc import AsyncIterator, Collection, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Collection
 from typing import Literal, NamedTuple, get_args
 
-from posthouse.core.commands import Peek, Peeked, Seen
-from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, message_id
-from posthouse.core.model import Queue, State
-from posthouse.core.picking import pick_ready
+from posthouse.broker.view_messages import MessageHead
+from posthouse.core.commands import Counts, Peek, Peeked, Seen
+from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, STATES, message_id
+from posthouse.core.model import dead_letter_queue
+from posthouse.dialects.pyqueue.desk import Desk
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import envelope_of, text_of, token_in
@@ -39,67 +39,58 @@ class Task(NamedTuple):
     error: str
 
 
-def queues_of(state: State) -> Iterator[Queue]:
-    """Those that hold tasks, by their names."""
-    for name in state.names:
-        queue = state.queues[name]
-        if queue.properties.delivery != "topic":
-            yield queue
+def queues_of(desk: Desk) -> list[str]:
+    """The names of those that hold tasks, in order."""
+    return desk.view.names(desk.namespace, "queue")
 
 
-def depth_of(queue: Queue) -> int:
-    return queue.counts[ACTIVE] + queue.counts[DELAYED]
+def counts_of(desk: Desk, queue: str) -> Counts:
+    return desk.view.counts(desk.namespace, queue)
 
 
-def dead_in(queue: Queue) -> int:
-    return 0 if queue.dead is None else sum(queue.dead.counts)
+def depth_of(counts: Counts) -> int:
+    return counts.active + counts.delayed
 
 
-def scheduled_in(state: State, queue: Queue) -> int:
-    """Tasks that are to come, and schedules that will send some."""
-    recurring = sum(1 for each in state.schedules.values() if each.queue == queue.name)
-    return queue.counts[SCHEDULED] + recurring
-
-
-async def places(call: Call, queue: Queue, status: str, limit: int) -> list[Place]:
+async def places(call: Call, queue: str, status: str, limit: int) -> list[Place]:
     """Some tasks in a state; those that are ready as they would be pulled."""
     found: list[Place] = []
+    messages, namespace = call.desk.view.messages, call.desk.namespace
     if status in ("all", "ready"):
-        ready = pick_ready(queue, limit, call.desk.now_ms)
-        found += [Place(queue.name, each.sequence, "ready") for each in ready]
+        ready = messages.ready(namespace, queue, limit, call.desk.now_ms)
+        found += [Place(queue, sequence, "ready") for sequence in ready]
     for state, name in ((DELAYED, "ready"), (LOCKED, "processing"), (SCHEDULED, "scheduled")):
         if status in ("all", name) and len(found) < limit:
             some = await _in_state(call, queue, state, limit - len(found))
-            found += [Place(queue.name, sequence, name) for sequence in some]
-    if status in ("all", "dlq") and queue.dead is not None:
-        dead = islice(queue.dead.messages.walk(0), limit)
-        found += [Place(queue.dead.name, m.sequence, "dlq") for m in dead]
+            found += [Place(queue, sequence, name) for sequence in some]
+    if status in ("all", "dlq"):
+        dead = dead_letter_queue(queue)
+        letters = messages.page(namespace, dead, 0, limit)
+        found += [Place(dead, letter.sequence, "dlq") for letter in letters]
     return found[:limit]
 
 
-async def _in_state(call: Call, queue: Queue, state: int, limit: int) -> list[int]:
+async def _in_state(call: Call, queue: str, state: int, limit: int) -> list[int]:
     """The numbers of the oldest messages in a state, as far as LOOK_MAX goes."""
     found: list[int] = []
     looked = 0
-    async for messages in _steps(call, queue.name):
-        if not queue.counts[state] or looked >= LOOK_MAX or len(found) >= limit:
+    async for messages in _steps(call, queue):
+        there = getattr(counts_of(call.desk, queue), STATES[state])
+        if not there or looked >= LOOK_MAX or len(found) >= limit:
             break
         looked += len(messages)
         found += [each.sequence for each in messages if each.state == state]
     return found[:limit]
 
 
-async def _steps(call: Call, name: str) -> AsyncIterator[list[Message]]:
+async def _steps(call: Call, queue: str) -> AsyncIterator[list[MessageHead]]:
     """The messages of a queue, some at a time; others have their turn in between.
 
     Raises ConnectionResetError where the client has gone.
     """
     first: int | None = 0
     while first is not None:
-        queue = call.desk.state.queues.get(name)
-        if queue is None:
-            return
-        messages = list(islice(queue.messages.walk(first), _STEP))
+        messages = call.desk.view.messages.page(call.desk.namespace, queue, first, _STEP)
         yield messages
         first = messages[-1].sequence + 1 if len(messages) == _STEP else None
         await call.give_way()
@@ -139,15 +130,15 @@ async def find(call: Call, task: str) -> Place | None:
     One that is worked on is known by its id; for others all queues are looked through, in steps.
     """
     desk = call.desk
-    state = desk.state
-    token = token_in(task) or next(iter(state.ids.get(task, ())), 0)
-    lock = state.locks.get(token)
+    view, namespace = desk.view, desk.namespace
+    token = token_in(task) or next(iter(view.messages.tokens(namespace, task)), 0)
+    lock = view.messages.lock(namespace, token)
     if lock is not None:
-        return Place(lock.queue.name, lock.message.sequence, "processing")
+        return Place(lock.queue, lock.message.sequence, "processing")
     wanted = task.encode(errors="replace")
-    for name in list(state.names):
-        for queue in (name, f"{name}/$dead"):
-            if queue not in state.queues or not desk.knows(call.principal, queue):
+    for name in view.names(namespace):
+        for queue in (name, dead_letter_queue(name)):
+            if not view.exists(namespace, queue) or not desk.knows(call.principal, queue):
                 continue
             async for messages in _steps(call, queue):
                 for message in messages:

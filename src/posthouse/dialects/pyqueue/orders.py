@@ -30,7 +30,6 @@ from posthouse.core.errors import (
 )
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Right
-from posthouse.core.room import check_room, is_limited, used
 from posthouse.dialects.pyqueue import ledger
 from posthouse.dialects.pyqueue.desk import Desk
 from posthouse.dialects.pyqueue.refusals import Failed
@@ -164,9 +163,8 @@ async def send_together(call: Call, sends: list[Send]) -> Sequence[Enqueued]:
 
 def _check_room(desk: Desk, name: str, messages: Sequence[NewMessage]) -> None:
     """Raises QuotaExceeded, which says more than that a transaction has failed."""
-    queue = desk.queue(name)
-    if queue is not None and is_limited(queue):
-        check_room(queue, used(queue), len(messages), 0)
+    if desk.properties_of(name) is not None:
+        desk.view.check_room(desk.namespace, name, len(messages))
 
 
 def check_is_new(desk: Desk, name: str, key: str) -> None:
@@ -174,10 +172,9 @@ def check_is_new(desk: Desk, name: str, key: str) -> None:
 
     Raises Duplicate.
     """
-    queue = desk.queue(name)
-    if key and queue is not None:
-        until_ms, sequence = queue.seen.get(key, (0, 0))
-        if until_ms > desk.now_ms:
+    if key and desk.properties_of(name) is not None:
+        sequence = desk.view.messages.repeated(desk.namespace, name, key, desk.now_ms)
+        if sequence is not None:
             raise Duplicate(name, key, sequence)
 
 
@@ -265,7 +262,7 @@ async def schedule(call: Call) -> bytes:
         if wrong.argument not in ("when", "zone"):
             raise
         raise Failed(f"Invalid schedule format: {form.schedule[:100]} ({wrong})") from None
-    made = desk.state.schedules.get(name)
+    made = desk.view.schedule(desk.namespace, name)
     next_run = 0 if made is None else made.next_ms / 1_000
     return told({"task_id": name, "next_run": next_run})
 

@@ -18,6 +18,7 @@ import msgspec
 
 from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.throttle import Login
+from posthouse.broker.view_messages import LockView
 from posthouse.core.commands import (
     Abandon,
     Attach,
@@ -33,7 +34,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import Properties
-from posthouse.core.model import Lock, QueueProperties
+from posthouse.core.model import QueueProperties
 from posthouse.core.plan import Delivered
 from posthouse.dialects.line import (
     STRANGER_TURN_SECONDS,
@@ -499,11 +500,11 @@ class Peer:
         except Failed:
             return False
         run, name = self._run, form.queue or DEFAULT_QUEUE
-        if type(run) is not PushRun or run.queue.name != name or run.is_full:
-            queue = desk.state.queues.get(name)
-            if self._principal is None or queue is None or not _is_simple(queue.properties):
+        if type(run) is not PushRun or run.queue != name or run.is_full:
+            like = desk.view.properties(desk.namespace, name)
+            if self._principal is None or like is None or not _is_simple(like):
                 return False
-            run = self._begin(PushRun(self, queue))
+            run = self._begin(PushRun(self, name, like.max_messages))
         run.add(task.id, task.message, len(payload))
         return True
 
@@ -600,11 +601,11 @@ class Peer:
         run = self._run
         if batch and limit < 1:
             return False
-        if type(run) is not WorkerRun or run.queue.name != name or run.is_full:
-            queue = self.desk.state.queues.get(name)
-            if queue is None or self._principal is None:
+        if type(run) is not WorkerRun or run.queue != name or run.is_full:
+            like = self.desk.view.properties(self.desk.namespace, name)
+            if like is None or self._principal is None:
                 return False
-            run = self._begin(WorkerRun(self, queue))
+            run = self._begin(WorkerRun(self, name, like.lock_ms))
         run.pull(limit if batch else 1, payload, batch=batch)
         return True
 
@@ -617,7 +618,7 @@ class Peer:
     def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
         assert self._principal is not None
         slot.on = queue
-        if limit < 1 or queue not in self.desk.state.queues:
+        if limit < 1 or not self.desk.view.exists(self.desk.namespace, queue):
             self.desk.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
         else:
@@ -635,16 +636,16 @@ class Peer:
             self._give_back(queue, deliveries)
         if not deliveries or self.is_gone:
             return b"NO_JOB", b""
-        ids = self.desk.state.ids
+        view, namespace = self.desk.view.messages, self.desk.namespace
         if not batch:
-            job = job_of(deliveries[0], queue, ids)
+            job = job_of(deliveries[0], queue, view, namespace)
             if len(job) <= JOB_BYTES_MAX:
                 return b"JOB", job
             self._bury(queue, deliveries[0])
             return b"ERROR", _TOO_LARGE
         jobs, size = [], 0
         for at, delivery in enumerate(deliveries):
-            job = job_of(delivery, queue, ids)
+            job = job_of(delivery, queue, view, namespace)
             if len(job) > JOB_BYTES_MAX:
                 self._bury(queue, delivery)
                 continue
@@ -671,23 +672,22 @@ class Peer:
 
     # Settling.
 
-    def _held(self, task: str) -> tuple[int, Lock | None]:
+    def _held(self, task: str) -> tuple[int, LockView | None]:
         """The token and the lock under which a task is worked on.
 
         Where there is none it is refused like any other, when what went before is durable.
         """
-        state = self.desk.state
+        namespace, messages = self.desk.namespace, self.desk.view.messages
         if task.startswith(LOCK):
             token = token_in(task)
-            return token, state.locks.get(token)
-        tokens = state.ids.get(task, ())
+            return token, messages.lock(namespace, token)
+        tokens = messages.tokens(namespace, task)
         if len(tokens) == 1:
-            [token] = tokens
-            return token, state.locks[token]
+            return tokens[0], messages.lock(namespace, tokens[0])
         now_ms = self.desk.now_ms
         for token in tokens:
-            lock = state.locks[token]
-            if lock.until_ms > now_ms and token not in state.enlisted:
+            lock = messages.lock(namespace, token)
+            if lock is not None and lock.until_ms > now_ms and not lock.enlisted:
                 return token, lock
         return 0, None
 
@@ -699,21 +699,26 @@ class Peer:
             return False
         if form is not None and form.transaction_id is not None:
             return False
-        state, run = self.desk.state, self._run
-        tokens = state.ids.get(payload.decode() if form is None else form.task_id)
-        if tokens is None or len(tokens) != 1:
+        view, namespace, run = self.desk.view, self.desk.namespace, self._run
+        task = payload.decode() if form is None else form.task_id
+        lock = view.messages.sole_lock(namespace, task)
+        if lock is None:
             return False
-        [token] = tokens
-        lock = state.locks[token]
-        queue = lock.queue
-        if type(run) is not WorkerRun or run.queue is not queue or run.is_full:
-            if self._principal is None:
+        token, queue, until_ms = lock
+        if type(run) is not WorkerRun or run.queue != queue or run.is_full:
+            like = view.properties(namespace, queue)
+            if like is None or self._principal is None:
                 return False
-            run = self._begin(WorkerRun(self, queue))
+            run = self._begin(WorkerRun(self, queue, like.lock_ms))
         elif token in run.tokens:
             return False
-        run.acknowledge(token, lock.until_ms - queue.properties.lock_ms, len(payload))
+        run.acknowledge(token, until_ms, len(payload))
         return True
+
+    def _like(self, queue: str) -> QueueProperties:
+        """What a queue is like; as ours are where it is being deleted."""
+        found = self.desk.view.properties(self.desk.namespace, queue)
+        return self.desk.properties() if found is None else found
 
     def _ack(self, slot: AckSlot, payload: bytes) -> None:
         form = _settled(payload)
@@ -721,16 +726,16 @@ class Peer:
         slot.since_ms = self.desk.now_ms
         slot.on = ""
         if lock is not None:
-            slot.on = lock.queue.name
-            slot.since_ms = lock.until_ms - lock.queue.properties.lock_ms
+            slot.on = lock.queue
+            slot.since_ms = lock.until_ms - self._like(lock.queue).lock_ms
         self._end(slot, form, Complete(slot.on, [token]), b"Task acknowledged")
 
     def _nack(self, slot: Slot, payload: bytes) -> None:
         form = _settled(payload)
         token, lock = self._held(form.task_id)
-        slot.on = queue = "" if lock is None else lock.queue.name
+        slot.on = queue = "" if lock is None else lock.queue
         said = b"Task retry scheduled"
-        if lock is not None and lock.message.count >= lock.queue.properties.max_delivery:
+        if lock is not None and lock.count >= self._like(lock.queue).max_delivery:
             said = b"Task moved to DLQ"
         properties: Properties = {}
         if form.error:
@@ -770,7 +775,7 @@ class Peer:
         assert principal is not None
         number = desk.engine.new_receiver(partial(self._noticed, queue))
         desk.engine.submit(principal, namespace, Attach(queue, number, bound=True), _ignore)
-        if number not in desk.state.receivers:  # it was refused, or has to wait
+        if not desk.view.messages.has_receiver(namespace, number):  # it was refused, or has to wait
             self._settle(Detach(number))
             return 0
         self._bound[queue] = number
@@ -778,9 +783,8 @@ class Peer:
 
     def _noticed(self, queue: str, _: Sequence[Delivered]) -> None:
         """It has no credit, so this is about its end."""
-        state = self.desk.state
-        number = self._bound.get(queue, 0)
-        if number not in state.receivers:
+        desk, number = self.desk, self._bound.get(queue, 0)
+        if not desk.view.messages.has_receiver(desk.namespace, number):
             self._bound.pop(queue, None)
 
     def _let_go(self) -> None:

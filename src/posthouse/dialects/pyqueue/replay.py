@@ -77,10 +77,10 @@ async def _found(call: Call, form: _ReplayForm) -> tuple[list[Content], bool]:
 
 def _is_there(call: Call, content: Content, id: str) -> bool:
     """Whether it need not be sent again, or cannot be because its queue is gone."""
-    queue = call.desk.queue(content.queue)
-    if queue is None:
+    desk = call.desk
+    if desk.properties_of(content.queue) is None:
         return True
-    message = queue.messages.get(content.sequence)
+    message = desk.view.messages.get(desk.namespace, content.queue, content.sequence)
     return message is not None and message_id(message.envelope) == id
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from posthouse.core.commands import Complete, Delivery, Received, Send, Settled
 from posthouse.core.errors import QuotaExceeded, Refused
 from posthouse.core.message import NewMessage, size_bytes
-from posthouse.core.model import Queue
 from posthouse.dialects.pyqueue.codec import encode
 from posthouse.dialects.pyqueue.refusals import NOT_FOUND
 from posthouse.dialects.pyqueue.slots import Asker, Result, refusal
@@ -28,15 +27,17 @@ _ACK = b"ACK %d " % ID_BYTES  # and an id as we give them
 class PushRun:
     """Tasks that are pushed, none of which has a key or needs to be looked at by itself."""
 
-    def __init__(self, peer: Asker, queue: Queue) -> None:
+    def __init__(self, peer: Asker, queue: str, max_messages: int | None) -> None:
         self.peer = peer
         self.queue = queue
         self.frames: list[bytes] = []  # the answers
         self.messages: list[NewMessage] = []
         self.size = 0  # of requests
         self.left = 1  # answers that are still to come from the engine
-        most = queue.properties.max_messages
-        self._room = RUN_MAX if most is None else max(1, min(RUN_MAX, most - sum(queue.counts)))
+        self._room = RUN_MAX
+        if max_messages is not None:
+            there = peer.desk.view.size(peer.desk.namespace, queue).messages
+            self._room = max(1, min(RUN_MAX, max_messages - there))
 
     @property
     def is_full(self) -> bool:
@@ -49,24 +50,24 @@ class PushRun:
 
     def ask(self) -> None:
         keys = [""] * len(self.messages)
-        self.peer.ask(Send(self.queue.name, self.messages, keys), self._pushed)
+        self.peer.ask(Send(self.queue, self.messages, keys), self._pushed)
 
     def _pushed(self, answer: Result) -> None:
         if isinstance(answer, QuotaExceeded) and len(self.messages) > 1:  # some of them may fit
             self.left = len(self.messages)
             for at, message in enumerate(self.messages):
-                send = Send(self.queue.name, [message], [""])
+                send = Send(self.queue, [message], [""])
                 self.peer.ask(send, partial(self._pushed_one, at))
             return
         if isinstance(answer, Refused | StoreError):
-            text = refusal(self.peer, "PUSH", self.queue.name, answer)
+            text = refusal(self.peer, "PUSH", self.queue, answer)
             self.frames = [encode(b"ERROR", text)] * len(self.frames)
         self.left = 0
         self.peer.answered(self)
 
     def _pushed_one(self, at: int, answer: Result) -> None:
         if isinstance(answer, Refused | StoreError):
-            text = refusal(self.peer, "PUSH", self.queue.name, answer)
+            text = refusal(self.peer, "PUSH", self.queue, answer)
             self.frames[at] = encode(b"ERROR", text)
         self.left -= 1
         if not self.left:
@@ -79,12 +80,13 @@ class WorkerRun:
     Acknowledgements go before the pulls that came between them, of which they cannot be.
     """
 
-    def __init__(self, peer: Asker, queue: Queue) -> None:
+    def __init__(self, peer: Asker, queue: str, lock_ms: int) -> None:
         self.peer = peer
         self.queue = queue
+        self.lock_ms = lock_ms  # of the queue
         self.frames: list[bytes] = []  # the answers; empty where one is still to come
         self.asked: list[int] = []  # 0: an acknowledgement; or how many tasks, negative: in a batch
-        self.tokens: dict[int, int] = {}  # of what is acknowledged: when it was pulled
+        self.tokens: dict[int, int] = {}  # of what is acknowledged: until when it is locked
         self.size = self.limit = 0  # of requests, in bytes; of tasks that are pulled
         self._again = (b"", 0)  # the last pull as it came, and what it has asked
         self.left = 0  # answers that are still to come from the engine
@@ -96,9 +98,10 @@ class WorkerRun:
     def is_full(self) -> bool:
         return self.limit >= RUN_MAX or len(self.tokens) >= RUN_MAX
 
-    def acknowledge(self, token: int, since_ms: int, size: int) -> None:
+    def acknowledge(self, token: int, until_ms: int, size: int) -> None:
+        """Of a lock that lasts until then."""
         self.asked.append(0)
-        self.tokens[token] = since_ms
+        self.tokens[token] = until_ms
         self.size += size
 
     def pull(self, limit: int, payload: bytes, *, batch: bool) -> None:
@@ -113,23 +116,34 @@ class WorkerRun:
 
         Not more than so many. Returns where they end; what is there is looked at by itself.
         """
-        state, queue, tokens, asked = self.peer.desk.state, self.queue, self.tokens, self.asked
-        ids, locks, lock_ms = state.ids, state.locks, queue.properties.lock_ms
+        desk = self.peer.desk
+        asked, ids, end = self._alike(data, at, most, RUN_MAX - len(self.tokens))
+        found = desk.view.messages.sole_locks(desk.namespace, self.queue, ids)
+        if not self.tokens.keys().isdisjoint(found):
+            return at
+        if len(found) < len(ids):  # some of them are not held here, or not alone
+            asked, _, end = self._alike(data, at, most, len(found))
+        self.tokens.update(found)
+        self.asked += asked
+        self.limit += (len(asked) - len(found)) * abs(self._again[1])
+        self.size += end - at
+        return end
+
+    def _alike(
+        self, data: bytes, at: int, most: int, acks: int
+    ) -> tuple[list[int], list[str], int]:
+        """What is asked there, the ids of the tasks that are acknowledged, and where that ends."""
+        asked: list[int] = []
+        ids: list[str] = []
         pull, what = self._again
-        begun, most = at, most + len(asked)
-        pulls, acks = RUN_MAX - self.limit, RUN_MAX - len(tokens)  # that it may have yet
+        pulls = RUN_MAX - self.limit  # that it may have yet
         while len(asked) < most and pulls > 0 and acks > 0:
             if data.startswith(_ACK, at):
                 end = at + len(_ACK) + ID_BYTES
                 id = data[at + len(_ACK) : end].decode(errors="surrogateescape")
-                held = ids.get(id)
-                if held is None or len(held) != 1 or id[0] == "{" or end > len(data):
+                if id[:1] == "{" or end > len(data):
                     break
-                [token] = held
-                lock = locks[token]
-                if token in tokens or lock.queue is not queue:
-                    break
-                tokens[token] = lock.until_ms - lock_ms
+                ids.append(id)
                 asked.append(0)
                 acks -= 1
                 at = end
@@ -139,27 +153,27 @@ class WorkerRun:
                 at += len(pull)
             else:
                 break
-        self.limit = RUN_MAX - pulls
-        self.size += at - begun
-        return at
+        return asked, ids, at
 
     def ask(self) -> None:
         """Both before either is answered, which may be at once."""
         self.left = (len(self.tokens) > 0) + (self.limit > 0)
         if self.tokens:
-            complete = Complete(self.queue.name, list(self.tokens), partial=True)
+            complete = Complete(self.queue, list(self.tokens), partial=True)
             self.peer.ask(complete, self._completed)
         if self.limit:
-            self.peer.ask(self.peer.receive_of(self.queue.name, self.limit), self._pulled)
+            self.peer.ask(self.peer.receive_of(self.queue, self.limit), self._pulled)
 
     def _completed(self, answer: Result) -> None:
         if isinstance(answer, Refused | StoreError):
-            self._refused = encode(b"ERROR", refusal(self.peer, "ACK", self.queue.name, answer))
+            self._refused = encode(b"ERROR", refusal(self.peer, "ACK", self.queue, answer))
             self._lost = set(self.tokens)
         else:
             assert isinstance(answer, Settled)
             self._lost = set(answer.lost)
-            done = [since for token, since in self.tokens.items() if token not in self._lost]
+            lost, lock_ms = self._lost, self.lock_ms
+            ends = self.tokens.items()
+            done = [until_ms - lock_ms for token, until_ms in ends if token not in lost]
             self.peer.desk.acknowledged(done)
         self._count()
 
@@ -183,8 +197,9 @@ class WorkerRun:
         given = received.deliveries if isinstance(received, Received) else ()
         is_cut = len(given) < self.limit and sum(map(_body_bytes, given)) > _CUT_BYTES
         tokens, at = iter(self.tokens), 0
-        pulled, queue = self.peer.pulled, self.queue.name
-        ids = self.peer.desk.state.ids if given else {}
+        pulled, queue = self.peer.pulled, self.queue
+        desk = self.peer.desk
+        view, namespace = desk.engine.view.messages, desk.namespace
         plain = 0 if self.peer.is_gone else len(given)
         for limit in self.asked:
             if not limit:
@@ -192,7 +207,7 @@ class WorkerRun:
                 frames.append(self._refused if is_lost else _ACKNOWLEDGED)
                 continue
             if limit == 1 and at < plain:
-                job = job_of(given[at], queue, ids)
+                job = job_of(given[at], queue, view, namespace)
                 if len(job) <= JOB_BYTES_MAX:
                     frames.append(b"JOB %d %b" % (len(job), job))
                     at += 1
@@ -208,15 +223,15 @@ class WorkerRun:
     def _told(self, limit: int, answer: Result) -> bytes:
         if isinstance(answer, Received):
             given = answer.deliveries
-            return encode(*self.peer.pulled(self.queue.name, given, batch=limit < 0))
+            return encode(*self.peer.pulled(self.queue, given, batch=limit < 0))
         assert isinstance(answer, Refused | StoreError)
         word = "PULL_BATCH" if limit < 0 else "PULL"
-        return encode(b"ERROR", refusal(self.peer, word, self.queue.name, answer))
+        return encode(b"ERROR", refusal(self.peer, word, self.queue, answer))
 
     def _pull_again(self, limit: int) -> None:
         """What it should have had may have been too much for one answer."""
         self.left += 1
-        command = self.peer.receive_of(self.queue.name, abs(limit))
+        command = self.peer.receive_of(self.queue, abs(limit))
         reply = partial(self._pulled_again, len(self.frames), limit)
         self.frames.append(b"")
         self.peer.ask(command, reply)

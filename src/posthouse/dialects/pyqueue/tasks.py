@@ -2,12 +2,12 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping, Sized
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
 
+from posthouse.broker.view_messages import MessagesView
 from posthouse.core.commands import DURATION_MS_MAX, KEY_CHARS_MAX, Delivery
 from posthouse.core.message import (
     Envelope,
@@ -163,7 +163,7 @@ def _check_fits(text: str) -> None:
 # What is pulled.
 
 
-class Job(msgspec.Struct, omit_defaults=True):
+class Job(msgspec.Struct, omit_defaults=True, gc=False):
     task_id: str
     payload: str
     queue: str
@@ -202,18 +202,19 @@ def token_in(task: str) -> int:
 _encode_job = msgspec.json.Encoder().encode
 
 
-def job_of(delivery: Delivery, queue: str, ids: Mapping[str, Sized]) -> bytes:
-    """In JSON. `ids` has the locks by the ids of tasks: one that several have is not told."""
+def job_of(delivery: Delivery, queue: str, view: MessagesView, namespace: str) -> bytes:
+    """In JSON. An id that several locks share is not told: none of them could be settled by it."""
     message = delivery.message
     data, body = message.envelope, message.body
     assert isinstance(body, bytes)  # the engine has read it back
     own = data[_BARE_BYTES:]
     if len(own) == ID_BYTES and own.isascii() and data.startswith(_BARE):  # as most are
-        id, form = own.decode(), ""
+        id, form, fits = own.decode(), "", True
     else:
         envelope = envelope_of(message)
         id, form = envelope.id, envelope.form
-    if not 0 < len(id) <= KEY_CHARS_MAX or len(ids.get(id, ())) > 1 or id.startswith(LOCK):
+        fits = 0 < len(id) <= KEY_CHARS_MAX
+    if not fits or view.is_shared(namespace, id) or id.startswith(LOCK):
         id = f"{LOCK}{delivery.token:032x}"  # by which it is settled, where its id cannot serve
     payload, encoding = text_of(body, form)
     return _encode_job(Job(id, payload, queue, priority_of(message.priority), encoding))

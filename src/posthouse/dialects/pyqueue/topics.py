@@ -12,7 +12,6 @@ into those of the queues that the publisher may send to.
 
 import logging
 import secrets
-from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -22,11 +21,10 @@ from posthouse.core.commands import CreateQueue, CreateSubscription, DeleteQueue
 from posthouse.core.errors import AlreadyExists, InvalidArgument
 from posthouse.core.filters.patterns import check_pattern
 from posthouse.core.filters.problems import SyntaxProblem, TooManyLooks
-from posthouse.core.filters.view import View
 from posthouse.core.message import Envelope, encode_envelope
-from posthouse.core.model import QueueProperties, Right, State, subscription_queue
-from posthouse.core.routing import router_of
+from posthouse.core.model import QueueProperties, Right, subscription_queue
 from posthouse.core.rules import PatternFilter, Rule
+from posthouse.dialects.pyqueue.desk import Desk
 from posthouse.dialects.pyqueue.orders import Call, Order, send_together, told
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import PushForm, new_task
@@ -43,28 +41,33 @@ class Binding(NamedTuple):
     subscription: str  # the name of its queue
 
 
-def bindings(state: State) -> Iterator[Binding]:
-    topic = state.queues.get(TOPIC)
-    for each in topic.subscriptions.values() if topic is not None else ():
-        for rule in each.rules.values():
-            to = each.properties.forward_to
-            if isinstance(rule.filter, PatternFilter) and to is not None:
-                yield Binding(rule.filter.pattern, to, each.name)
+def bindings(desk: Desk) -> list[Binding]:
+    view, namespace = desk.view, desk.namespace
+    return [
+        Binding(rule.filter.pattern, to, subscription)
+        for subscription in view.subscriptions(namespace, TOPIC)
+        if (to := _target(desk, subscription)) is not None
+        for rule in view.rules(namespace, subscription)
+        if isinstance(rule.filter, PatternFilter)
+    ]
 
 
-def bound_to(state: State, topic: str) -> list[str]:
+def _target(desk: Desk, subscription: str) -> str | None:
+    """The queue that a binding has tasks sent into."""
+    properties = desk.view.properties(desk.namespace, subscription)
+    return None if properties is None else properties.forward_to
+
+
+def bound_to(desk: Desk, topic: str) -> list[str]:
     """The queues that get what is published under a name. Raises InvalidArgument."""
-    shared = state.queues.get(TOPIC)
-    if shared is None:
-        return []
-    view = View(encode_envelope(Envelope(subject=topic)), new_id=lambda: b"")
+    view, namespace = desk.view, desk.namespace
     try:
-        hits = router_of(shared).match(view)
+        found = view.matches(namespace, TOPIC, encode_envelope(Envelope(subject=topic)))
     except TooManyLooks:
         reason = "has too many levels for the patterns there are"
         raise InvalidArgument("topic", reason) from None
-    names = [hit.queue.properties.forward_to for hit in hits if not hit.problem]
-    return list(dict.fromkeys(name for name in names if name and name in state.queues))
+    names = [_target(desk, subscription) for subscription in found]
+    return list(dict.fromkeys(name for name in names if name and view.exists(namespace, name)))
 
 
 class _PublishForm(msgspec.Struct):
@@ -89,7 +92,7 @@ async def publish(call: Call) -> bytes:
         raise Failed("Topic name required")
     call.check("send", topic)
     desk.charge(call.address, 1)
-    queues = _sendable(call, bound_to(desk.state, topic))
+    queues = _sendable(call, bound_to(desk, topic))
     if not queues:
         raise Failed(f"No subscribers for topic '{topic}'")
     tasks = [new_task(form.as_push(), topic=topic) for _ in queues]
@@ -151,7 +154,7 @@ async def subscribe(call: Call) -> bytes:
     check_topic(pattern)
     queue = form.queue or f"sub_{pattern}_{secrets.token_hex(4)}"
     desk.make_queue(call.principal, _check_bind(call, pattern, queue), queue)
-    if TOPIC not in desk.state.queues:
+    if not desk.view.exists(desk.namespace, TOPIC):
         await _make(call, CreateQueue(TOPIC, QueueProperties(delivery="topic")))
     digest = sha256(f"{pattern}\0{queue}".encode()).hexdigest()[:32]
     rules = [Rule("pattern", PatternFilter(pattern, "amqp"))]
@@ -181,7 +184,7 @@ async def _make(call: Call, command: CreateQueue | CreateSubscription) -> None:
 async def unsubscribe(call: Call) -> bytes:
     form = _bind_form(call)
     topic, queue = form.topic, form.queue
-    bound = [each for each in bindings(call.desk.state) if each.pattern == topic]
+    bound = [each for each in bindings(call.desk) if each.pattern == topic]
     if not bound:
         raise Failed(f"Topic '{topic}' not found")
     if queue is not None:
@@ -197,7 +200,7 @@ async def unsubscribe(call: Call) -> bytes:
 
 async def unbind_all(call: Call, queue: str) -> None:
     """Of a queue that is no more."""
-    for each in list(bindings(call.desk.state)):
+    for each in bindings(call.desk):
         if each.queue == queue:
             await call.ask_vouched(DeleteQueue(each.subscription))
 

@@ -32,11 +32,10 @@ from posthouse.core.errors import (
     Unauthenticated,
     Unauthorized,
 )
-from posthouse.core.message import LOCKED
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue import admin, credentials, orders
 from posthouse.dialects.pyqueue.desk import Desk
-from posthouse.dialects.pyqueue.finding import depth_of, queues_of
+from posthouse.dialects.pyqueue.finding import counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed, told
 from posthouse.dialects.pyqueue.tasks import BatchForm, PushForm, new_task, queue_in
@@ -203,7 +202,8 @@ def metrics(call: Call) -> str:
     """For Prometheus."""
     desk = call.desk
     totals, now = desk.totals(), time.time()
-    queues = [each for each in queues_of(desk.state) if desk.knows(call.principal, each.name)]
+    visible = [queue for queue in queues_of(desk) if desk.knows(call.principal, queue)]
+    queues = {queue: counts_of(desk, queue) for queue in visible}
     lines: list[str] = []
 
     def tell(name: str, kind: str, help: str, *samples: tuple[str, float]) -> None:
@@ -216,9 +216,9 @@ def metrics(call: Call) -> str:
     tell("tasks_failed_total", "counter", "Tasks that became dead letters.", ("", totals.failed))
     tell("tasks_expired_total", "counter", "Tasks whose time to live was over.",
          ("", totals.expired))  # fmt: skip
-    depths = [(f'{{queue_name="{_label(each.name)}"}}', depth_of(each)) for each in queues]
+    depths = [(f'{{queue_name="{_label(q)}"}}', depth_of(n)) for q, n in queues.items()]
     tell("queue_depth", "gauge", "Tasks that can be pulled.", *depths)
-    processing = sum(each.counts[LOCKED] for each in queues)
+    processing = sum(each.locked for each in queues.values())
     tell("processing_tasks", "gauge", "Tasks that are worked on.", ("", processing))
     tell("active_workers", "gauge", "Workers that send heartbeats.", ("", desk.workers.active(now)))
     tell("processing_time_seconds", "summary", "From pull to acknowledgement.",
