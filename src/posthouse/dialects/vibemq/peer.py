@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 from posthouse.broker.access import BROKER, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.throttle import Buckets, Login, cost_of
+from posthouse.broker.view import View
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
-from posthouse.core.model import State
 from posthouse.dialects.line import TURN_SECONDS, Circle, Line, Turn, guarded, hang_up, read_or_not
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
@@ -31,7 +31,7 @@ from posthouse.dialects.vibemq.codec import (
 )
 from posthouse.dialects.vibemq.malformed import Malformed
 from posthouse.dialects.vibemq.message import check_frame
-from posthouse.dialects.vibemq.queues import owner
+from posthouse.dialects.vibemq.queues import owner, resolve
 from posthouse.dialects.vibemq.squeezing import Squeezed
 from posthouse.dialects.vibemq.subscription import Subscription
 from posthouse.dialects.vibemq.users import NOTHING, PUBLISH, SUBSCRIBE, Rights, Users
@@ -381,7 +381,7 @@ class Peer:
     def check_right(self, operation: str, queue: str) -> None:
         """Raises Wrong."""
         rights = self.rights
-        if not (rights.is_superuser or rights.allows(operation, owner(self.state, queue))):
+        if not (rights.is_superuser or rights.allows(operation, self._owner(queue))):
             raise Wrong(
                 answers.NOT_AUTHORIZED, f"This user may not do that ({operation}) with {queue!r}."
             )
@@ -396,11 +396,11 @@ class Peer:
             self.close(answers.NOT_AUTHENTICATED, text)
             return
         for number, queue in list(self.blocked.items()):
-            if not rights.allows(PUBLISH, owner(self.state, queue)):
+            if not rights.allows(PUBLISH, self._owner(queue)):
                 refused = Unauthorized(self.principal.name, "send", self.namespace)
                 self.engine.give_up(number, refused)
         for name, each in list(self.subscriptions.items()):
-            if not rights.allows(SUBSCRIBE, owner(self.state, each.name)):
+            if not rights.allows(SUBSCRIBE, self._owner(each.name)):
                 del self.subscriptions[name]
                 each.end()
                 text = f"This user may not subscribe to {each.name!r} any more."
@@ -415,9 +415,16 @@ class Peer:
         return self._engine
 
     @property
-    def state(self) -> State:
+    def view(self) -> View:
         assert self._engine is not None  # as above; this is asked several times a message
-        return self._engine.namespaces.states[self.namespace]
+        return self._engine.view
+
+    def resolve(self, name: str) -> str:
+        """What a queue is called here."""
+        return resolve(self.view, self.namespace, name)
+
+    def _owner(self, name: str) -> str:
+        return owner(self.view, self.namespace, name)
 
     def submit(self, command: Command, reply: Reply) -> None:
         """What was found to be allowed. Where too much is under way, nothing more is read."""
@@ -594,7 +601,7 @@ class Peer:
             if each.is_over and not each.held:
                 each.end()
         for queue, each in self.subscriptions.items():
-            if not each.is_attached and queue in self.state.queues:
+            if not each.is_attached and self.view.exists(self.namespace, queue):
                 each.start(queue, lambda _, one=each: one.fill())  # type: ignore[misc]
 
     def close(self, code: str, text: str, id: str = "") -> None:

@@ -6,7 +6,6 @@ its oldest, those go; to one that blocks, it is waited on; who publishes to anot
 """
 
 import asyncio
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from posthouse.broker.memory import OVERFLOW, REFUSE
@@ -42,11 +41,11 @@ def publish(peer: "Peer", frame: Frame) -> None:
 
 def queue_for(peer: "Peer", name: str, properties: QueueProperties = DEFAULT) -> str:
     """What it is called here. It is made where there is none: the protocol says so."""
-    queues = peer.state.queues
-    if name in queues:
+    view, namespace = peer.view, peer.namespace
+    if view.exists(namespace, name):
         return name
-    found = resolve(peer.state, name)
-    if found not in queues:
+    found = resolve(view, namespace, name)
+    if not view.exists(namespace, found):
         peer.leave(CreateQueue(found, properties))  # what is asked next is decided behind it
     return found
 
@@ -62,8 +61,8 @@ class _Publish:
         self._queue = queue
         self._size = len(message.body) + len(message.envelope)
         self._end = 0.0
-        found = peer.state.queues.get(queue)
-        if found is None or found.properties.overflow != "block":
+        like = peer.view.properties(peer.namespace, queue)
+        if like is None or like.overflow != "block":
             self._command = Send(queue, [message])
         else:
             number = peer.engine.new_receiver()
@@ -113,8 +112,8 @@ class _Publish:
         level = peer.engine.now().level
         if level < REFUSE or peer.is_over or peer.engine.is_over:
             return False
-        queue = peer.state.queues.get(self._queue)
-        overflow = "reject" if queue is None else queue.properties.overflow
+        like = peer.view.properties(peer.namespace, self._queue)
+        overflow = "reject" if like is None else like.overflow
         if level >= OVERFLOW:
             if overflow == "drop-oldest":
                 self._drop_oldest()
@@ -127,10 +126,7 @@ class _Publish:
         return True
 
     def _drop_oldest(self) -> None:
-        queue = self._peer.state.queues.get(self._queue)
-        if queue is not None:
-            active = (each.sequence for each in queue.messages.walk(0) if each.state == ACTIVE)
-            oldest = list(islice(active, DROP_MAX))
-            if oldest:
-                states = frozenset((ACTIVE,))
-                self._peer.leave(Purge(self._queue, states, sequences=oldest))
+        peer, queue = self._peer, self._queue
+        oldest = peer.view.messages.oldest(peer.namespace, queue, ACTIVE, DROP_MAX)
+        if oldest:
+            peer.leave(Purge(queue, frozenset((ACTIVE,)), sequences=oldest))

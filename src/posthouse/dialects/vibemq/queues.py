@@ -6,16 +6,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from posthouse.broker.view import Entity, View
 from posthouse.core.model import (
     DEAD,
     Overflow,
-    Queue,
     QueueProperties,
     Spread,
-    State,
     dead_letter_queue,
     entity_of,
-    find,
 )
 from posthouse.dialects.vibemq.answers import INVALID_PAYLOAD, Wrong
 from posthouse.dialects.vibemq.codec import Frame
@@ -126,9 +124,10 @@ def _word(name: str, given: Word, words: tuple[str, ...]) -> int:
     return given
 
 
-def info_of(name: str, queue: Queue) -> Info:
+def info_of(name: str, view: View, queue: Entity) -> Info:
     """The name is as the client has it."""
     properties = queue.properties
+    there = queue.namespace, queue.name
     extras = properties.extras
     if properties.delivery == "competing":
         mode = PRIORITY if properties.order == "priority" else ROUND_ROBIN
@@ -136,9 +135,8 @@ def info_of(name: str, queue: Queue) -> Info:
         unacknowledged = properties.delivery == "fan-out-unacknowledged"
         mode = FAN_OUT_UNACKNOWLEDGED if unacknowledged else FAN_OUT
     overflow = "drop-newest" if properties.overflow == "reject" else properties.overflow
-    each = (queue, *queue.subscriptions.values())
     return Info(
-        name, sum(sum(one.counts) for one in each), sum(len(one.attached) for one in each),
+        name, view.used(*there).messages, view.messages.receivers(*there),
         mode, properties.max_messages or (1 << 31) - 1, iso_time(queue.created_ms),
         properties.dead_letter_expired, _OURS.index(overflow), properties.max_delivery,
         None if properties.ttl_ms is None else duration(properties.ttl_ms),
@@ -146,21 +144,21 @@ def info_of(name: str, queue: Queue) -> Info:
     )  # fmt: skip
 
 
-def resolve(state: State, name: str) -> str:
+def resolve(view: View, namespace: str, name: str) -> str:
     """What a queue is called here: whatever the case of its letters; or the dead letters of one."""
-    found = find(state, name)
+    found = view.find(namespace, name)
     if found is not None:
         return found
     if name.endswith(DEAD_LETTERS):
-        owner = find(state, name.removesuffix(DEAD_LETTERS))
+        owner = view.find(namespace, name.removesuffix(DEAD_LETTERS))
         if owner is not None:
             return dead_letter_queue(owner)
     return name
 
 
-def owner(state: State, name: str) -> str:
+def owner(view: View, namespace: str, name: str) -> str:
     """Whose rights count: dead letters are those of the queue they are of."""
-    return entity_of(resolve(state, name))
+    return entity_of(resolve(view, namespace, name))
 
 
 def told_name(queue: str) -> str:

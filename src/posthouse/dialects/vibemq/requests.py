@@ -16,7 +16,7 @@ from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import NO_HEADERS, Frame, Type
 from posthouse.dialects.vibemq.message import check_queue
 from posthouse.dialects.vibemq.publishing import publish, queue_for
-from posthouse.dialects.vibemq.queues import info_of, options_of, properties_of, resolve
+from posthouse.dialects.vibemq.queues import info_of, options_of, properties_of
 from posthouse.dialects.vibemq.squeezing import agree
 from posthouse.dialects.vibemq.subscription import Subscription
 from posthouse.dialects.vibemq.users import (
@@ -157,7 +157,7 @@ def _subscribe(peer: "Peer", frame: Frame) -> None:
 def _unsubscribe(peer: "Peer", frame: Frame) -> None:
     check_queue(frame.queue)
     said = Frame(Type.UNSUBSCRIBE_ACK, frame.id, frame.queue)
-    peer.unsubscribe(resolve(peer.state, frame.queue), lambda _: peer.answer(said))
+    peer.unsubscribe(peer.resolve(frame.queue), lambda _: peer.answer(said))
 
 
 # Queues.
@@ -170,8 +170,8 @@ def _create_queue(peer: "Peer", frame: Frame) -> None:
     properties = properties_of(given)
     named = properties.forward_dead_to
     if named is not None:
-        there = resolve(peer.state, named)
-        peer.check_right(PUBLISH if there in peer.state.queues else CREATE, named)
+        is_there = peer.view.exists(peer.namespace, peer.resolve(named))
+        peer.check_right(PUBLISH if is_there else CREATE, named)
         plain = QueueProperties(
             lock_ms=properties.lock_ms, max_delivery=properties.max_delivery,
             backoff_ms=properties.backoff_ms,
@@ -179,12 +179,12 @@ def _create_queue(peer: "Peer", frame: Frame) -> None:
         properties = msgspec.structs.replace(
             properties, forward_dead_to=queue_for(peer, named, plain)
         )
-    queue = resolve(peer.state, frame.queue)
+    queue = peer.resolve(frame.queue)
 
     def reply(answer: Answer | Refused | StoreError) -> None:
         if isinstance(answer, AlreadyExists):
-            there = peer.state.queues.get(queue)
-            if there is None or (given is not None and there.properties != properties):
+            there = peer.view.properties(peer.namespace, queue)
+            if there is None or (given is not None and there != properties):
                 text = f"There is a queue {frame.queue!r} with other options; QueueInfo tells them."
                 peer.refuse(frame.id, answers.QUEUE_EXISTS, text)
                 return
@@ -206,20 +206,20 @@ def _delete_queue(peer: "Peer", frame: Frame) -> None:
         else:
             peer.answer(Frame(Type.DELETE_QUEUE, frame.id, frame.queue))
 
-    peer.submit(DeleteQueue(resolve(peer.state, frame.queue)), reply)
+    peer.submit(DeleteQueue(peer.resolve(frame.queue)), reply)
 
 
 def _queue_info(peer: "Peer", frame: Frame) -> None:
     check_queue(frame.queue)
     peer.check_right(INFO, frame.queue)
-    found = peer.state.queues.get(resolve(peer.state, frame.queue))
-    payload = b"" if found is None else _write(info_of(frame.queue, found))
+    found = peer.view.entity(peer.namespace, peer.resolve(frame.queue))
+    payload = b"" if found is None else _write(info_of(frame.queue, peer.view, found))
     peer.answer(Frame(Type.QUEUE_INFO, frame.id, frame.queue, payload))
 
 
 def _list_queues(peer: "Peer", frame: Frame) -> None:
     rights = peer.rights
-    names = [name for name in peer.state.names if rights.allows(LIST, name)]
+    names = [name for name in peer.view.names(peer.namespace) if rights.allows(LIST, name)]
     peer.answer(Frame(Type.LIST_QUEUES, frame.id, payload=_write(names)))
 
 

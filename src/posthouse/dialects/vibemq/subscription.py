@@ -96,11 +96,13 @@ class Subscription:
 
     def _first_window(self) -> int:
         """How many messages fit, as large as they are in the queue on the average."""
-        queue = self._peer.state.queues.get(self.queue)
-        self._is_strict = queue is None or queue.properties.order == "priority"
-        if queue is None or self._is_strict:
+        view, namespace = self._peer.view, self._peer.namespace
+        like = view.properties(namespace, self.queue)
+        self._is_strict = like is None or like.order == "priority"
+        if self._is_strict:
             return 1
-        return self._fit(sum(queue.counts), queue.size_bytes)
+        there = view.size(namespace, self.queue)
+        return self._fit(there.messages, there.size_bytes)
 
     def _fit(self, count: int, size: int) -> int:
         """How many messages there may be, if so many are of this size."""
@@ -237,8 +239,8 @@ class Subscription:
     @property
     def _is_shared(self) -> bool:
         """What this one does not take is for others; else it has copies of its own."""
-        queue = self._peer.state.queues.get(self.queue)
-        return queue is not None and queue.properties.delivery == "competing"
+        like = self._peer.view.properties(self._peer.namespace, self.queue)
+        return like is not None and like.delivery == "competing"
 
     def forget(self) -> None:
         for token, (id, _) in self.held.items():

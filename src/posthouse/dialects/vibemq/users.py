@@ -122,7 +122,7 @@ class Users:
     def _accounts(self) -> Mapping[str, Account]:
         engine = self._broker.engine
         assert engine is not None  # nobody comes before it is open
-        return engine.namespaces.accounts
+        return engine.view.accounts
 
     # Who it is.
 

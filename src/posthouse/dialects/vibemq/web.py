@@ -17,7 +17,6 @@ import time
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -28,10 +27,10 @@ from posthouse.broker.access import ANYBODY, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
 from posthouse.broker.throttle import Login, note_unknown
+from posthouse.broker.view import Entity, View
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
 from posthouse.core.errors import Busy, NotLeader, Refused, Unauthenticated
-from posthouse.core.message import LOCKED, STATES, message_id
-from posthouse.core.model import Queue, State
+from posthouse.core.message import STATES, message_id
 from posthouse.core.records import Completed, DeadLettered, Locked, Sent, Taken
 from posthouse.dialects.vibemq.answers import CODES, NOT_AUTHORIZED
 from posthouse.dialects.vibemq.message import delivery
@@ -197,8 +196,8 @@ class Web:
         return engine
 
     @property
-    def state(self) -> State:
-        return self.engine.namespaces.states[self._namespace]
+    def view(self) -> View:
+        return self.engine.view
 
     async def _health(self, word: str) -> Answer:
         """Not healthy: what is sent cannot be made durable, or there is no memory for it."""
@@ -228,7 +227,7 @@ class Web:
     def _figures(self) -> dict[str, Any]:
         """Of messages, what the whole broker has done; of connections, VibeMQ's."""
         engine, peers = self.engine, self._peers
-        records, queues = engine.figures.records, self.state.queues.values()
+        records, there = engine.figures.records, self.view.overview(self._namespace)
         seconds = time.monotonic() - _begun
         return {
             "total_messages_published": records[Sent],
@@ -240,8 +239,8 @@ class Web:
             "total_connections_accepted": peers.accepted,
             "total_connections_rejected": peers.rejected,
             "active_connections": len(peers.peers),
-            "active_queues": len(self.state.names),
-            "in_flight_messages": sum(each.counts[LOCKED] for each in queues),
+            "active_queues": there.queues + there.topics,
+            "in_flight_messages": there.counts.locked + there.dead_counts.locked,
             "memory_usage_bytes": _resident_bytes(),
             "average_delivery_latency_ms": round(peers.latency_ms / max(1, peers.delivered), 3),
             "timestamp": iso_time(time.time_ns() // 1_000_000),
@@ -281,17 +280,18 @@ class _Call:
 
     def _check(self, operation: str, queue: str) -> None:
         rights = self._web.rights(self._principal)
-        if rights is None or not rights.allows(operation, owner(self._web.state, queue)):
+        entity = owner(self._web.view, self._web.namespace, queue)
+        if rights is None or not rights.allows(operation, entity):
             raise _Failed(403, f"{NOT_AUTHORIZED}: this takes {operation} on {queue!r}.")
 
-    def _found(self, operation: str) -> tuple[str, Queue]:
-        """What it is called here, and it. Raises _Failed."""
+    def _found(self, operation: str) -> Entity:
+        """Raises _Failed."""
         self._check(operation, self.name)
-        queue = resolve(self._web.state, self.name)
-        found = self._web.state.queues.get(queue)
+        view, namespace = self._web.view, self._web.namespace
+        found = view.entity(namespace, resolve(view, namespace, self.name))
         if found is None or "$" in self.name:  # such names are not for clients
             raise _Failed(404, f"There is no queue {self.name!r}.")
-        return queue, found
+        return found
 
     async def _ask(self, command: DeleteQueue | Peek | Purge) -> Any:
         """What was found to be allowed. Raises Refused or StoreError."""
@@ -300,29 +300,32 @@ class _Call:
 
     async def queues(self) -> Answer:
         rights = self._web.rights(self._principal)
-        names = self._web.state.names
+        view, namespace = self._web.view, self._web.namespace
+        names = view.names(namespace)
         mine = [name for name in names if rights is not None and rights.allows(LIST, name)]
-        return _say(200, [_in_snake(info_of(name, self._web.state.queues[name])) for name in mine])
+        found = [each for name in mine if (each := view.entity(namespace, name)) is not None]
+        return _say(200, [_in_snake(info_of(each.name, view, each)) for each in found])
 
     async def queue(self) -> Answer:
-        queue, found = self._found(INFO)
-        return _say(200, _in_snake(info_of(told_name(queue), found)))
+        found = self._found(INFO)
+        return _say(200, _in_snake(info_of(told_name(found.name), self._web.view, found)))
 
     async def delete(self) -> Answer:
-        queue, _ = self._found(DELETE)
+        queue = self._found(DELETE).name
         await self._ask(DeleteQueue(queue))
         return Answer(status=204)
 
     async def messages(self) -> Answer:
-        queue, found = self._found(SUBSCRIBE)
+        queue = self._found(SUBSCRIBE).name
         limit = min(PAGE_MAX, max(1, self._number("limit", PAGE)))
         offset = self._number("offset", 0)
         if offset > LOOK_MAX:
             raise _Failed(400, f"offset is {LOOK_MAX} at most.")
-        first = next((each.sequence for each in islice(found.messages.walk(0), offset, None)), None)
-        if first is None:
+        messages = self._web.view.messages
+        there = messages.page(self._web.namespace, queue, 0, 1, skip=offset)
+        if not there:
             return _say(200, [])
-        peeked = await self._ask(Peek(queue, first, limit))
+        peeked = await self._ask(Peek(queue, there[0].sequence, limit))
         assert isinstance(peeked, Peeked)
         return _say(200, [_as_info(each, told_name(queue)) for each in peeked.messages])
 
@@ -333,16 +336,16 @@ class _Call:
         return int(text)
 
     async def message(self) -> Answer:
-        queue, found = self._found(SUBSCRIBE)
-        peeked = await self._ask(Peek(queue, await self._sequence(found)))
+        queue = self._found(SUBSCRIBE).name
+        peeked = await self._ask(Peek(queue, await self._sequence(queue)))
         assert isinstance(peeked, Peeked)
         if not peeked.messages:
             raise _Failed(404, f"There is no message {self.id!r}.")
         return _say(200, _as_info(peeked.messages[0], told_name(queue)))
 
     async def delete_message(self) -> Answer:
-        queue, found = self._found(PURGE)
-        sequences = [await self._sequence(found)]
+        queue = self._found(PURGE).name
+        sequences = [await self._sequence(queue)]
         done = await self._ask(Purge(queue, _EVERY_STATE, sequences=sequences))
         assert isinstance(done, Progress)
         if not done.done:
@@ -350,7 +353,7 @@ class _Call:
         return Answer(status=204)
 
     async def purge(self) -> Answer:
-        queue, _ = self._found(PURGE)
+        queue = self._found(PURGE).name
         first: int | None = 0
         while first is not None:
             self._check(PURGE, self.name)  # it may take long, and the right be gone meanwhile
@@ -359,11 +362,11 @@ class _Call:
             first = done.next
         return Answer(status=204)
 
-    async def _sequence(self, queue: Queue) -> int:
+    async def _sequence(self, queue: str) -> int:
         """Of the oldest message of that id. Raises _Failed."""
         first = 0
         for _ in range(LOOK_MAX // _STEP):
-            messages = list(islice(queue.messages.walk(first), _STEP))
+            messages = self._web.view.messages.page(self._web.namespace, queue, first, _STEP)
             for each in messages:
                 if message_id(each.envelope) == self.id:
                     return each.sequence
