@@ -354,6 +354,7 @@ def test_an_overview_counts_entities_messages_and_locks() -> None:
         view = desk.engine.view
         found = view.overview(NS)
         assert (found.queues, found.topics, found.subscriptions, found.locks) == (2, 1, 1, 1)
+        assert (found.attached, found.messages) == (4, 4)
         assert found.counts == Counts(2, 1, 0, 0, 0, 1)
         assert found.dead_counts == Counts(1, 0, 0, 0, 0, 0)
         assert found.created_ms == found.updated_ms == 1_000

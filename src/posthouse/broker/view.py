@@ -59,12 +59,16 @@ class Overview(msgspec.Struct, frozen=True, gc=False):
     queues: int = 0
     topics: int = 0
     subscriptions: int = 0
-    # Messages of those by state; `dead`: in dead-letter queues and transfer queues, in any state,
-    counts: Counts = _NOTHING
-    dead_counts: Counts = _NOTHING  # and these by state
+    attached: int = 0  # dead-letter queues and transfer queues
+    counts: Counts = _NOTHING  # messages by state; `dead`: of the attached queues, in any state
+    dead_counts: Counts = _NOTHING  # of the attached queues, by state
     locks: int = 0
     created_ms: int | None = None  # of the oldest entity; None where there is none
     updated_ms: int | None = None  # of the one that was changed last
+
+    @property
+    def messages(self) -> int:
+        return sum(msgspec.structs.astuple(self.counts))
 
 
 class View:
@@ -277,6 +281,7 @@ def _overview(states: Collection[State]) -> Overview:
         kinds.get("queue", 0),
         kinds.get("topic", 0),
         kinds.get("subscription", 0),
+        kinds.get("dead-letter", 0) + kinds.get("transfer", 0),
         _counts(own, sum(dead)),
         _counts(dead, 0),
         sum(len(state.locks) for state in states),

@@ -189,28 +189,28 @@ def snapshot(options: argparse.Namespace) -> int:
 @on_folder
 def state(options: argparse.Namespace) -> int:
     from posthouse.broker.past import state_at
+    from posthouse.broker.view import View
     from posthouse.core.message import STATES
 
     async def look(store: "Store") -> int:
         last = store.durable - 1 if options.at is None else options.at
-        world = await state_at(store, store.snapshots, last)
-        queues = [
-            {
-                "namespace": state.name,
-                "queue": queue.name,
-                **dict(zip(STATES, queue.counts, strict=True)),
-                "bytes": queue.size_bytes,
-            }
-            for state in world.states.values()
-            for queue in state.queues.values()
-        ]
+        view = View(await state_at(store, store.snapshots, last))
+        queues = []
+        for entity in view.entities():
+            counts = view.counts(entity.namespace, entity.name)
+            queues.append({
+                "namespace": entity.namespace,
+                "queue": entity.name,
+                **{word: getattr(counts, word) for word in STATES},
+                "bytes": view.size(entity.namespace, entity.name).size_bytes,
+            })  # fmt: skip
         if options.json:
             say(json.dumps({"position": last, "queues": queues}))
             return OK
         say(f"At position {last}:")
         for each in queues:
-            counts = ", ".join(f"{each[word]} {word}" for word in STATES if each[word])
-            say(f"  {each['namespace']}/{each['queue']}: {counts or 'empty'}")
+            said = ", ".join(f"{each[word]} {word}" for word in STATES if each[word])
+            say(f"  {each['namespace']}/{each['queue']}: {said or 'empty'}")
         return OK
 
     return _reading(options.data, look)
@@ -295,7 +295,6 @@ def set_clock(options: argparse.Namespace) -> int:
     from posthouse.broker.clock import SystemClock
     from posthouse.broker.engine import Engine
     from posthouse.broker.past import moment
-    from posthouse.core.message import SCHEDULED
     from posthouse.store.file import FileStore
 
     async def run() -> dict[str, int]:
@@ -306,14 +305,13 @@ def set_clock(options: argparse.Namespace) -> int:
         try:
             before_ms = engine.time_ms()
             step_ms = await engine.turn_back(scheduled=options.scheduled)
-            states = engine.namespaces.states.values()
-            queues = [queue for state in states for queue in state.queues.values()]
+            there = engine.view.overview()
             return {
                 "before_ms": before_ms,
                 "now_ms": before_ms - step_ms,
-                "messages": sum(sum(queue.counts) for queue in queues),
-                "scheduled": sum(queue.counts[SCHEDULED] for queue in queues),
-                "locks": sum(len(state.locks) for state in states),
+                "messages": there.messages,
+                "scheduled": there.counts.scheduled + there.dead_counts.scheduled,
+                "locks": there.locks,
             }
         finally:
             await engine.close()

@@ -239,11 +239,10 @@ class InMemoryProvider:
     ) -> None:
         engine = await self._open()
         dead = dead_letter_queue(queue)
-        state = engine.namespaces.states[NAMESPACE]
         sequences: list[int] = []
         for each in receipts:
             of, token = _token(each)
-            lock = state.locks.get(token)
+            lock = engine.view.messages.lock(NAMESPACE, token)
             if of != dead or lock is None:
                 raise MessageNotFound(each.handle)
             sequences.append(lock.message.sequence)

@@ -20,7 +20,6 @@ from msgspec import Meta
 
 from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
-from posthouse.broker.figures import oldest_ms
 from posthouse.broker.past import Range, resend
 from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
@@ -181,9 +180,7 @@ async def list_queues(call: Call, namespace: Name, after: str = "", limit: Limit
 
 
 def _info(call: Call, namespace: str, info: QueueInfo) -> shapes.QueueInfoForm:
-    state = call.engine.namespaces.states.get(namespace)
-    queue = None if state is None else state.queues.get(info.name)
-    return shapes.queue_info(info, None if queue is None else oldest_ms(queue))
+    return shapes.queue_info(info, call.engine.view.oldest_ms(namespace, info.name))
 
 
 async def _queue(call: Call, namespace: str, queue: str) -> QueueInfo:
@@ -210,9 +207,8 @@ async def create_queue(call: Call, namespace: Name, queue: Name) -> Response:
 async def update_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """Change some of its properties."""
     form = await call.form(shapes.QueueForm)
-    state = call.engine.namespaces.states.get(namespace)
-    found = None if state is None else state.queues.get(queue)
-    old = QueueProperties() if found is None else found.properties  # as it is at this moment
+    # As it is at this moment.
+    old = call.engine.view.properties(namespace, queue) or QueueProperties()
     await call.ask(namespace, UpdateQueue(queue, shapes.properties_over(form, old)))
     return _json(_info(call, namespace, await _queue(call, namespace, queue)))
 
@@ -545,8 +541,7 @@ async def replace_schedule(call: Call, namespace: Name, schedule: Name) -> Respo
 
 async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> Response:
     form: shapes.ScheduleForm = await call.form(shapes.ScheduleForm)
-    state = call.engine.namespaces.states.get(namespace)
-    old = None if state is None else state.schedules.get(name)
+    old = call.engine.view.schedule(namespace, name)
     if old is not None and not new:  # who takes one away from a queue may send there
         call.broker.check(call.principal, "send", namespace, entity_of(old.queue))
     message = shapes.new_message(form.message, call.engine.clock_ms(namespace))
@@ -642,7 +637,7 @@ async def replay(call: Call, namespace: Name) -> Response:
 async def get_clock(call: Call, namespace: Name) -> Response:
     """What time it is in a namespace."""
     call.broker.check(call.principal, "manage", namespace, "*")
-    if namespace not in call.engine.namespaces.states:
+    if not call.engine.view.has_namespace(namespace):
         raise NotFound("namespace", namespace)
     return _json(_clock(call, namespace))
 
@@ -715,7 +710,7 @@ async def add_principal(call: Call) -> Response:
 @_route("POST", V1 + "/principals/{principal}/rotate", gives=shapes.KeyForm)
 async def rotate(call: Call, principal: Name) -> Response:
     """A new key. The one before it works on, until the next rotation."""
-    account = call.engine.namespaces.accounts.get(principal)
+    account = call.engine.view.accounts.get(principal)
     key = new_key()
     keys = [call.broker.guard.seal(principal, key), *(account.keys[:1] if account else ())]
     await call.ask("", SetAccount(principal, account.grants if account else [], keys))
@@ -744,7 +739,7 @@ async def set_reader(call: Call, reader: Name) -> Response:
     """Register a reader, or say that it has everything below a position."""
     form: shapes.ReaderForm = await call.form(shapes.ReaderForm)
     call.broker.check(call.principal, "listen", "*", "*")
-    call.feed.check_reader(call.engine.namespaces.readers.get(reader), form.position)
+    call.feed.check_reader(call.engine.view.reader(reader), form.position)
     await call.ask("", SetReader(reader, form.position))
     return _DONE
 

@@ -21,7 +21,7 @@ from posthouse.broker.throttle import Throttle
 from posthouse.broker.watch import watch_clock, watch_room
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
-from posthouse.core.model import Account, Right, find, subscription_queue, topic_of
+from posthouse.core.model import Account, Right, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import KEY_CHARS_MIN, Declared, PrincipalDeclared, QueueDeclared
@@ -154,13 +154,13 @@ class Broker:
         """Raises Unauthenticated."""
         if self.engine is None:
             raise Unauthenticated
-        return self.guard.identify(self.engine.namespaces.accounts, name, key)
+        return self.guard.identify(self.engine.view.accounts, name, key)
 
     def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
         """For what is not a command. Raises Unauthorized."""
         if self.engine is None:
             raise Unauthorized(principal.name, right, namespace)
-        accounts = self.engine.namespaces.accounts
+        accounts = self.engine.view.accounts
         try:
             self.guard.check_right(accounts, principal, right, namespace, entity)
         except Unauthorized:
@@ -189,28 +189,28 @@ class Broker:
 
     async def _declare(self, engine: Engine) -> None:
         """What is there already stays as it is, but for principals: those are as declared."""
-        world, declared = engine.namespaces, self.config.declared
+        view, declared = engine.view, self.config.declared
         named = [each.namespace for each in declared.queues]
         named += [each.namespace for each in declared.topics]
         named += [each.namespace for each in declared.schedules]
-        there = {name.casefold(): name for name in world.names}
+        there = {name.casefold(): name for name in view.namespaces()}
         for name in dict.fromkeys((DEFAULT_NAMESPACE, *declared.namespaces, *named)):
             if name.casefold() not in there:
                 await engine.ask(BROKER, "", CreateNamespace(name))
                 there[name.casefold()] = name
         for namespace, command in _entities(declared):
             space = there[namespace.casefold()]
-            if find(world.states[space], command.queue) is None:
+            if view.find(space, command.queue) is None:
                 await engine.ask(BROKER, space, command)
         for schedule in declared.schedules:
             space = there[schedule.namespace.casefold()]
-            if schedule.name not in world.states[space].schedules:
+            if view.schedule(space, schedule.name) is None:
                 message = new_message(schedule.message, engine.clock_ms(space))
                 await engine.ask(BROKER, space, SetSchedule(
                     schedule.queue, schedule.name, schedule.when, message, schedule.zone
                 ))  # fmt: skip
         for principal in declared.principals:
-            account = world.accounts.get(principal.name)
+            account = view.accounts.get(principal.name)
             if not self._is_as_declared(principal, account):
                 if principal.key is None and account is not None:
                     keys = account.keys

@@ -141,10 +141,10 @@ class Feed:
     def _found(self, namespace: str, entity: str) -> str | None:
         """What is called so, as its rows have it; a subscription may be TOPIC/SUBSCRIPTION."""
         assert self._broker.engine is not None
-        state = self._broker.engine.namespaces.states.get(namespace)
+        exists = self._broker.engine.view.exists
         topic, _, name = entity.rpartition("/")
         names = (entity, subscription_queue(topic, name))
-        return next((each for each in names if state is not None and each in state.queues), None)
+        return next((each for each in names if exists(namespace, each)), None)
 
     async def _first_at(self, time_ms: int, first: int, end: int) -> int:
         """The first position of that time or later.
@@ -153,8 +153,7 @@ class Feed:
         before that is not later, whatever its rows say.
         """
         assert self._broker.engine is not None
-        states = self._broker.engine.namespaces.states.values()
-        turned = max((state.turned_back for state in states), default=0)
+        turned = self._broker.engine.view.turned_back()
         if first < turned < end:
             if await self._time_at(turned) < time_ms:
                 first = turned
@@ -250,7 +249,7 @@ class Feed:
         name = query.get("reader")
         if name is not None:
             assert self._broker.engine is not None
-            reader = self._broker.engine.namespaces.readers.get(name)
+            reader = self._broker.engine.view.reader(name)
             if reader is None:
                 raise NotFound("reader", name)
             self.check_reader(reader, reader.position)
@@ -320,7 +319,7 @@ class Feed:
                 each.name, each.position, each.updated_ms, max(0, last - each.position),
                 each.position < first - 1,
             )
-            for _, each in sorted(self._broker.engine.namespaces.readers.items())
+            for each in self._broker.engine.view.readers()
         ]  # fmt: skip
 
     def check_reader(self, reader: Reader | None, position: int) -> None:

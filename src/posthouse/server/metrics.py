@@ -10,14 +10,14 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from posthouse.broker.figures import Histogram, oldest_ms
+from posthouse.broker.engine import Engine
+from posthouse.broker.figures import Histogram
 from posthouse.broker.memory import MARKS
 from posthouse.broker.rows import KINDS
+from posthouse.broker.view import View
 from posthouse.core.message import STATES
-from posthouse.core.model import Queue
 from posthouse.core.records import (
     Completed,
     DeadLettered,
@@ -163,23 +163,22 @@ class Metrics:
             {"version": importlib.metadata.version("posthouse"),
              "python": platform.python_version()},
         )  # fmt: skip
-        queues = [
-            (state.name, queue)
-            for state in engine.namespaces.states.values()
-            for queue in state.queues.values()
-        ]
-        figures, now = engine.figures, engine.now()
-        states = {word: sum(q.counts[at] for _, q in queues) for at, word in enumerate(STATES)}
-        states["dead"] = sum(sum(q.counts) for _, q in queues if q.origin is not None)
-        counted = {name: float(count) for name, count in states.items()}
+        view, figures, now = engine.view, engine.figures, engine.now()
+        there = view.overview()
+        counted = {
+            word: float(getattr(there.counts, word) + getattr(there.dead_counts, word))
+            for word in STATES
+        }
+        counted["dead"] = float(there.counts.dead)
+        entities_there = there.queues + there.topics + there.subscriptions
         yield by(GaugeMetricFamily, "messages", "Messages by state; dead: in dead-letter queues",
                  "state", counted)  # fmt: skip
         yield gauge("queues", "Queues, without their dead-letter queues",
-                    sum(q.origin is None for _, q in queues))  # fmt: skip
-        yield gauge("namespaces", "Namespaces", len(engine.namespaces.states))
+                    entities_there)  # fmt: skip
+        yield gauge("namespaces", "Namespaces", len(view.namespaces()))
         yield gauge(
             "oldest_message_age_seconds", "Age of the oldest active message",
-            max((_age(engine.clock_ms(name), queue) for name, queue in queues), default=0.0),
+            max((_age(engine, namespace) for namespace in view.namespaces()), default=0.0),
         )  # fmt: skip
         for name, (text, kinds) in _TOTALS.items():
             count = sum(figures.records[kind] for kind in kinds)
@@ -261,23 +260,25 @@ class Metrics:
         yield gauge("feed_readers_lost", "Readers for which the journal was not kept any more",
                     sum(each.lost for each in readers))  # fmt: skip
         if entities:
-            yield from _by_queue(GaugeMetricFamily, queues)
+            yield from _by_queue(GaugeMetricFamily, view, entities_there + there.attached)
 
 
-def _by_queue(gauges: Any, queues: list[tuple[str, Queue]]) -> "Iterator[Metric]":
+def _by_queue(gauges: Any, view: View, total: int) -> "Iterator[Metric]":
     counts = gauges("posthouse_queue_messages", "Messages by queue and state",
                     labels=["namespace", "queue", "state"])  # fmt: skip
     sizes = gauges("posthouse_queue_bytes", "Bytes by queue", labels=["namespace", "queue"])
-    for name, queue in islice(queues, ENTITIES_MAX):
-        for at, word in enumerate(STATES):
-            counts.add_metric([name, queue.name, word], queue.counts[at])
-        sizes.add_metric([name, queue.name], queue.size_bytes)
+    for each in view.entities(ENTITIES_MAX):
+        there = view.counts(each.namespace, each.name)
+        for word in STATES:
+            counts.add_metric([each.namespace, each.name, word], getattr(there, word))
+        size = view.size(each.namespace, each.name)
+        sizes.add_metric([each.namespace, each.name], size.size_bytes)
     left = gauges("posthouse_queues_left_out", "Queues that are too many to be shown")
-    left.add_metric([], max(0, len(queues) - ENTITIES_MAX))
+    left.add_metric([], max(0, total - ENTITIES_MAX))
     yield from (counts, sizes, left)
 
 
-def _age(now_ms: int, queue: Queue) -> float:
+def _age(engine: Engine, namespace: str) -> float:
     """Of the oldest message that could be received."""
-    oldest = oldest_ms(queue)
-    return 0.0 if oldest is None else max(0, now_ms - oldest) / 1000
+    oldest = engine.view.oldest_ms(namespace)
+    return 0.0 if oldest is None else max(0, engine.clock_ms(namespace) - oldest) / 1000
