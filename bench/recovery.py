@@ -56,7 +56,7 @@ async def recover(folder: Path, messages: int) -> float:
     store = FileStore(folder)
     engine = await Engine.open(store, SystemClock(), salt=2, snapshots=store.snapshots)
     seconds = time.perf_counter() - start
-    found = engine.namespaces.states["bench"].queues["q"].counts[0]
+    found = engine.view.counts("bench", "q").active
     assert found == messages, f"{found} messages"
     await store.close()
     return seconds

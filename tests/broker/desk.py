@@ -39,7 +39,7 @@ class Desk:
         clock = clock or VirtualClock(1_000)
         engine = await Engine.open(store, clock, 5, snapshots=snapshots, limits=limits)
         desk = cls(engine)
-        if NS not in engine.namespaces.states:
+        if not engine.view.has_namespace(NS):
             await engine.ask(BROKER, NS, CreateNamespace(NS, engine.epoch, 5))
             await desk.do(CreateQueue("q", QueueProperties(**properties)))  # type: ignore[arg-type]
         return desk

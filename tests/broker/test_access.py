@@ -251,7 +251,7 @@ def test_a_revoked_principal_is_out_at_once_and_another_of_its_name_is_not_it() 
         grants = [Grant("shop", "q", ["send"])]
         command = SetAccount("ann", grants, [GUARD.seal("ann", "k")], new=True)
         await engine.ask(BROKER, "", command)
-        ann = GUARD.identify(engine.namespaces.accounts, "ann", "k")
+        ann = GUARD.identify(engine.view.accounts, "ann", "k")
         await engine.ask(ann, "shop", Send("q", [A_MESSAGE]))
         await engine.ask(BROKER, "", RevokeAccount("ann"))
         for _ in range(2):
@@ -271,7 +271,7 @@ def test_who_waits_and_is_revoked_waits_no_more() -> None:
         await engine.ask(BROKER, "shop", CreateQueue("s", QueueProperties(grouping="session")))
         keys = [GUARD.seal("ann", "k")]
         await engine.ask(BROKER, "", SetAccount("ann", [Grant("*", "*", ["listen"])], keys, True))
-        ann = GUARD.identify(engine.namespaces.accounts, "ann", "k")
+        ann = GUARD.identify(engine.view.accounts, "ann", "k")
         number = engine.new_receiver
         waits = [
             asyncio.create_task(engine.ask(ann, "shop", command))
@@ -340,7 +340,7 @@ def test_queues_come_into_being_on_first_use_where_that_is_wanted() -> None:
             await engine.ask(BROKER, "shop", GetQueue("c"))
         with pytest.raises(NotFound):
             await engine.ask(BROKER, "other", Send("a", [A_MESSAGE]))
-        assert sorted(engine.namespaces.states["shop"].names) == ["a", "b", "p", "s"]
+        assert engine.view.names("shop") == ["a", "b", "p", "s"]
         await engine.close()
         engine = await an_engine()
         with pytest.raises(NotFound):
@@ -355,7 +355,7 @@ def test_nobody_without_the_right_to_send_makes_a_queue_by_it() -> None:
         engine = await an_engine(auto_create=True)
         with pytest.raises(Unauthorized):
             await engine.ask(Principal("ann"), "shop", Send("a", [A_MESSAGE]))
-        assert not engine.namespaces.states["shop"].names
+        assert not engine.view.names("shop")
         await engine.close()
 
     asyncio.run(main())

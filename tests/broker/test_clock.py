@@ -17,6 +17,7 @@ from posthouse.core.namespaces import CreateNamespace, DeleteNamespace
 from posthouse.core.records import ClockStepped
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
+from tests.inside import state_of
 
 SECOND_NS = 1_000_000_000
 HOUR_MS = 3_600_000
@@ -93,11 +94,11 @@ def test_nobody_loses_a_lock_when_the_clock_jumps(hands: Hands) -> None:
         first, second = await desk.receive(2)
         hands.set(3_600)
         await desk.do(Complete("q", [first.token]))
-        lock = desk.engine.namespaces.states[NS].locks[second.token]
+        lock = state_of(desk.engine, NS).locks[second.token]
         assert lock.until_ms == second.until_ms + HOUR_MS
         await desk.engine.close()
         again = await Desk.open(MemoryStore(store.frames), SystemClock())
-        state = again.engine.namespaces.states[NS]
+        state = state_of(again.engine, NS)
         assert state.locks[second.token].until_ms == lock.until_ms
         records = [record for frame in store.frames for _, _, record in entries(frame)]
         assert sum(isinstance(record, ClockStepped) for record in records) == 1
@@ -291,7 +292,7 @@ def test_advancing_a_namespace_that_is_deleted_meanwhile_ends_there() -> None:
         await desk.engine.ask(BROKER, "", CreateNamespace(NS))
         with pytest.raises(NotFound):
             await advancing
-        assert desk.engine.namespaces.states[NS].clock_ms == 0
+        assert state_of(desk.engine, NS).clock_ms == 0
 
     asyncio.run(main())
 

@@ -35,6 +35,7 @@ from posthouse.core.plan import Delivered
 from posthouse.store.errors import Lost
 from posthouse.store.frames import CLOSING
 from posthouse.store.memory import MemoryStore
+from tests.inside import state_of
 
 NS = "test"
 
@@ -135,9 +136,9 @@ def test_a_restart_gives_the_same_state_and_a_higher_epoch() -> None:
         await engine.ask(BROKER, NS, Complete("q", [first.token]))
         await engine.close()
         assert store.frames[-1].kind == CLOSING
-        before = dump(engine.namespaces.states[NS])
+        before = dump(state_of(engine, NS))
         again = await Engine.open(MemoryStore(store.frames), VirtualClock(2_000), salt=6)
-        after = dump(again.namespaces.states[NS])
+        after = dump(state_of(again, NS))
         assert again.epoch == engine.epoch + 1
         for started in ("era", "started_ms"):
             assert before.pop(started) != after.pop(started)
@@ -388,7 +389,7 @@ def test_namespaces_are_made_listed_and_deleted() -> None:
         await engine.ask(BROKER, "", DeleteNamespace(NS))
         await engine.close()
         again = await Engine.open(MemoryStore(store.frames), VirtualClock(), salt=6)
-        assert again.namespaces.names == ["other"]
+        assert again.view.namespaces() == ("other",)
         await again.close()
 
     run(main)
@@ -529,7 +530,7 @@ def test_others_have_their_turn_while_much_falls_due() -> None:
         left = set()
         while engine._work is not None:
             await asyncio.sleep(0)
-            left.add(engine.namespaces.states[NS].queues["q"].size_bytes)
+            left.add(engine.view.size(NS, "q").size_bytes)
         assert len(left) >= 3  # a tick ends a thousand of them
         await engine.close()
 

@@ -28,6 +28,7 @@ from posthouse.store.frames import Frame
 from posthouse.store.look import segment_paths
 from posthouse.store.snapshots import SUFFIX, UNFINISHED, FileSnapshots
 from tests.broker.desk import NS, Desk, bodies
+from tests.inside import state_of
 from tests.store.faulty_disk import FaultyDisk, PowerCut
 from tests.store.test_durability import eventually
 
@@ -62,7 +63,7 @@ def a_journal(folder: Path, disk: Disk | None = None, rounds: int = 60) -> dict[
         desk = await Desk.open(a_store(folder, disk))
         await work(desk, rounds)
         await desk.engine.store.close()
-        return dump(desk.engine.namespaces.states[NS], bodies=False)
+        return dump(state_of(desk.engine, NS), bodies=False)
 
     return asyncio.run(main())
 
@@ -116,7 +117,7 @@ def test_bodies_are_read_back_from_segments_that_the_start_did_not_read(tmp_path
     async def drain() -> None:
         store = a_store(tmp_path)
         desk = await Desk.open(store, snapshots=store.snapshots)
-        queue = desk.engine.namespaces.states[NS].queues["q"]
+        queue = state_of(desk.engine, NS).queues["q"]
         assert queue.evicted_bytes > queue.body_bytes // 2
         got = bodies(await desk.receive(300))
         assert [body.split()[0] for body in got] == [str(n) for n in range(300)]
@@ -177,7 +178,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) ->
         desk = await Desk.open(store, snapshots=store.snapshots)
         await work(desk, 40)
         await store.close()
-        return dump(desk.engine.namespaces.states[NS], bodies=False)
+        return dump(state_of(desk.engine, NS), bodies=False)
 
     expected = asyncio.run(more())
     fold(tmp_path)
@@ -303,7 +304,7 @@ def test_a_running_broker_is_folded_beside_its_work(tmp_path: Path) -> None:
         retaining.cancel()
         await asyncio.gather(retaining, return_exceptions=True)
         await store.close()
-        return dump(desk.engine.namespaces.states[NS], bodies=False)
+        return dump(state_of(desk.engine, NS), bodies=False)
 
     assert asyncio.run(main()) == found(tmp_path)
 

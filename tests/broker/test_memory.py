@@ -51,6 +51,7 @@ from posthouse.store.frames import Frame
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies, text
 from tests.broker.test_engine import GatedStore
+from tests.inside import state_of
 from tests.invariants import check
 
 SMALL = Limits(bodies_bytes=64 << 10)
@@ -66,7 +67,7 @@ async def a_backlog(desk: Desk, count: int = 400) -> None:
 
 
 def evicted_bytes(desk: Desk, queue: str = "q") -> int:
-    return desk.engine.namespaces.states[NS].queues[queue].evicted_bytes
+    return state_of(desk.engine, NS).queues[queue].evicted_bytes
 
 
 def test_above_the_budget_bodies_are_evicted_and_come_back_in_order(tmp_path: Path) -> None:
@@ -76,13 +77,13 @@ def test_above_the_budget_bodies_are_evicted_and_come_back_in_order(tmp_path: Pa
         figures = desk.engine.now()
         assert figures.bodies_bytes < 100 << 10
         assert evicted_bytes(desk) > 250 << 10
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
         for at in range(0, 400, 25):
             got = await desk.receive(25)
             assert bodies(got) == [padded(n) for n in range(at, at + 25)]
             await desk.do(Complete("q", [each.token for each in got]))
             assert desk.engine.now().bodies_bytes < 120 << 10
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
         assert evicted_bytes(desk) == 0
         await desk.engine.close()
 
@@ -127,7 +128,7 @@ def test_pushed_peeked_and_waiting_receivers_get_whole_messages() -> None:
             padded(n) for n in range(200)
         ]
         assert bodies(await desk.receive(100, delete=True)) == [padded(n) for n in range(120, 200)]
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
 
     asyncio.run(main())
 
@@ -144,7 +145,7 @@ def test_a_body_that_was_evicted_follows_its_message_to_other_queues() -> None:
         await desk.do(Resubmit(dead_letter_queue("q"), target="other"))
         assert bodies(await desk.receive(200, queue="other")) == [padded(n) for n in range(200)]
         await desk.do(Purge("other", frozenset({ACTIVE})))
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
 
     asyncio.run(main())
 
@@ -170,7 +171,7 @@ def test_a_body_is_read_from_where_it_was_though_it_is_moved_meanwhile() -> None
         store = GatedStore()
         desk = await Desk.open(store, limits=SMALL)
         await a_backlog(desk, 200)
-        message = next(desk.engine.namespaces.states[NS].queues["q"].messages.walk(150))
+        message = next(state_of(desk.engine, NS).queues["q"].messages.walk(150))
         assert isinstance(message.body, int)
         store.gate.clear()
         receiving = asyncio.create_task(desk.receive(200))
@@ -203,7 +204,7 @@ def test_what_somebody_was_given_keeps_its_body() -> None:
         ]
         assert isinstance(peeked, Peeked)
         assert all(isinstance(seen.message.body, bytes) for seen in peeked.messages)
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
 
     asyncio.run(main())
 
@@ -239,7 +240,7 @@ def test_looking_through_a_backlog_does_not_bring_it_all_into_memory() -> None:
             if peeked.next is None:
                 break
             first = peeked.next
-        queue = desk.engine.namespaces.states[NS].queues["q"]
+        queue = state_of(desk.engine, NS).queues["q"]
         assert queue.body_bytes - queue.evicted_bytes < 150 << 10
 
     asyncio.run(main())
@@ -306,7 +307,7 @@ def test_what_actions_write_counts_too() -> None:
             except Busy:
                 refused += 1
         assert refused
-        held = engine.namespaces.states[NS].queues[queue]
+        held = state_of(engine, NS).queues[queue]
         assert 200 < sum(held.counts) < 300
         await desk.do(Purge(queue, frozenset((ACTIVE,))))
         assert held.notes.size_bytes == 0
@@ -403,7 +404,7 @@ def test_in_dire_need_nothing_that_grows_is_accepted() -> None:
 
 
 def messages_in(desk: Desk) -> int:
-    return sum(sum(queue.counts) for queue in desk.engine.namespaces.states[NS].queues.values())
+    return desk.engine.view.overview(NS).messages
 
 
 async def drained(desk: Desk, queues: Sequence[str]) -> dict[str, list[str]]:
@@ -459,7 +460,7 @@ def test_what_one_send_becomes_waits_for_room_and_all_of_it_arrives() -> None:
         assert {queue: len(each) for queue, each in got.items()} == dict.fromkeys(ends, 8**4)
         assert messages_in(desk) == 0
         assert desk.engine.now().level == FINE
-        check(desk.engine.namespaces.states[NS], 1_000)
+        check(state_of(desk.engine, NS), 1_000)
 
     asyncio.run(main())
 

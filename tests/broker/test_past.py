@@ -31,6 +31,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_fold import work
+from tests.inside import state_of
 
 DLQ = dead_letter_queue("q")
 
@@ -53,7 +54,7 @@ def test_the_state_can_be_seen_as_it_was_at_any_position(tmp_path: Path) -> None
         desk = await Desk.open(FileStore(tmp_path, segment_bytes=16 << 10))
         for _ in range(40):
             await work(desk, 2)
-            state = desk.engine.namespaces.states[NS]
+            state = state_of(desk.engine, NS)
             then[desk.engine.now().position - 1] = dump(state, bodies=False)
         await desk.engine.close()
 

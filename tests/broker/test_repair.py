@@ -24,6 +24,7 @@ from posthouse.store.file import LOCK, FileStore
 from posthouse.store.look import REPAIRED, look, segment_paths
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_fold import work
+from tests.inside import state_of
 from tests.invariants import check
 
 SEGMENT_BYTES = 16 << 10
@@ -43,7 +44,7 @@ def a_journal(folder: Path, rounds: int = 60, seed: int = 1) -> dict[str, object
     async def main() -> dict[str, object]:
         desk = await opened(folder)
         await work(desk, rounds, seed)
-        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        state = dump(state_of(desk.engine, NS), bodies=False)
         await desk.engine.close()
         return state
 
@@ -67,7 +68,7 @@ def found(folder: Path) -> tuple[dict[str, object], set[str]]:
 
     async def main() -> tuple[dict[str, object], set[str]]:
         desk = await opened(folder)
-        state = desk.engine.namespaces.states[NS]
+        state = state_of(desk.engine, NS)
         check(state, 1 << 50)
         seen = dump(state, bodies=False)
         del seen["era"]  # of this look
@@ -264,6 +265,7 @@ def test_a_repair_can_be_killed_at_any_moment_and_run_again(tmp_path: Path) -> N
 import os, sys, time
 from pathlib import Path
 from posthouse.broker.repair import repair
+from tests.inside import state_of
 import posthouse.broker.repair as room
 slow = Path.rename
 def rename(self, target):

@@ -31,6 +31,7 @@ from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
+from tests.inside import state_of
 
 SEGMENT_BYTES = 64 << 10
 NOTHING = Retention(keep_ms=0, keep_bytes=0)
@@ -85,7 +86,7 @@ def test_what_is_past_retention_goes_and_messages_stay(tmp_path: Path) -> None:
         assert len(store.extents()) < before / 2
         with pytest.raises(NotThere):
             await store.get([1])
-        queue = desk.engine.namespaces.states[NS].queues["q"]
+        queue = state_of(desk.engine, NS).queues["q"]
         assert all(message.position >= end for message in queue.messages.walk(0))
         await desk.engine.advance(60_000)  # the locks end
         assert [b.split()[0] for b in bodies(await desk.receive(500))] == [
@@ -123,7 +124,7 @@ def test_the_older_of_two_snapshots_can_still_be_started_from(tmp_path: Path) ->
         store, desk = await opened(tmp_path)
         assert len(store.snapshots.positions()) == 2
         await trim(desk.engine, store.snapshots.positions(), NOTHING)
-        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        state = dump(state_of(desk.engine, NS), bodies=False)
         await store.close()
         return state
 
@@ -132,7 +133,7 @@ def test_the_older_of_two_snapshots_can_still_be_started_from(tmp_path: Path) ->
         store.snapshots.paths()[0].unlink()
         await store.close()
         store, desk = await opened(tmp_path)
-        state = dump(desk.engine.namespaces.states[NS], bodies=False)
+        state = dump(state_of(desk.engine, NS), bodies=False)
         await store.close()
         return state
 
@@ -220,7 +221,7 @@ def test_messages_that_change_queues_meanwhile_are_not_forgotten(tmp_path: Path)
         end = await trim(desk.engine, store.snapshots.positions(), NOTHING)
         await burying
         assert end > 1
-        state = desk.engine.namespaces.states[NS]
+        state = state_of(desk.engine, NS)
         for queue in state.queues.values():
             assert all(message.position >= end for message in queue.messages.walk(0))
         assert len(bodies(await desk.receive(500, dead_letter_queue("q")))) == len(kept)
@@ -255,7 +256,7 @@ def test_on_a_full_disk_only_that_goes_which_needs_no_room() -> None:
         frames = len(store.frames)
         assert await trim(desk.engine, [store.durable], NOTHING) > 0
         assert len(store.frames) < frames
-        held = [m.position for m in desk.engine.namespaces.states[NS].queues["q"].messages.walk(0)]
+        held = [m.position for m in state_of(desk.engine, NS).queues["q"].messages.walk(0)]
         assert store.frames[0].first <= min(held)
         assert await store.get(held)
 
@@ -378,7 +379,7 @@ def test_on_a_full_disk_little_that_is_needed_is_written_into_what_is_left_for_s
         await fill(desk, 100, 50)  # two messages of 400 bytes stay
         store.full = True
         end = await trim(desk.engine, [store.durable], NOTHING)
-        held = [m.position for m in desk.engine.namespaces.states[NS].queues["q"].messages.walk(0)]
+        held = [m.position for m in state_of(desk.engine, NS).queues["q"].messages.walk(0)]
         assert len(held) == 5
         assert min(held) >= end
 

@@ -16,6 +16,7 @@ from posthouse.core.shares import Holder
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk
 from tests.broker.test_engine import GatedStore
+from tests.inside import state_of
 
 EVE, ANN = Principal("eve", 1), Principal("ann", 2)
 
@@ -65,7 +66,7 @@ def test_nobody_else_can_say_for_whom_something_counts() -> None:
         await engine.ask(ANN, NS, Begin())
         await engine.ask(BROKER, NS, Begin(by=Holder("eve", 1)))
         await engine.ask(EVE, NS, CreateQueue("mine", by=Holder("ann", 100)))
-        assert engine.namespaces.states[NS].queues["mine"].by == "eve"
+        assert state_of(engine, NS).queues["mine"].by == "eve"
         await engine.close()
 
     asyncio.run(main())

@@ -31,6 +31,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_engine import GatedStore
+from tests.inside import state_of
 
 
 def a_send(body: str) -> Send:
@@ -190,7 +191,7 @@ def test_closing_lets_go_of_the_folder_also_after_a_bug(tmp_path: Path) -> None:
     async def main() -> None:
         desk = await Desk.open(FileStore(tmp_path))
         await desk.send("a")
-        position = desk.engine.namespaces.states[NS].queues["q"].messages[1].position
+        position = state_of(desk.engine, NS).queues["q"].messages[1].position
         broken = Content(1, position, NewMessage(b"", b"", None, "\ud800"))  # cannot be written
         moving = asyncio.create_task(desk.do(Move("q", [broken])))
         await asyncio.sleep(0)

@@ -176,7 +176,7 @@ def test_what_is_returned_has_no_part_of_the_state_that_could_be_changed(name: s
         found = list(inside(CALLS[name](desk.engine.view, token)))
         assert not [each for each in found if isinstance(each, LIVE)]
         mine = {id(each) for each in found if isinstance(each, dict | list | set | deque)}
-        world = desk.engine._world
+        world = desk.engine.world
         containers = [world.states, world.names, world.accounts, world.readers, world.held]
         for state in world.states.values():
             for live in (state, *state.queues.values(), *state.locks.values()):

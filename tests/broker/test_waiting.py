@@ -12,6 +12,7 @@ from posthouse.core.model import QueueProperties
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_engine import GatedStore
+from tests.inside import state_of
 
 LATE = 1 << 40
 
@@ -65,7 +66,7 @@ def test_who_gives_up_waiting_for_a_session_accepts_none() -> None:
         desk.engine.give_up(number)
         assert await told(waiting) is None
         await desk.send("a", group="s")
-        assert desk.engine.namespaces.states[NS].sessions == {}
+        assert state_of(desk.engine, NS).sessions == {}
 
     asyncio.run(main())
 
@@ -121,7 +122,7 @@ def test_who_gives_up_while_his_send_is_under_way_has_sent_it() -> None:
         store.gate.clear()
         taking = asyncio.create_task(desk.receive(1, "full", delete=True))
         await asyncio.sleep(0.01)
-        assert desk.engine.namespaces.states[NS].blocked == {}
+        assert state_of(desk.engine, NS).blocked == {}
         desk.engine.give_up(number)
         await asyncio.sleep(0.01)
         assert not waiting.done()

@@ -209,7 +209,7 @@ def frames_of(name: str, content: bytes) -> Iterator[Written]:
 
 def state_of(engine: Engine) -> Dump | None:
     """All that lasts; a start gives tokens a new beginning, and notes its time."""
-    state = engine.namespaces.states.get(NS)
+    state = engine.world.states.get(NS)
     if state is None:
         return None
     return {key: value for key, value in dump(state).items() if key not in ("era", "started_ms")}

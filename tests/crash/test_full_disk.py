@@ -35,6 +35,7 @@ from posthouse.store.disk import Disk
 from posthouse.store.errors import Lost, StoreError
 from posthouse.store.file import FileStore
 from tests.crash.history import History
+from tests.inside import state_of
 from tests.invariants import check
 from tests.small_disk import mounted
 from tests.store.faulty_disk import FaultyDisk
@@ -108,7 +109,7 @@ async def with_queues(engine: Engine) -> None:
 
 def found(engine: Engine) -> tuple[list[str], list[str]]:
     """The names of live and of dead messages."""
-    queues = engine.namespaces.states[NS].queues
+    queues = state_of(engine, NS).queues
     live, dead = (
         [message_id(message.envelope) for message in queues[queue].messages.walk(0)]
         for queue in (QUEUE, dead_letter_queue(QUEUE))
@@ -180,7 +181,7 @@ async def until_there_is_room(store: FileStore) -> None:
 
 
 def compare(engine: Engine, said: list[str], clients: Sequence[Client]) -> None:
-    check(engine.namespaces.states[NS], SystemClock().now_ms())
+    check(state_of(engine, NS), SystemClock().now_ms())
     live, dead = found(engine)
     hold_against(said, live, dead)
     refused = {name for client in clients for name in client.refused}
@@ -352,15 +353,15 @@ def restart_and_compare(disk: FaultyDisk, said: list[str]) -> None:
     async def main() -> None:
         store = on(disk)
         engine = await Engine.open(store, VirtualClock(1_000), salt=2)
-        check(engine.namespaces.states[NS], 1_000)
+        check(state_of(engine, NS), 1_000)
         hold_against(said, *found(engine))
         await Client(engine, [], "after").send()
-        before = dump(engine.namespaces.states[NS])
+        before = dump(state_of(engine, NS))
         await store.close()
         store = on(disk)
         assert store.cut_at is None
         engine = await Engine.open(store, VirtualClock(1_000), salt=2)
-        after = dump(engine.namespaces.states[NS])
+        after = dump(state_of(engine, NS))
         assert after == {**before, "era": after["era"], "started_ms": after["started_ms"]}
         await engine.close()
 

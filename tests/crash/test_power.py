@@ -41,6 +41,7 @@ from posthouse.store.errors import Lost
 from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame, encode
 from tests.crash.history import History
+from tests.inside import state_of
 from tests.invariants import check
 from tests.store.faulty_disk import SECTOR, FaultyDisk, File, PowerCut
 
@@ -326,8 +327,8 @@ async def look(disk: FaultyDisk, chapter: Chapter, said: list[str], *, twice: bo
         store = FileStore(FOLDER, segment_bytes=SEGMENT_BYTES, disk=disk)
         assert store.cut_at is None, "the tail was left for the next start"
     engine = await Engine.open(store, clock, salt=99)
-    state = engine.namespaces.states.get(NS)
-    queues = [queue for queue in PROPERTIES if state is not None and queue in state.queues]
+    state = engine.world.states.get(NS)
+    queues = [queue for queue in PROPERTIES if engine.view.exists(NS, queue)]
     assert {f"created {queue}" for queue in queues} >= {each for each in said if "created" in each}
     await engine.advance(0)
     live: list[str] = []
@@ -343,7 +344,7 @@ async def look(disk: FaultyDisk, chapter: Chapter, said: list[str], *, twice: bo
     if twice and state is not None:
         store = FileStore(FOLDER, segment_bytes=SEGMENT_BYTES, disk=disk)
         engine = await Engine.open(store, clock, salt=99)
-        after = dump(engine.namespaces.states[NS])
+        after = dump(state_of(engine, NS))
         assert after == dump(state) | {key: after[key] for key in ("era", "started_ms")}
         await engine.close()
 

@@ -31,6 +31,7 @@ from posthouse.core.plan import Delivered
 from posthouse.core.rules import FalseFilter, Rule
 from posthouse.store.errors import StoreError
 from posthouse.store.file import Durability, FileStore
+from tests.inside import state_of
 from tests.invariants import check
 
 NS = "crash"
@@ -143,7 +144,7 @@ class Server:
             for each in work:
                 engine.submit(BROKER, NS, c.Work(number, each), worked)
             # Each is decided as it is submitted, so it is known whether one was refused.
-            enlisted = engine.namespaces.states[NS].transactions[number].messages
+            enlisted = state_of(engine, NS).transactions[number].messages
             whole = enlisted == 1 + len(request.messages)
             end: c.Command = c.Commit(number) if whole else c.RollBack(number)
             engine.submit(BROKER, NS, end, committed)
@@ -219,7 +220,7 @@ class Server:
         return push
 
     def _look(self, id: int) -> Answer:
-        state = self._engine.namespaces.states[NS]
+        state = state_of(self._engine, NS)
         check(state, self._clock.now_ms())
         live, dead = (
             [

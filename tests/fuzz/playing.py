@@ -142,7 +142,7 @@ class Player:
         found = self.surface.kept()
         receivers = engine._receivers
         found["receivers"] = len(receivers._pushed) + len(receivers.waits) + len(receivers._leaving)
-        for name, state in engine.namespaces.states.items():
+        for name, state in engine.world.states.items():
             found[f"receivers in {name}"] = len(state.receivers)
             found[f"blocked senders in {name}"] = len(state.blocked)
             found[f"bytes of transactions in {name}"] = state.transaction_bytes

@@ -176,7 +176,7 @@ async def write(folder: Path, part: int) -> bytes:
     engine = await Engine.open(store, VirtualClock(1_000), 3, snapshots=store.snapshots)
     story = Story(engine)
     await (story.first() if part == 1 else story.second())
-    state = described(engine.namespaces)
+    state = described(engine.world)
     await engine.close()
     return state
 

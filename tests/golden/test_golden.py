@@ -18,6 +18,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.look import look
 from posthouse.store.snapshots import FileSnapshots
 from tests.golden.make import EXPECTED, NS, described
+from tests.inside import state_of
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob(f"*/{EXPECTED}"))
 each_folder = pytest.mark.parametrize("golden", FOLDERS, ids=lambda path: path.name)
@@ -85,7 +86,7 @@ def test_a_golden_folder_is_started_from_its_snapshot(golden: Path, tmp_path: Pa
     async def main() -> None:
         store = FileStore(folder)
         engine = await Engine.open(store, VirtualClock(200_000), 9, snapshots=store.snapshots)
-        state = engine.namespaces.states[NS]
+        state = state_of(engine, NS)
         counts = {name: queue.counts for name, queue in state.queues.items()}
         assert counts == {name: q["counts"] for name, q in expected[NS]["queues"].items()}
         command = Receive("plain", engine.new_receiver(), 3)

@@ -25,6 +25,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.core.world import World, a_message
+from tests.inside import state_of
 
 TICK = NewMessage(b"\x80", b"tick")
 HOUR_MS = 3_600_000
@@ -49,7 +50,7 @@ async def schedule(desk: Desk, count: int, queue: str = "q") -> None:
 
 
 def is_due(desk: Desk, now_ms: int) -> bool:
-    due_ms = next_deadline_ms(desk.engine.namespaces.states[NS])
+    due_ms = next_deadline_ms(state_of(desk.engine, NS))
     return due_ms is not None and due_ms <= now_ms
 
 
@@ -105,7 +106,7 @@ def test_others_are_served_while_a_hundred_thousand_messages_are_due(
         assert is_due(desk, now_ms)
         while is_due(desk, now_ms):
             await desk.engine.flush()
-        left = sum(desk.engine.namespaces.states[NS].queues["q"].counts)
+        left = desk.engine.view.size(NS, "q").messages
         assert left == (100_000 if "due_ms" in fields else 0)
         await desk.engine.close()
 
@@ -130,7 +131,7 @@ def test_namespaces_in_which_much_is_due_have_their_turns(monkeypatch: pytest.Mo
             for _ in names:
                 await engine.flush()
             await engine.flush()
-            counts = [sum(engine.namespaces.states[name].queues["q"].counts) for name in names]
+            counts = [engine.view.size(name, "q").messages for name in names]
             assert counts == [3 * n] * 3
         await engine.close()
 

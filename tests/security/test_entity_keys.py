@@ -198,7 +198,7 @@ def test_keys_are_revoked_in_the_frame_in_which_their_entity_goes() -> None:
         await engine.ask(BROKER, "one", DeleteQueue("a"))
         await engine.advance(500_000)
         await engine.ask(BROKER, "", DeleteNamespace("two"))
-        assert set(engine.namespaces.accounts) == {"rule@one/b"}
+        assert set(engine.view.accounts) == {"rule@one/b"}
         frames = [frame async for frame in store.read(1, engine.now().position)]
         by_frame = [
             [record for _, _, record in payload.entries(frame)]
@@ -241,8 +241,8 @@ def test_keys_that_an_older_broker_left_behind_are_gone_after_a_start() -> None:
         ]
         store = MemoryStore([Frame(1, 1, 1, len(records), 1, 1, payload.encode(records))])
         engine = await Engine.open(store, VirtualClock(1_000), 1, guard)
-        assert set(engine.namespaces.accounts) == {of_b.name}
-        assert guard.identify_by_key(engine.namespaces.accounts, KEY).name == of_b.name
+        assert set(engine.view.accounts) == {of_b.name}
+        assert guard.identify_by_key(engine.view.accounts, KEY).name == of_b.name
         frames = [frame async for frame in store.read(1, engine.now().position)]
         last = [record for frame in frames for _, _, record in payload.entries(frame)]
         assert AccountRevoked(of_a.name, engine.time_ms()) in last

@@ -206,8 +206,8 @@ class Engine:
         return self._journal.epoch
 
     @property
-    def namespaces(self) -> Namespaces:
-        """To look at, not to touch."""
+    def world(self) -> Namespaces:
+        """For the broker's own modules, to look at; everybody else looks through `view`."""
         return self._world
 
     @property

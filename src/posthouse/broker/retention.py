@@ -258,7 +258,7 @@ def _awaited(engine: Engine, extents: list[Extent], retention: Retention) -> int
     Up to a limit: a reader that is further behind has lost what is trimmed, and is told when it
     comes.
     """
-    readers = engine.namespaces.readers.values()
+    readers = engine.view.readers()
     wanted = min((each.position + 1 for each in readers), default=1 << 63)
     size = 0
     for extent in reversed(extents):
@@ -270,7 +270,7 @@ def _awaited(engine: Engine, extents: list[Extent], retention: Retention) -> int
 
 def _tell_readers_lost(engine: Engine, first: int, end: int) -> None:
     """Logs the readers of the feed whose place in it is trimmed now."""
-    for reader in engine.namespaces.readers.values():
+    for reader in engine.view.readers():
         if first <= reader.position + 1 < end:
             _log.error(
                 "Reader %s of the feed lags so far behind that the journal is not kept for it: it"
@@ -281,7 +281,7 @@ def _tell_readers_lost(engine: Engine, first: int, end: int) -> None:
 
 
 def _queues(engine: Engine) -> list[tuple[str, Queue]]:
-    states = engine.namespaces.states
+    states = engine.world.states
     return [(name, queue) for name, state in states.items() for queue in state.queues.values()]
 
 

@@ -22,6 +22,7 @@ from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Frame, encode
 from posthouse.dialects.pyqueue.refusals import CODES
 from tests.dialects.pyqueue.client import frame
 from tests.dialects.pyqueue.rig import START_MS, Client, Rig
+from tests.inside import state_of
 
 
 def with_rig(work: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:
@@ -528,7 +529,7 @@ def test_equal_payloads_are_different_tasks_unless_it_is_set() -> None:
         await client.push("x")
         await client.push("x")
         assert rig.engine is not None
-        state = rig.engine.namespaces.states["default"]
+        state = state_of(rig.engine, "default")
         assert not state.queues["default"].seen  # what has no key costs no memory
 
     async def strict(rig: Rig) -> None:

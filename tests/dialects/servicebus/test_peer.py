@@ -20,6 +20,7 @@ from posthouse.core.namespaces import CreateNamespace, RevokeAccount, SetAccount
 from posthouse.dialects.servicebus import peer as peers
 from posthouse.dialects.servicebus.conditions import CODES
 from tests.dialects.servicebus.rig import KEY, Client, Rig, sas, session_filter
+from tests.inside import state_of
 
 MESSAGE = described(0x73, encode(["id"])) + described(0x75, encode(b"body"))
 
@@ -382,7 +383,7 @@ def test_one_message_that_is_refused_does_not_change_the_order_of_the_others() -
                     and e.state.descriptor == 0x25]  # fmt: skip
         assert [len(each.delivery_ids) for each in rejected] == [1]
         assert rig.engine is not None
-        queue = rig.engine.namespaces.states["default"].queues["s"]
+        queue = state_of(rig.engine, "default").queues["s"]
         ids = [int(message_id(each.envelope)) for each in queue.messages.walk(0)]
         assert ids == [at for at in range(900) if at != 10]
 
@@ -402,7 +403,7 @@ def test_what_comes_during_a_sync_is_taken_meanwhile_and_stays_behind(
         await client.pump()
         assert rig.engine is not None
         store, gate = rig.engine.store, asyncio.Event()
-        queue = rig.engine.namespaces.states["default"].queues["s"]
+        queue = state_of(rig.engine, "default").queues["s"]
         sync = store.sync
 
         async def sync_when_let() -> None:
@@ -518,9 +519,9 @@ def test_namespaces_go_by_the_host() -> None:
         assert await other.put_token("", sas("sb://worker1.localhost/")) == 401
         assert await other.put_token("", sas("sb://worker2.localhost/")) == 202
         assert rig.engine is not None
-        states = rig.engine.namespaces.states
-        assert set(states) == {"default", "worker1"}
-        assert all("mine" in state.queues for state in states.values())
+        view = rig.engine.view
+        assert view.namespaces() == ("default", "worker1")
+        assert all(view.exists(namespace, "mine") for namespace in view.namespaces())
 
     run(work, namespace_from="host", auto_create=True)
 

@@ -12,6 +12,7 @@ from posthouse.amqp.types import Array, Described, ULong, Value
 from posthouse.core.commands import GetQueue, QueueInfo
 from tests.dialects.servicebus.rig import Client, Rig
 from tests.dialects.servicebus.test_peer import MESSAGE, client_of, run, why
+from tests.inside import state_of
 
 COORDINATOR = Described(ULong(0x30), [None])
 
@@ -120,7 +121,7 @@ def test_it_is_rolled_back_when_that_is_asked_or_nobody_is_left(how: str) -> Non
             client.peer.connection_lost(None)
             await rig.settle()
         assert rig.engine is not None
-        assert not rig.engine.namespaces.states["default"].transactions
+        assert not state_of(rig.engine, "default").transactions
         assert await counts(rig) == (0, 0)
 
     run(work)

@@ -107,7 +107,7 @@ def test_whoever_has_no_permission_is_refused_everything() -> None:
         assert rig.engine is not None
         wire = await rig.connect()
         await wire.say(Said(PUBLISH, "m", "q", b"1"))
-        ann = Principal("ann", rig.engine.namespaces.accounts["ann"].number)
+        ann = Principal("ann", rig.engine.view.accounts["ann"].number)
         wire.peer.trust(ann)
         for kind in requests.ROUTES.keys() - needs_nothing:
             payload = json.dumps(form).encode() if kind >= 50 else b""
