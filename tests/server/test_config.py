@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from posthouse.broker.declared import PrincipalDeclared, QueueDeclared
 from posthouse.core.model import Grant, QueueProperties
 from posthouse.core.rules import CorrelationFilter, Rule, SqlFilter
 from posthouse.dialects.servicebus.times import duration_ms
 from posthouse.server.config import PORTS, SETTINGS, BadConfig, Port, load
-from posthouse.server.declared import PrincipalDeclared, QueueDeclared
 from tests.server.running import running
 
 EMULATOR: dict[str, Any] = {

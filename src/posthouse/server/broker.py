@@ -13,6 +13,7 @@ from pathlib import Path
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import SystemClock
+from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
@@ -24,7 +25,7 @@ from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorize
 from posthouse.core.model import Account, Right, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
-from posthouse.server.declared import KEY_CHARS_MIN, Declared, PrincipalDeclared, QueueDeclared
+from posthouse.server.declared import Declared
 from posthouse.server.files import read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store

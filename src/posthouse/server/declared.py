@@ -22,14 +22,25 @@ Ours:
         grants: [{namespace: shop, entity: orders*, rights: [send, listen]}]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from posthouse.broker.access import KEY_CHARS_MAX, ROOT
-from posthouse.core.checks import check_name, check_queue_properties, check_rule
+from posthouse.broker.declared import (
+    KEY_CHARS_MIN,
+    PrincipalDeclared,
+    QueueDeclared,
+    SubscriptionDeclared,
+    TopicDeclared,
+    checked,
+    declare_queue,
+    declare_topic,
+    every_right,
+)
+from posthouse.core.checks import check_name
 from posthouse.core.errors import InvalidArgument
 from posthouse.core.model import Grant, QueueProperties, Right
 from posthouse.core.recurrence import parse
@@ -37,38 +48,12 @@ from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilte
 from posthouse.dialects.servicebus.times import duration_ms
 from posthouse.server.shapes import NamedRuleForm, ScheduleForm, new_message, rule_in
 
-KEY_CHARS_MIN = 16
 T = TypeVar("T")
-
-
-class QueueDeclared(msgspec.Struct, frozen=True):
-    name: str
-    namespace: str
-    properties: QueueProperties = QueueProperties()
-
-
-class SubscriptionDeclared(msgspec.Struct, frozen=True):
-    name: str
-    properties: QueueProperties = QueueProperties()
-    rules: tuple[Rule, ...] = (Rule(DEFAULT_RULE),)
-
-
-class TopicDeclared(QueueDeclared, frozen=True):
-    subscriptions: tuple[SubscriptionDeclared, ...] = ()
 
 
 class ScheduleDeclared(ScheduleForm, kw_only=True):
     name: str
     namespace: str = ""
-
-
-class PrincipalDeclared(msgspec.Struct, frozen=True):
-    name: str
-    key: str | None  # None: it comes by other means than a key of its own
-    grants: tuple[Grant, ...]
-
-    def __repr__(self) -> str:
-        return f"PrincipalDeclared({self.name!r})"  # the key is nobody's business
 
 
 @dataclass(frozen=True)
@@ -90,13 +75,9 @@ class Declared:
         mine = [each for each in self.principals if each.name == name]
         if not mine and self.permissions:
             raise ValueError(f"security.permissions must say what {name} may do")
-        grants = mine[0].grants if mine else _everything(namespace, ["*"])
+        grants = mine[0].grants if mine else every_right(namespace, ["*"])
         others = tuple(each for each in self.principals if each.name != name)
         return replace(self, principals=(*others, PrincipalDeclared(name, key, grants)))
-
-
-def _everything(namespace: str, patterns: list[str]) -> tuple[Grant, ...]:
-    return tuple(Grant(namespace, each, ["manage", "send", "listen"]) for each in patterns)
 
 
 def read_permissions(declared: Declared, permissions: object, namespace: str) -> Declared:
@@ -107,7 +88,7 @@ def read_permissions(declared: Declared, permissions: object, namespace: str) ->
         if name in named or name == ROOT or ":" in name or not patterns:
             raise ValueError(f"security.permissions of {name!r}: it must list queues, and have a"
                              " name without a colon that is not declared elsewhere")  # fmt: skip
-    made = [PrincipalDeclared(n, None, _everything(namespace, p)) for n, p in found.items()]
+    made = [PrincipalDeclared(n, None, every_right(namespace, p)) for n, p in found.items()]
     principals = (*declared.principals, *made)
     return replace(declared, principals=principals, permissions=bool(found))
 
@@ -143,14 +124,14 @@ def read_declared(content: Mapping[str, object], namespace: str) -> Declared:
         principals.append(PrincipalDeclared(form.name, form.key, grants))
     names = _convert("namespaces", content, list[str])
     for name in names:
-        _checked(f"namespace {name!r}", check_name, "name", name)
+        checked(f"namespace {name!r}", check_name, "name", name)
     schedules = []
     for each in _convert("schedules", content, list[ScheduleDeclared]):
         each.namespace = each.namespace or namespace
         what = f"schedule {each.name!r}"
-        _checked(what, check_name, "name", each.name)
-        _checked(what, parse, each.when, each.zone)
-        _checked(what, new_message, each.message, 0)
+        checked(what, check_name, "name", each.name)
+        checked(what, parse, each.when, each.zone)
+        checked(what, new_message, each.message, 0)
         schedules.append(each)
     return Declared(tuple(names), tuple(queues), tuple(topics), tuple(schedules), tuple(principals))
 
@@ -167,7 +148,7 @@ def _queue(form: dict[str, Any], namespace: str) -> QueueDeclared:
     name, space = form.pop("name", None), form.pop("namespace", namespace)
     if not isinstance(name, str) or not isinstance(space, str):
         raise ValueError("queues: each needs a name, and its namespace is one")  # noqa: TRY004
-    return _declared(name, space, _properties(f"queue {name}", form))
+    return declare_queue(name, space, _properties(f"queue {name}", form))
 
 
 def _properties(what: str, form: dict[str, Any]) -> QueueProperties:
@@ -180,14 +161,6 @@ def _properties(what: str, form: dict[str, Any]) -> QueueProperties:
         raise ValueError(f"{what}: {error}") from None
 
 
-def _declared(name: str, namespace: str, properties: QueueProperties) -> QueueDeclared:
-    what = f"queue {name!r}"
-    _checked(what, check_name, "name", name)
-    _checked(what, check_name, "namespace", namespace)
-    _checked(what, check_queue_properties, properties)
-    return QueueDeclared(name, namespace, properties)
-
-
 def _topic(form: dict[str, Any], namespace: str) -> TopicDeclared:
     form = dict(form)
     name, space = form.pop("name", None), form.pop("namespace", namespace)
@@ -196,23 +169,7 @@ def _topic(form: dict[str, Any], namespace: str) -> TopicDeclared:
         raise ValueError("topics: each needs a name, and its subscriptions are a list")  # noqa: TRY004
     properties = _properties(f"topic {name}", {**form, "delivery": "topic"})
     subscriptions = tuple(_subscription(name, each) for each in below)
-    return _declared_topic(name, space, properties, subscriptions)
-
-
-def _declared_topic(
-    name: str,
-    namespace: str,
-    properties: QueueProperties,
-    subscriptions: tuple[SubscriptionDeclared, ...],
-) -> TopicDeclared:
-    _declared(name, namespace, properties)
-    for each in subscriptions:
-        what = f"subscription {each.name!r} of {name!r}"
-        _checked(what, check_name, "name", each.name)
-        _checked(what, check_queue_properties, each.properties)
-        for rule in each.rules:
-            _checked(what, check_rule, rule)
-    return TopicDeclared(name, namespace, properties, subscriptions)
+    return declare_topic(name, space, properties, subscriptions)
 
 
 def _subscription(topic: str, form: Any) -> SubscriptionDeclared:
@@ -230,13 +187,6 @@ def _subscription(topic: str, form: Any) -> SubscriptionDeclared:
     except (msgspec.ValidationError, InvalidArgument) as error:
         raise ValueError(f"{what}: {error}") from None
     return SubscriptionDeclared(name, properties, made)
-
-
-def _checked(what: str, check: Callable[..., object], *given: object) -> None:
-    try:
-        check(*given)
-    except InvalidArgument as refused:
-        raise ValueError(f"{what}: {refused}") from None
 
 
 # Microsoft's emulator. Its file has one namespace, whose entities go to ours.
@@ -314,7 +264,7 @@ def read_emulator(content: Mapping[str, object], namespace: str) -> Declared:
         raise ValueError(f"UserConfig: {error}") from None
     queues, topics = [], []
     for space in found.namespaces:
-        queues += [_declared(each.name, namespace, _emulated(each)) for each in space.queues]
+        queues += [declare_queue(each.name, namespace, _emulated(each)) for each in space.queues]
         for topic in space.topics:
             subscriptions = tuple(
                 SubscriptionDeclared(each.name, _emulated(each), _emulated_rules(each.rules))
@@ -323,7 +273,7 @@ def read_emulator(content: Mapping[str, object], namespace: str) -> Declared:
             properties = msgspec.structs.replace(
                 _emulated(topic), delivery="topic", requires_session=False
             )
-            topics.append(_declared_topic(topic.name, namespace, properties, subscriptions))
+            topics.append(declare_topic(topic.name, namespace, properties, subscriptions))
     return Declared(queues=tuple(queues), topics=tuple(topics))
 
 
