@@ -78,13 +78,14 @@ def posthouse_broker() -> Iterator[Address]:
     stop: list[Callable[[], object]] = []
 
     async def serve(folder: Path) -> None:
-        from posthouse.server.config import Config, Port
+        from posthouse.server.config import load
         from posthouse.server.serve import Server
 
-        config = Config(
-            memory=True, dev=True, host=("127.0.0.1",), port=(Port(0),),
-            servicebus_namespace="host", stop_limit=1,
-        )  # fmt: skip
+        settings = {
+            "memory": True, "dev": True, "host": "127.0.0.1", "port": 0,
+            "servicebus_namespace": "host", "stop_limit": 1,
+        }  # fmt: skip
+        config = load(settings, {})
 
         def say(_: str) -> None:
             told.extend(server.ports)

@@ -152,7 +152,7 @@ class Http:
     def connect(self) -> tuple[Any, Any]:
         assert self._server is not None
         listener = self._server._listener
-        (http,) = (each for each in listener.dialects if each.name == "http")
+        (http,) = (each for each in listener.protocols if each.name == "http")
         connection, transport = Connection(listener, "127.0.0.1"), Transport()
         peer = http.make(connection)
         connection.peer, connection.transport = peer, transport  # type: ignore[assignment]

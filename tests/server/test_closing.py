@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from posthouse.server.listener import Connection, Dialect, Limits, Listener, Peer
+from posthouse.dialects.line import Peer
+from posthouse.server.listener import Connection, Limits, Listener, PortProtocol
 
 TURNS = 12  # of the loop; it takes fewer from accepting to an answer
 LIMIT_SECONDS = 10
@@ -49,7 +50,7 @@ def make(connection: Connection) -> Peer:
 @pytest.mark.parametrize("turns", range(TURNS))
 def test_who_comes_at_the_moment_of_a_stop_is_answered_or_sent_away(turns: int) -> None:
     async def main() -> None:
-        listener = Listener([Dialect("slow", lambda _: True, make)], Limits())
+        listener = Listener([PortProtocol("slow", lambda _: True, make)], Limits())
         [(_, port, _)] = listener.open(["127.0.0.1"], [(0, "")])
         with socket.create_connection(("127.0.0.1", port)) as made:
             made.sendall(b"question")

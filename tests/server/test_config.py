@@ -371,9 +371,10 @@ def test_pyqueue_s_names_are_ours_and_ours_go_before_them() -> None:
         "COMPRESSION_MIN_SIZE": "2048",
     }  # fmt: skip
     config = load({}, {**theirs, "POSTHOUSE_PYQUEUE_DEPTH": "9"})
-    assert (config.pyqueue_depth, config.pyqueue_ttl, config.pyqueue_lock) == (9, 60, 5)
-    assert (config.pyqueue_retries, config.host, config.port) == (4, ("0.0.0.0",), (Port(5999),))
-    assert (config.pyqueue_security, config.jwt_secret) == (True, "s" * 40)
+    settings = config.dialects["pyqueue"]
+    assert (settings.pyqueue_depth, settings.pyqueue_ttl, settings.pyqueue_lock) == (9, 60, 5)
+    assert (settings.pyqueue_retries, config.host, config.port) == (4, ("0.0.0.0",), (Port(5999),))
+    assert (settings.pyqueue_security, settings.jwt_secret) == (True, "s" * 40)
     assert (config.compress, config.compress_from) == ("gzip", 2_048)
     assert config.origins["pyqueue_lock"] == "VISIBILITY_TIMEOUT"
     [principal] = config.declared.principals
@@ -383,14 +384,16 @@ def test_pyqueue_s_names_are_ours_and_ours_go_before_them() -> None:
 
 def test_a_key_that_is_for_something_else_is_not_taken() -> None:
     config = load({}, {"API_KEY": "of another program", "JWT_SECRET": "short"})
-    assert (config.pyqueue_api_key, config.jwt_secret) == (None, None)
+    settings = config.dialects["pyqueue"]
+    assert (settings.pyqueue_api_key, settings.jwt_secret) == (None, None)
     assert not config.declared.principals
 
 
 def test_nobody_is_let_in_unasked_without_dev() -> None:
     with pytest.raises(BadConfig, match="SECURITY_ENABLED"):
         load({}, {"SECURITY_ENABLED": "false"})
-    assert load({"dev": "true"}, {"SECURITY_ENABLED": "false"}).pyqueue_security is False
+    config = load({"dev": "true"}, {"SECURITY_ENABLED": "false"})
+    assert config.dialects["pyqueue"].pyqueue_security is False
 
 
 def test_a_secret_is_not_told_where_it_is_wrong() -> None:
@@ -413,8 +416,19 @@ def test_pyqueue_s_permissions_become_principals(tmp_path: Path) -> None:
     file.write_text("security:\n  api_key: a key of sixteen\n  permissions: {alice: ['*']}\n")
     with pytest.raises(BadConfig, match="api_key_user"):
         load({"config": str(file)}, {})
+    twice = "principals: [{name: a, key: a key of sixteen, grants: [{rights: [send]}]}]\n"
+    both = twice + "security: {permissions: {a: [q]}}"
     for wrong in ("security: 5", "security: {magic: 1}", "security: {permissions: {a: []}}",
-                  "security: {permissions: 7}"):  # fmt: skip
+                  "security: {permissions: 7}", both):  # fmt: skip
         file.write_text(wrong)
         with pytest.raises(BadConfig):
             load({"config": str(file)}, {})
+
+
+def test_pyqueue_s_permissions_are_shown_as_principals(tmp_path: Path) -> None:
+    file = tmp_path / "pyqueue.yaml"
+    file.write_text("security:\n  permissions: {alice: ['*']}\n")
+    command = [sys.executable, "-m", "posthouse.cli", "config", "show", "--json"]
+    environment = {**os.environ, "POSTHOUSE_CONFIG": str(file)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["declared"] == {"principals": ["alice"]}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from posthouse.server.listener import is_amqp, is_http, is_pyqueue, is_vibemq
+from posthouse.dialects.known import DIALECTS
+from posthouse.server.listener import is_http
 from tests.server.running import Running, development
 from tests.server.wire import FOREVER_SECONDS, connect, is_let_go, trusting_all
 
@@ -73,7 +74,8 @@ def works(broker: Running) -> bool:
     ],
 )  # fmt: skip
 def test_dialects_are_told_apart(data: bytes, dialect: str | None) -> None:
-    tests = {"amqp": is_amqp, "vibemq": is_vibemq, "pyqueue": is_pyqueue, "http": is_http}
+    tests = {each.wire.name: each.wire.recognise for each in DIALECTS if each.wire is not None}
+    tests["http"] = is_http
     said = {name: test(data) for name, test in tests.items()}
     sure = [name for name, known in said.items() if known]
     if dialect is None:

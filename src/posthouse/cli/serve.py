@@ -52,7 +52,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _shown(config: Config, name: str) -> object:
-    value = getattr(config, name)
+    value = config.value(name)
     return "(secret)" if SETTINGS[name].secret and value is not None else _plain(value)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 END_SECONDS = 2.0  # what a client has to take our last words
 TURN_SECONDS = 0.005  # for which the bytes of one client are looked at before others have a turn,
@@ -34,6 +34,29 @@ class Line(Protocol):
 
     def gone(self) -> None:
         """It is over."""
+
+
+class Peer(Protocol):
+    """One connection's protocol state, as asyncio wants it, and a way to end it politely."""
+
+    def connection_made(self, transport: Any) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def shutdown(self) -> None:
+        """Tells the other side in its protocol that this one is going, when it is a good moment."""
+
+
+class WrappedPeer(Peer, Protocol):
+    """A peer whose bytes come in the frames of another protocol."""
+
+    is_trusted: bool  # its client has shown who it is
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
 
 
 class Circle(Generic[_Peer]):

@@ -2,12 +2,12 @@
 
 The name of a field is the name of the setting: `pyqueue_lock` is `--pyqueue-lock` on the command
 line, POSTHOUSE_PYQUEUE_LOCK in the environment and `pyqueue_lock` in a file. The server has such a
-dataclass.
+dataclass, and each dialect has one in its folder.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,19 @@ class Setting(NamedTuple):
     help: str
     metavar: str = ""  # what a flag takes, if anything; with ... it may be repeated
     secret: bool = False  # it has no flag, which others could see, and is not shown
+
+
+class BadSetting(ValueError):
+    """The value of a setting is not possible together with others; the text says why."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name  # of the setting whose origin is to be told, if any
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a dialect in which nothing can be set."""
 
 
 def setting(

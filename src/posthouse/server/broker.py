@@ -56,6 +56,22 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.guard = Guard(*self._keys())
 
+    # What dialects ask of it.
+
+    @property
+    def namespace(self) -> str:
+        return DEFAULT_NAMESPACE
+
+    @property
+    def dev(self) -> bool:
+        return self.config.dev
+
+    @property
+    def auto_create(self) -> bool:
+        return self.config.auto_create
+
+    # Its keys.
+
     def _keys(self) -> tuple[str, bytes]:
         """Raises OSError."""
         config = self.config

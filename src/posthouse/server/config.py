@@ -9,15 +9,15 @@ import ipaddress
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posthouse.broker.access import KEY_CHARS_MAX
-from posthouse.broker.declared import KEY_CHARS_MIN
-from posthouse.core.errors import InvalidArgument
-from posthouse.core.recurrence import parse
+from posthouse.dialects.dialect import FromFile
+from posthouse.dialects.known import DIALECTS
 from posthouse.dialects.settings import (
+    BadSetting,
+    Setting,
     as_flag,
     as_path,
     as_seconds,
@@ -25,18 +25,18 @@ from posthouse.dialects.settings import (
     as_text,
     count,
     one_of,
-    secret,
     setting,
     settings_of,
     several,
-    some_seconds,
     some_size,
 )
-from posthouse.server.declared import Declared, read_declared, read_emulator, read_permissions
+from posthouse.server.declared import Declared, read_declared
 
-PORTS = (5672, 5671, 5300, 5555, 2925, 7071, 4566)  # what clients dial
-# Dialects whose paths over HTTP collide with others: each has ports that are declared for it.
-DOORS = ("pyqueue-http", "vibemq-http")
+HTTP_PORT = 5300  # of our own API
+PORTS = tuple(dict.fromkeys((*(port for each in DIALECTS for port in each.ports), HTTP_PORT)))
+# APIs over HTTP that ports can be declared for, and a port for each.
+DOORS = {each.profile.word: each.profile.port for each in DIALECTS if each.profile is not None}
+_EXAMPLES = [f"{port}={word}" for word, port in DOORS.items()]
 DEFAULT_NAMESPACE = "default"
 
 
@@ -45,14 +45,6 @@ class BadConfig(Exception):
 
 
 # How a value is read that the server alone has. Each raises ValueError.
-
-
-def _zone(value: object) -> str:
-    try:
-        parse("every 1 hour", as_text(value))
-    except InvalidArgument:
-        raise ValueError("must be a time zone such as Europe/Berlin") from None
-    return as_text(value)
 
 
 def _host_name(value: object) -> str:
@@ -73,7 +65,7 @@ def _port(value: object) -> Port:
     number, declared, door = str(value).partition("=")
     if isinstance(value, bool) or (declared and door not in DOORS):
         raise ValueError(f"must be a number, or a number and one of {', '.join(DOORS)}, as in"
-                         f" 8080={DOORS[0]}")  # fmt: skip
+                         f" {_EXAMPLES[0]}")  # fmt: skip
     return Port(count(0, 65_535)(number), door)
 
 
@@ -82,6 +74,10 @@ def _network(value: object) -> str:
         return str(ipaddress.ip_network(as_text(value), strict=False))
     except ValueError:
         raise ValueError("must be an address or a network, as in 172.17.0.0/16") from None
+
+
+def _defaults() -> Mapping[str, Any]:
+    return {dialect.name: dialect.settings() for dialect in DIALECTS}
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Config:
     )
     port: tuple[Port, ...] = setting(
         tuple(map(Port, PORTS)), several(_port), "a port to listen on; 0 picks one; with a name,"
-        " as in 8080=pyqueue-http or 12925=vibemq-http, HTTP there is that API", "N[=NAME]...",
+        f" as in {' or '.join(_EXAMPLES)}, HTTP there is that API", "N[=NAME]...",
     )  # fmt: skip
     durability: str = setting(
         "fsync", one_of("fsync", "interval", "memory"), "what an acknowledgement means", "WORD"
@@ -182,105 +178,8 @@ class Config:
         "PERCENT",
     )  # fmt: skip
     request_size: int = setting(48 << 20, some_size, "of one HTTP request", "SIZE")
-    servicebus_message_size: int = setting(
-        1 << 20, some_size, "of one message that a Service Bus client sends, unless the queue says"
-        " otherwise", "SIZE",
-    )  # fmt: skip
-    servicebus_header_size: int = setting(
-        16 << 10, some_size, "of all headers of an HTTP answer that tells of a Service Bus message;"
-        " one with more properties is received over AMQP", "SIZE",
-    )  # fmt: skip
-    servicebus_strict: bool = setting(
-        False, as_flag, "answer Service Bus clients as the cloud does where we would do otherwise"
-    )
-    servicebus_namespace: str = setting(
-        "default", one_of("default", "host", "key"), "what names the namespace of a Service Bus"
-        " client: nothing, the first label of the host, or the key's name", "WORD",
-    )  # fmt: skip
-    localzure_message_size: int = setting(
-        256 << 10, some_size, "of one message that is sent over LocalZure's API", "SIZE"
-    )
-    localzure_entities: int = setting(
-        1_000, count(1, 1_000_000), "queues, and as many topics, that its API makes", "N"
-    )
-    jwt_secret: str | None = setting(
-        None, secret(32, 4_096), "what tokens (JWT) are signed with, by HS256", secret=True
-    )
-    jwt_public_key: Path | None = setting(
-        None, as_path, "the public key of who signs tokens (JWT) by RS256, in PEM", "FILE"
-    )
-    jwt_audience: str | None = setting(
-        None,
-        as_text,
-        "whom tokens (JWT) must be for (aud); without it they must name nobody",
-        "NAME",
-    )
-    jwt_issuer: str | None = setting(
-        None, as_text, "whose tokens (JWT) they must be (iss); without it anybody's", "NAME"
-    )
-    pyqueue_security: bool | None = setting(
-        None, as_flag, "PyQueue clients must say who they are, also with --dev; without it they"
-        " always must",
-    )  # fmt: skip
-    pyqueue_api_key: str | None = setting(
-        None, secret(KEY_CHARS_MIN, KEY_CHARS_MAX), "a key that makes a PyQueue client the"
-        " principal api_key_user", secret=True,
-    )  # fmt: skip
-    pyqueue_lock: int = setting(
-        10, some_seconds, "how long a pulled task is hidden from others, in queues that PyQueue"
-        " clients make", "TIME",
-    )  # fmt: skip
-    pyqueue_retries: int = setting(
-        3, count(1, 1_000), "how often a task may fail there before it is a dead letter", "N"
-    )
-    pyqueue_depth: int = setting(10_000, count(1), "how many tasks such a queue holds", "N")
-    pyqueue_ttl: int | None = setting(
-        None, some_seconds, "how long tasks live there; default: for ever", "TIME"
-    )
-    pyqueue_deduplicate: bool = setting(
-        False, as_flag, "tasks without an idempotency key are duplicates where their payloads are"
-        " equal",
-    )  # fmt: skip
-    pyqueue_rate: int | None = setting(
-        None, count(0, 1_000_000_000), "tasks that one address may push in a second; 0: any"
-        " number; default: 10, with --dev any number", "N",
-    )  # fmt: skip
-    pyqueue_burst: int = setting(20, count(1, 1_000_000_000), "that it may push at once", "N")
-    pyqueue_connections: int = setting(
-        1_000,
-        count(1, 1_000_000),
-        "connections of PyQueue clients that have shown who they are, at a time",
-        "N",
-    )
-    pyqueue_zone: str = setting(
-        "UTC", _zone, "the time zone of schedules that PyQueue clients make", "NAME"
-    )
-    vibemq_message_size: int = setting(
-        16 << 20, some_size, "of one payload that a VibeMQ client publishes, not compressed", "SIZE"
-    )
-    vibemq_window: int = setting(
-        100, count(1, 10_000), "messages that a VibeMQ subscriber is given before it acknowledges",
-        "N",
-    )  # fmt: skip
-    vibemq_keep_alive: int = setting(
-        30, count(1, 86_400), "how often a VibeMQ client is to be heard of; after three times as"
-        " long it is closed", "SECONDS",
-    )  # fmt: skip
-    vibemq_connection_rate: int = setting(
-        0, count(0, 1_000_000), "VibeMQ connections from one address in a minute; 0: any number",
-        "N",
-    )  # fmt: skip
-    vibemq_message_rate: int = setting(
-        0, count(0, 1_000_000), "requests on one VibeMQ connection in a second; 0: any number", "N"
-    )
-    vibemq_token: str | None = setting(
-        None, as_text, "what VibeMQ clients before 1.8 may all come with", secret=True
-    )
-    vibemq_superuser: str | None = setting(
-        None, as_text, "a VibeMQ user that is made at the start where there is none of that name",
-        "NAME",
-    )  # fmt: skip
-    vibemq_superuser_password: str | None = setting(None, as_text, "its password", secret=True)
+    # Each dialect's settings, by its name; among the others they are shown in this place.
+    dialects: Mapping[str, Any] = field(default_factory=_defaults)
     stop_limit: int = setting(30, count(0, 3_600), "what a clean stop may take", "SECONDS")
     log: str = setting(
         "auto", one_of("auto", "text", "json"), "how the log looks; auto: text on a terminal",
@@ -293,21 +192,30 @@ class Config:
     declared: Declared = field(default_factory=Declared)  # what is to exist at start; file only
     origins: Mapping[str, str] = field(default_factory=dict)  # of what is not a default
 
+    def value(self, name: str) -> object:
+        """Of a setting, the server's or a dialect's."""
+        owner = _OWNERS.get(name)
+        return getattr(self if owner is None else self.dialects[owner], name)
 
-SETTINGS = settings_of(Config)
+
+_OWNERS = {name: each.name for each in DIALECTS for name in settings_of(each.settings)}
+
+
+def _settings() -> dict[str, Setting]:
+    """The server's settings and the dialects', in the order in which they are shown."""
+    ours = settings_of(Config)
+    found: dict[str, Setting] = {}
+    for each in fields(Config):
+        if each.name == "dialects":
+            for dialect in DIALECTS:
+                found |= settings_of(dialect.settings)
+        elif each.name in ours:
+            found[each.name] = ours[each.name]
+    return found
+
+
+SETTINGS = _settings()
 _DECLARED = frozenset(("namespaces", "queues", "topics", "schedules", "principals"))
-# What PyQueue's own settings are called here, in the environment; those of ours go before them.
-ALIASES = {
-    "BROKER_HOST": "host", "BROKER_PORT": "port", "VISIBILITY_TIMEOUT": "pyqueue_lock",
-    "MAX_RETRIES": "pyqueue_retries", "TLS_CERT_FILE": "tls_cert", "TLS_KEY_FILE": "tls_key",
-    "QUEUE_MAX_DEPTH": "pyqueue_depth", "QUEUE_TTL": "pyqueue_ttl",
-    "COMPRESSION_MIN_SIZE": "compress_from", "COMPRESSION_ENABLED": "compress",
-    "SECURITY_ENABLED": "pyqueue_security", "API_KEY": "pyqueue_api_key",
-    "JWT_SECRET": "jwt_secret",
-}  # fmt: skip
-# Others use these names too. They are ours only beside the one that says so.
-_GUARDED = frozenset(("API_KEY", "JWT_SECRET"))
-_API_USER = "api_key_user"
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
@@ -337,27 +245,47 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             raise BadConfig(f"{path}: a file cannot name another; give that one instead.")
         for name, value in content.items():
             take(name, value, str(path))
-    secured = environment.get("SECURITY_ENABLED", "").lower() in ("true", "yes", "1")
-    for name, ours in ALIASES.items():
-        if environment.get(name) and (secured or name not in _GUARDED):
-            value = environment[name]
-            if ours == "compress":
-                value = {"true": "gzip", "false": "none"}.get(value.lower(), value)
-            take(ours, value, name)
+    for dialect in DIALECTS:
+        if dialect.read_environment is not None:
+            for named in dialect.read_environment(environment):
+                take(named.name, named.value, named.origin)
     for name, value in given.items():
         if name not in _FOR_CLIENTS and not name.startswith(_OF_THE_CLIENT):
             take(name, value, f"POSTHOUSE_{name.upper()}")
     for name, value in flags.items():
         if value is not None:
             take(name, value, f"--{name.replace('_', '-')}")
-    config = Config(**values, declared=declared, origins=origins)
+    config = Config(**_by_owner(values), declared=declared, origins=origins)
     _check(config)
-    if config.pyqueue_api_key is not None:
-        try:
-            declared = declared.with_key(_API_USER, config.pyqueue_api_key, DEFAULT_NAMESPACE)
-        except ValueError as error:
-            raise BadConfig(f"{origins['pyqueue_api_key']}: {error}.") from None
-    return replace(config, declared=declared)
+    try:
+        return _check_dialects(config)
+    except BadSetting as error:
+        origin = f"{origins[error.name]}: " if error.name in origins else ""
+        raise BadConfig(f"{origin}{error}") from None
+
+
+def _by_owner(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of the server's fields: those of dialects are in `dialects`."""
+    ours = {name: value for name, value in values.items() if name not in _OWNERS}
+    dialects = {}
+    for dialect in DIALECTS:
+        given = settings_of(dialect.settings).keys() & values.keys()
+        dialects[dialect.name] = dialect.settings(**{name: values[name] for name in given})
+    return {**ours, "dialects": dialects}
+
+
+def _check_dialects(config: Config) -> Config:
+    """With the principals that settings of dialects make. Raises BadSetting."""
+    declared = config.declared.principals
+    for dialect in DIALECTS:
+        settings = config.dialects[dialect.name]
+        if dialect.check is not None:
+            dialect.check(settings, config.dev)
+        if dialect.principals is not None:
+            made = tuple(dialect.principals(settings, declared, DEFAULT_NAMESPACE))
+            names = {each.name for each in made}
+            declared = (*(each for each in declared if each.name not in names), *made)
+    return replace(config, declared=replace(config.declared, principals=declared))
 
 
 _FOR_CLIENTS = frozenset(("url", "key", "namespace", "ca"))  # the command line reads these
@@ -371,37 +299,13 @@ def _check(config: Config) -> None:
         raise BadConfig("dev_allow goes with dev; without it every peer may come, with a key.")
     if config.insecure and config.dev:
         raise BadConfig("insecure goes without dev, with which TLS is required of nobody.")
-    if config.pyqueue_security is False and not config.dev:
-        raise BadConfig(f"{config.origins['pyqueue_security']}: without --dev every client has to"
-                        " say who it is; leave it out, or give --dev.")  # fmt: skip
     if "memory" in config.origins and config.memory and "data" in config.origins:
         raise BadConfig("data and memory exclude each other; give one of them.")
-    if (config.vibemq_superuser is None) != (config.vibemq_superuser_password is None):
-        raise BadConfig("vibemq_superuser and vibemq_superuser_password belong together.")
     if not config.port or not config.host:
         raise BadConfig("port and host must not be empty.")
 
 
-def _security(content: dict[str, object]) -> object:
-    """PyQueue's section of that name becomes settings of ours; returns its permissions.
-
-    Raises ValueError.
-    """
-    section = content.pop("security", {})
-    if not isinstance(section, dict):
-        raise ValueError("security must hold settings by name")  # noqa: TRY004
-    named = {"enabled": "pyqueue_security", "api_key": "pyqueue_api_key",
-             "jwt_secret": "jwt_secret"}  # fmt: skip
-    unknown = section.keys() - named.keys() - {"permissions"}
-    if unknown:
-        raise ValueError(f"security: there is no {min(map(str, unknown))!r}")
-    for name, ours in named.items():
-        if section.get(name) is not None:
-            content.setdefault(ours, section[name])
-    return section.get("permissions", {})
-
-
-def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
+def _read_file(path: Path) -> tuple[Mapping[str, object], Declared]:
     import yaml  # not needed by a start without a file
 
     try:
@@ -420,11 +324,29 @@ def _read_file(path: Path) -> tuple[dict[str, object], Declared]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadConfig(f"{path} must hold settings by name.")
     try:
-        if "UserConfig" in content:
-            return {}, read_emulator(content, DEFAULT_NAMESPACE)
-        mine = {name: content.pop(name) for name in list(content) if name in _DECLARED}
-        security = _security(content)
-        declared = read_declared(mine, DEFAULT_NAMESPACE)
-        return content, read_permissions(declared, security, DEFAULT_NAMESPACE)
+        return _understood(content)
     except ValueError as error:
         raise BadConfig(f"{path}: {error}") from None
+
+
+def _understood(content: Mapping[str, object]) -> tuple[Mapping[str, object], Declared]:
+    """The settings in a file, and what it declares. Raises ValueError."""
+    found: list[FromFile] = []
+    for dialect in DIALECTS:
+        if dialect.read_file is not None:
+            found.append(dialect.read_file(content, DEFAULT_NAMESPACE))
+            content = found[-1].content
+    declared = read_declared(content, DEFAULT_NAMESPACE)
+    for part in found:
+        twice = {each.name for each in declared.principals} & {
+            each.name for each in part.principals
+        }
+        if twice:
+            raise ValueError(f"the principal {min(twice)!r} is declared twice")
+        declared = replace(
+            declared,
+            queues=(*declared.queues, *part.queues),
+            topics=(*declared.topics, *part.topics),
+            principals=(*declared.principals, *part.principals),
+        )
+    return {name: each for name, each in content.items() if name not in _DECLARED}, declared

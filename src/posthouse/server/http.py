@@ -1,7 +1,7 @@
 """HTTP: who answers a request, and what every answer has in common.
 
-`App` is the application behind every HTTP connection (`http_peer.py`). What AWS or Azure
-clients send is told by its marks, and goes before the paths that are ours: health, metrics, the
+`App` is the application behind every HTTP connection (`http_peer.py`). What is a dialect's
+is told by its marks, and goes before the paths that are ours: health, metrics, the
 feed, and of `/api/v1` the hot routes (send, receive, settle) are plain functions; the rest of it
 and `/docs` are in api.py, which is imported when it is first asked for.
 """
@@ -13,10 +13,10 @@ import os
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 import msgspec
@@ -25,6 +25,7 @@ from uvicorn.config import Config as UvicornConfig
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
 from posthouse.broker.throttle import Login, note_unknown
 from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
+from posthouse.dialects.http import Answer as DialectAnswer
 from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
 from posthouse.server.broker import Broker
@@ -68,19 +69,6 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
 
 
-class WholeAnswer(Protocol):
-    """One of a dialect's, in which nothing is sent as it comes."""
-
-    @property
-    def body(self) -> bytes: ...
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> tuple[Header, ...]: ...
-
-
 _file_slots = asyncio.Semaphore(FILES_MAX)
 
 
@@ -118,8 +106,16 @@ class Request:
         return self.peer.scheme or "http"
 
     @property
+    def raw_path(self) -> bytes:
+        return self.head.raw_path
+
+    @property
+    def raw_query(self) -> bytes:
+        return self.head.query
+
+    @property
     def spelled(self) -> list[Header]:
-        """The headers with their names as they were written."""
+        """The headers in their order, with their names as they were written."""
         return self.head.spelled
 
     @property
@@ -245,8 +241,16 @@ class HttpDialect(NamedTuple):
     """A protocol on HTTP that is not ours, recognised by its marks."""
 
     name: str
-    recognise: Callable[[Request, bool], bool]  # also told whether the path is one of ours
-    answer: "Callable[[Request], Awaitable[WholeAnswer]] | None"  # None: known, but not served
+    recognise: Callable[[Request], bool]
+    answer: Callable[[Request], Awaitable[DialectAnswer]] | None  # None: known, but not served
+
+
+class HttpDialects(NamedTuple):
+    """Who answers what is not ours. Those that are asked come in the order of asking."""
+
+    marked: Sequence[HttpDialect]  # asked before a path is ours
+    rest: Sequence[HttpDialect]  # asked where it is not
+    doors: Mapping[str, HttpDialect]  # not asked: they answer all on ports declared for them
 
 
 class App:
@@ -255,8 +259,7 @@ class App:
     def __init__(
         self,
         broker: Broker,
-        dialects: tuple[HttpDialect, ...],
-        doors: dict[str, HttpDialect],
+        dialects: HttpDialects,
         limits: Limits,
     ) -> None:
         self.broker = broker
@@ -266,7 +269,6 @@ class App:
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
-        self._doors = doors  # who answers everything on ports that are declared for it
         self._routes: dict[bytes, Route] = {}
         self._open: set[bytes] = set()
 
@@ -298,7 +300,7 @@ class App:
         given = request.headers.get(_CORRELATION)
         name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
         correlation.set(name)
-        answer: Answer | WholeAnswer
+        answer: Answer | DialectAnswer
         try:
             answer = await self._answer(request)
         except ConnectionResetError:
@@ -328,7 +330,7 @@ class App:
             request.peer.cut_off()
 
     async def _send(
-        self, request: Request, answer: Answer | WholeAnswer, correlation_id: str
+        self, request: Request, answer: Answer | DialectAnswer, correlation_id: str
     ) -> None:
         status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
         connection = request.connection
@@ -373,7 +375,7 @@ class App:
         finally:
             allowance.change(holder, -len(body))
 
-    async def _answer(self, request: Request) -> Answer | WholeAnswer:
+    async def _answer(self, request: Request) -> Answer | DialectAnswer:
         _check_protocol(request)
         if request.head.raw_path == b"*":  # RFC 9110, 9.3.7: whether somebody is there
             return Answer(b"", 204, ((b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),))
@@ -386,14 +388,17 @@ class App:
         if request.head.query:
             request.query = _query(request.head.query)
         if door := request.connection.door:
-            return await self._of(self._doors[door], request)
+            return await self._of(self._dialects.doors[door], request)
         first = request.parts[0]
         route = self._routes.get(first)
         if route is None or first not in self._open:
-            for dialect in self._dialects:
-                if dialect.recognise(request, route is not None):
+            for dialect in self._dialects.marked:
+                if dialect.recognise(request):
                     return await self._of(dialect, request)
             if route is None:
+                for dialect in self._dialects.rest:
+                    if dialect.recognise(request):
+                        return await self._of(dialect, request)
                 raise HttpProblem(
                     404, "not-found", "There is nothing here; /docs tells what there is.",
                 )  # fmt: skip
@@ -404,7 +409,7 @@ class App:
                 raise Busy("too much is being read at a time")
         return await route(request)
 
-    async def _of(self, dialect: HttpDialect, request: Request) -> WholeAnswer:
+    async def _of(self, dialect: HttpDialect, request: Request) -> DialectAnswer:
         """It looks at credentials in its own way, and says in its own words what is wrong."""
         if dialect.answer is None:
             raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")

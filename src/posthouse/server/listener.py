@@ -20,10 +20,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from posthouse.broker.access import ANYBODY
-from posthouse.dialects.line import hang_up
+from posthouse.dialects.dialect import after_word
+from posthouse.dialects.line import Peer, hang_up
 
 if TYPE_CHECKING:
     import ssl
@@ -47,20 +48,7 @@ LOOPBACK: Networks = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network(
 MakeContext: TypeAlias = Callable[[], "asyncio.Future[ssl.SSLContext]"]
 
 
-class Peer(Protocol):
-    """One connection's protocol state, as asyncio wants it, and a way to end it politely."""
-
-    def connection_made(self, transport: Any) -> None: ...
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def shutdown(self) -> None:
-        """Tells the other side in its protocol that this one is going, when it is a good moment."""
-
-
-class Dialect(NamedTuple):
+class PortProtocol(NamedTuple):
     """A protocol that a port can be spoken to in."""
 
     name: str
@@ -164,9 +152,9 @@ class Listener:
     """All ports. `open` it, `close` it; what it has accepted lives until its peers end."""
 
     def __init__(
-        self, dialects: Sequence[Dialect], limits: Limits, tls: MakeContext | None = None
+        self, protocols: Sequence[PortProtocol], limits: Limits, tls: MakeContext | None = None
     ) -> None:
-        self.dialects = dialects
+        self.protocols = protocols
         self.limits = limits
         self._tls = tls
         self._sockets: dict[socket.socket, str] = {}  # and the door of each
@@ -562,10 +550,10 @@ class _Sniffer(asyncio.Protocol):
             return
         self._data += data
         unsure = False
-        for dialect in self._listener.dialects:
-            known = dialect.recognise(self._data[:SNIFF_BYTES])
+        for protocol in self._listener.protocols:
+            known = protocol.recognise(self._data[:SNIFF_BYTES])
             if known:
-                self._hand_over(dialect)
+                self._hand_over(protocol)
                 return
             unsure = unsure or known is None
         if not unsure or len(self._data) >= SNIFF_BYTES:
@@ -575,17 +563,17 @@ class _Sniffer(asyncio.Protocol):
         self._stop_waiting()
         self._connection.gone()
 
-    def _hand_over(self, dialect: Dialect) -> None:
+    def _hand_over(self, protocol: PortProtocol) -> None:
         self._stop_waiting()
         transport = self._connection.transport
         assert transport is not None
-        self._connection.known_as(dialect.name)
-        if self._connection.lacks_tls and dialect.demand_tls is not None:
+        self._connection.known_as(protocol.name)
+        if self._connection.lacks_tls and protocol.demand_tls is not None:
             self._listener.demand_tls(self._connection)
-            transport.write(dialect.demand_tls(self._data))
+            transport.write(protocol.demand_tls(self._data))
             hang_up(transport)
             return
-        peer = self._connection.peer = dialect.make(self._connection)
+        peer = self._connection.peer = protocol.make(self._connection)
         transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
         peer.connection_made(transport)
         peer.data_received(self._data)
@@ -605,32 +593,7 @@ class _Sniffer(asyncio.Protocol):
             self._timer = None
 
 
-# How the dialects are recognised.
-
-
-def is_amqp(data: bytes) -> bool | None:
-    return True if data.startswith(b"AMQP") else (None if b"AMQP".startswith(data) else False)
-
-
-def is_vibemq(data: bytes) -> bool | None:
-    """Its frames begin with their length, which is below 16 MiB."""
-    return data[:1] == b"\0"
-
-
-def is_pyqueue(data: bytes) -> bool | None:
-    """A word, a space, and a length: digits, or binary with a zero in front."""
-    after = _after_word(data)
-    return None if after is None else after.isdigit() or after == b"\0"
-
-
 def is_http(data: bytes) -> bool | None:
-    after = _after_word(data)
+    """A word, a space, and what is not the length of a frame."""
+    after = after_word(data)
     return None if after is None else bool(after) and not after.isdigit() and after != b"\0"
-
-
-def _after_word(data: bytes) -> bytes | None:
-    """The byte behind a word and a space; empty where there is no word; None: not there yet."""
-    word, space, rest = data.partition(b" ")
-    if not word.translate(None, b"-_").isalpha():
-        return b""
-    return rest[:1] if space and rest else None

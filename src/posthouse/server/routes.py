@@ -1,21 +1,17 @@
 """Which paths there are, and who answers them."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+from posthouse.dialects.dialect import Claim, Dialect, HttpPath
 from posthouse.server import hot
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
 from posthouse.server.health import health
-from posthouse.server.http import Answer, App, HttpDialect, Request, Shared, WholeAnswer
+from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Request, Shared
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
-
-if TYPE_CHECKING:
-    from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
-    from posthouse.dialects.servicebus.localzure.service import Service
-    from posthouse.dialects.servicebus.web import Web
-    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")
@@ -27,71 +23,31 @@ _POLICY = (
 )
 
 
-def http_dialects(
-    service_bus: Callable[[], "Web"], localzure: Callable[[], "Service"]
-) -> tuple[HttpDialect, ...]:
-    """Recognised in this order, before the paths that are ours."""
-
-    def to_localzure(request: Request) -> Awaitable[WholeAnswer]:
-        return localzure().answer(request)
-
-    def to_service_bus(request: Request) -> Awaitable[WholeAnswer]:
-        return service_bus().answer(request)
-
-    return (
-        HttpDialect("SQS", _is_sqs, None),
-        HttpDialect("Azure Service Bus over HTTP", _is_service_bus, to_service_bus),
-        HttpDialect("LocalZure's own API", _is_localzure, to_localzure),
-        HttpDialect("Azure Service Bus over HTTP", _is_nobody_elses, to_service_bus),
+def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDialects:
+    """Of dialects, each with what its requests share."""
+    found = sorted(
+        ((path, shared) for dialect, shared in dialects for path in dialect.paths),
+        key=lambda each: each[0].claim,
     )
-
-
-def doors(
-    pyqueue: Callable[[], "PyQueueWeb"], vibemq: Callable[[], "VibemqWeb"]
-) -> dict[str, HttpDialect]:
-    """Who answers on a port that was declared for it."""
-
-    def to_pyqueue(request: Request) -> Awaitable[WholeAnswer]:
-        return pyqueue().answer(request)
-
-    def to_vibemq(request: Request) -> Awaitable[WholeAnswer]:
-        return vibemq().answer(request)
-
-    return {
-        "pyqueue-http": HttpDialect("PyQueue's API over HTTP", _always, to_pyqueue),
-        "vibemq-http": HttpDialect("VibeMQ's API over HTTP", _always, to_vibemq),
+    doors = {
+        profile.word: HttpDialect(profile.name, _always, partial(profile.answer, shared))
+        for dialect, shared in dialects
+        if (profile := dialect.profile) is not None
     }
+    return HttpDialects(
+        [_bound(path, shared) for path, shared in found if path.claim != Claim.REST],
+        [_bound(path, shared) for path, shared in found if path.claim == Claim.REST],
+        doors,
+    )
 
 
-def _always(request: Request, is_ours: bool) -> bool:
+def _bound(path: HttpPath[Any], shared: Any) -> HttpDialect:
+    answer = None if path.answer is None else partial(path.answer, shared)
+    return HttpDialect(path.name, path.recognise, answer)
+
+
+def _always(_: Request) -> bool:
     return True
-
-
-def _is_sqs(request: Request, _: bool) -> bool:
-    headers = request.headers
-    return (
-        headers.get(b"authorization", b"").startswith(b"AWS4-HMAC-SHA256")
-        or headers.get(b"x-amz-target", b"").startswith(b"AmazonSQS")
-        or "Action" in request.query
-    )
-
-
-def _is_service_bus(request: Request, _: bool) -> bool:
-    headers = request.headers
-    return request.parts[0] != b"servicebus" and (
-        headers.get(b"authorization", b"").startswith(b"SharedAccessSignature")
-        or b"brokerproperties" in headers
-        or "api-version" in request.query
-    )
-
-
-def _is_localzure(request: Request, _: bool) -> bool:
-    return bool(request.parts[0] == b"servicebus")
-
-
-def _is_nobody_elses(request: Request, is_ours: bool) -> bool:
-    """What is left, but for the page that people come to first."""
-    return not is_ours and request.parts[0] not in (b"", b"favicon.ico", b"robots.txt")
 
 
 def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:

@@ -11,61 +11,42 @@ import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
-from posthouse.dialects.servicebus import WEBSOCKET_NAME, WEBSOCKET_PATH
+from posthouse.dialects.dialect import CannotStart, Reached
+from posthouse.dialects.known import DIALECTS
 from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
-from posthouse.server.config import DEFAULT_NAMESPACE, Config
+from posthouse.server.config import DEFAULT_NAMESPACE, HTTP_PORT, Config
 from posthouse.server.feed import Feed
 from posthouse.server.http import App, is_from_here, make_config
 from posthouse.server.http_peer import HttpPeer
 from posthouse.server.listener import (
     LOOPBACK,
     Connection,
-    Dialect,
     Limits,
     Listener,
     Listening,
-    is_amqp,
+    PortProtocol,
     is_http,
-    is_pyqueue,
-    is_vibemq,
 )
 from posthouse.server.metrics import Metrics
-from posthouse.server.routes import add_routes, doors, http_dialects
+from posthouse.server.routes import add_routes, http_dialects
 from posthouse.server.tls import Contexts, Files
 from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
 from posthouse.store.errors import Lost, StoreError
-
-if TYPE_CHECKING:
-    from posthouse.dialects.pyqueue.desk import Desk
-    from posthouse.dialects.pyqueue.peer import Peer as PyQueuePeer
-    from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
-    from posthouse.dialects.servicebus.credentials import Credentials
-    from posthouse.dialects.servicebus.localzure.service import Service
-    from posthouse.dialects.servicebus.peer import Peer, Peers
-    from posthouse.dialects.servicebus.web import Web
-    from posthouse.dialects.vibemq.peer import Peer as VibemqPeer
-    from posthouse.dialects.vibemq.peer import Peers as VibemqPeers
-    from posthouse.dialects.vibemq.users import Users
-    from posthouse.dialects.vibemq.web import Web as VibemqWeb
 
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST = 0, 1, 74
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
-AMQP_TLS = b"AMQP\2\1\0\0"  # what is spoken here instead (part 5, section 5.2.1)
-TLS_TEXT = "TLS is required; connect with it."
 INSECURE_SECONDS = 3_600.0  # between two warnings that keys come in clear text
-PYQUEUE_RATE = 10  # tasks that one address may push in a second, unless it is set
 _LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
 
@@ -105,29 +86,20 @@ class Server:
             own = Files(config.tls_cert, config.tls_key)
             check_tls(own)  # now: a start without it is not to succeed
         self._contexts = Contexts(tls_folder, config.tls_name, own)
-        self._jwt_public_key = None  # read now: a start without it is not to succeed
-        if config.jwt_public_key is not None:
-            self._jwt_public_key = config.jwt_public_key.read_text()
-        app = App(
-            self._broker,
-            http_dialects(lambda: self._web, lambda: self._localzure),
-            doors(lambda: self._pyqueue_web, lambda: self._vibemq_web),
-            limits,
-        )
+        # Each dialect, and what its connections and requests share.
+        self._dialects = [
+            (dialect, dialect.open(self._broker, config.dialects[dialect.name]))
+            for dialect in DIALECTS
+        ]
+        app = App(self._broker, http_dialects(self._dialects), limits)
         uvicorn, state = make_config(app), ServerState()
 
-        self._peers: Peers | None = None
-        websockets = (WebSocketRoute(WEBSOCKET_PATH, WEBSOCKET_NAME, self._amqp, self._admits),)
+        websockets = tuple(self._websockets())
 
         def http(connection: Connection) -> HttpPeer:
             return HttpPeer(uvicorn, state, connection, websockets)
 
-        dialects = (
-            Dialect("amqp", is_amqp, self._amqp, lambda _: AMQP_TLS),
-            Dialect("vibemq", is_vibemq, self._vibemq, _demand_vibemq_tls),
-            Dialect("pyqueue", is_pyqueue, self._pyqueue, _demand_pyqueue_tls),
-            Dialect("http", is_http, http),
-        )
+        protocols = (*self._wires(), PortProtocol("http", is_http, http))
         networks = None
         if config.dev:
             networks = [*LOOPBACK, *map(ipaddress.ip_network, config.dev_allow)]
@@ -144,113 +116,22 @@ class Server:
             per_principal=config.connections_per_principal or max(1, most // 2),
             requires_tls=not (config.dev or config.insecure),
         )  # fmt: skip
-        self._listener = Listener(dialects, limits, self._contexts.get)
+        self._listener = Listener(protocols, limits, self._contexts.get)
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
         add_routes(app, self._broker, self._feed, self._metrics)
 
-    def _amqp(self, connection: Connection) -> "Peer":
-        return self._servicebus().make(connection)
+    def _wires(self) -> Iterator[PortProtocol]:
+        for dialect, shared in self._dialects:
+            if (wire := dialect.wire) is not None:
+                make = partial(wire.make, shared)
+                yield PortProtocol(wire.name, wire.recognise, make, wire.demand_tls)
 
-    def _servicebus(self) -> "Peers":
-        """Made when it is first asked for: a start need not wait for it."""
-        if self._peers is None:
-            from posthouse.dialects.servicebus.peer import Peers
-
-            self._peers = Peers(self._credentials)
-        return self._peers
-
-    def _vibemq(self, connection: Connection) -> "VibemqPeer":
-        return self._vibemq_peers.make(connection)
-
-    @cached_property
-    def _vibemq_peers(self) -> "VibemqPeers":
-        from posthouse.dialects.vibemq.peer import Peers
-
-        return Peers(self._vibemq_users)
-
-    @cached_property
-    def _vibemq_web(self) -> "VibemqWeb":
-        from posthouse.dialects.vibemq.web import Web
-
-        return Web(self._vibemq_peers)
-
-    @cached_property
-    def _vibemq_users(self) -> "Users":
-        from posthouse.dialects.vibemq.users import Settings, Users
-
-        config = self._config
-        settings = Settings(
-            DEFAULT_NAMESPACE, config.vibemq_message_size, config.vibemq_window,
-            config.vibemq_keep_alive, config.vibemq_token or "", config.vibemq_connection_rate,
-            config.vibemq_message_rate, config.dev,
-        )  # fmt: skip
-        return Users(self._broker, self._broker.guard, settings)
-
-    @cached_property
-    def _web(self) -> "Web":
-        """Service Bus over HTTP."""
-        from posthouse.dialects.servicebus.web import Web
-
-        return Web(self._credentials)
-
-    @cached_property
-    def _localzure(self) -> "Service":
-        from posthouse.dialects.servicebus.localzure.call import Limits as LocalzureLimits
-        from posthouse.dialects.servicebus.localzure.service import Service
-
-        config = self._config
-        limits = LocalzureLimits(config.localzure_message_size, config.localzure_entities)
-        return Service(self._credentials, limits)
-
-    @cached_property
-    def _credentials(self) -> "Credentials":
-        from posthouse.dialects.servicebus.credentials import Credentials, Settings
-
-        config = self._config
-        settings = Settings(
-            DEFAULT_NAMESPACE, config.servicebus_message_size, config.servicebus_strict,
-            config.servicebus_namespace, config.auto_create, config.servicebus_header_size,
-            config.dev,
-        )  # fmt: skip
-        return Credentials(self._broker, self._broker.guard, settings)
-
-    def _pyqueue(self, connection: Connection) -> "PyQueuePeer":
-        from posthouse.dialects.pyqueue.peer import Peer as PyQueuePeer
-
-        return PyQueuePeer(self._pyqueue_desk, connection)
-
-    @cached_property
-    def _pyqueue_web(self) -> "PyQueueWeb":
-        from posthouse.dialects.pyqueue.web import Web as PyQueueWeb
-
-        return PyQueueWeb(self._pyqueue_desk)
-
-    @cached_property
-    def _pyqueue_desk(self) -> "Desk":
-        """What all connections of PyQueue clients share."""
-        from posthouse.dialects.pyqueue.credentials import Signing
-        from posthouse.dialects.pyqueue.desk import Desk, Settings
-
-        config = self._config
-        rate = 0 if config.dev else PYQUEUE_RATE
-        settings = Settings(
-            namespace=DEFAULT_NAMESPACE,
-            is_open=config.dev and not config.pyqueue_security,
-            signing=Signing(
-                config.jwt_secret, self._jwt_public_key, config.jwt_audience, config.jwt_issuer
-            ),
-            lock_ms=config.pyqueue_lock * 1_000,
-            retries=config.pyqueue_retries,
-            depth=config.pyqueue_depth,
-            ttl_ms=None if config.pyqueue_ttl is None else config.pyqueue_ttl * 1_000,
-            deduplicate=config.pyqueue_deduplicate,
-            rate=rate if config.pyqueue_rate is None else config.pyqueue_rate,
-            burst=config.pyqueue_burst,
-            connections=config.pyqueue_connections,
-            zone=config.pyqueue_zone,
-        )
-        return Desk(self._broker, self._broker.guard, settings)
+    def _websockets(self) -> Iterator[WebSocketRoute]:
+        for dialect, shared in self._dialects:
+            if dialect.wire is not None and (offered := dialect.wire.websocket) is not None:
+                make = partial(offered.make, shared)
+                yield WebSocketRoute(offered.path, offered.subprotocol, make, self._admits)
 
     def _admits(self, headers: dict[bytes, bytes]) -> bool:
         """With --dev the key is known to everybody, so no web page elsewhere may come in."""
@@ -281,9 +162,11 @@ class Server:
             await self._listener.close(0)
             return LOST if isinstance(error, Lost) else FAILED
         try:
-            await self._make_superuser()
-        except (Refused, StoreError, ValueError) as error:
-            _log.error("There is no VibeMQ superuser: %s", error, extra={"event": "broker.failed"})
+            for dialect, shared in self._dialects:
+                if dialect.start is not None:
+                    await dialect.start(shared)
+        except CannotStart as error:
+            _log.error("%s", error, extra={"event": "broker.failed"})
             await self._listener.close(0)
             return FAILED
         self._metrics.lag.start()
@@ -291,18 +174,14 @@ class Server:
         self._announce(listening)
         if self._config.insecure:
             self._warn_that_it_is_insecure()
-        loop.call_later(_LATER_SECONDS, self._servicebus)
+        for dialect, shared in self._dialects:
+            if dialect.warm is not None:
+                loop.call_later(_LATER_SECONDS, dialect.warm, shared)
         loop.call_later(_LATER_SECONDS, self._make_certificate)
         failing = asyncio.create_task(engine.failed.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
         return await self._end()
-
-    async def _make_superuser(self) -> None:
-        """Raises Refused, StoreError or ValueError."""
-        name, password = self._config.vibemq_superuser, self._config.vibemq_superuser_password
-        if name is not None and password is not None:
-            await self._vibemq_users.make_first(name, password)
 
     async def _end(self) -> int:
         engine = self._broker.engine
@@ -368,19 +247,6 @@ class Server:
         )  # fmt: skip
 
 
-def _demand_pyqueue_tls(_: bytes) -> bytes:
-    from posthouse.dialects.pyqueue.codec import encode
-
-    return encode(b"ERROR", TLS_TEXT.encode())
-
-
-def _demand_vibemq_tls(data: bytes) -> bytes:
-    from posthouse.dialects.vibemq.answers import AUTH_REQUIRED
-    from posthouse.dialects.vibemq.codec import refuse
-
-    return refuse(data, AUTH_REQUIRED, TLS_TEXT)
-
-
 def _files_max() -> int:
     """How many files may be open: as many as the machine's owner allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -399,9 +265,12 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
 
     kept = f"<the key in {config.data / ROOT_KEY}>"
     key = DEV_KEY if config.dev else broker.new_root_key or kept
-
-    def port(preferred: int) -> int:
-        return preferred if preferred in ports else ports[0]
+    reached = Reached(name, tuple(ports), key)
+    served, unserved = (
+        [_line(*each.welcome(reached)) for each in DIALECTS
+         if each.welcome is not None and each.is_served is is_served]
+        for is_served in (True, False)
+    )  # fmt: skip
 
     lines = [
         "Posthouse is ready.",
@@ -413,16 +282,17 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         else f"  certificate   {config.tls_cert}",
         f"  namespace     {DEFAULT_NAMESPACE}",
         "",
-        f"  HTTP          http://{name}:{port(5300)}/api/v1   (/docs, /health, /metrics, /feed)",
-        f"  Azure         Endpoint=sb://{name}{'' if port(5672) == 5672 else f':{port(5672)}'};"
-        f"SharedAccessKeyName={ROOT};SharedAccessKey={key};UseDevelopmentEmulator=true;",
-        f"  PyQueue       {name}:{port(5555)}",
-        f"  VibeMQ        {name}:{port(2925)}",
-        "",
-        "  Clients of this one will connect as follows; this version does not speak to it yet:",
-        "",
-        f"  AWS           AWS_ENDPOINT_URL_SQS=http://{name}:{port(4566)}",
+        f"  HTTP          http://{name}:{reached.port(HTTP_PORT)}/api/v1"
+        "   (/docs, /health, /metrics, /feed)",
+        *served,
     ]  # fmt: skip
+    if unserved:
+        lines += [
+            "",
+            "  Clients of this one will connect as follows; this version does not speak to it yet:",
+            "",
+            *unserved,
+        ]
     if config.dev:
         lines += [
             "",
@@ -442,6 +312,10 @@ def welcome(config: Config, broker: Broker, listening: list[Listening], tls_fold
         ]  # fmt: skip
     lines += ["", "  Ctrl-C stops it.", ""]
     return "\n".join(lines)
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<12}  {text}"
 
 
 def _encryption(config: Config) -> str:

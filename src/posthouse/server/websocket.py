@@ -10,11 +10,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from posthouse.dialects.line import STRANGER_TURN_SECONDS, TURN_SECONDS, Turn, read_or_not
+from posthouse.dialects.line import (
+    STRANGER_TURN_SECONDS,
+    TURN_SECONDS,
+    Turn,
+    WrappedPeer,
+    read_or_not,
+)
 from posthouse.server.listener import Connection
-from posthouse.server.listener import Peer as AnyPeer
 
 FIRST_FRAGMENT_BYTES_MAX = 64 << 10  # before the peer trusts its client
 FRAGMENT_BYTES_MAX = 4 << 20
@@ -31,20 +36,12 @@ _library_log = logging.getLogger(f"{__name__}.frames")
 _library_log.setLevel(logging.WARNING)  # that connections come and go is counted elsewhere
 
 
-class Peer(AnyPeer, Protocol):
-    is_trusted: bool
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
-
-
 class WebSocketRoute(NamedTuple):
     """A path at which a protocol can be spoken, and the name it has there."""
 
     path: str  # folded, without a slash behind
     subprotocol: str
-    make: Callable[[Connection], Peer]
+    make: Callable[[Connection], WrappedPeer]
     admits: Callable[[dict[bytes, bytes]], bool]  # whether it takes a request with these headers
 
 
@@ -55,7 +52,7 @@ class WebSocketPeer(asyncio.Protocol):
         from websockets.server import ServerProtocol  # not needed by every start
 
         self._connection = connection
-        self._inner: Peer | None = None
+        self._inner: WrappedPeer | None = None
         self._route = route
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # once it is made
         self._frames = ServerProtocol(
@@ -126,7 +123,7 @@ class WebSocketPeer(asyncio.Protocol):
             self._at = 0
         return piece
 
-    def _read(self, piece: bytes, inner: Peer) -> None:
+    def _read(self, piece: bytes, inner: WrappedPeer) -> None:
         from websockets.frames import Frame, Opcode
 
         frames = self._frames

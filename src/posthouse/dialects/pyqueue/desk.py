@@ -14,6 +14,7 @@ from posthouse.core.commands import Answer, Command, CreateQueue
 from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
 from posthouse.core.model import QueueProperties, Right, entity_of
 from posthouse.core.records import Completed, DeadLettered, Expired, Sent
+from posthouse.dialects.dialect import Broker
 from posthouse.dialects.line import Circle
 from posthouse.dialects.pyqueue.credentials import Credentials, Known, Signing
 from posthouse.dialects.pyqueue.ledger import Ledger
@@ -39,12 +40,6 @@ class Settings(NamedTuple):
     burst: int = 20
     connections: int = 1_000  # of clients that have shown who they are
     zone: str = "UTC"
-
-
-class Broker(Protocol):
-    """Until it is open there is no engine."""
-
-    engine: Engine | None
 
 
 class Guest(Protocol):

@@ -15,13 +15,12 @@ GET  /docs                this list
 import time
 from collections.abc import Awaitable, Callable
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from posthouse.broker.access import Principal
-from posthouse.broker.throttle import Login
 from posthouse.core.errors import (
     Busy,
     Duplicate,
@@ -32,6 +31,7 @@ from posthouse.core.errors import (
     Unauthenticated,
     Unauthorized,
 )
+from posthouse.dialects.http import Answer, Header, Request
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue import admin, credentials, orders
 from posthouse.dialects.pyqueue.desk import Desk
@@ -40,7 +40,6 @@ from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed, told
 from posthouse.dialects.pyqueue.tasks import BatchForm, PushForm, new_task, queue_in
 
-Header = tuple[bytes, bytes]
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -52,34 +51,6 @@ _STATUS: dict[type[Refused], int] = {
     Unauthenticated: 401, Unauthorized: 403, Duplicate: 409, QuotaExceeded: 507, Throttled: 429,
     Busy: 503, NotLeader: 503,
 }  # fmt: skip
-
-
-class Request(Protocol):
-    """As the HTTP side has it."""
-
-    method: str
-    parts: list[bytes]  # of the path, still encoded, without the slash it begins with
-    headers: dict[bytes, bytes]
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def scheme(self) -> str: ...
-
-    @property
-    def login(self) -> Login: ...
-
-    def identified(self, principal: Principal) -> None:
-        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
-
-    async def body(self) -> bytes: ...
-
-
-class Answer(NamedTuple):
-    body: bytes = b""
-    status: int = 200
-    headers: tuple[Header, ...] = (JSON,)
 
 
 class Wrong(Exception):
@@ -166,7 +137,7 @@ async def _batch(call: Call, form: BatchForm) -> Answer:
     for call.on in dict.fromkeys(queues):
         desk.make_queue(call.principal, "send", call.on)
     ids = await orders.push_together(call, list(zip(queues, tasks, strict=True)))
-    return Answer(orders.batch_told(ids))
+    return Answer(orders.batch_told(ids), 200, (JSON,))
 
 
 async def _form(request: Request, kind: type[Any]) -> Any:
@@ -185,7 +156,7 @@ def _name(part: bytes) -> str:
 
 
 def _json(content: object) -> Answer:
-    return Answer(orders.told(content))
+    return Answer(orders.told(content), 200, (JSON,))
 
 
 def _failed(status: int, detail: str) -> Answer:

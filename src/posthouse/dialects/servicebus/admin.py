@@ -36,10 +36,11 @@ from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import Grant, QueueProperties, subscription_queue
 from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
+from posthouse.dialects.http import Answer
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Answer, Call, Route, Wrong, by_method
+from posthouse.dialects.servicebus.web import Call, Route, Wrong, by_method
 from posthouse.dialects.servicebus.xml import BYTES_MAX, Node, element, read, text
 
 T = TypeVar("T")

@@ -1,13 +1,14 @@
 """Who somebody is, and which namespace he speaks of, however he comes: over AMQP or HTTP."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from posthouse.broker.access import ANYBODY, ROOT, Guard, Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Account, Right
 from posthouse.core.namespaces import entity_key
+from posthouse.dialects.dialect import Broker
 from posthouse.dialects.servicebus import sas
 
 KNOWN_MAX = 1_000  # tokens that are remembered as good
@@ -21,12 +22,6 @@ class Settings(NamedTuple):
     auto_create: bool = False
     header_bytes: int = 16 << 10  # of all headers of an answer that tells of a message
     dev: bool = False  # where namespaces go by key, any name may come with the root key
-
-
-class Broker(Protocol):
-    """Until it is open there is no engine."""
-
-    engine: Engine | None
 
 
 class Credentials:

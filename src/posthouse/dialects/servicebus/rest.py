@@ -56,22 +56,13 @@ from posthouse.core.message import (
     message_id,
     timestamp,
 )
+from posthouse.dialects.http import Answer, Header, Request
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.servicebus.address import at, queue_of, told_name
 from posthouse.dialects.servicebus.guids import guid, new_number, number_of
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
-from posthouse.dialects.servicebus.web import (
-    Answer,
-    Call,
-    Header,
-    Request,
-    Route,
-    Wrong,
-    by_method,
-    names_in,
-    wait_ms_of,
-)
+from posthouse.dialects.servicebus.web import Call, Route, Wrong, by_method, names_in, wait_ms_of
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
 # What clients take of an answer's headers: Node 16 KiB in all, aiohttp 8 KiB of one, Python's

@@ -8,59 +8,23 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, cached_property, lru_cache
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 from posthouse.broker.access import Principal, vouched
-from posthouse.broker.throttle import Login, Throttle, note_unknown
+from posthouse.broker.throttle import Throttle, note_unknown
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
 from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
 from posthouse.core.model import Right, entity_of
 from posthouse.core.namespaces import CreateNamespace
+from posthouse.dialects.http import Answer, Header, Request
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.xml import element, text
 
-Header = tuple[bytes, bytes]
 XML = (b"content-type", b"application/xml; charset=utf-8")
 PATH_CHARS_MAX = 2_048
 SHORT_CHARS = 64  # few paths are as short, and most requests are for those
-
-
-class Request(Protocol):
-    """As the HTTP side has it."""
-
-    method: str
-    parts: list[bytes]  # of the path, still encoded, without the slash it begins with
-    headers: dict[bytes, bytes]
-    query: dict[str, str]
-
-    @property
-    def spelled(self) -> list[Header]:
-        """The headers with their names as they were written."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def scheme(self) -> str: ...
-
-    @property
-    def login(self) -> Login: ...
-
-    def identified(self, principal: Principal) -> None:
-        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
-
-    async def body(self) -> bytes: ...
-
-    async def gone(self) -> None: ...
-
-
-class Answer(NamedTuple):
-    body: bytes = b""
-    status: int = 200
-    headers: tuple[Header, ...] = ()
 
 
 class Wrong(Exception):

@@ -10,7 +10,7 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -20,6 +20,7 @@ from posthouse.broker.passwords import PASSWORD_CHARS_MAX, Passwords
 from posthouse.core.errors import AlreadyExists, NotFound, Unauthenticated
 from posthouse.core.model import Account, Grant, Right
 from posthouse.core.namespaces import RevokeAccount, SetAccount
+from posthouse.dialects.dialect import Broker
 from posthouse.dialects.vibemq.answers import INVALID_PAYLOAD, USER_NOT_FOUND, Wrong
 
 OPERATIONS = (
@@ -94,12 +95,6 @@ class Settings(NamedTuple):
     connection_rate: int = 0  # new ones from an address in a minute; 0: any number
     message_rate: int = 0  # requests on a connection in a second
     dev: bool = False
-
-
-class Broker(Protocol):
-    """Until it is open there is no engine."""
-
-    engine: Engine | None
 
 
 class Users:

@@ -18,7 +18,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -26,12 +26,13 @@ import msgspec
 from posthouse.broker.access import ANYBODY, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
-from posthouse.broker.throttle import Login, note_unknown
+from posthouse.broker.throttle import note_unknown
 from posthouse.broker.view import Entity, View
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
 from posthouse.core.errors import Busy, NotLeader, Refused, Unauthenticated
 from posthouse.core.message import STATES, message_id
 from posthouse.core.records import Completed, DeadLettered, Locked, Sent, Taken
+from posthouse.dialects.http import Answer, Header, Request
 from posthouse.dialects.vibemq.answers import CODES, NOT_AUTHORIZED
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.dialects.vibemq.peer import Peers
@@ -39,7 +40,6 @@ from posthouse.dialects.vibemq.queues import Info, info_of, iso_time, owner, res
 from posthouse.dialects.vibemq.users import DELETE, INFO, LIST, PURGE, SUBSCRIBE, Rights
 from posthouse.store.errors import StoreError
 
-Header = tuple[bytes, bytes]
 PAGE, PAGE_MAX = 50, 100  # messages in an answer
 LOOK_MAX = 100_000  # messages that are passed over to find one, or a page
 _STEP = 1_000  # that are looked at in one go
@@ -49,33 +49,6 @@ _JSON: tuple[Header, ...] = (
 )  # fmt: skip
 _EVERY_STATE = frozenset(range(len(STATES)))
 _begun = time.monotonic()
-
-
-class Request(Protocol):
-    """As the HTTP side has it."""
-
-    method: str
-    parts: list[bytes]
-    headers: dict[bytes, bytes]
-    query: dict[str, str]
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def scheme(self) -> str: ...
-
-    @property
-    def login(self) -> Login: ...
-
-    def identified(self, principal: Principal) -> None:
-        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
-
-
-class Answer(NamedTuple):
-    body: bytes = b""
-    status: int = 200
-    headers: tuple[Header, ...] = _JSON
 
 
 class _Failed(Exception):
@@ -313,7 +286,7 @@ class _Call:
     async def delete(self) -> Answer:
         queue = self._found(DELETE).name
         await self._ask(DeleteQueue(queue))
-        return Answer(status=204)
+        return Answer(b"", 204, _JSON)
 
     async def messages(self) -> Answer:
         queue = self._found(SUBSCRIBE).name
@@ -350,7 +323,7 @@ class _Call:
         assert isinstance(done, Progress)
         if not done.done:
             raise _Failed(404, f"There is no message {self.id!r}.")
-        return Answer(status=204)
+        return Answer(b"", 204, _JSON)
 
     async def purge(self) -> Answer:
         queue = self._found(PURGE).name
@@ -360,7 +333,7 @@ class _Call:
             done = await self._ask(Purge(queue, _EVERY_STATE, first=first))
             assert isinstance(done, Progress)
             first = done.next
-        return Answer(status=204)
+        return Answer(b"", 204, _JSON)
 
     async def _sequence(self, queue: str) -> int:
         """Of the oldest message of that id. Raises _Failed."""
@@ -411,7 +384,7 @@ def _camel(name: str) -> str:
 
 
 def _say(status: int, found: object) -> Answer:
-    return Answer(msgspec.json.encode(found), status)
+    return Answer(msgspec.json.encode(found), status, _JSON)
 
 
 def _problem(status: int, text: str, headers: tuple[Header, ...] = ()) -> Answer:

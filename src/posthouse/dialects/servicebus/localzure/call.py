@@ -13,10 +13,10 @@ from posthouse.core.errors import NotFound
 from posthouse.core.filters.problems import TooManyLooks
 from posthouse.core.message import NewMessage
 from posthouse.core.model import DEAD, Right, entity_of, subscription_queue
+from posthouse.dialects.http import Request
 from posthouse.dialects.servicebus.localzure.errors import Failed
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place
-from posthouse.dialects.servicebus.web import Request
 
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.localzure.service import Service

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from posthouse.dialects.http import Answer
 from posthouse.dialects.servicebus.localzure import forms
 from posthouse.dialects.servicebus.localzure.errors import JSON, Failed
-from posthouse.dialects.servicebus.web import Answer
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")

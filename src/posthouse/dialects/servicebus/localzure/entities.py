@@ -23,6 +23,7 @@ from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import Rule, SqlFilter
 from posthouse.core.shares import QUEUES, SUBSCRIPTIONS, TOPICS
+from posthouse.dialects.http import Answer
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import (
     ATOM,
@@ -36,7 +37,7 @@ from posthouse.dialects.servicebus.localzure.call import Call
 from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
 from posthouse.dialects.servicebus.localzure.places import check_name
 from posthouse.dialects.servicebus.times import duration, moment
-from posthouse.dialects.servicebus.web import XML, Answer
+from posthouse.dialects.servicebus.web import XML
 from posthouse.dialects.servicebus.xml import Node, element, read, text
 
 LIVE_MS = 14 * 86_400_000  # of messages, where nothing else is said

@@ -5,8 +5,8 @@ import msgspec
 from posthouse.core import errors
 from posthouse.core.errors import Refused
 from posthouse.core.model import DEAD, SUBSCRIPTION
+from posthouse.dialects.http import Answer, Header
 from posthouse.dialects.servicebus.address import told_name
-from posthouse.dialects.servicebus.web import Answer, Header
 
 JSON = (b"content-type", b"application/json")
 _DETAILS = (

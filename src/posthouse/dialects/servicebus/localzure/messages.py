@@ -38,13 +38,14 @@ from posthouse.core.commands import (
     Work,
 )
 from posthouse.core.message import NewMessage, message_id
+from posthouse.dialects.http import Answer
 from posthouse.dialects.servicebus.guids import guid, number_of
 from posthouse.dialects.servicebus.localzure import forms
 from posthouse.dialects.servicebus.localzure.call import Call
 from posthouse.dialects.servicebus.localzure.errors import JSON, Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import as_header, check_headers, told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Answer, Wrong, wait_ms_of
+from posthouse.dialects.servicebus.web import Wrong, wait_ms_of
 
 PEEK_MAX, RECEIVE_MAX = 100, 1_000
 STATE_BYTES_MAX = 256 << 10

@@ -12,6 +12,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.shares import Remembered
 from posthouse.core.errors import NotFound, Refused
 from posthouse.core.model import Right
+from posthouse.dialects.http import Answer, Request
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
@@ -25,15 +26,7 @@ from posthouse.dialects.servicebus.localzure.errors import (
 )
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
-from posthouse.dialects.servicebus.web import (
-    Answer,
-    Path,
-    Request,
-    Wrong,
-    host_of,
-    path_of,
-    principal_of,
-)
+from posthouse.dialects.servicebus.web import Path, Wrong, host_of, path_of, principal_of
 
 CORRELATION_CHARS_MAX = 128
 _STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id

@@ -1,0 +1,1 @@
+"""Amazon SQS: its requests are recognised, and not answered yet."""
