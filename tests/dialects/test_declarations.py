@@ -75,12 +75,16 @@ def test_a_toy_s_path_is_its_own_and_others_go_on(toyshop: Toyshop) -> None:
     assert toyshop.broker.call("GET", "/?Action=ListQueues").status == 501
 
 
-def test_a_port_can_be_declared_for_toys(toyshop: Toyshop) -> None:
+def test_a_port_can_be_declared_for_toys_which_get_requests_as_they_came(toyshop: Toyshop) -> None:
     port, toyshop.broker.port = toyshop.broker.port, toyshop.door
     try:
-        assert toyshop.broker.call("GET", "/health/live").body == b"toys only: /health/live"
+        headers = {"X-Two": "2", "X-One": " 1", "X-two": "b"}
+        path = "/health/%6Cive?b=%2f&a=+&a"
+        said = toyshop.broker.call("POST", path, raw=b"\xff\r\n", headers=headers).body
     finally:
         toyshop.broker.port = port
+    lines = [b"/health/%6Cive", b"b=%2f&a=+&a", b"\xff\r\n", b"X-Two=2", b"X-One=1", b"X-two=b"]
+    assert said == b"\n".join(lines)
 
 
 def test_a_toy_s_setting_is_in_the_help_the_environment_and_the_file(tmp_path: Path) -> None:

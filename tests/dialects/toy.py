@@ -38,7 +38,10 @@ class Toys:
         return Answer(f"{self.greeting} at {self._host.namespace}".encode())
 
     async def answer_all(self, request: Request) -> Answer:
-        return Answer(b"toys only: " + request.raw_path)
+        """Everything as it came, which is what signatures are made of."""
+        lines = [request.raw_path, request.raw_query, await request.body()]
+        lines += [b"%s=%s" % each for each in request.spelled if each[0].startswith(b"X-")]
+        return Answer(b"\n".join(lines))
 
 
 class Toy:

@@ -6,8 +6,9 @@ import msgspec
 
 from posthouse.broker.watch import ahead_of
 from posthouse.core.errors import Busy, NotLeader
+from posthouse.dialects.http import JSON
 from posthouse.server.broker import Broker
-from posthouse.server.http import JSON, Answer, Request, Route
+from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
 

@@ -33,6 +33,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import subscription_queue
+from posthouse.dialects.http import charge_messages
 from posthouse.server.deliveries import deliveries
 from posthouse.server.http import Answer, Request, decoded, name_in
 from posthouse.server.problems import HttpProblem
@@ -109,8 +110,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
         )  # fmt: skip
         transaction = form.transaction
     asked = _in(engine, request, transaction, command)
-    if engine.throttle.is_on:  # one was taken for the request
-        engine.throttle.charge_address(request.address, len(command.messages) - 1)
+    charge_messages(engine.throttle, request, len(command.messages))
     if command.sender and asked is command:
         answer = await until_gone(
             engine, request.principal, target.namespace, command, wait_ms, request.gone

@@ -10,8 +10,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-from base64 import b64decode
-from binascii import Error as Base64Error
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -23,8 +21,16 @@ import msgspec
 from uvicorn.config import Config as UvicornConfig
 
 from posthouse.broker.access import ANYBODY, KEY_CHARS_MAX, Principal
-from posthouse.broker.throttle import Login, note_unknown
-from posthouse.core.errors import Busy, Refused, Throttled, Unauthenticated
+from posthouse.broker.throttle import Login
+from posthouse.core.errors import Busy, Refused, Unauthenticated
+from posthouse.dialects.http import (
+    CORRELATION,
+    JSON,
+    correlation_id,
+    name_and_secret,
+    retry_after,
+    unknown,
+)
 from posthouse.dialects.http import Answer as DialectAnswer
 from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
@@ -41,15 +47,12 @@ SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
 SHARED_SLICE_BYTES = 32 << 10  # of one that is the same for all
 DRAIN_BYTES, DRAIN_SECONDS = 64 << 10, 1.0  # of a request that was refused before it was read
 FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
-CORRELATION_CHARS_MAX = 128
 
 Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
-JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", b"application/problem+json")
-_CORRELATION = b"x-correlation-id"
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 
 Piece: TypeAlias = bytes | FileRange
@@ -297,8 +300,7 @@ class App:
     ) -> None:
         self.requests += 1
         request = Request(self, peer, head, body, scope)
-        given = request.headers.get(_CORRELATION)
-        name = "" if given is None else _printable(given[:CORRELATION_CHARS_MAX])
+        name = correlation_id(request.headers, CORRELATION)
         correlation.set(name)
         answer: Answer | DialectAnswer
         try:
@@ -334,8 +336,8 @@ class App:
     ) -> None:
         status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
         connection = request.connection
-        if correlation_id and not any(name == _CORRELATION for name, _ in headers):
-            headers.append((_CORRELATION, correlation_id.encode()))
+        if correlation_id and not any(name == CORRELATION for name, _ in headers):
+            headers.append((CORRELATION, correlation_id.encode()))
         if isinstance(body, bytes):
             large = len(body) > SLICE_BYTES and request.method == "GET"
             if large and not self._has_room(connection, len(body)):
@@ -432,13 +434,9 @@ class App:
     def _refused(self, refused: Refused, name: str) -> Answer:
         status, slug = CODES[type(refused)]
         self.refusals[slug] += 1
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+        headers = retry_after(refused)
         if status == 401:
             headers = ((b"www-authenticate", b'Basic realm="Posthouse"'),)
-        elif status == 503:
-            headers = ((b"retry-after", b"1"),)
-        elif isinstance(refused, Throttled):
-            headers = ((b"retry-after", b"%d" % -(-refused.wait_ms // 1_000)),)
         return _problem(status, slug, str(refused), name, headers, close=status == 401)
 
     def _identify(self, request: Request) -> Principal:
@@ -451,22 +449,14 @@ class App:
                 return self.broker.identify(*_credentials(given))
         if config.dev and from_here and request.scheme == "http":
             return ANYBODY
-        note_unknown(request.address)
-        raise Unauthenticated
+        raise unknown(request)
 
 
 def _credentials(given: bytes) -> tuple[str, str]:
     """A name and a key. Raises Unauthenticated."""
-    scheme, _, rest = given.partition(b" ")
-    try:
-        if scheme.lower() == b"basic":
-            rest = b64decode(rest.strip(), validate=True)
-        elif scheme.lower() != b"bearer":
-            raise Unauthenticated
-        name, colon, key = rest.decode().strip().partition(":")
-    except (Base64Error, ValueError):
-        raise Unauthenticated from None
-    if not colon or len(key) > KEY_CHARS_MAX:
+    name, key = name_and_secret(given, bearer=True)
+    name, key = name.lstrip(), key.rstrip()
+    if len(key) > KEY_CHARS_MAX:
         raise Unauthenticated
     return name, key
 
@@ -505,10 +495,6 @@ def _check_protocol(request: Request) -> None:
         raise HttpProblem(505, "unknown-version", "HTTP 1.1 is spoken here.", close=True)
     if request.headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
         raise HttpProblem(501, "unknown-encoding", "Bodies may be chunked, no more.", close=True)
-
-
-def _printable(given: bytes) -> str:
-    return "".join(c for c in given.decode("latin-1") if c.isprintable() and c.isascii())
 
 
 def _too_large(most: int) -> HttpProblem:

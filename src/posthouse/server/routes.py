@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from posthouse.dialects.dialect import Claim, Dialect, HttpPath
+from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
 from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
@@ -13,8 +14,6 @@ from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Reques
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
 
-_HTML = (b"content-type", b"text/html; charset=utf-8")
-_SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")
 _STYLE = (b"content-type", b"text/css; charset=utf-8")
 _POLICY = (
     b"content-security-policy",
@@ -53,9 +52,7 @@ def _always(_: Request) -> bool:
 def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
     async def api(request: Request) -> Answer:
         assert broker.engine is not None
-        throttle = broker.engine.throttle
-        if throttle.is_on:
-            throttle.check_address(request.address)
+        charge(broker.engine.throttle, request)
         found = hot.find(request)
         if found is not None:
             route, target = found
@@ -70,13 +67,13 @@ def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
 
         match request.parts[1:]:
             case [] | [b""]:
-                return Answer(documents.PAGE.encode(), 200, (_HTML, _POLICY))
+                return Answer(documents.PAGE.encode(), 200, (HTML, _POLICY))
             case [b"openapi.json"]:
                 return Answer(Shared(documents.document()))
             case [b"start.js"]:
-                return Answer(documents.START.encode(), 200, (_SCRIPT,))
+                return Answer(documents.START.encode(), 200, (SCRIPT,))
             case [name] if name.decode("latin-1") in documents.ASSETS:
-                kind = _SCRIPT if name.endswith(b".js") else _STYLE
+                kind = SCRIPT if name.endswith(b".js") else _STYLE
                 return Answer(Shared(documents.asset(name.decode())), 200, (kind,))
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")

@@ -31,7 +31,7 @@ from posthouse.core.errors import (
     Unauthenticated,
     Unauthorized,
 )
-from posthouse.dialects.http import Answer, Header, Request
+from posthouse.dialects.http import HTML, JSON, Answer, Header, HttpError, Request, unknown
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue import admin, credentials, orders
 from posthouse.dialects.pyqueue.desk import Desk
@@ -40,9 +40,7 @@ from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed, told
 from posthouse.dialects.pyqueue.tasks import BatchForm, PushForm, new_task, queue_in
 
-JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-HTML = (b"content-type", b"text/html; charset=utf-8")
 POLICY = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline';"
           b" frame-ancestors 'none'")  # fmt: skip
 REFRESH_SECONDS = 5
@@ -51,14 +49,6 @@ _STATUS: dict[type[Refused], int] = {
     Unauthenticated: 401, Unauthorized: 403, Duplicate: 409, QuotaExceeded: 507, Throttled: 429,
     Busy: 503, NotLeader: 503,
 }  # fmt: skip
-
-
-class Wrong(Exception):
-    """A request that is not for what there is."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
 
 
 class Web:
@@ -75,8 +65,8 @@ class Web:
             self._desk.welcome()
             call = Call(self._desk, principal, request.address, "", b"")
             return await self._answer(call, request)
-        except Wrong as wrong:
-            return _failed(wrong.status, str(wrong))
+        except HttpError as error:
+            return _failed(error.status, error.detail)
         except Failed as failed:
             status = 404 if str(failed).endswith(" not found") else 400
             return _failed(status, str(failed))
@@ -90,7 +80,7 @@ class Web:
         if given is None and key is None:
             stranger = self._desk.stranger(is_tls=request.scheme == "https")
             if stranger is None:
-                raise Unauthenticated
+                raise unknown(request)
             return stranger
         if given is not None:
             kind, value = credentials.read_header(given)
@@ -118,7 +108,7 @@ class Web:
                 found = _LOOKS[request.parts[1]](call)
                 return _json(found if isinstance(found, dict) else await found)
             case _:
-                raise Wrong(404, "Not Found")
+                raise HttpError(404, "Not Found")
 
 
 _LOOKS: dict[bytes, Callable[[Call], dict[str, Any] | Awaitable[dict[str, Any]]]] = {
@@ -141,18 +131,18 @@ async def _batch(call: Call, form: BatchForm) -> Answer:
 
 
 async def _form(request: Request, kind: type[Any]) -> Any:
-    """Raises Wrong, in the way of who wrote the clients."""
+    """Raises HttpError, in the way of who wrote the clients."""
     try:
         return msgspec.json.decode(bounded(await request.body()), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Wrong(422, str(error)) from None
+        raise HttpError(422, str(error)) from None
 
 
 def _name(part: bytes) -> str:
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        raise Wrong(404, "Queue not found") from None
+        raise HttpError(404, "Queue not found") from None
 
 
 def _json(content: object) -> Answer:

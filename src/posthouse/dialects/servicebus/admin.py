@@ -36,11 +36,11 @@ from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import Grant, QueueProperties, subscription_queue
 from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key
 from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
-from posthouse.dialects.http import Answer
+from posthouse.dialects.http import Answer, HttpError
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Call, Route, Wrong, by_method
+from posthouse.dialects.servicebus.web import Call, Route, by_method
 from posthouse.dialects.servicebus.xml import BYTES_MAX, Node, element, read, text
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ _WRITERS: dict[str, Callable[[Told], str]] = {
 
 
 def find(call: Call) -> Route:
-    """What a path is for. Raises Wrong."""
+    """What a path is for. Raises HttpError."""
     kind = _kind_of([part.casefold() for part in call.path])
     if kind is None:
-        raise Wrong(404, "SubCode=40400. There is nothing at this path.")
+        raise HttpError(404, "SubCode=40400. There is nothing at this path.")
     return by_method(ROUTES[kind], call.request.method)
 
 
@@ -136,7 +136,7 @@ async def _create(call: Call, entity: str, node: Node) -> Answer:
 async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
     old = await _info(call, queue)
     if wanted.strip() not in (b"*", _etag(old)):
-        raise Wrong(412, "SubCode=41200. The entity has changed since; get it again.")
+        raise HttpError(412, "SubCode=41200. The entity has changed since; get it again.")
     if node.name != _kind(old):
         raise NotFound("queue", queue)
     keys = descriptions.read_keys(node)
@@ -166,20 +166,20 @@ def _read(call: Call, node: Node, old: QueueProperties | None, kind: str) -> Que
 
 
 def _document(body: bytes) -> Node:
-    """The description in an entry. Raises Wrong."""
+    """The description in an entry. Raises HttpError."""
     if not body.strip():
-        raise Wrong(400, "SubCode=40000. The request has no document.")
+        raise HttpError(400, "SubCode=40000. The request has no document.")
     try:
         root = read(body)
     except ValueError as error:
         status = 413 if len(body) > BYTES_MAX else 400
-        raise Wrong(status, f"SubCode=40000. The document cannot be read: {error}.") from None
+        raise HttpError(status, f"SubCode=40000. The document cannot be read: {error}.") from None
     content = root.find("content")
     node = content.children[0] if content is not None and content.children else None
     if root.name.endswith("Description"):
         node = root
     if node is None:
-        raise Wrong(400, "SubCode=40000. The document is not an entry with a description.")
+        raise HttpError(400, "SubCode=40000. The document is not an entry with a description.")
     return node
 
 
@@ -307,12 +307,12 @@ async def _some(
 
 
 def _window(call: Call) -> tuple[int, int]:
-    """How many to leave out, and how many to show. Raises Wrong."""
+    """How many to leave out, and how many to show. Raises HttpError."""
     found = []
     for name, default in (("$skip", 0), ("$top", PAGE)):
         said = call.request.query.get(name, str(default))
         if not said.isascii() or not said.isdigit() or len(said) > 9:
-            raise Wrong(400, f"SubCode=40000. {name} must be a whole number.")
+            raise HttpError(400, f"SubCode=40000. {name} must be a whole number.")
         found.append(int(said))
     return found[0], max(1, min(PAGE, found[1]))
 

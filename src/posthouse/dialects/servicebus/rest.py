@@ -56,13 +56,13 @@ from posthouse.core.message import (
     message_id,
     timestamp,
 )
-from posthouse.dialects.http import Answer, Header, Request
+from posthouse.dialects.http import Answer, Header, HttpError, Request
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.servicebus.address import at, queue_of, told_name
 from posthouse.dialects.servicebus.guids import guid, new_number, number_of
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
-from posthouse.dialects.servicebus.web import Call, Route, Wrong, by_method, names_in, wait_ms_of
+from posthouse.dialects.servicebus.web import Call, Route, by_method, names_in, wait_ms_of
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
 # What clients take of an answer's headers: Node 16 KiB in all, aiohttp 8 KiB of one, Python's
@@ -100,7 +100,7 @@ _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})
 
 
 def find(call: Call) -> Route | None:
-    """What a path is for, if it is for messages. Raises Wrong."""
+    """What a path is for, if it is for messages. Raises HttpError."""
     kind = _kind_of([part.casefold() for part in call.parts])
     if kind is None or call.request.method == "GET":  # it may be an entity that is called so
         return None
@@ -122,14 +122,14 @@ def _kind_of(words: list[str]) -> str | None:
 def _queue(call: Call, names: Sequence[str]) -> str:
     """The core's name for what is at a path: the one that the token was looked at for.
 
-    Raises Wrong.
+    Raises HttpError.
     """
     try:
         address = at("/".join(names))
     except ValueError as error:
-        raise Wrong(400, f"SubCode=40000. The path cannot be read: {error}.") from None
+        raise HttpError(400, f"SubCode=40000. The path cannot be read: {error}.") from None
     if address.kind != "entity":
-        raise Wrong(404, "SubCode=40400. Messages are in queues, topics and subscriptions.")
+        raise HttpError(404, "SubCode=40400. Messages are in queues, topics and subscriptions.")
     return queue_of(call.exact(address.entity), address)
 
 
@@ -241,11 +241,11 @@ def _batch(body: bytes) -> list[NewMessage]:
     try:
         given = _decode_batch(bounded(body))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(400, "SubCode=40000. The messages must be a JSON array of objects like"
+        raise HttpError(400, "SubCode=40000. The messages must be a JSON array of objects like"
                     ' {"Body": "...", "BrokerProperties": {...}, "UserProperties": {...}}:'
                     f" {error}.") from None  # fmt: skip
     if not 0 < len(given) <= BATCH_MAX:
-        raise Wrong(400, f"SubCode=40000. A batch has from 1 to {BATCH_MAX} messages.")
+        raise HttpError(400, f"SubCode=40000. A batch has from 1 to {BATCH_MAX} messages.")
     return [_of_batch(each) for each in given]
 
 
@@ -254,7 +254,7 @@ def _of_batch(given: OfBatch) -> NewMessage:
         try:
             body = b64decode(given.body, validate=True)
         except (Base64Error, ValueError):
-            raise Wrong(400, "SubCode=40000. A body is not base64.") from None
+            raise HttpError(400, "SubCode=40000. A body is not base64.") from None
     else:
         body = given.body.encode()
     own: Properties = {**given.user_properties}
@@ -271,7 +271,7 @@ def _broker_properties(given: bytes) -> Said:
     try:
         return _decode_said(given)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(400, f"SubCode=40000. BrokerProperties cannot be read: {error}.") from None
+        raise HttpError(400, f"SubCode=40000. BrokerProperties cannot be read: {error}.") from None
 
 
 def new_message(body: bytes, said: Said, own: Properties, content_type: str) -> NewMessage:
@@ -343,7 +343,7 @@ async def _peek_lock(call: Call) -> Answer:
     try:
         answer = told(delivery, 201, (b"location", place.encode("latin-1")))
         check_headers(answer, delivery, call.credentials.settings.header_bytes)
-    except Wrong:
+    except HttpError:
         back = Release(queue, [delivery.token])
         call.engine.submit(BROKER, call.namespace, back, lambda _: None)
         raise
@@ -369,7 +369,7 @@ async def _take(call: Call) -> Answer:
 def _wait_ms(call: Call) -> int:
     said = call.request.query.get("timeout", "")
     if said and (not said.isascii() or not said.isdigit() or len(said) > 6):
-        raise Wrong(400, "SubCode=40000. timeout must be a whole number of seconds.")
+        raise HttpError(400, "SubCode=40000. timeout must be a whole number of seconds.")
     wanted_ms = 1_000 * min(WAIT_SECONDS, int(said) if said else WAIT_SECONDS)
     return wait_ms_of(call.request, wanted_ms)
 
@@ -415,12 +415,12 @@ def told(delivery: Delivery, status: int = 200, *more: Header) -> Answer:
 
 
 def check_headers(answer: Answer, delivery: Delivery, most: int) -> None:
-    """Raises Wrong where clients could not read them."""
+    """Raises HttpError where clients could not read them."""
     most -= _OTHER_HEADERS_BYTES
     sizes = [len(name) + len(value) + 4 for name, value in answer.headers]
     if len(sizes) <= HEADERS_MAX and sum(sizes) <= most and max(sizes, default=0) <= most // 2:
         return
-    raise Wrong(
+    raise HttpError(
         413, f"SubCode=41300. Message {delivery.message.sequence} cannot be told in the headers of"
         f" an answer: they would be {len(sizes)} with {sum(sizes)} bytes, the longest with"
         f" {max(sizes)}; at most {HEADERS_MAX} with {most} bytes can be, {most // 2} each. It stays"
@@ -564,14 +564,16 @@ def _value_out(value: Value) -> bytes:
 
 
 def lock_in(call: Call, queue: str, id: str, lock: str) -> int:
-    """The token of a lock on the message of that id or sequence number. Raises Wrong."""
+    """The token of a lock on the message of that id or sequence number. Raises HttpError."""
     call.check("listen", queue)
     token = number_of(lock)
     held = call.engine.view.messages.lock(call.namespace, token)
     if held is None or held.queue != queue:
-        raise Wrong(404, "SubCode=40400. The lock has expired, was settled already, or never was.")
+        raise HttpError(
+            404, "SubCode=40400. The lock has expired, was settled already, or never was."
+        )
     if id not in (str(held.message.sequence), message_id(held.message.envelope)):
-        raise Wrong(404, "SubCode=40400. The lock is on another message.")
+        raise HttpError(404, "SubCode=40400. The lock is on another message.")
     return token
 
 

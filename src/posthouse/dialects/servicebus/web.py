@@ -11,13 +11,21 @@ from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 from posthouse.broker.access import Principal, vouched
-from posthouse.broker.throttle import Throttle, note_unknown
 from posthouse.core.commands import Answer as CoreAnswer
 from posthouse.core.commands import Command
 from posthouse.core.errors import Refused, Throttled, Unauthenticated, Unauthorized
 from posthouse.core.model import Right, entity_of
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.dialects.http import Answer, Header, Request
+from posthouse.dialects.http import (
+    Answer,
+    HttpError,
+    Request,
+    allow,
+    charge,
+    charge_messages,
+    retry_after,
+    unknown,
+)
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.xml import element, text
@@ -25,16 +33,6 @@ from posthouse.dialects.servicebus.xml import element, text
 XML = (b"content-type", b"application/xml; charset=utf-8")
 PATH_CHARS_MAX = 2_048
 SHORT_CHARS = 64  # few paths are as short, and most requests are for those
-
-
-class Wrong(Exception):
-    """A request that cannot be understood; or that is not for what there is."""
-
-    def __init__(self, status: int, detail: str, headers: tuple[Header, ...] = ()) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.headers = headers
 
 
 class Call:
@@ -66,9 +64,7 @@ class Call:
 
     def charge(self, messages: int) -> None:
         """By its address. One was taken for the request."""
-        throttle: Throttle = self.engine.throttle
-        if throttle.is_on:
-            throttle.charge_address(self.request.address, messages - 1)
+        charge_messages(self.engine.throttle, self.request, messages)
 
     def exact(self, queue: str) -> str:
         """The name as it is written where there is one; else as it is asked for."""
@@ -91,11 +87,10 @@ Route = Callable[[Call], Awaitable[Answer]]
 
 
 def by_method(routes: dict[str, Route], method: str) -> Route:
-    """Raises Wrong."""
+    """Raises HttpError."""
     route = routes.get(method)
     if route is None:
-        allowed = ((b"allow", ", ".join(routes).encode()),)
-        raise Wrong(405, f"SubCode=40500. {method} is not for this path.", allowed)
+        raise HttpError(405, f"SubCode=40500. {method} is not for this path.", (allow(routes),))
     return route
 
 
@@ -113,22 +108,22 @@ class Path:
 
 
 def path_of(request: Request) -> Path:
-    """Raises Wrong."""
+    """Raises HttpError."""
     raw = b"/".join(request.parts)
     if len(raw) > PATH_CHARS_MAX:
-        raise Wrong(400, f"A path has at most {PATH_CHARS_MAX} characters.")
+        raise HttpError(400, f"A path has at most {PATH_CHARS_MAX} characters.")
     return _decoded(raw) if len(raw) > SHORT_CHARS else _known(raw)
 
 
 def _decoded(raw: bytes) -> Path:
-    """Raises Wrong."""
+    """Raises HttpError."""
     try:
         if b"%" not in raw:
             parts = tuple([part for part in raw.decode().split("/") if part])
             return Path(parts, parts)
         parts = tuple(unquote_to_bytes(part).decode() for part in raw.split(b"/") if part)
     except UnicodeDecodeError:
-        raise Wrong(400, "The path must be UTF-8.") from None
+        raise HttpError(400, "The path must be UTF-8.") from None
     return Path(parts, names_in(parts))
 
 
@@ -150,14 +145,12 @@ def principal_of(credentials: Credentials, request: Request, path: Path) -> Prin
     """
     token, host, where = _token_of(request), host_of(request), path.folded
     if b"authorization" not in request.headers:
-        note_unknown(request.address)
-        raise Unauthenticated
+        raise unknown(request)
     with request.login:
         principal = credentials.identify_by_token(token, host, where)
     for_here = sas.covers(token.scope, where)
     if token.expires <= time.time() or not for_here or not credentials.is_for(token, host):
-        note_unknown(request.address)
-        raise Unauthenticated
+        raise unknown(request)
     request.identified(principal)
     return principal
 
@@ -188,23 +181,24 @@ _CLAIMS = {"manage": "Manage", "send": "Send", "listen": "Listen"}
 _SUBCODES = {400: 40000, 401: 40103, 403: 40300, 404: 40400, 409: 40900, 410: 41000, 429: 50009}
 
 
-def told(refused: Refused) -> Wrong:
+def told(refused: Refused) -> HttpError:
     """As Service Bus says it."""
     if isinstance(refused, Unauthenticated):
-        return Wrong(401, _UNKNOWN)
+        return HttpError(401, _UNKNOWN)
     if isinstance(refused, Unauthorized):
         claim = _CLAIMS.get(refused.right, "Manage")
-        return Wrong(401, f"SubCode=40100. Authorization failed: the {claim} claim is required.")
+        return HttpError(
+            401, f"SubCode=40100. Authorization failed: the {claim} claim is required."
+        )
     if isinstance(refused, Throttled):
-        seconds = b"%d" % -(-refused.wait_ms // 1_000)
-        return Wrong(429, f"SubCode=50009. {refused}", ((b"retry-after", seconds),))
+        return HttpError(429, f"SubCode=50009. {refused}", retry_after(refused))
     _, words, status = conditions.told(refused)
     if status == 503:
-        return Wrong(503, f"SubCode=50002. {words}", ((b"retry-after", b"1"),))
-    return Wrong(status, f"SubCode={_SUBCODES.get(status, status * 100)}. {words}")
+        return HttpError(503, f"SubCode=50002. {words}", retry_after(refused))
+    return HttpError(status, f"SubCode={_SUBCODES.get(status, status * 100)}. {words}")
 
 
-def error(wrong: Wrong) -> Answer:
+def error(wrong: HttpError) -> Answer:
     status = wrong.status
     headers = (XML, *wrong.headers)
     if status == 401:
@@ -237,12 +231,10 @@ class Web:
         try:
             path = path_of(request)
             principal = principal_of(self._credentials, request, path)
-            throttle: Throttle = self._credentials.engine.throttle
-            if throttle.is_on:
-                throttle.check_address(request.address)
+            charge(self._credentials.engine.throttle, request)
             call = Call(self._credentials, request, path, principal)
             return await _find(call)(call)
-        except Wrong as wrong:
+        except HttpError as wrong:
             return error(wrong)
         except Refused as refused:
             return error(told(refused))

@@ -14,8 +14,6 @@ import importlib.metadata
 import os
 import resource
 import time
-from base64 import b64decode
-from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,21 @@ import msgspec
 from posthouse.broker.access import ANYBODY, Principal, vouched
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import REFUSE
-from posthouse.broker.throttle import note_unknown
 from posthouse.broker.view import Entity, View
 from posthouse.core.commands import DeleteQueue, Peek, Peeked, Progress, Purge, Seen
 from posthouse.core.errors import Busy, NotLeader, Refused, Unauthenticated
 from posthouse.core.message import STATES, message_id
 from posthouse.core.records import Completed, DeadLettered, Locked, Sent, Taken
-from posthouse.dialects.http import Answer, Header, Request
+from posthouse.dialects.http import (
+    JSON,
+    Answer,
+    Header,
+    HttpError,
+    Request,
+    allow,
+    name_and_secret,
+    unknown,
+)
 from posthouse.dialects.vibemq.answers import CODES, NOT_AUTHORIZED
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.dialects.vibemq.peer import Peers
@@ -44,18 +50,9 @@ PAGE, PAGE_MAX = 50, 100  # messages in an answer
 LOOK_MAX = 100_000  # messages that are passed over to find one, or a page
 _STEP = 1_000  # that are looked at in one go
 READY_SECONDS = 2  # what a sync may take before the broker is not healthy
-_JSON: tuple[Header, ...] = (
-    (b"content-type", b"application/json"), (b"cache-control", b"no-store"),
-)  # fmt: skip
+_JSON: tuple[Header, ...] = (JSON, (b"cache-control", b"no-store"))
 _EVERY_STATE = frozenset(range(len(STATES)))
 _begun = time.monotonic()
-
-
-class _Failed(Exception):
-    def __init__(self, status: int, text: str, headers: tuple[Header, ...] = ()) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = headers
 
 
 class _MessageInfo(msgspec.Struct):
@@ -94,8 +91,8 @@ class Web:
     async def answer(self, request: Request) -> Answer:
         try:
             return await self._answer(request)
-        except _Failed as failed:
-            return _problem(failed.status, str(failed), failed.headers)
+        except HttpError as error:
+            return _problem(error.status, error.detail, error.headers)
         except Unauthenticated as refused:
             asks = (b"www-authenticate", b'Basic realm="VibeMQ", charset="UTF-8"')
             return _problem(401, str(refused), (asks,))
@@ -107,7 +104,7 @@ class Web:
         try:
             path = [unquote_to_bytes(each).decode() for each in request.parts]
         except UnicodeDecodeError:
-            raise _Failed(400, "The path must be UTF-8.") from None
+            raise HttpError(400, "The path must be UTF-8.") from None
         while len(path) > 1 and not path[-1]:
             path.pop()
         if path == ["health"]:
@@ -143,11 +140,11 @@ class Web:
                 routes = {"GET": call.message, "DELETE": call.delete_message}
                 return await _by_method(request, routes)
             case _:
-                raise _Failed(404, "There is nothing here.")
+                raise HttpError(404, "There is nothing here.")
 
     def _only(self, method: str, request: Request) -> None:
         if request.method not in (method, "HEAD"):
-            raise _Failed(405, f"This takes {method}.", ((b"allow", method.encode()),))
+            raise HttpError(405, f"This takes {method}.", (allow([method]),))
 
     async def _identify(self, request: Request) -> Principal:
         """Raises Unauthenticated or Busy."""
@@ -155,10 +152,9 @@ class Web:
         if given is None:
             if self._peers.settings.dev and request.scheme == "http":
                 return ANYBODY
-            note_unknown(request.address)
-            raise Unauthenticated
+            raise unknown(request)
         with request.login:
-            return await self._users.identify(*_credentials(given))
+            return await self._users.identify(*name_and_secret(given))
 
     # How it goes.
 
@@ -228,20 +224,6 @@ class Web:
         return self._namespace
 
 
-def _credentials(given: bytes) -> tuple[str, str]:
-    """A name and a password. Raises Unauthenticated."""
-    scheme, _, rest = given.partition(b" ")
-    try:
-        if scheme.lower() != b"basic":
-            raise Unauthenticated
-        name, colon, password = b64decode(rest.strip(), validate=True).decode().partition(":")
-    except (Base64Error, ValueError):
-        raise Unauthenticated from None
-    if not colon:
-        raise Unauthenticated
-    return name, password
-
-
 class _Call:
     """One request, of which it is known who asks."""
 
@@ -255,15 +237,15 @@ class _Call:
         rights = self._web.rights(self._principal)
         entity = owner(self._web.view, self._web.namespace, queue)
         if rights is None or not rights.allows(operation, entity):
-            raise _Failed(403, f"{NOT_AUTHORIZED}: this takes {operation} on {queue!r}.")
+            raise HttpError(403, f"{NOT_AUTHORIZED}: this takes {operation} on {queue!r}.")
 
     def _found(self, operation: str) -> Entity:
-        """Raises _Failed."""
+        """Raises HttpError."""
         self._check(operation, self.name)
         view, namespace = self._web.view, self._web.namespace
         found = view.entity(namespace, resolve(view, namespace, self.name))
         if found is None or "$" in self.name:  # such names are not for clients
-            raise _Failed(404, f"There is no queue {self.name!r}.")
+            raise HttpError(404, f"There is no queue {self.name!r}.")
         return found
 
     async def _ask(self, command: DeleteQueue | Peek | Purge) -> Any:
@@ -293,7 +275,7 @@ class _Call:
         limit = min(PAGE_MAX, max(1, self._number("limit", PAGE)))
         offset = self._number("offset", 0)
         if offset > LOOK_MAX:
-            raise _Failed(400, f"offset is {LOOK_MAX} at most.")
+            raise HttpError(400, f"offset is {LOOK_MAX} at most.")
         messages = self._web.view.messages
         there = messages.page(self._web.namespace, queue, 0, 1, skip=offset)
         if not there:
@@ -305,7 +287,7 @@ class _Call:
     def _number(self, name: str, default: int) -> int:
         text = self._request.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise _Failed(400, f"{name} must be a number.")
+            raise HttpError(400, f"{name} must be a number.")
         return int(text)
 
     async def message(self) -> Answer:
@@ -313,7 +295,7 @@ class _Call:
         peeked = await self._ask(Peek(queue, await self._sequence(queue)))
         assert isinstance(peeked, Peeked)
         if not peeked.messages:
-            raise _Failed(404, f"There is no message {self.id!r}.")
+            raise HttpError(404, f"There is no message {self.id!r}.")
         return _say(200, _as_info(peeked.messages[0], told_name(queue)))
 
     async def delete_message(self) -> Answer:
@@ -322,7 +304,7 @@ class _Call:
         done = await self._ask(Purge(queue, _EVERY_STATE, sequences=sequences))
         assert isinstance(done, Progress)
         if not done.done:
-            raise _Failed(404, f"There is no message {self.id!r}.")
+            raise HttpError(404, f"There is no message {self.id!r}.")
         return Answer(b"", 204, _JSON)
 
     async def purge(self) -> Answer:
@@ -336,7 +318,7 @@ class _Call:
         return Answer(b"", 204, _JSON)
 
     async def _sequence(self, queue: str) -> int:
-        """Of the oldest message of that id. Raises _Failed."""
+        """Of the oldest message of that id. Raises HttpError."""
         first = 0
         for _ in range(LOOK_MAX // _STEP):
             messages = self._web.view.messages.page(self._web.namespace, queue, first, _STEP)
@@ -347,7 +329,7 @@ class _Call:
                 break
             first = messages[-1].sequence + 1
             await asyncio.sleep(0)  # others have their turn
-        raise _Failed(404, f"There is no message {self.id!r}.")
+        raise HttpError(404, f"There is no message {self.id!r}.")
 
 
 Route = Callable[[], Awaitable[Answer]]
@@ -356,8 +338,7 @@ Route = Callable[[], Awaitable[Answer]]
 async def _by_method(request: Request, routes: Mapping[str, Route]) -> Answer:
     route = routes.get("GET" if request.method == "HEAD" else request.method)
     if route is None:
-        allowed = ((b"allow", ", ".join(routes).encode()),)
-        raise _Failed(405, f"{request.method} is not for this path.", allowed)
+        raise HttpError(405, f"{request.method} is not for this path.", (allow(routes),))
     return await route()
 
 

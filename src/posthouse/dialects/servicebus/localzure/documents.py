@@ -5,12 +5,10 @@ from typing import Any
 
 import msgspec
 
-from posthouse.dialects.http import Answer
+from posthouse.dialects.http import HTML, JSON, SCRIPT, Answer
 from posthouse.dialects.servicebus.localzure import forms
-from posthouse.dialects.servicebus.localzure.errors import JSON, Failed
+from posthouse.dialects.servicebus.localzure.errors import Failed
 
-_HTML = (b"content-type", b"text/html; charset=utf-8")
-_SCRIPT = (b"content-type", b"text/javascript; charset=utf-8")
 _PAGE = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>LocalZure's API on Posthouse</title>
 <link rel="stylesheet" href="/docs/swagger-ui.css"></head>
@@ -83,9 +81,9 @@ def answer(rest: list[str]) -> Answer:
     """Raises Failed."""
     match rest:
         case []:
-            return Answer(_PAGE, 200, (_HTML,))
+            return Answer(_PAGE, 200, (HTML,))
         case ["start.js"]:
-            return Answer(_START, 200, (_SCRIPT,))
+            return Answer(_START, 200, (SCRIPT,))
         case ["openapi.json"]:
             return Answer(msgspec.json.encode(document()), 200, (JSON,))
         case _:

@@ -5,10 +5,9 @@ import msgspec
 from posthouse.core import errors
 from posthouse.core.errors import Refused
 from posthouse.core.model import DEAD, SUBSCRIPTION
-from posthouse.dialects.http import Answer, Header
+from posthouse.dialects.http import JSON, Answer, Header, retry_after, seconds_to_wait
 from posthouse.dialects.servicebus.address import told_name
 
-JSON = (b"content-type", b"application/json")
 _DETAILS = (
     "entity_type", "entity_name", "message_id", "session_id", "correlation_id", "operation",
     "reason", "quota_type", "current_value", "max_value", "timeout_seconds", "actual_size",
@@ -81,17 +80,14 @@ def failed_by(refused: Refused, **known: object) -> Failed:
     """A refusal of the core. What is known of the request is told as well."""
     status, code = CODES[type(refused)]
     details: dict[str, object] = {**known, "reason": str(refused)}
-    headers: tuple[Header, ...] = ()
+    headers = retry_after(refused)
     if isinstance(refused, errors.QuotaExceeded):
         details |= {"quota_type": refused.limit, "max_value": refused.maximum,
                     "current_value": refused.current}  # fmt: skip
     elif isinstance(refused, errors.MessageTooLarge):
         details |= {"actual_size": refused.size_bytes, "max_size": refused.maximum}
     elif isinstance(refused, errors.Throttled):
-        headers = ((b"retry-after", b"%d" % -(-refused.wait_ms // 1_000)),)
-        details |= {"quota_type": "rate", "timeout_seconds": -(-refused.wait_ms // 1_000)}
-    elif isinstance(refused, errors.Busy | errors.NotLeader):
-        headers = ((b"retry-after", b"1"),)
+        details |= {"quota_type": "rate", "timeout_seconds": seconds_to_wait(refused)}
     elif isinstance(refused, errors.Unauthenticated):
         headers = ((b"www-authenticate", b'SharedAccessSignature realm="Posthouse"'),)
     elif isinstance(refused, errors.SessionLocked):

@@ -38,14 +38,14 @@ from posthouse.core.commands import (
     Work,
 )
 from posthouse.core.message import NewMessage, message_id
-from posthouse.dialects.http import Answer
+from posthouse.dialects.http import JSON, Answer, HttpError, charge_messages
 from posthouse.dialects.servicebus.guids import guid, number_of
 from posthouse.dialects.servicebus.localzure import forms
 from posthouse.dialects.servicebus.localzure.call import Call
-from posthouse.dialects.servicebus.localzure.errors import JSON, Failed, Unprocessable
+from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import as_header, check_headers, told
 from posthouse.dialects.servicebus.times import moment
-from posthouse.dialects.servicebus.web import Wrong, wait_ms_of
+from posthouse.dialects.servicebus.web import wait_ms_of
 
 PEEK_MAX, RECEIVE_MAX = 100, 1_000
 STATE_BYTES_MAX = 256 << 10
@@ -88,8 +88,7 @@ async def send_batch(call: Call) -> Answer:
 
 async def _send(call: Call, messages: list[NewMessage]) -> list[int | None]:
     command = Send(call.queue, messages)
-    if call.engine.throttle.is_on:  # one was taken for the request
-        call.engine.throttle.charge_address(call.request.address, len(messages) - 1)
+    charge_messages(call.engine.throttle, call.request, len(messages))
     transaction = transaction_in(call)
     if transaction is not None:
         await call.ask(Work(transaction, command))
@@ -124,7 +123,7 @@ async def head(call: Call) -> Answer:
     more = answer._replace(headers=(*answer.headers, *said))
     try:
         check_headers(more, found[0], call.header_bytes)
-    except Wrong:  # the body says it too
+    except HttpError:  # the body says it too
         return answer
     return more
 

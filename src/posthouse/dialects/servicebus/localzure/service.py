@@ -12,12 +12,20 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.shares import Remembered
 from posthouse.core.errors import NotFound, Refused
 from posthouse.core.model import Right
-from posthouse.dialects.http import Answer, Request
+from posthouse.dialects.http import (
+    CORRELATION,
+    JSON,
+    Answer,
+    HttpError,
+    Request,
+    allow,
+    charge,
+    correlation_id,
+)
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
 from posthouse.dialects.servicebus.localzure.errors import (
-    JSON,
     Failed,
     Unprocessable,
     failed_by,
@@ -26,9 +34,8 @@ from posthouse.dialects.servicebus.localzure.errors import (
 )
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
-from posthouse.dialects.servicebus.web import Path, Wrong, host_of, path_of, principal_of
+from posthouse.dialects.servicebus.web import Path, host_of, path_of, principal_of
 
-CORRELATION_CHARS_MAX = 128
 _STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id
 SESSIONS_MAX = 100_000  # that are remembered as held
 _OPEN = ("health", "docs", "metrics")  # what is told of the service itself
@@ -86,22 +93,21 @@ class Service:
             failed.details.setdefault("operation", operation)
             self.figures.failed(operation, failed.code)
             answer = told(failed, correlation)
-        except Wrong as wrong:
+        except HttpError as wrong:
             self.figures.failed("request", "InvalidOperation")
             answer = told(Failed(wrong.status, "InvalidOperation", wrong.detail), correlation)
         body, status, headers = answer
-        return Answer(body, status, (*headers, (b"x-correlation-id", correlation.encode())))
+        return Answer(body, status, (*headers, (CORRELATION, correlation.encode())))
 
     async def _answer(self, request: Request, path: Path, parts: tuple[str, ...]) -> Answer:
-        """Raises Failed, Unprocessable or Wrong."""
+        """Raises Failed, Unprocessable or HttpError."""
         if request.method == "GET" and parts and parts[0] in _OPEN:
             return await self._tell(request, path, parts)
         principal = self._principal(request, path)
-        if self.engine.throttle.is_on:
-            try:
-                self.engine.throttle.check_address(request.address)
-            except Refused as refused:
-                raise failed_by(refused) from None
+        try:
+            charge(self.engine.throttle, request)
+        except Refused as refused:
+            raise failed_by(refused) from None
         place, routes = _found(parts)
         try:
             namespace = self._credentials.namespace_at(host_of(request), principal, place.namespace)
@@ -196,14 +202,8 @@ class Service:
 
 
 def _correlation(request: Request) -> str:
-    for name in (b"x-correlation-id", b"correlation-id"):
-        given = request.headers.get(name)
-        if given is not None:
-            text = given.decode("latin-1")
-            said = "".join(c for c in text if c.isprintable() and c.isascii())
-            if said:
-                return said[:CORRELATION_CHARS_MAX]
-    return f"{_STARTED}-{next(_numbers):08x}"
+    given = correlation_id(request.headers, CORRELATION, b"correlation-id")
+    return given or f"{_STARTED}-{next(_numbers):08x}"
 
 
 def _operation(method: str, parts: tuple[str, ...]) -> str:
@@ -322,6 +322,5 @@ def _route(routes: dict[str, Route], method: str) -> Route:
         raise _nothing_here()
     route = routes.get(method)
     if route is None:
-        allowed = ((b"allow", ", ".join(routes).encode()),)
-        raise Failed(405, "InvalidOperation", "This path is not for that.", allowed)
+        raise Failed(405, "InvalidOperation", "This path is not for that.", (allow(routes),))
     return route
