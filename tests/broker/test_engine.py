@@ -34,7 +34,7 @@ from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListName
 from posthouse.core.plan import Delivered
 from posthouse.store.errors import Lost
 from posthouse.store.frames import CLOSING
-from posthouse.store.memory import MemoryStore
+from posthouse.store.memory import MemoryJournal, MemoryStore
 from tests.inside import state_of
 
 NS = "test"
@@ -43,8 +43,8 @@ NS = "test"
 class GatedStore(MemoryStore):
     """Syncs when it is let; can be full, and can fail."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
+        super().__init__(journal=journal)
         self.gate = asyncio.Event()
         self.gate.set()
         self.syncs = 0

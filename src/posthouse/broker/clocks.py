@@ -25,9 +25,24 @@ class Clocks:
         self._stepped = stepped
         self._seen_ms = clock.now_ms()
         for state in states:
-            if state.clock_ms:  # it was moved, and does not go back behind where it was since
-                passed_ms = max(0, self.time_ms() - state.broker_ms) if state.broker_ms else 0
-                self.own[state.name] = VirtualClock(state.clock_ms + passed_ms, clock)
+            self.restore(state)
+
+    def restore(self, state: State) -> None:
+        """Gives a namespace its own clock, where the journal says that it was ever moved."""
+        if state.clock_ms:  # it does not go back behind where it was since
+            passed_ms = max(0, self.time_ms() - state.broker_ms) if state.broker_ms else 0
+            self.own[state.name] = VirtualClock(state.clock_ms + passed_ms, self.broker)
+
+    def follow(self, time_ms: int) -> None:
+        """Another broker, which leads, has written a frame at this time."""
+        self._least_ms = time_ms
+
+    def begin(self, states: Iterable[State]) -> None:
+        """Leads from now on, as at a start: how the clock has jumped before concerns nobody."""
+        self.broker.take_step_ms()
+        self._seen_ms = self.broker.now_ms()
+        for state in states:
+            self.restore(state)
 
     def time_ms(self) -> int:
         now_ms = self.broker.now_ms()

@@ -1,4 +1,4 @@
-"""The engine: the single writer.
+"""The engine: the single writer, or a follower of one.
 
 Callers hand commands in with a plain call, and each is decided and evolved there and then. While
 one batch is being synced the next gathers in this way; it is appended as one frame, synced once,
@@ -6,16 +6,23 @@ and answered. No answer leaves before the sync has returned. Only a delivery may
 is durable: to lose its lock means no more than to deliver it again.
 
 If a sync fails nobody knows what is durable: the engine stops, and what was not answered is
-answered with the failure. Recovery reads the journal.
+answered with the failure. Recovery reads the journal. It stops as well when another broker has
+taken over the journal.
+
+An engine that follows applies the frames that another one has written, through the same `evolve`,
+and refuses commands. When it is promoted it begins an epoch of its own; a start is both at once.
 """
 
 import asyncio
 import gc
+import logging
 import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
+
+import msgspec
 
 from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Access, Open, Principal, Watchers
@@ -42,7 +49,7 @@ from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Fired
 from posthouse.broker.receivers import Deliver, Receivers, Wait, may_leave, nothing_for
-from posthouse.broker.replay import Progress, recover
+from posthouse.broker.replay import Progress, Replay, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
@@ -68,13 +75,14 @@ from posthouse.core.commands import (
     Waiting,
     Work,
 )
-from posthouse.core.errors import Busy, InvalidArgument, NotFound, Refused, Unauthorized
+from posthouse.core.errors import Busy, InvalidArgument, NotFound, NotLeader, Refused, Unauthorized
 from posthouse.core.model import State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
 from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
+    ClockSet,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -85,12 +93,15 @@ from posthouse.core.records import (
 from posthouse.core.routing import compile_some
 from posthouse.core.tokens import KEY_BYTES
 from posthouse.store import Snapshots, Store
-from posthouse.store.errors import Lost, StoreError
+from posthouse.store.errors import Deposed, Lost, StoreError
 from posthouse.store.frames import Frame
+
+_log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 1.0
 _FULL_RETRY_SECONDS = 0.5
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
+_STOPPING = "it is being stopped"
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_track`
@@ -108,14 +119,25 @@ class Now(NamedTuple):
     level: int  # how many of the marks that is above
 
 
+class Options(TypedDict, total=False):
+    """How an engine is made. `progress` is told the position that recovery has come to."""
+
+    snapshots: Snapshots | None
+    limits: Limits | None
+    auto_create: bool  # queues come into being when they are first used
+    throttle: Throttle | None
+    progress: Progress | None
+    compression: payload.Compression | None
+
+
 class Engine:
-    """All namespaces of one journal. `open` it; it is complete then."""
+    """All namespaces of one journal. `open` it, or `follow`; it is complete then."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        start: Start,
+        salt: int,
         access: Access,
         limits: Limits,
         world: Namespaces,
@@ -127,7 +149,9 @@ class Engine:
     ) -> None:
         self._world = world
         self.view = View(world)  # all that others look at without a command
-        self._start = start
+        self._replay = Replay(world)
+        # The tokens of locks are of the epoch in which it leads.
+        self._start = Start(0, salt, secrets.token_bytes(KEY_BYTES))
         self._auto_create = auto_create
         self.figures = Figures()
         self._journal = Journal(store, last, self.figures, compression)
@@ -145,13 +169,31 @@ class Engine:
         self._receivers = Receivers(self._note_granted)
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # What whoever comes is told; None while commands are taken. A StoreError: it has failed.
-        self._gate: Refused | StoreError | None = None
+        # What whoever comes is told; None while commands are taken. NotLeader: it follows. A
+        # StoreError: it has failed.
+        self._gate: Refused | StoreError | None = NotLeader("")
         self._closing = False
         self.failed = asyncio.Event()
 
     @classmethod
     async def open(
+        cls,
+        store: Store,
+        clock: Clock,
+        salt: int,
+        access: Access | None = None,
+        **options: Unpack[Options],
+    ) -> "Engine":
+        """Recovers from the last snapshot and the journal, and starts a new epoch.
+
+        What fell due meanwhile is not waited for: there may be no end of it.
+        """
+        engine = await cls.follow(store, clock, salt, access, **options)
+        await engine.promote()
+        return engine
+
+    @classmethod
+    async def follow(
         cls,
         store: Store,
         clock: Clock,
@@ -165,31 +207,107 @@ class Engine:
         progress: Progress | None = None,
         compression: payload.Compression | None = None,
     ) -> "Engine":
-        """Recovers from the last snapshot and the journal, and starts a new epoch.
-
-        What fell due meanwhile is not waited for: there may be no end of it. With `auto_create`
-        queues come into being when they are first used. `progress` is told the
-        position that recovery has come to, now and then.
-        """
+        """Recovers as `open` does, up to the store's `last`, and writes nothing until `promote`."""
         limits = limits or Limits()
+        last = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
         collecting = gc.isenabled()
         gc.disable()  # everything that is made here stays
         try:
-            world = await recover(
-                store, snapshots, keep_bytes=limits.bodies_bytes, progress=progress
-            )
+            world = await recover(store, snapshots, last.end, limits.bodies_bytes, progress)
         finally:
             if collecting:
                 gc.enable()
-        old = store.last or Frame(0, 0, 1, 0, 1, 0, b"")
-        last = Frame(old.epoch + 1, old.number, old.end, 0, old.end, old.time_ms, b"")
-        start = Start(last.epoch, salt, secrets.token_bytes(KEY_BYTES))
-        engine = cls(
-            store, clock, start, access or Open(), limits, world, last,
+        return cls(
+            store, clock, salt, access or Open(), limits, world, last,
             auto_create=auto_create, throttle=throttle, compression=compression,
         )  # fmt: skip
-        await engine._begin_epoch()
-        return engine
+
+    # Following.
+
+    @property
+    def follows(self) -> bool:
+        """Whether it applies what another broker writes, and takes no commands."""
+        return isinstance(self._gate, NotLeader)
+
+    @property
+    def last(self) -> Frame:
+        """The last frame it has written or applied, without its payload."""
+        return self._journal.last
+
+    def note_leader(self, leader: str) -> None:
+        """From now on a follower names this one to those who ask for something."""
+        assert self.follows
+        self._gate = NotLeader(leader)
+
+    def apply(self, frame: Frame) -> None:
+        """Makes the next frame of the leader so; the store holds it already.
+
+        Raises OutOfTurn where it is not the next one; then nothing has changed. Raises Unknown
+        where this version cannot read it; then the engine has failed.
+        """
+        assert self.follows
+        self._journal.check_next(frame)
+        whole = False
+        try:
+            figures = Batch()  # nothing of it is written
+            for position, namespace, record in self._replay.evolved(frame):
+                self._note_applied(figures, position, namespace, record)
+            whole = True
+        except StoreError as error:
+            self._fail(error)
+            whole = True
+            raise
+        finally:
+            if not whole:
+                self._stop_for_a_bug()
+        self._clocks.follow(frame.time_ms)
+        self._journal.follow(frame)
+        self._memory.relieve(figures.messages, figures.bytes, figures.weight)
+
+    def _note_applied(
+        self, figures: Batch, position: int, namespace: str, record: payload.Record
+    ) -> None:
+        """Keeps beside the state what the engine keeps there of a record, whoever wrote it."""
+        if isinstance(record, Sent | Routed):
+            state = self._world.states[namespace]
+            if isinstance(record, Sent):
+                figures.bytes += record.size_bytes
+                figures.messages += len(record.messages)
+            else:
+                figures.messages += span(record) - 2 * len(record.sequences)
+            if self._memory.tight:
+                self._memory.remember(state, record, position)
+        elif isinstance(record, AccountSet | AccountRevoked):
+            self._note_account(record.name)
+        elif isinstance(record, NamespaceDeleted):
+            self._clocks.own.pop(record.name, None)
+        elif isinstance(record, ClockSet):
+            self._clocks.restore(self._world.states[namespace])
+        figures.weight += weight(record)
+
+    async def promote(self, epoch: int | None = None) -> None:
+        """Begins a new epoch, and leads from then on; `epoch`: the one that was won for it.
+
+        Raises StoreError: then it has failed.
+        """
+        assert self.follows
+        self._gate = Busy("it is taking over")
+        self._journal.begin(self.epoch + 1 if epoch is None else epoch)
+        self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
+        self._clocks.begin(self._world.states.values())
+        whole = False
+        try:
+            await self._begin_epoch()
+            whole = True
+        except StoreError as error:
+            self._fail(error)
+            whole = True
+            raise
+        finally:
+            if not whole:
+                self._stop_for_a_bug()
+        self._gate = Busy(_STOPPING) if self._closing else None
+        self._arm()  # what is due is done beside what is asked from now on
 
     async def _begin_epoch(self) -> None:
         for name in spaces.void_accounts(self._world):
@@ -199,7 +317,6 @@ class Engine:
             self._evolve(state, decide(state, self._start, self._clocks.now_ms(name)))
         _compile_rules(self._world)
         await self._commit()
-        self._arm()  # what is due is done beside what is asked from now on
 
     @property
     def epoch(self) -> int:
@@ -218,6 +335,11 @@ class Engine:
     def is_over(self) -> bool:
         """Nobody is to wait for anything any more."""
         return self._receivers.are_dismissed or self._has_failed
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why it has stopped: the journal is lost, or another broker has taken over."""
+        return self._gate if isinstance(self._gate, StoreError) else None
 
     @property
     def _has_failed(self) -> bool:
@@ -326,12 +448,14 @@ class Engine:
     async def close(self) -> None:
         """A clean stop: what was submitted is done, then the journal is closed.
 
-        What comes from now on is refused, and who waits gets what he would at his deadline.
+        What comes from now on is refused, and who waits gets what he would at his deadline. One
+        that follows writes nothing.
         """
         if self._closing:
             return
         self._closing = True
-        self._gate = self._gate or Busy("it is being stopped")
+        writes = not self.follows
+        self._gate = self.failure or Busy(_STOPPING)
         if self._timer is not None:
             self._timer.cancel()
         while self._work is not None:
@@ -339,7 +463,7 @@ class Engine:
         for wait in self._receivers.end_all_waits():
             tell(wait.reply, nothing_for(wait.command))
         try:
-            if not self._has_failed:
+            if writes and not self._has_failed:
                 await self._journal.end(self._clocks.time_ms())
         finally:
             await self._journal.store.close()
@@ -647,6 +771,9 @@ class Engine:
         for reply in replies:
             tell(reply, error)
         self._journal.tail.release()
+        if isinstance(error, Deposed):
+            _log.error("This broker writes no more: %s.", error,
+                       extra={"event": "journal.deposed", "epoch": error.epoch})  # fmt: skip
         self.failed.set()
 
     async def flush(self) -> None:
@@ -656,9 +783,9 @@ class Engine:
     async def prove(self) -> None:
         """That something was synced within the last second; else an empty frame is.
 
-        Raises StoreError or Busy.
+        Raises StoreError, Busy or NotLeader.
         """
-        if isinstance(self._gate, StoreError):
+        if isinstance(self._gate, StoreError | NotLeader):
             raise self._gate.with_traceback(None)
         if time.perf_counter() - self._journal.synced > PROOF_SECONDS:
             self._batch.probe = True
@@ -691,8 +818,9 @@ class Engine:
         """A clock of the namespace's own, to freeze, resume, or let move on by itself.
 
         From the first time this is asked; until it is moved it goes as the broker's does. Raises
-        NotFound.
+        NotFound or NotLeader.
         """
+        self._check_leads()
         if namespace not in self._world.states:
             raise NotFound("namespace", namespace)
         # What is due by it is looked at when whoever asks has touched it.
@@ -701,6 +829,7 @@ class Engine:
 
     async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
         """Moves a namespace's own clock to a moment; see `advance`."""
+        self._check_leads()
         return await self._clock_mover.move(namespace, lambda _: moment_ms)
 
     async def advance(self, ms: int, namespace: str | None = None) -> list[Fired]:
@@ -709,14 +838,16 @@ class Engine:
         Returns when everything that falls due meanwhile has been done, with what that was. Raises
         Refused.
         """
+        self._check_leads()
         return await self._clock_mover.move(namespace, lambda now_ms: now_ms + ms)
 
     async def turn_back(self, *, scheduled: bool = False) -> int:
         """Brings the broker's time back to the machine's; by how many milliseconds.
 
         Before anybody else asks for anything. With `scheduled` messages that are scheduled are due
-        that much earlier, too. Raises InvalidArgument where it is not ahead.
+        that much earlier, too. Raises InvalidArgument where it is not ahead, or NotLeader.
         """
+        self._check_leads()
         step_ms = self.ahead_ms()
         if step_ms <= STEP_MS:
             raise InvalidArgument("the clock", "is not ahead of the machine's, so it stays")
@@ -728,9 +859,16 @@ class Engine:
 
     def _step_clocks(self, step_ms: int, now_ms: int) -> None:
         """The machine's clock has jumped, and by that nobody loses a lock."""
+        if self.follows:  # by the leader's clock alone
+            return
         for name, state in self._world.states.items():
             if self._clocks.jumps_with_the_broker(name):
                 self._evolve(state, decide(state, StepClock(step_ms), now_ms))
+
+    def _check_leads(self) -> None:
+        """Raises NotLeader."""
+        if isinstance(self._gate, NotLeader):
+            raise self._gate.with_traceback(None)
 
     def _wake(self, *, idle: bool = False) -> None:
         self._timer = None

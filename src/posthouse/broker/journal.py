@@ -3,16 +3,19 @@
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from posthouse.broker import payload
 from posthouse.broker.figures import Figures
 from posthouse.broker.tail import Tail
 from posthouse.core.records import span
 from posthouse.store import Store
+from posthouse.store.errors import OutOfTurn
 from posthouse.store.frames import CLOSING, Frame
 
 
 class Journal:
-    """One epoch of it. The engine counts `position` on as it evolves records."""
+    """What the engine writes of it, or follows. It counts `position` on as it evolves records."""
 
     def __init__(
         self,
@@ -33,6 +36,31 @@ class Journal:
     @property
     def epoch(self) -> int:
         return self._last.epoch
+
+    @property
+    def last(self) -> Frame:
+        """The last frame that was appended or followed, without its payload."""
+        return self._last
+
+    def begin(self, epoch: int) -> None:
+        """Frames are of this epoch from now on."""
+        self._last = msgspec.structs.replace(self._last, epoch=epoch)
+
+    def check_next(self, frame: Frame) -> None:
+        """Whether a frame that another broker has written is the next. Raises OutOfTurn."""
+        last = self._last
+        if not frame.follows(last):
+            raise OutOfTurn(
+                f"frame {frame.number} of epoch {frame.epoch} at position {frame.first} does not"
+                f" follow frame {last.number} of epoch {last.epoch}, which ends at {last.end}"
+            )
+
+    def follow(self, frame: Frame) -> None:
+        """A frame that another broker has written was made so here."""
+        self._last = frame.without_payload()
+        self.position = self.safe = frame.end
+        if self.tail:
+            self.tail.tell(frame.end)
 
     def append(self, entries: Sequence[payload.Entry], now_ms: int) -> None:
         """At once when the batch is closed: what comes now has positions behind it."""

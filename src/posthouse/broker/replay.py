@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
 import msgspec
@@ -52,18 +52,26 @@ class Replay:
         When it has kept as much as it may, bodies are left in the journal.
         """
         kept = 0
+        for _, namespace, record in self.evolved(frame):
+            if isinstance(record, Sent):
+                if kept + record.size_bytes > keep_bytes:
+                    evict_sent(self.world, namespace, record)
+                else:
+                    kept += record.size_bytes
+        return kept
+
+    def evolved(self, frame: Frame) -> Iterator[payload.Located]:
+        """Makes a frame's records so, and gives each when it is."""
         for position, namespace, record in payload.entries(frame):
             self._has_gaps = self._has_gaps or isinstance(record, Missing)
-            parts = fitting(self.world, namespace, record) if self._has_gaps else (record,)
-            for part in parts:
+            if not self._has_gaps:
+                make_so(self.world, namespace, record, position)
+                yield position, namespace, record
+                continue
+            for part in fitting(self.world, namespace, record):
                 make_so(self.world, namespace, part, position)
-                if isinstance(part, Sent):
-                    if kept + part.size_bytes > keep_bytes:
-                        evict_sent(self.world, namespace, part)
-                    else:
-                        kept += part.size_bytes
+                yield position, namespace, part
                 position += span(part)
-        return kept
 
 
 def make_so(world: Namespaces, namespace: str, record: payload.Record, position: int) -> None:

@@ -25,6 +25,10 @@ class Deposed(StoreError):
         self.epoch = epoch
 
 
+class OutOfTurn(StoreError):
+    """A frame was handed in that is not the next one."""
+
+
 class NotThere(StoreError):
     """A position was asked for that the journal does not hold, or does not hold any more."""
 
