@@ -39,7 +39,7 @@ from posthouse.server.routes import add_routes, http_dialects
 from posthouse.server.tls import Contexts, Files
 from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
-from posthouse.store.errors import Lost, StoreError
+from posthouse.store.errors import Deposed, Lost, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Server:
         except (StoreError, Refused, OSError) as error:
             _log.error("The broker cannot start: %s", error, extra={"event": "broker.failed"})
             await self._listener.close(0)
-            return LOST if isinstance(error, Lost) else FAILED
+            return LOST if isinstance(error, Lost | Deposed) else FAILED
         try:
             for dialect, shared in self._dialects:
                 if dialect.start is not None:
@@ -187,10 +187,7 @@ class Server:
         engine = self._broker.engine
         assert engine is not None
         if engine.failed.is_set():
-            _log.critical(
-                "The journal cannot be written; what was not acknowledged is open. The next start"
-                " recovers.", extra={"event": "journal.lost"},
-            )  # fmt: skip
+            self._tell_why(engine.failure)
             await self._listener.close(1)
             return LOST
         _log.info("Stopping.", extra={"event": "broker.stopping"})
@@ -207,6 +204,19 @@ class Server:
             return LOST
         _log.info("Stopped.", extra={"event": "broker.stopped"})
         return OK
+
+    def _tell_why(self, failure: StoreError | None) -> None:
+        """The engine has stopped by itself."""
+        if isinstance(failure, Deposed):
+            _log.critical(
+                "The broker stops: %s. What was not acknowledged may be done or not; clients go on"
+                " with the other broker.", failure, extra={"event": "journal.deposed"},
+            )  # fmt: skip
+        else:
+            _log.critical(
+                "The broker stops: %s. What was not acknowledged is open; the next start recovers.",
+                failure, extra={"event": "journal.lost"},
+            )  # fmt: skip
 
     def stop(self) -> None:
         self._stop.set()
