@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.simulate.cluster import simulate
 from tests.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.long
@@ -15,6 +16,12 @@ pytestmark = pytest.mark.long
 def test_the_core_agrees_with_the_reference(first: int) -> None:
     for seed in range(first, first + 10):
         Simulator(seed).run(300)
+
+
+@pytest.mark.parametrize("first", range(0, 9, 3))
+def test_followers_are_as_the_leader_was_and_can_take_over(first: int) -> None:
+    clusters = [simulate(seed, 80) for seed in range(first, first + 3)]
+    assert sum(cluster.takeovers for cluster in clusters) > 1
 
 
 def test_a_seed_gives_the_same_history_under_any_hash_seed() -> None:
