@@ -13,7 +13,8 @@ import zstandard
 from posthouse import Compression, ConfigurationError, Message, QueueClient, SerializationError
 from posthouse.client.compression import Algorithm, unwrap
 from posthouse.client.create import create_client
-from posthouse.client.wrapping import COMPRESSED, Wrapping
+from posthouse.client.marks import COMPRESSED
+from posthouse.client.wrapping import Wrapping
 from tests.client.messages import delivered
 
 LONG = b"the same again and again; " * 1_000

@@ -36,7 +36,8 @@ from posthouse import (
     create_client,
 )
 from posthouse.client import encryption as module
-from posthouse.client.wrapping import COMPRESSED, ENCRYPTED, Wrapping
+from posthouse.client.marks import COMPRESSED, ENCRYPTED
+from posthouse.client.wrapping import Wrapping
 from tests.client.messages import delivered
 
 OLD, NEW = bytes(range(32)), bytes(range(100, 132))

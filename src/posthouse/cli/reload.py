@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from posthouse.cli.worker import Missing, split
+from posthouse.cli.app_name import Missing, split
 
 _log = logging.getLogger("posthouse.worker")
 

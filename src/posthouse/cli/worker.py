@@ -9,18 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posthouse.cli.app_name import Missing, split
 from posthouse.cli.codes import FAILED, NOT_ALLOWED, NOT_FOUND, OK, USAGE, fail, say
 
 if TYPE_CHECKING:
     from posthouse.client.worker import Worker
-
-
-class Missing(Exception):
-    """What was named cannot be run; the text says why, the code is the process's."""
-
-    def __init__(self, text: str, code: int = NOT_FOUND) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def worker(options: argparse.Namespace) -> int:
@@ -96,12 +89,3 @@ def find(target: str) -> "Worker":
     if found is None:
         raise Missing(f"There is no {name} in {module_name}.{advice}")
     raise Missing(f"{target} is no posthouse.Worker but {type(found).__name__}.{advice}", USAGE)
-
-
-def split(target: str) -> tuple[str, str]:
-    """Raises Missing."""
-    module, colon, name = target.partition(":")
-    words = [*module.split("."), name or "app"]
-    if not all(map(str.isidentifier, words)) or (colon and not name):
-        raise Missing(f"{target} must be MODULE:NAME, as in shop.orders:app.", USAGE)
-    return module, name or "app"

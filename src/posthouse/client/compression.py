@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from posthouse.client.errors import ConfigurationError, SerializationError
+from posthouse.client.marks import COMPRESSED
 from posthouse.client.messages import Message, ReceivedMessage
-from posthouse.client.wrapping import COMPRESSED
 
 Algorithm: TypeAlias = Literal["gzip", "zstd"]
 UNPACKED_BYTES_MAX = 64 << 20

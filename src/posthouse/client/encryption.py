@@ -29,9 +29,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from posthouse.client.errors import AuthenticationFailed, ConfigurationError, QueueError
+from posthouse.client.marks import COMPRESSED, ENCRYPTED
 from posthouse.client.messages import Message, ReceivedMessage
 from posthouse.client.names import MessageId
-from posthouse.client.wrapping import COMPRESSED, ENCRYPTED
 
 _log = logging.getLogger("posthouse.client")
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from posthouse.client.marks import COMPRESSED, ENCRYPTED
 from posthouse.client.messages import Message, ReceivedMessage
 
 if TYPE_CHECKING:
     from posthouse.client.compression import Compression
     from posthouse.client.encryption import Encryption
-
-COMPRESSED, ENCRYPTED = "posthouse-compression", "posthouse-encryption"  # attributes
 
 
 @dataclass(frozen=True)

@@ -115,11 +115,11 @@ def register(spark: "SparkSession", *, by_value: bool = True) -> None:
     """
     from pyspark import cloudpickle
 
-    import posthouse.pipeline
     from posthouse.pipeline.format import PosthouseSource
 
     if by_value:
-        cloudpickle.register_pickle_by_value(posthouse.pipeline)  # type: ignore[no-untyped-call]
+        package = sys.modules[__package__]
+        cloudpickle.register_pickle_by_value(package)  # type: ignore[no-untyped-call]
     spark.dataSource.register(PosthouseSource)
 
 
