@@ -32,7 +32,7 @@ def catch_up(follower: Engine, journal: MemoryJournal, most: int = 1 << 60) -> i
 
 def whole(engine: Engine, *, bodies: bool = True) -> dict[str, Any]:
     """All that the journal keeps, of every namespace and beside them."""
-    world = engine.namespaces
+    world = engine.world
     return {
         "states": {name: dump(each, bodies=bodies) for name, each in world.states.items()},
         "accounts": dict(world.accounts),

@@ -165,7 +165,7 @@ def test_nothing_falls_due_while_it_follows() -> None:
         assert follower._timer is None
         await follower.promote()
         await follower.flush()
-        assert follower.namespaces.states[NS].queues["q"].counts[LOCKED] == 0
+        assert follower.world.states[NS].queues["q"].counts[LOCKED] == 0
         await follower.close()
 
     run(main)
@@ -193,8 +193,8 @@ def test_a_jump_of_a_followers_clock_concerns_nobody() -> None:
         clock.jumped = 8_000
         clock.move_to(18_000)
         await follower.promote()
-        [lock] = follower.namespaces.states[NS].locks.values()
-        [old] = desk.engine.namespaces.states[NS].locks.values()
+        [lock] = follower.world.states[NS].locks.values()
+        [old] = desk.engine.world.states[NS].locks.values()
         assert lock.until_ms == old.until_ms  # as a start leaves it
 
     run(main)

@@ -165,7 +165,7 @@ class Cluster:
 
     async def _take_snapshot(self) -> None:
         await self._quiet(self._leader)
-        last, world = self._leader.last, self._leader.namespaces
+        last, world = self._leader.last, self._leader.world
         mark = Frame(last.epoch, last.number, last.end, 0, last.end, last.time_ms, b"")
         await self.journal.snapshots.save(Snapshot(mark, take(world)))
 
@@ -265,7 +265,7 @@ class Cluster:
         await self._quiet(new)
         await self._quiet(twin)
         for token in self.random.sample(self._tokens, min(8, len(self._tokens))):
-            for name in new.namespaces.states:
+            for name in new.world.states:
                 seen = [await self._settled(each, name, token) for each in (new, twin)]
                 assert seen[0] == seen[1], f"{token:x}: {seen}"
         await self._quiet(new)
@@ -308,7 +308,7 @@ class Cluster:
             catch_up(follower, self.journal)
             assert follower.last == leader.last
             self._same("leader and follower", leader, follower)
-        for name, state in leader.namespaces.states.items():
+        for name, state in leader.world.states.items():
             check(state, leader.clock_ms(name))
 
     def _same(self, what: str, one: Engine, other: Engine) -> None:
@@ -331,7 +331,7 @@ class Cluster:
         random = self.random
         if random.random() < 0.04:
             return "", self._beside()
-        states = self._leader.namespaces.states
+        states = self._leader.world.states
         name = random.choice([*states])
         actions: list[tuple[Callable[[State], c.Command], int]] = [
             (self._create, 6), (self._send, 30), (self._receive, 20), (self._settle, 25),
@@ -343,7 +343,7 @@ class Cluster:
     def _beside(self) -> SpaceCommand:
         random = self.random
         name = random.choice(["ann", "ben"])
-        new = name not in self._leader.namespaces.accounts
+        new = name not in self._leader.world.accounts
         grants = [Grant("*", random.choice(["*", "orders"]), ["listen"])]
         commands: list[SpaceCommand] = [
             CreateNamespace(SPACES[1]), DeleteNamespace(SPACES[1]), CreateNamespace(SPACES[1]),
@@ -353,7 +353,7 @@ class Cluster:
         return random.choice(commands)
 
     def _space(self) -> str:
-        return self.random.choice([*self._leader.namespaces.states])
+        return self.random.choice([*self._leader.world.states])
 
     def _queue(self, state: State) -> str:
         names = [*state.queues] or ["orders"]
