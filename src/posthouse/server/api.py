@@ -93,8 +93,8 @@ from posthouse.core.namespaces import (
 )
 from posthouse.core.rules import Rule
 from posthouse.server import shapes
-from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
+from posthouse.server.host import BrokerHost
 from posthouse.server.hot import DESCRIBED
 from posthouse.server.http import Answer as Response
 from posthouse.server.http import Request, decoded
@@ -115,7 +115,7 @@ First = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 class Call:
     """One request: who asks, and short ways to ask the engine."""
 
-    def __init__(self, request: Request, broker: Broker, feed: Feed) -> None:
+    def __init__(self, request: Request, broker: BrokerHost, feed: Feed) -> None:
         assert broker.engine is not None
         self.broker = broker
         self.engine: Engine = broker.engine
@@ -828,7 +828,7 @@ def _as_of_a_queue(method: str, parts: Sequence[bytes]) -> Sequence[bytes]:
 _SUBSCRIPTION = quote(SUBSCRIPTION, safe="$").encode()
 
 
-async def run(request: Request, broker: Broker, feed: Feed) -> Response:
+async def run(request: Request, broker: BrokerHost, feed: Feed) -> Response:
     """Answers a request. Raises Refused or HttpProblem."""
     parts = _as_of_a_queue(request.method, request.parts)
     return await _router.call(Call(request, broker, feed), request.method, parts, request.query)

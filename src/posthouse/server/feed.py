@@ -24,8 +24,8 @@ from posthouse.broker.rows import COLUMNS, WORDS
 from posthouse.core.commands import TIME_MS_MAX
 from posthouse.core.errors import Busy, InvalidArgument, NotFound
 from posthouse.core.model import Reader, entity_of, subscription_queue
-from posthouse.server.broker import Broker
 from posthouse.server.feed_worker import FAILED, Ask, Failure, Lives, Wanted
+from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, Piece, Request
 from posthouse.server.http_peer import FileRange
 from posthouse.server.problems import HttpProblem
@@ -95,7 +95,7 @@ class FeedWorker:
 class Feed:
     """The feed of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerHost) -> None:
         self._broker = broker
         self._free: list[FeedWorker] = []
         self._all: set[FeedWorker] = set()

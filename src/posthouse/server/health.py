@@ -7,7 +7,7 @@ import msgspec
 from posthouse.broker.watch import ahead_of
 from posthouse.core.errors import Busy, NotLeader
 from posthouse.dialects.http import JSON
-from posthouse.server.broker import Broker
+from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
@@ -16,7 +16,7 @@ READY_SECONDS = 2  # what a sync may take before the broker is not ready
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
-def health(broker: Broker) -> Route:
+def health(broker: BrokerHost) -> Route:
     """`/health/live`, `/health/ready`, `/health/ready/receive`, `/health/startup`."""
 
     async def answer(request: Request) -> Answer:
@@ -44,7 +44,7 @@ def health(broker: Broker) -> Route:
     return answer
 
 
-async def _ready(broker: Broker, *, sends: bool = True, status: str = "ready") -> Answer:
+async def _ready(broker: BrokerHost, *, sends: bool = True, status: str = "ready") -> Answer:
     """The store is open, recovery is done, and something was synced within the last second.
 
     Where `sends` are to be served, the disk has room, too.
@@ -66,7 +66,7 @@ async def _ready(broker: Broker, *, sends: bool = True, status: str = "ready") -
     return _say(200, status=status, **facts)
 
 
-def _startup(broker: Broker) -> Answer:
+def _startup(broker: BrokerHost) -> Answer:
     store = broker.store
     end = 0 if store is None or store.last is None else store.last.end
     done = broker.engine is not None

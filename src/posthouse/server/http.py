@@ -34,7 +34,7 @@ from posthouse.dialects.http import (
 from posthouse.dialects.http import Answer as DialectAnswer
 from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
-from posthouse.server.broker import Broker
+from posthouse.server.host import BrokerHost
 from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
 from posthouse.server.listener import Connection, Limits
 from posthouse.server.log import correlation
@@ -261,7 +261,7 @@ class App:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerHost,
         dialects: HttpDialects,
         limits: Limits,
     ) -> None:

@@ -30,8 +30,8 @@ from posthouse.core.records import (
     Sent,
     Taken,
 )
-from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
+from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, Request
 from posthouse.server.listener import Listener
 from posthouse.server.problems import HttpProblem
@@ -95,7 +95,7 @@ class Lag:
 class Metrics:
     """Everything that can be told."""
 
-    def __init__(self, app: App, broker: Broker, listener: Listener, feed: Feed) -> None:
+    def __init__(self, app: App, broker: BrokerHost, listener: Listener, feed: Feed) -> None:
         self._app = app
         self._broker = broker
         self._listener = listener

@@ -7,9 +7,9 @@ from typing import Any
 from posthouse.dialects.dialect import Claim, Dialect, HttpPath
 from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
-from posthouse.server.broker import Broker
 from posthouse.server.feed import Feed
 from posthouse.server.health import health
+from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Request, Shared
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
@@ -49,7 +49,7 @@ def _always(_: Request) -> bool:
     return True
 
 
-def add_routes(app: App, broker: Broker, feed: Feed, metrics: Metrics) -> None:
+def add_routes(app: App, broker: BrokerHost, feed: Feed, metrics: Metrics) -> None:
     async def api(request: Request) -> Answer:
         assert broker.engine is not None
         charge(broker.engine.throttle, request)

@@ -20,9 +20,9 @@ from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
 from posthouse.dialects.dialect import CannotStart, Reached
 from posthouse.dialects.known import DIALECTS
-from posthouse.server.broker import DEV_KEY, ROOT_KEY, Broker
 from posthouse.server.config import DEFAULT_NAMESPACE, HTTP_PORT, Config
 from posthouse.server.feed import Feed
+from posthouse.server.host import DEV_KEY, ROOT_KEY, BrokerHost
 from posthouse.server.http import App, is_from_here, make_config
 from posthouse.server.http_peer import HttpPeer
 from posthouse.server.listener import (
@@ -80,7 +80,7 @@ class Server:
         self._tls_folder = tls_folder
         self._stop = asyncio.Event()
         self.ports: list[int] = []  # once it is ready
-        self._broker = Broker(config)
+        self._broker = BrokerHost(config)
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
@@ -265,7 +265,9 @@ def _files_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def welcome(config: Config, broker: Broker, listening: list[Listening], tls_folder: Path) -> str:
+def welcome(
+    config: Config, broker: BrokerHost, listening: list[Listening], tls_folder: Path
+) -> str:
     """What listens where, and what to paste into which client."""
     hosts = list(dict.fromkeys(each.host for each in listening))
     here = [each for each in listening if each.host == hosts[0]]

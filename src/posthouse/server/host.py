@@ -42,7 +42,7 @@ TIDY_SECONDS = 5  # what the folding process has to end when the broker stops
 _SEAL_BYTES = 32
 
 
-class Broker:
+class BrokerHost:
     """`open` it; until that has returned there is no engine."""
 
     def __init__(self, config: Config) -> None:
