@@ -44,7 +44,7 @@ PLACES = {
     ("broker/waiting.py", "take.received"): (
         "gives back, or completes, what the principal has received just now by its own right"
     ),
-    ("server/host.py", "Broker._declare"): "what the owner's file declares",
+    ("server/host.py", "BrokerHost._declare"): "what the owner's file declares",
     ("server/deliveries.py", "_Line._submit"): (
         "gives back, or gives credit while the caller's right to receive lasts"
     ),
