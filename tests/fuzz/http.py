@@ -113,6 +113,7 @@ class Http:
 
     name = "http"
     anew_every = 5_000
+    keeps_transactions = True
 
     def __init__(self) -> None:
         self._server: Server | None = None

@@ -84,6 +84,7 @@ def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
 class PyQueue:
     name = "pyqueue"
     anew_every = 100  # ADMIN_REPLAY reads all that was said since
+    keeps_transactions = True
 
     def __init__(self) -> None:
         self._frames = conversation()

@@ -211,6 +211,7 @@ def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
 class ServiceBus:
     name = "servicebus"
     anew_every = 500
+    keeps_transactions = False
 
     def __init__(self) -> None:
         self._rig: Rig | None = None

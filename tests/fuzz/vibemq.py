@@ -82,6 +82,7 @@ def changed(frames: list[bytes], head: int, chance: random.Random) -> list[bytes
 class VibeMq:
     name = "vibemq"
     anew_every = 500
+    keeps_transactions = False
 
     def __init__(self) -> None:
         self._rig: Rig | None = None
