@@ -10,6 +10,7 @@ from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
     QUEUES,
+    RECEIVERS,
     SCHEDULES,
     SUBSCRIPTIONS,
     TOPICS,
@@ -68,6 +69,8 @@ def _held(state: State) -> Held:
             held[TOPICS if queue.properties.delivery == "topic" else QUEUES, "", queue.by] += 1
     for schedule in state.schedules.values():
         held[SCHEDULES, "", schedule.by] += 1
+    for receiver in state.receivers.values():
+        held[RECEIVERS, "", receiver.by] += 1
     for transaction in state.transactions.values():
         held[TRANSACTIONS, "", transaction.by.name] += 1
         held[TRANSACTION_BYTES, "", transaction.by.name] += transaction.size_bytes

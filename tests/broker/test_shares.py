@@ -5,9 +5,19 @@ import asyncio
 import pytest
 
 from posthouse.broker.access import ANYBODY, BROKER, ROOT, Principal, vouched
-from posthouse.broker.memory import Limits
+from posthouse.broker.memory import RECEIVER_BYTES, Limits
 from posthouse.broker.shares import MAKES, Remembered, Shares
-from posthouse.core.commands import Begin, Begun, Command, CreateQueue, GetQueue, Receive, Send
+from posthouse.core.commands import (
+    Attach,
+    Begin,
+    Begun,
+    Command,
+    CreateQueue,
+    Detach,
+    GetQueue,
+    Receive,
+    Send,
+)
 from posthouse.core.errors import Busy, QuotaExceeded
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Account
@@ -67,6 +77,35 @@ def test_nobody_else_can_say_for_whom_something_counts() -> None:
         await engine.ask(BROKER, NS, Begin(by=Holder("eve", 1)))
         await engine.ask(EVE, NS, CreateQueue("mine", by=Holder("ann", 100)))
         assert state_of(engine, NS).queues["mine"].by == "eve"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_one_who_attaches_many_receivers_leaves_some_to_others() -> None:
+    """They stay, and take memory as long as they do."""
+
+    async def main() -> None:
+        limits = Limits(memory_bytes=40 * 8 * RECEIVER_BYTES, principal_share=50)
+        desk = await Desk.open(MemoryStore(), limits=limits)
+        engine = desk.engine
+
+        async def attach(principal: Principal) -> int:
+            number = engine.new_receiver(lambda _: None)
+            await engine.ask(principal, NS, Attach("q", number))
+            return number
+
+        mine = [await attach(EVE) for _ in range(20)]
+        with pytest.raises(QuotaExceeded, match="'eve' has used up its share of the number of rec"):
+            await attach(EVE)
+        for _ in range(20):
+            await attach(ANN)
+        with pytest.raises(Busy, match="too many receivers"):
+            await attach(BROKER)
+        once = Receive("q", engine.new_receiver())
+        await engine.ask(BROKER, NS, once)  # it makes room
+        await engine.ask(EVE, NS, Detach(mine.pop()))
+        await attach(EVE)
         await engine.close()
 
     asyncio.run(main())

@@ -33,6 +33,7 @@ from posthouse.core.namespaces import (
     SetReader,
     SpaceCommand,
 )
+from posthouse.core.shares import RECEIVERS, check_share, share_of
 from posthouse.store import Store
 
 _PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
@@ -66,6 +67,20 @@ class Admission:
         if self._needs_room(namespace, command):
             self._figures.crowded += 1
             raise Busy("its memory is used up; receive messages, or delete what is not needed")
+
+    def check_receivers(self, command: Attach) -> None:
+        """One more may be attached: they stay, and would use up the memory that others need.
+
+        Who asks once is not refused: that is bounded by connections. Raises Busy or QuotaExceeded.
+        """
+        most, there = self._memory.receivers_max, self._memory.receivers
+        if there >= most:
+            self._figures.crowded += 1
+            raise Busy("there are too many receivers; end some, or raise memory_limit")
+        if command.by.name and there >= share_of(most, command.by.percent):
+            key = RECEIVERS, "", command.by.name
+            mine = sum(state.held.get(key, 0) for state in self._world.states.values())
+            check_share({key: mine}, command.by, RECEIVERS, "", most)
 
     def _needs_room(self, namespace: str, command: Command | SpaceCommand) -> bool:
         """Not where it makes nothing new, so that messages can be received, and make room."""

@@ -499,6 +499,8 @@ class Engine:
                 self._admission.check(namespace, asked)
             if kind in MAKES and (kind is not Send or command.sender):  # type: ignore[union-attr]
                 command = self.shares.signed(principal, command)
+                if isinstance(command, Attach):
+                    self._admission.check_receivers(command)
             written = len(batch.entries)
             try:
                 answer, deliveries = self._apply(namespace, command)

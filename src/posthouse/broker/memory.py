@@ -88,7 +88,7 @@ class Memory:
         self._limits = limits
         self._bodies = self._fixed = 0  # at the last count
         self._new_bodies = self._new_fixed = 0  # since, at most
-        self._passing = self._receivers = 0  # what ends with connections, and is in no record
+        self._passing = self.receivers = 0  # what ends with connections, and is in no record
         self._window = _WINDOW_BYTES[1]
         self._recent: deque[_Run] = deque()  # what could be evicted when it is durable
         self.has_evicted = False  # whether any body is evicted
@@ -104,7 +104,12 @@ class Memory:
     @property
     def has_many_receivers(self) -> bool:
         """So many that there are to be no more where memory is short."""
-        return self._receivers * RECEIVER_BYTES > RECEIVERS_PART * self._limits.memory_bytes
+        return self.receivers > self.receivers_max
+
+    @property
+    def receivers_max(self) -> int:
+        """That may be attached at a time: the limit that they share."""
+        return max(1, int(RECEIVERS_PART * self._limits.memory_bytes) // RECEIVER_BYTES)
 
     @property
     def bodies_bytes(self) -> int:
@@ -185,12 +190,12 @@ class Memory:
             self._fixed += state.schedule_bytes + len(state.schedules) * SCHEDULE_BYTES
 
     def _count_passing(self) -> None:
-        self._passing = self._receivers = 0
+        self._passing = self.receivers = 0
         for state in self._world.states.values():
-            self._receivers += len(state.receivers)
+            self.receivers += len(state.receivers)
             if state.transactions or state.blocked:
                 self._passing += _waiting_bytes(state)
-        self._passing += self._receivers * RECEIVER_BYTES
+        self._passing += self.receivers * RECEIVER_BYTES
 
     # Reading back.
 

@@ -110,6 +110,7 @@ from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
     QUEUES,
+    RECEIVERS,
     SCHEDULES,
     SUBSCRIPTIONS,
     TOPICS,
@@ -1201,8 +1202,9 @@ def _receiver_attached(state: State, record: ReceiverAttached, _: int) -> None:
     given = record.receiver
     receiver = Receiver(
         given.receiver, given.queue, given.credit, given.delete, given.lock_ms, given.bound,
-        given.bound_session, given.by_id, given.session, given.once, given.deadline_ms,
+        given.bound_session, given.by_id, given.session, given.once, given.deadline_ms, by=given.by,
     )  # fmt: skip
+    count(state.held, RECEIVERS, "", receiver.by, 1)
     if receiver.once and receiver.bound in state.receivers:
         state.receivers[receiver.bound].waits[receiver.receiver] = None
     queue = state.queues[receiver.queue]
@@ -1241,6 +1243,7 @@ def _detach_all(state: State, receivers: list[int]) -> None:
 def _detach(state: State, receiver: Receiver) -> None:
     queue = state.queues[receiver.queue]
     del state.receivers[receiver.receiver]
+    count(state.held, RECEIVERS, "", receiver.by, -1)
     if receiver.locks:
         state.orphans[receiver.receiver] = receiver.locks
     _detach_all(state, list(receiver.waits))

@@ -122,6 +122,7 @@ class Receiver(msgspec.Struct):
     locks: dict[int, None] = {}  # those that end with it
     waits: dict[int, None] = {}  # receivers that ask once on its behalf
     given: int = 0  # messages so far
+    by: str = ""  # for whom it counts, where it stays attached
 
 
 class Blocked(msgspec.Struct, gc=False):

@@ -49,7 +49,7 @@ from posthouse.core.records import (
     Unblocked,
 )
 from posthouse.core.rules import DEFAULT_RULE, Rule
-from posthouse.core.shares import SUBSCRIPTIONS, check_share
+from posthouse.core.shares import RECEIVERS, SUBSCRIPTIONS, check_share
 
 
 def receive(state: State, command: Receive, now_ms: int) -> Outcome:
@@ -146,6 +146,7 @@ def attach(state: State, command: Attach, now_ms: int) -> Outcome:
     receiver = Receiver(
         command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
         command.receiver if command.bound else 0, by_id=command.by_id, session=command.session,
+        by=command.by.name,
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
@@ -162,15 +163,14 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     check_duration("lock_ms", command.lock_ms)
     check_count("credit", command.credit, 0, CREDIT_MAX)
     if len(queue.subscriptions) >= SUBSCRIPTIONS_MAX:
-        raise QuotaExceeded(queue.name, "the number of receivers", SUBSCRIPTIONS_MAX,
-                            SUBSCRIPTIONS_MAX)  # fmt: skip
+        raise QuotaExceeded(queue.name, RECEIVERS, SUBSCRIPTIONS_MAX, SUBSCRIPTIONS_MAX)
     check_share(state.held, command.by, SUBSCRIPTIONS, queue.name, SUBSCRIPTIONS_MAX)
     name = subscription_queue(queue.name, f"~{command.receiver}")
     properties = fan_out_properties(queue, queue.properties)
     delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
     receiver = Receiver(
         command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
-        by_id=command.by_id,
+        by_id=command.by_id, by=command.by.name,
     )  # fmt: skip
     records: list[Record] = [
         SubscriptionCreated(

@@ -25,6 +25,7 @@ ACCOUNTS = "the number of principals"
 READERS = "the number of readers"
 QUEUES = "the number of queues"
 TOPICS = "the number of topics"
+RECEIVERS = "the number of receivers"
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
