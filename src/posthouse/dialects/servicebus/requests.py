@@ -15,6 +15,7 @@ from posthouse.amqp.events import Arrived, Disposed
 from posthouse.amqp.performatives import ACCEPTED, code_of, rejected
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Value
+from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
@@ -253,7 +254,8 @@ class Requests:
         self._working = True
         return True
 
-    def go_on(self) -> None:
+    def _go_on(self, _: None) -> None:
+        """With the requests that have come meanwhile."""
         for each in list(self._peer.contexts.values()):
             if isinstance(each, RequestLink):
                 each.on_flowed()
@@ -265,7 +267,8 @@ class Requests:
             if link is not None:
                 link.reply(request, properties, body)
             self._working = False
-            asyncio.get_running_loop().call_soon(self.go_on)
+            go_on = guarded(self._go_on, self._peer.abort)
+            asyncio.get_running_loop().call_soon(go_on, None)
 
         answerer(request, reply)
 
