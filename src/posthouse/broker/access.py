@@ -173,8 +173,9 @@ class Guard:
         self._names: dict[bytes, dict[str, None]] = {}  # whose key has this proof
         # For names that are not there: the same work as for one that is.
         nobody = [secrets.token_bytes(64), secrets.token_bytes(64)]
-        self._keys |= {each: secrets.token_urlsafe(32) for each in nobody}
-        self._nobody = Account("", 0, 0, 0, [], nobody)
+        password = secrets.token_bytes(64)
+        self._keys |= {each: secrets.token_urlsafe(32) for each in (*nobody, password)}
+        self._nobody = Account("", 0, 0, 0, [], nobody, password)
         self._nobodys_proofs = [self.proof(key) for key in self._unsealed_all(self._nobody)]
 
     # Credentials.
@@ -188,9 +189,13 @@ class Guard:
 
         Raises Unauthenticated: after the same work whether name or key is wrong.
         """
-        keys = self.keys(accounts, name)
-        fitting = [key for key in keys or self._unsealed_all(self._nobody) if fits(key)]
-        if not keys or not fitting:
+        account = accounts.get(name)
+        sealed = self._nobody.keys if account is None else account.keys or self._nobody.keys
+        keys = [self._unsealed(name, each) for each in (sealed[0], sealed[-1])]
+        if name == ROOT:
+            keys = [self._root_key, self._root_key]
+        fitting = [key for key in keys if key is not None and fits(key)]
+        if not fitting or (sealed is self._nobody.keys and name != ROOT):
             raise Unauthenticated
         return self._principal(accounts, name, self.proof(fitting[0]))
 
@@ -272,9 +277,11 @@ class Guard:
         keys = [key for key in found if key is not None]
         return keys if len(keys) != 1 else keys * 2
 
-    def password_hash(self, account: Account) -> str | None:
-        """None where it has no password, or one that cannot be opened."""
-        return self._unsealed(account.name, account.password) if account.password else None
+    def password_hash(self, account: Account | None) -> str | None:
+        """None where it has no password, or one that cannot be opened; after the same work."""
+        account = account or self._nobody
+        found = self._unsealed(account.name, account.password or self._nobody.password)
+        return found if account.password and account is not self._nobody else None
 
     def seal(self, name: str, key: str) -> bytes:
         """Only for the principal of that name. Raises InvalidArgument."""

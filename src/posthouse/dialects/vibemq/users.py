@@ -138,10 +138,11 @@ class Users:
             return self._guard.identify(self._accounts, name, password)
         except Unauthenticated:
             account = self._accounts.get(name)
-        hash = None if account is None else self._guard.password_hash(account)
+        hash = self._guard.password_hash(account)
         given = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
         digest = hmac.digest(self._salt, given, sha256)
-        if account is None or self._known.get(digest) is not account:
+        known = self._known.get(digest)
+        if account is None or known is not account:
             if not await self.passwords.fits(password, hash) or account is None:
                 raise Unauthenticated
             if self._accounts.get(name) is not account:  # it was changed meanwhile
