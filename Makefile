@@ -44,6 +44,7 @@ check: .venv/ready .venv/pyright
 
 bench: .venv/ready
 	$(BIN)/python -m bench.core
+	$(BIN)/python -m bench.fastpaths
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.backlog

@@ -12,6 +12,7 @@ from posthouse.core.commands import (
     DeadLetter,
     DeleteQueue,
     Enqueued,
+    GetQueue,
     ListQueues,
     ListRules,
     ListSubscriptions,
@@ -553,6 +554,19 @@ def test_a_topic_goes_with_its_subscriptions_and_they_without_it() -> None:
     world.topic()
     assert held(world, world.subscribe(topic, "b")) == []
     sound(world)
+
+
+def test_to_complete_a_message_is_access_to_its_subscription() -> None:
+    world = World()
+    topic = world.topic()
+    queue = world.subscribe(topic, "a")
+    world.send(topic, "one")
+    [delivery] = world.receive(queue)
+    world.now_ms += 1_000
+    world.do(Complete(queue, [delivery.token]))
+    info = world.do(GetQueue(queue)).answer
+    assert isinstance(info, QueueInfo)
+    assert info.accessed_ms == world.now_ms
 
 
 def test_a_topic_is_idle_when_its_subscriptions_are() -> None:

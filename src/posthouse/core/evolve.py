@@ -495,15 +495,10 @@ def _sent(state: State, record: Sent, position: int) -> None:
 
 
 def _extend_ready_lists(queue: Queue, messages: Sequence[NewMessage], first: int) -> None:
-    """New messages that are in no group and ready: as many at a time as are in one list."""
-    ready_lists, end = queue.ready_lists, first + len(messages)
-    levels = {queue.level(new) for new in messages} if len(ready_lists) > 1 else {0}
-    if len(levels) == 1:
-        [level] = levels
-        if end - first == 1:
-            ready_lists[level].append(first)
-        else:
-            ready_lists[level].extend(range(first, end))
+    """Adds new messages that are ready and in no group: all at a time where there is one list."""
+    ready_lists = queue.ready_lists
+    if len(ready_lists) == 1:
+        ready_lists[0].extend(range(first, first + len(messages)))
     else:
         for sequence, new in enumerate(messages, first):
             ready_lists[queue.level(new)].append(sequence)
@@ -748,9 +743,6 @@ def _displace(state: State, queue: Queue, message: Message) -> None:
 
 def _take(queue: Queue, messages: Sequence[Message]) -> None:
     """Takes ready messages out of their ready lists."""
-    if not queue.groups and len({message.priority for message in messages}) == 1:
-        queue.ready_lists[queue.level(messages[0])].take([message.sequence for message in messages])
-        return
     taken: dict[int, list[int]] = {}  # by level
     for message in messages:
         group = queue.group(message)

@@ -203,22 +203,26 @@ class Plan:
         self.postponed.add(queue.name)
 
     def touch(self, queue: Queue) -> None:
-        """Settling and renewing is use of a queue, where that matters."""
-        matters = queue.origin is not None or queue.topic is not None
-        if matters or queue.properties.idle_delete_ms is not None:
+        """Notes that a queue is used, where that matters: settling and renewing is use."""
+        if use_matters(queue):
             self.overlay(queue).used = True
             self.records.append(Touched(queue.name, self.now_ms))
 
     def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
         """Hands these messages to a receiver that waits or has got credit."""
-        overlay = self.overlay(queue)
-        note_of = overlay.note if overlay.notes or queue.notes else None
+        note_of = self.overlay(queue).note
         record, deliveries = deliver(
             self.state, queue, to, messages, note_of, self.next_lock, self.now_ms
         )
         self.records.append(record)
         self.deliveries += deliveries
         self.next_lock += len(messages)
+
+
+def use_matters(queue: Queue) -> bool:
+    """Whether a queue, or what it belongs to, may be deleted when nobody uses it."""
+    belongs = queue.origin is not None or queue.topic is not None
+    return belongs or queue.properties.idle_delete_ms is not None
 
 
 def sequences_of(messages: Iterable[Message]) -> list[int]:

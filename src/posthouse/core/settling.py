@@ -24,8 +24,8 @@ from posthouse.core.errors import InvalidArgument, LockLost, NotAllowed
 from posthouse.core.lookup import queue_of, session_of
 from posthouse.core.message import Message, Properties
 from posthouse.core.model import Lock, Queue, State
-from posthouse.core.plan import Outcome, Plan, sequences_of
-from posthouse.core.records import Completed, Deferred, Renewed
+from posthouse.core.plan import Outcome, Plan, sequences_of, use_matters
+from posthouse.core.records import Completed, Deferred, Record, Renewed, Touched
 
 
 def held_locks(
@@ -100,13 +100,10 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
         queue is not None
         and not queue.groups
         and not command.session
-        and queue.properties.idle_delete_ms is None
-        and queue.origin is None
-        and (queue.topic is None or state.queues[queue.topic].properties.idle_delete_ms is None)
         and len(command.locks) <= BATCH_MAX
         and not state.enlisted
     ):
-        # The way of most: named by tokens that all hold, so none of what follows is needed.
+        # Fast path: the tokens all hold, and nothing waits behind their messages.
         locks, tokens = state.locks, command.locks
         sequences, took_ms, counts = [], [], []
         for token in tokens:
@@ -121,7 +118,10 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
             if sequences and len(set(tokens)) == len(tokens):
                 if counts.count(1) == len(counts):
                     counts = []
-                return Outcome([Completed(queue.name, sequences, took_ms, counts)], SETTLED)
+                records: list[Record] = [Completed(queue.name, sequences, took_ms, counts)]
+                if use_matters(queue):
+                    records.insert(0, Touched(queue.name, now_ms))
+                return Outcome(records, SETTLED)
     return settle(state, command, now_ms)
 
 
