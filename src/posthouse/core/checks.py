@@ -96,7 +96,7 @@ _FIXED = ("requires_session", "duplicate_detection", "order", "grouping", "deliv
 
 
 def check_queue_properties(properties: QueueProperties) -> QueueProperties:
-    """What a queue will have: sessions are required where it groups by session, and the reverse."""
+    """Returns the properties a queue gets: sessions are required where it groups by session."""
     for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
@@ -169,7 +169,7 @@ def check_forwarding(state: State, name: str, properties: QueueProperties) -> No
 
 
 def _targets(queue: Queue) -> set[str]:
-    """Where what comes into a queue or topic may go from there."""
+    """Names of the queues and topics that a queue or topic forwards to."""
     found = set()
     lasting = [each for each in queue.subscriptions.values() if not each.temporary]
     for each in (queue, *lasting):

@@ -201,7 +201,7 @@ class CreateSubscription(_Command, frozen=True):
 
 
 class ListSubscriptions(_Command, frozen=True):
-    """Of a topic. The answer is a page of `QueueInfo`, by name, as for `ListQueues`."""
+    """Lists a topic's subscriptions: a page of `QueueInfo`, by name, as for `ListQueues`."""
 
     right = "manage"
     queue: str
@@ -210,7 +210,7 @@ class ListSubscriptions(_Command, frozen=True):
 
 
 class SetRule(_Command, frozen=True):
-    """Of a subscription. `new`: there must be none of that name yet; else there must be one."""
+    """Sets a rule of a subscription. `new`: none may have that name; else one must have it."""
 
     right = "listen"
     queue: str
@@ -225,7 +225,7 @@ class RemoveRule(_Command, frozen=True):
 
 
 class ListRules(_Command, frozen=True):
-    """Of a subscription. The answer is a page of `Rule`, by name; go on after the last of them."""
+    """Lists a subscription's rules: a page of `Rule`, by name; go on after the last of them."""
 
     right = "listen"
     queue: str
@@ -414,7 +414,7 @@ class Abandon(_Settle, frozen=True):
 
 
 class Release(_Settle, frozen=True):
-    """As if it had never been delivered."""
+    """Returns a message as if it had never been delivered."""
 
 
 class Defer(_Settle, frozen=True):

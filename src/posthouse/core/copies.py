@@ -34,7 +34,7 @@ class _Into:
 
 
 class Relay:
-    """What one queue hands on, in one record."""
+    """The copies that one queue hands on, in one record."""
 
     def __init__(self, plan: Plan, source: QueueOverlay) -> None:
         self.plan = plan
@@ -76,7 +76,7 @@ class Relay:
         self._put_apart(message, target.dead, note, reason, text)
 
     def turn_back(self, message: Message, note: Note | None, reason: str, text: str) -> bool:
-        """What could not be handed on; False where it has to stay where it is."""
+        """Keeps what could not be handed on; False where it has to stay where it is."""
         queue = self.source.queue
         if queue.transfer is None:
             return False
@@ -86,7 +86,7 @@ class Relay:
     def _put_apart(
         self, message: Message, where: Queue, note: Note | None, reason: str, text: str
     ) -> None:
-        """Among dead letters, or what could not be forwarded."""
+        """Puts a copy among dead letters, or among what could not be forwarded."""
         note = msgspec.structs.replace(
             note or NO_NOTE, reason=reason, description=text, source=where.origin,
             source_sequence=message.sequence, dead_ms=self.plan.now_ms,
@@ -138,7 +138,7 @@ class Relay:
 
 
 def _noted_bytes(note: Note) -> int:
-    """What a note takes where it is written down, with what goes around it."""
+    """The bytes of a note in a record, with what goes around it."""
     return 64 + len(msgspec.msgpack.encode(note))
 
 
@@ -152,7 +152,7 @@ def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) ->
 
 
 def filled(plan: Plan, queue: Queue) -> int:
-    """What is in a queue and what belongs to it, and is not to come later by itself."""
+    """Counts the messages of a queue and of what belongs to it, but for scheduled ones."""
     count, parts = 0, [queue, queue.dead, queue.transfer]
     if queue.temporary and queue.topic is not None:
         parts.append(plan.state.queues[queue.topic].dead)  # its dead letters are there at once

@@ -78,7 +78,7 @@ from posthouse.core.plan import Outcome
 
 
 def decide(state: State, command: Command, now_ms: int) -> Outcome:
-    """What should happen; changes nothing. Raises Refused."""
+    """Returns what a command should do; changes nothing. Raises Refused."""
     return _DECIDE[type(command)](state, command, now_ms)
 
 

@@ -11,7 +11,7 @@ from posthouse.core.records import Locked, Taken
 
 
 class Taker(Protocol):
-    """What a delivery has to know of who gets it: a receiver, or a command that asks once."""
+    """Somebody who gets a delivery: a receiver, or a command that asks once."""
 
     @property
     def receiver(self) -> int: ...

@@ -15,7 +15,7 @@ from posthouse.core.relaying import relay
 
 
 def dispatch(plan: Plan, answer: Answer = None) -> Outcome:
-    """Hands out what has become available, and closes the plan."""
+    """Dispatches the messages that have become ready, and closes the plan."""
     if not plan.relayed:
         relay(plan)
     for overlay in list(plan.overlays.values()):
@@ -26,7 +26,7 @@ def dispatch(plan: Plan, answer: Answer = None) -> Outcome:
 
 
 def _hand_out(plan: Plan, overlay: QueueOverlay) -> None:
-    """Gives what this plan makes available in a queue to those who wait there."""
+    """Gives the messages that this plan makes ready in a queue to receivers that wait there."""
     queue = overlay.queue
     if not can_receive(queue.properties):
         return
@@ -47,7 +47,7 @@ def _hand_out(plan: Plan, overlay: QueueOverlay) -> None:
 
 
 def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
-    """One message each to the waiting receivers in turn, while they have credit.
+    """Gives one message each to the waiting receivers in turn, while they have credit.
 
     A run is what a group has, in order: its next message is free once one is taken out for good.
     """
@@ -84,14 +84,14 @@ def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
 
 
 def _run(overlay: QueueOverlay, group: Group | None, added: list[Message]) -> Iterator[Message]:
-    """What is ready in a group as this plan leaves it, in order."""
+    """Ready messages of a group as this plan leaves it, in order."""
     left = () if group is None else (s for s in group.ready.walk() if s not in overlay.removed)
     there = (overlay.queue.messages[sequence] for sequence in left)
     return merge(sorted(added, key=_sequence), there, key=_sequence)
 
 
 def _hand_out_sessions(plan: Plan, overlay: QueueOverlay) -> None:
-    """To the holders of sessions what is new in them; to waiting accepts the sessions set free."""
+    """Gives new messages to the holders of sessions, and sessions set free to waiting accepts."""
     queue = overlay.queue
     by_group = _by_group(overlay.ready)
     free = []
@@ -113,7 +113,7 @@ def _hand_out_sessions(plan: Plan, overlay: QueueOverlay) -> None:
 
 
 def deal_in_session(plan: Plan, queue: Queue, group: Group, run: Iterator[Message]) -> None:
-    """What is ready in a session to those who read it."""
+    """Gives the ready messages of a session to its readers."""
     fresh = (message for message in run if not is_expired(message, plan.now_ms))
     for reader in group.readers:
         receiver = queue.waiting.get(reader)

@@ -13,7 +13,7 @@ Dump = dict[str, Any]  # plain values only; for comparing and for reading, not f
 
 
 def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
-    """What the journal keeps of a namespace; with `passing`, also what only this start knows.
+    """Dumps what the journal keeps of a namespace; with `passing`, also what only this start knows.
 
     Without `bodies` there is their length, as for those that were evicted.
     """

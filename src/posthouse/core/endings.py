@@ -25,16 +25,16 @@ from posthouse.core.records import (
 
 def by_queue(state: State, locks: Iterable[Lock]) -> list[tuple[Queue, list[Message]]]:
     """The locked messages of each queue, those of deleted queues left out."""
-    found: dict[str, tuple[Queue, list[Message]]] = {}
+    queues: dict[str, tuple[Queue, list[Message]]] = {}
     for lock in locks:
         if state.queues.get(lock.queue.name) is lock.queue:
-            _, messages = found.setdefault(lock.queue.name, (lock.queue, []))
+            _, messages = queues.setdefault(lock.queue.name, (lock.queue, []))
             messages.append(lock.message)
-    return list(found.values())
+    return list(queues.values())
 
 
 def leave_groups(overlay: QueueOverlay, messages: Iterable[Message]) -> None:
-    """These leave the states in which they may hold the rest of their groups back."""
+    """Notes that these messages no longer hold the rest of their groups back."""
     if overlay.queue.groups:
         for message in messages:
             key = message.group
@@ -53,7 +53,7 @@ def end(
     properties: Properties = NO_PROPERTIES,
     delay_ms: int = 0,
 ) -> None:
-    """Deliveries end unsettled: back to their places, or out where they may not come back."""
+    """Ends deliveries unsettled: back to their places, or out where they may not come back."""
     overlay, now_ms = plan.overlay(queue), plan.now_ms
     plan.touch(queue)
     leave_groups(overlay, messages)
@@ -64,15 +64,15 @@ def end(
     back = [m for m in rest if not is_expired(m, now_ms)]
     stale = [m for m in rest if is_expired(m, now_ms)]
     backoff_ms = properties_of.backoff_ms if counted and not delay_ms else []
-    for wait_ms, some in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
-        if some:
+    for wait_ms, batch in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
+        if batch:
             until_ms = now_ms + wait_ms if wait_ms else 0
             record = Returned(
-                queue.name, sequences_of(some), not counted, until_ms, properties,
-                settled_ms_of(plan.state, some, now_ms), counts_of(some),
+                queue.name, sequences_of(batch), not counted, until_ms, properties,
+                settled_ms_of(plan.state, batch, now_ms), counts_of(batch),
             )  # fmt: skip
             plan.records.append(record)
-            for message in some:
+            for message in batch:
                 _give_back(plan, overlay, message, record)
     if worn:
         text = f"Message could not be consumed after {most} delivery attempts."
@@ -84,12 +84,12 @@ def end(
 def _by_attempt(
     messages: list[Message], backoff_ms: list[int]
 ) -> Iterable[tuple[int, list[Message]]]:
-    """With how long each is held back: the longer, the more often it was delivered."""
-    found: dict[int, list[Message]] = {}
+    """Sorts messages by how long they are held back: the longer, the more often delivered."""
+    delayed: dict[int, list[Message]] = {}
     for message in messages:
         attempt = max(1, min(message.count, len(backoff_ms)))
-        found.setdefault(backoff_ms[attempt - 1], []).append(message)
-    return found.items()
+        delayed.setdefault(backoff_ms[attempt - 1], []).append(message)
+    return delayed.items()
 
 
 def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Returned) -> None:
@@ -105,7 +105,7 @@ def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Retu
 
 
 def expire(plan: Plan, queue: Queue, messages: list[Message]) -> None:
-    """Messages whose time to live is over."""
+    """Ends messages whose time to live is over."""
     leave_groups(plan.overlay(queue), messages)
     _drop(plan, queue, messages)
 
@@ -120,7 +120,7 @@ def _drop(plan: Plan, queue: Queue, messages: list[Message]) -> None:
 
 
 def drop(plan: Plan, queue: Queue, messages: Sequence[Message]) -> None:
-    """Out of a full queue."""
+    """Drops messages out of a full queue."""
     overlay = plan.overlay(queue)
     leave_groups(overlay, messages)
     overlay.remove(messages)
@@ -135,7 +135,7 @@ def bury(
     description: str | None,
     properties: Properties,
 ) -> None:
-    """Into the dead-letter queue. The caller has seen to the groups they leave."""
+    """Moves messages into the dead-letter queue. The caller has seen to the groups they leave."""
     assert queue.dead is not None
     overlay, dead = plan.overlay(queue), plan.overlay(queue.dead)
     first = dead.numbers(len(messages))
@@ -155,7 +155,7 @@ def bury(
 
 
 def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:
-    """A session lock ends, and with it the locks on the session's messages and its readers."""
+    """Ends a session's lock, and with it the locks on the session's messages and its readers."""
     overlay = plan.overlay(queue)
     if len(group.locks) > STEPS_MAX:  # too much for one command: it expires now, and ticks end it
         plan.records.append(SessionRenewed(queue.name, group.key, plan.now_ms))

@@ -86,16 +86,17 @@ def _change(queue: Queue, properties: QueueProperties, now_ms: int) -> Outcome:
     to = properties.forward_dead_to
     if dead is not None and to is not None and to != before.forward_dead_to:
         records.append(DispatchPending(dead.name, more=True))
-    for each in queue.subscriptions.values():
-        if each.temporary and each.properties != fan_out_properties(queue, properties):
-            change = _change(each, fan_out_properties(queue, properties), now_ms)
+    wanted = fan_out_properties(queue, properties)
+    for subscription in queue.subscriptions.values():
+        if subscription.temporary and subscription.properties != wanted:
+            change = _change(subscription, wanted, now_ms)
             records += change.records
             notices += change.deliveries
     return Outcome(records, None, notices)
 
 
 def fan_out_properties(queue: Queue, mine: QueueProperties) -> QueueProperties:
-    """What the subscription of one who is attached to a fan-out queue has of that."""
+    """Properties of the subscription that one receiver of a fan-out queue gets."""
     return QueueProperties(
         lock_ms=mine.lock_ms, max_delivery=mine.max_delivery, counting=mine.counting,
         order=mine.order, backoff_ms=mine.backoff_ms, dead_letter_expired=mine.dead_letter_expired,
@@ -124,8 +125,8 @@ def list_queues(state: State, command: ListQueues, _: int) -> Outcome:
     if kind is not None:
         wanted, queues = kind == "topic", state.queues
         names = [n for n in names if (queues[n].properties.delivery == "topic") == wanted]
-    found = page(names, command.after, command.limit)
-    return Outcome([], [info(state.queues[name]) for name in found])
+    names = page(names, command.after, command.limit)
+    return Outcome([], [info(state.queues[name]) for name in names])
 
 
 def info(queue: Queue) -> QueueInfo:

@@ -212,7 +212,7 @@ def _turn_back(queue: Queue, record: ClockTurnedBack) -> None:
 
 
 def _set_timers(state: State) -> None:
-    """All that are kept, anew."""
+    """Sets all timers anew, but for passing ones."""
     state.lock_timers, state.session_timers = Timers(), Timers()
     state.expiry_timers, state.due_timers = Timers(), Timers()
     state.forget_timers, state.schedule_timers = Timers(), Timers()
@@ -260,7 +260,7 @@ def _queue_created(state: State, record: QueueCreated, position: int) -> None:
 def _new_queue(
     state: State, name: str, position: int, properties: QueueProperties, time_ms: int
 ) -> Queue:
-    """With its dead-letter queue, and what else belongs to it."""
+    """Makes a queue with its dead-letter queue, and what else belongs to it."""
     times = (time_ms, time_ms, time_ms)
     ready_lists = [ReadyList() for _ in range(PRIORITIES if properties.order == "priority" else 1)]
     queue = Queue(name, 2 * position, None, properties, *times, ready_lists)
@@ -297,7 +297,7 @@ def relays(queue: Queue) -> bool:
 
 
 def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
-    """Where a queue begins to forward: what it cannot is kept beside it from then on."""
+    """Adds the transfer queue, once a queue forwards: it keeps what could not be forwarded."""
     if queue.properties.forward_to is not None and queue.transfer is None:
         properties = _of_the_rest(queue.properties)
         number = _TRANSFER_NUMBERS | position
@@ -318,7 +318,7 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
 
 
 def _of_the_rest(properties: QueueProperties) -> QueueProperties:
-    """So does what keeps what could not be forwarded."""
+    """A transfer queue locks as its owner does, and has no limits of its own."""
     return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
 
 
@@ -335,7 +335,7 @@ def _subscription_created(state: State, record: SubscriptionCreated, position: i
 
 
 def count_queue(state: State, queue: Queue, change: int) -> None:
-    """By who made it: among the queues, the topics, or the subscriptions of its topic."""
+    """Counts a queue for its maker: among queues, topics, or the subscriptions of its topic."""
     if queue.topic is not None:
         count(state.held, SUBSCRIPTIONS, queue.topic, queue.by, change)
     else:
@@ -361,7 +361,7 @@ def _rule_removed(state: State, record: RuleRemoved, _: int) -> None:
 
 
 def _forget_routes(state: State, subscription: Queue) -> None:
-    """By its rules, which are another dictionary then, a subscription knows it itself."""
+    """Drops the router of the topic, which does not know the changed rules."""
     assert subscription.topic is not None
     state.queues[subscription.topic].router = None
 
@@ -427,7 +427,7 @@ def _swept(state: State, record: Swept, _: int) -> None:
 
 
 def _sweep(state: State, left: int) -> None:
-    """Locks and timers of a deleted queue may not act meanwhile; `decide` passes over them."""
+    """Frees part of what was deleted. Until then `decide` passes over its locks and timers."""
     while left > 0 and state.doomed:
         queue = state.doomed[-1]
         for message in list(islice(queue.messages.walk(0), left)):
@@ -650,7 +650,7 @@ def _removed(
 
 
 def _completed(state: State, record: Completed, position: int) -> None:
-    """The way most messages go, so in one loop without calls; `_removed` does the same."""
+    """Fast path of `_removed`, in one loop without calls: most messages end here."""
     queue = state.queues[record.queue]
     if queue.groups or queue.notes or queue.lives:
         _removed(state, record, position)
@@ -689,7 +689,7 @@ def _completed(state: State, record: Completed, position: int) -> None:
 
 
 def _remove(state: State, queue: Queue, message: Message) -> None:
-    """Out of the queue, whatever its state."""
+    """Removes a message from its queue, whatever its state."""
     _displace(state, queue, message)
     queue.counts[message.state] -= 1
     queue.messages.pop(message.sequence)
@@ -942,7 +942,7 @@ def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
 
 
 def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
-    """To another queue's end, as a new message there: others may still be reading the old one."""
+    """Moves a message to another queue's end, as a new one: the old one may still be read."""
     _remove(state, queue, message)
     moved = Message(
         sequence, message.position, message.envelope, message.native, message.body,
@@ -1041,7 +1041,7 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
 
 
 def _copy_alike(state: State, source: Queue, record: Routed) -> None:
-    """To queues that take everything as it comes: the way of most, so in one loop."""
+    """Copies messages to queues that take them as they come. Fast path of `_copy`, in one loop."""
     queues, time_ms = state.queues, record.time_ms
     for at, number in enumerate(record.sequences):
         old = source.messages[number]
@@ -1069,7 +1069,7 @@ def _copy_alike(state: State, source: Queue, record: Routed) -> None:
 
 
 def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
-    """What was handed on is not there any more."""
+    """Removes messages that were handed on."""
     if len(queue.ready_lists) > 1 or queue.groups or queue.notes or queue.lives:
         for sequence in sequences:
             _remove(state, queue, queue.messages[sequence])
@@ -1284,7 +1284,7 @@ def _stuck(state: State, record: Stuck, _: int) -> None:
 
 
 def _crowd(state: State, queue: Queue) -> None:
-    """What has changed may let in who waits."""
+    """Has a tick look at the sends that wait for room in this queue."""
     if queue.blocked:
         state.crowded[queue.name] = None
 

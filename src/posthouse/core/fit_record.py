@@ -90,7 +90,7 @@ def fit_record(state: State, record: Kept) -> list[Kept | Missing]:
 
 
 def _kept_in_kind(queue: Queue, record: QueueUpdated) -> QueueUpdated:
-    """What cannot be changed of a queue stays as it was taken to be."""
+    """Leaves what cannot be changed of a queue as it was taken to be."""
     old = queue.properties
     properties = msgspec.structs.replace(
         record.properties,

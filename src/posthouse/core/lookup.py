@@ -16,7 +16,7 @@ def queue_of(state: State, name: str) -> Queue:
 
 
 def own_queue(state: State, name: str) -> Queue:
-    """One that is not a dead-letter queue."""
+    """Finds a queue that is not a dead-letter queue."""
     queue = queue_of(state, name)
     if queue.origin is not None:
         raise NotAllowed(name, f"it belongs to {queue.origin!r}; use that")
@@ -58,13 +58,13 @@ def receivable(state: State, name: str) -> Queue:
 
 
 def messages_in(queue: Queue, sequences: Sequence[int], state: int, now_ms: int) -> list[Message]:
-    """These messages, all of them in this state and none named twice."""
-    found: dict[int, Message] = {}
+    """Finds these messages, all of them in this state and none named twice."""
+    messages: dict[int, Message] = {}
     for sequence in sequences:
         message = queue.messages.get(sequence)
-        if message is None or message.state != state or sequence in found:
+        if message is None or message.state != state or sequence in messages:
             raise MessageNotFound(queue.name, sequence, STATES[state])
         if state != SCHEDULED and is_expired(message, now_ms):
             raise MessageNotFound(queue.name, sequence, STATES[state])
-        found[sequence] = message
-    return list(found.values())
+        messages[sequence] = message
+    return list(messages.values())

@@ -138,7 +138,7 @@ NO_FIELDS: dict[str, str | None] = {}
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """What was added to a message after it was sent."""
+    """Changes and reasons that were added to a message after it was sent."""
 
     properties: Properties = {}  # changed by those who settled it
     reason: str | None = None  # why it was dead-lettered, and by whom from where
@@ -156,7 +156,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
         removed: Sequence[str] = (),
         fields: dict[str, str | None] = NO_FIELDS,
     ) -> "Note":
-        """With these changes behind those that were made before."""
+        """Adds these changes to those that were made before."""
         both = self.properties | properties if self.properties else properties
         if removed:
             both = {name: value for name, value in both.items() if name not in removed}
@@ -186,7 +186,7 @@ NO_NOTE = Note()
 
 
 def noted_bytes(note: Note) -> int:
-    """What a note takes in memory, about."""
+    """The memory a note takes, about."""
     size = 0
     for texts in (note.properties, note.fields):
         for name, value in texts.items():
@@ -199,7 +199,7 @@ def noted_bytes(note: Note) -> int:
 
 
 class Notes(dict[int, Note]):
-    """By the numbers of messages, with what they take in memory. They are put and popped only."""
+    """Notes by sequence number, and the memory they take. They are put and popped only."""
 
     __slots__ = ("size_bytes",)
 
@@ -230,7 +230,7 @@ def group_of(message: Message, note: Note | None) -> str | None:
 
 
 def size_bytes(message: Message | NewMessage) -> int:
-    """What a message counts for in a queue's size."""
+    """The size of a message, as it counts in its queue's."""
     body = message.body
     size = len(message.envelope) + (len(body) if isinstance(body, bytes) else body)
     return size if message.native is None else size + len(message.native)

@@ -60,7 +60,7 @@ def topic_of(queue: str) -> str:
 # Written to the journal as a map with every field: a default that changes later must not change
 # what an old journal says.
 class QueueProperties(msgspec.Struct, frozen=True, gc=False):
-    """What a queue is like. None means: no limit."""
+    """Properties of a queue. None means: no limit."""
 
     lock_ms: int = 60_000
     max_delivery: int = 10
@@ -184,7 +184,7 @@ class Queue(msgspec.Struct):
 
     @property
     def has_room_again(self) -> bool:
-        """For the first who waits for it."""
+        """Whether there is room for the first send that waits."""
         first = next(iter(self.blocked.values()))
         properties, count = self.properties, len(first.command.messages)
         most, most_bytes = properties.max_messages, properties.max_bytes
@@ -320,7 +320,7 @@ class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Account(msgspec.Struct, array_like=True, frozen=True):
-    """What is kept of a principal. Keys and password are sealed. Fields are added at the end."""
+    """A principal as it is kept. Keys and password are sealed. Fields are added at the end."""
 
     name: str
     number: int  # the position at which it came into being
@@ -351,7 +351,7 @@ def before(moment_ms: int, now_ms: int, step_ms: int) -> int:
 
 
 def era(epoch: int, salt: int) -> int:
-    """What the numbers of one start are added to, so that no other start has them."""
+    """The base of the numbers of one start, so that no other start has them."""
     return (epoch << 32 | salt & 0xFFFFFFFF) << 64
 
 
@@ -380,7 +380,7 @@ SEQUENCE_BITS = 64
 
 
 def message_key(queue: Queue, sequence: int) -> int:
-    """What a message is called among the timers."""
+    """The key of a message among the timers."""
     return queue.number << SEQUENCE_BITS | sequence
 
 

@@ -166,7 +166,7 @@ class SpaceOutcome(msgspec.Struct, frozen=True):
 
 
 def decide(spaces: Namespaces, command: SpaceCommand, now_ms: int) -> SpaceOutcome:
-    """What should happen; changes nothing. Raises Refused."""
+    """Returns what a command should do; changes nothing. Raises Refused."""
     match command:
         case CreateNamespace():
             return _create(spaces, command, now_ms)
@@ -329,7 +329,7 @@ def count_all(spaces: Namespaces) -> None:
 
 
 def entity_key(namespace: str, entity: str, name: str) -> str:
-    """What the account of a key of one entity is called."""
+    """The name of the account of a key of one entity."""
     return f"{name}@{namespace}/{entity.casefold()}"
 
 
@@ -391,7 +391,7 @@ def _is_there(spaces: Namespaces, namespace: str, folded: str, before: int | Non
 
 
 def _bytes_of(account: Account) -> int:
-    """What it takes in memory, about."""
+    """The memory it takes, about."""
     return _ACCOUNT_BYTES + _SAID_BYTES * len(msgspec.msgpack.encode(account))
 
 

@@ -69,7 +69,7 @@ def pick_all(queue: Queue, limit: int, now_ms: int) -> list[Message]:
 
 
 def _whole_groups(queue: Queue, in_order: Iterator[tuple[int, int]], now_ms: int) -> Iterator[int]:
-    """What can be taken out for good: behind the head of a group comes the rest of it."""
+    """Numbers that can be taken out for good: behind a group's head comes the rest of it."""
     runs: list[tuple[int, int, Iterator[int]]] = []  # a heap: what follows in groups begun
 
     def follow(run: Iterator[int]) -> None:

@@ -37,7 +37,7 @@ Delivered: TypeAlias = Delivery | Granted | Admitted | Notice
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a command does: records to evolve, the caller's answer, and what receivers get."""
+    """The outcome of a command: records to evolve, the answer, and what receivers get."""
 
     records: list[Record]
     answer: Answer = None
@@ -83,7 +83,7 @@ class QueueOverlay:
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
 
     def remove(self, messages: Sequence[Message]) -> None:
-        """These will be gone, and leave the room they take up."""
+        """Notes that these messages will be gone, and the room they took up free."""
         self.removed.update(sequences_of(messages))
         if self.counted:
             self.added -= len(messages)
@@ -92,7 +92,7 @@ class QueueOverlay:
                 self.arrived.pop(message.sequence, None)
 
     def give_up(self, sequences: Sequence[int]) -> None:
-        """Copies that have come with this command are not to stay."""
+        """Takes back copies that have come with this command."""
         for sequence in sequences:
             self.added -= 1
             self.added_bytes -= self.arrived.pop(sequence)
@@ -121,7 +121,7 @@ class QueueOverlay:
 
 
 class Plan:
-    """What one command will do."""
+    """The plan of one command: its records so far, and each queue as it will be."""
 
     __slots__ = (
         "deliveries",
@@ -166,7 +166,7 @@ class Plan:
         return overlay
 
     def occupied(self, queue: Queue) -> Used:
-        """How much of a queue is, with what this command adds and takes."""
+        """How much of a queue is used, with what this command adds and takes."""
         messages, size = used(queue)
         for name in (queue.name, *(queue.subscriptions.keys() & self.overlays.keys())):
             overlay = self.overlays.get(name)
@@ -198,7 +198,7 @@ class Plan:
         return self.effort >= HAND_ON_MAX or self.noted_bytes >= HAND_ON_BYTES_MAX // 8
 
     def postpone(self, queue: Queue) -> None:
-        """A later tick goes on with what is ready in this queue."""
+        """Leaves what is ready in this queue to a later tick."""
         self.records.append(DispatchPending(queue.name, more=True))
         self.postponed.add(queue.name)
 

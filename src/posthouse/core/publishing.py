@@ -41,7 +41,7 @@ def publish(handed: Relay, message: Message) -> bool:
 
 
 def _publish_in_parts(handed: Relay, message: Message, parts: Iterable[_Part]) -> bool:
-    """Subscription by subscription, one at least, until this command has done what one may."""
+    """Gives copies subscription by subscription, until this command has done what one may."""
     plan, number = handed.plan, message.lock
     note, restricted = handed.source.note(message.sequence), plan.state.fanout != "open"
     for queue, hits in parts:
@@ -64,17 +64,17 @@ def _publish_in_parts(handed: Relay, message: Message, parts: Iterable[_Part]) -
 
 
 def _in_order(hits: list[Hit], after: int) -> Iterator[_Part]:
-    """Those of subscriptions with a higher number."""
-    found: dict[int, list[Hit]] = {}
+    """Hits by subscription, of those with a number higher than `after`."""
+    by_number: dict[int, list[Hit]] = {}
     for hit in hits:
         if hit.queue.number > after:
-            found.setdefault(hit.queue.number, []).append(hit)
-    for number in sorted(found):
-        yield found[number][0].queue, found[number]
+            by_number.setdefault(hit.queue.number, []).append(hit)
+    for number in sorted(by_number):
+        yield by_number[number][0].queue, by_number[number]
 
 
 def _ask_each(plan: Plan, source: QueueOverlay, message: Message) -> Iterator[_Part]:
-    """What the rules of one subscription after the other say of a message."""
+    """Asks the rules of one subscription after the other."""
     view = _view(plan, source.queue, message, source.note(message.sequence))
     for queue, effort, hits in router_of(source.queue).match_each(view, message.lock):
         plan.effort += effort + view.looks // _LOOKS_OF_EFFORT
@@ -167,9 +167,9 @@ _NONE: dict[str, list[int]] = {}
 
 
 def publish_plainly(state: State, topic: Queue, record: Sent) -> list[Record] | None:
-    """What is sent to a topic whose subscriptions take it as it is, and where nobody waits.
+    """Publishes to subscriptions that take messages as they are, where nobody waits.
 
-    The way of most. None: it has to be planned.
+    Fast path of `publish`. None: it has to be planned.
     """
     messages, first, count = record.messages, record.first_sequence, len(record.messages)
     for new in messages:
@@ -208,9 +208,9 @@ def publish_plainly(state: State, topic: Queue, record: Sent) -> list[Record] | 
 def _matched(
     state: State, topic: Queue, router: Router, record: Sent
 ) -> tuple[list[Hit], dict[str, list[int]], int]:
-    """Who gets something; what that is, by name, for who does not get all that was looked at.
+    """Returns who gets copies, and of which messages, where it is not all that were looked at.
 
-    And how many of the messages that is. Raises TooManyLooks.
+    The third is how many messages were looked at. Raises TooManyLooks.
     """
     hits: list[Hit] = []
     some: dict[str, list[int]] = {}
@@ -231,7 +231,7 @@ def _matched(
 
 
 def _view_of(state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int) -> View:
-    """Of a message that does not expire."""
+    """The view of a message that does not expire."""
     return View(
         new.envelope, new_id=_NewIds(state.era, topic.number, sequence), sequence=sequence,
         enqueued_sequence=sequence, enqueued_ms=now_ms, size=size_bytes(new),

@@ -34,22 +34,22 @@ class ReadyList:
         return fresh
 
     def append(self, sequence: int) -> None:
-        """A new number, higher than any before."""
+        """Adds a new number, higher than any before."""
         self._fresh.append(sequence)
 
     def extend(self, sequences: Iterable[int]) -> None:
-        """New numbers, each higher than any before."""
+        """Adds new numbers, each higher than any before."""
         self._fresh.extend(sequences)
 
     def give_back(self, sequence: int) -> None:
-        """A number that was taken returns to its place."""
+        """Returns a number that was taken to its place."""
         if sequence in self._gone:
             self._gone.remove(sequence)
         else:
             heappush(self._returned, sequence)
 
     def take(self, sequences: list[int]) -> None:
-        """These numbers leave, wherever they are."""
+        """Removes these numbers, wherever they are."""
         fresh = self._fresh
         for sequence in sequences:
             if self._head < len(fresh) and fresh[self._head] == sequence:
@@ -76,7 +76,7 @@ class ReadyList:
             gone.remove(heappop(self._returned))
 
     def _drop_gone(self) -> None:
-        """Rare: where much has left from behind a head that stays."""
+        """Drops gone numbers. Rare: much has left from behind a head that stays."""
         self._fresh = array("q", (s for s in self._fresh[self._head :] if s not in self._gone))
         self._head = 0
         self._returned = sorted(s for s in self._returned if s not in self._gone)

@@ -127,9 +127,9 @@ def _check_bound(state: State, command: Receive | ReceiveDeferred) -> None:
 
 
 def attach(state: State, command: Attach, now_ms: int) -> Outcome:
-    found = state.queues.get(command.queue)
-    if found is not None and found.properties.delivery in FAN_OUT:
-        return _join(state, found, command, now_ms)
+    fan_out = state.queues.get(command.queue)
+    if fan_out is not None and fan_out.properties.delivery in FAN_OUT:
+        return _join(state, fan_out, command, now_ms)
     queue = receivable(state, command.queue)
     check_receiver(state, command.receiver)
     check_duration("lock_ms", command.lock_ms)
@@ -147,7 +147,7 @@ def attach(state: State, command: Attach, now_ms: int) -> Outcome:
 
 
 def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
-    """To a fan-out queue: with a subscription of its own, that ends with the receiver."""
+    """Attaches to a fan-out queue, by a subscription that ends with the receiver."""
     if not can_receive(queue.properties):
         raise Disabled(queue.name, queue.properties.status)
     check_receiver(state, command.receiver)
@@ -212,7 +212,7 @@ def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
 
 
 def dispatch_later(plan: Plan, queue: Queue) -> None:
-    """Where messages that have expired but are still there may hide others from a receiver."""
+    """Leaves it to a tick, where messages that have expired may hide others from a receiver."""
     overdue_ms = plan.state.expiry_timers.first
     if overdue_ms is not None and overdue_ms <= plan.now_ms:
         plan.records.append(DispatchPending(queue.name, more=True))

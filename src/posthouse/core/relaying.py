@@ -35,7 +35,7 @@ def _with_more(plan: Plan) -> list[QueueOverlay]:
 
 
 def hand_on(plan: Plan, overlay: QueueOverlay) -> list[Message]:
-    """What is ready in one of them, as much as one command may. Returns what has to stay."""
+    """Hands on what is ready in a queue, as much as one command may. Returns what has to stay."""
     messages, overlay.ready = overlay.ready, []
     queue = overlay.queue
     if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
@@ -69,7 +69,7 @@ def has_takers(plan: Plan, queue: Queue) -> bool:
 
 
 def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
-    """Where copies are to be few: whether nobody who would get one has many messages.
+    """Whether a limited fanout lets a message go on: nobody who gets a copy has many.
 
     So what is held back in the middle of a chain goes on as its end is received, though that makes
     no room; and of copies there are never more than a few for each queue.

@@ -13,7 +13,7 @@ NOTHING: Mapping[int, int] = {}
 
 
 class Used(NamedTuple):
-    """Of a queue; of a topic, by its subscriptions."""
+    """Use of a queue; of a topic, by its subscriptions."""
 
     messages: int
     size_bytes: int
@@ -70,7 +70,7 @@ def make_room(
     arrived: Mapping[int, int] = NOTHING,
     oldest: int = 0,
 ) -> Fit:
-    """For new messages of these sizes, as the queue wants it.
+    """Makes room for new messages of these sizes, as the queue wants it.
 
     `going`: what leaves it anyway; `arrived`: the sizes of what has come before in this command,
     by sequence number; `oldest`: before that all that may give way does so. Raises QuotaExceeded.
@@ -100,7 +100,7 @@ def _without_oldest(
     arrived: Mapping[int, int],
     oldest: int,
 ) -> Fit | None:
-    """With as few of the oldest dropped as make room. None: all of them are too few."""
+    """Drops as few of the oldest as make room. None: all of them are too few."""
     count, size = len(sizes), sum(sizes)
     dropped: list[Message] = []
     late: list[int] = []

@@ -116,7 +116,7 @@ class Router:
             self.effort += rule_effort(rules[0])
 
     def match(self, view: View) -> list[Hit]:
-        """What the subscriptions get of a message. Raises TooManyLooks: ask them one by one."""
+        """Returns the copies subscriptions get. Raises TooManyLooks: ask them one by one."""
         hits = self.all.copy()
         if self._by_name:
             try:
@@ -201,7 +201,7 @@ def _named(amendment: Amendment, rule: str) -> Amendment:
 
 
 def _effort_to_add(subscription: Queue) -> int:
-    """To a router, in eighths: patterns are many, and there is one where they seldom change."""
+    """The effort to add it to a router, in eighths: patterns are many, and seldom change."""
     rules = subscription.rules
     if len(rules) == 1:
         [rule] = rules.values()
@@ -254,7 +254,7 @@ def compile_some(subscription: Queue) -> int:
 
 
 def _all_ready(subscription: Queue) -> list[_Ready]:
-    """Of one whose rules are compiled by one command."""
+    """Returns all rules, of a subscription whose rules one command can compile."""
     compile_some(subscription)
     return [ready for ready in _compiled(subscription).ready if ready]
 
@@ -267,12 +267,12 @@ def _effort_to_compile(rule: Rule) -> int:
 
 
 def effort_of(rules: Iterable[Rule]) -> int:
-    """What it takes to ask them."""
+    """The effort of asking these rules."""
     return sum(map(rule_effort, rules))
 
 
 def rule_effort(rule: Rule) -> int:
-    """What it takes to ask a rule; it grows with what it says."""
+    """The effort of asking a rule; it grows with its length."""
     wanted, items = rule.filter, 0
     if isinstance(wanted, CorrelationFilter):
         items = len(wanted.fields) + len(wanted.properties)

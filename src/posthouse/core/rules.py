@@ -67,7 +67,7 @@ def sql_chars(rule: Rule) -> int:
 
 
 def bytes_of(rules: Iterable[Rule]) -> int:
-    """What they take in memory, compiled, about."""
+    """The memory that rules take, compiled, about."""
     return sum(map(_bytes_of, rules))
 
 

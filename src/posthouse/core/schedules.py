@@ -134,7 +134,7 @@ def _send(plan: Plan, schedule: Schedule) -> None:
 
 
 def _of_now(schedule: Schedule) -> NewMessage:
-    """With an id of its own, so that it is not taken for the one before."""
+    """Gives the message an id of its own, so that it is not taken for the one before."""
     try:
         envelope = decode_envelope(schedule.message.envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -78,7 +78,7 @@ def _is_plain(queue: Queue, command: Send, messages: int, size: int) -> bool:
 def _blocked(
     state: State, queue: Queue, command: Send, messages: int, size: int, now_ms: int
 ) -> Blocked | None:
-    """What has to wait for room, behind those who wait already; None where there is some."""
+    """Returns a send that has to wait for room, behind others; None where there is some."""
     sender, deadline_ms = command.sender, command.deadline_ms
     check_moment("deadline_ms", deadline_ms)
     in_use = sender in state.receivers or sender in state.blocked
@@ -98,7 +98,7 @@ def _blocked(
 
 
 def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[NewMessage], int]:
-    """Where to, the messages as they will be there, and their size. Raises Refused."""
+    """Returns the queue, the messages as they will be there, and their size. Raises Refused."""
     queue = state.queues.get(command.queue)
     if queue is None or queue.origin is not None or queue.topic is not None:
         topic = own_queue(state, command.queue).topic
@@ -143,7 +143,7 @@ def checked_send(state: State, command: Send, now_ms: int) -> tuple[Queue, list[
 
 
 def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send) -> Enqueued:
-    """As part of a plan: behind what it sends there already. Raises Refused."""
+    """Sends as part of a plan, behind what it sends there already. Raises Refused."""
     overlay = plan.overlay(queue)
     first = overlay.next_sequence
     until_ms, keys = 0, None
@@ -196,7 +196,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
 
 
 def _as_sent(queue: Queue, message: NewMessage, size: int, now_ms: int) -> NewMessage:
-    """With the life it will have in this queue, and no schedule that has passed."""
+    """Gives a message the life it will have in this queue, and no schedule that has passed."""
     check_fit(queue, size, message.group)
     if message.group is not None:
         check_text("group", message.group, GROUP_CHARS_MAX)
@@ -234,7 +234,7 @@ def misfit(queue: Queue, size: int, group: str | None) -> Refused | None:
 def _unseen(
     overlay: QueueOverlay, command: Send, messages: list[NewMessage], now_ms: int
 ) -> tuple[list[NewMessage], list[str | None], Enqueued]:
-    """Where duplicates are detected: those are left out, or the whole is refused."""
+    """Leaves duplicates out, or refuses the whole. Returns messages, keys and the answer."""
     queue = overlay.queue
     given = command.keys if command.keys is not None else [None] * len(messages)
     sequence = overlay.next_sequence
@@ -263,7 +263,7 @@ def _unseen(
 
 
 def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:
-    """With what those get who wait for it, or who it is handed on to."""
+    """Gives what was sent to receivers that wait, or hands it on."""
     waited = queue.waiting or queue.accepting or queue.relays
     if not waited or queue.name in state.dispatch_pending:
         return Outcome([record], answer)
@@ -288,7 +288,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
 
 
 def _as_messages(record: Sent) -> list[Message]:
-    """As they will stand in the queue."""
+    """The messages of a record as they will stand in the queue."""
     return [
         Message(
             sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
@@ -299,7 +299,7 @@ def _as_messages(record: Sent) -> list[Message]:
 
 
 def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver | None:
-    """Who gets new messages, in the common case that there is no choice and no order to keep."""
+    """Fast path: the receiver of new messages, where there is no choice and no order to keep."""
     if not messages or not queue.waiting or (len(messages) > 1 and len(queue.waiting) > 1):
         return None
     if (

@@ -44,7 +44,7 @@ def held_locks(
             raise InvalidArgument("queue", "is needed where a session is named")
         # It lasts as long as a transaction that settles what is in it.
         session = session_of(state, queue, command.session, 0 if transaction else now_ms)
-    found: dict[int, Lock] = {}
+    held: dict[int, Lock] = {}
     lost: list[int | str] = []
     by_id: dict[str, Iterator[int]] = {}
     for name in command.locks:
@@ -54,18 +54,18 @@ def held_locks(
         for token in tokens:
             lock = state.locks.get(token)
             by = state.enlisted.get(token, 0) if state.enlisted else 0
-            if lock is None or token in found or (by and by != transaction):
+            if lock is None or token in held or (by and by != transaction):
                 continue
             if not _holds(state, lock, queue, 0 if by else now_ms):  # one that is enlisted does
                 continue
             if session is None or lock.session is session:
-                found[token] = lock
+                held[token] = lock
                 break
         else:
             if not command.partial:
                 raise LockLost(command.queue, name)
             lost.append(name)
-    return list(found.values()), lost
+    return list(held.values()), lost
 
 
 def settled_answer(lost: list[int | str]) -> Settled:
@@ -77,10 +77,11 @@ def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
     if queue is None:
         queue = state.queues.get(lock.queue.name)
     until_ms = lock.until_ms if lock.session is None else lock.session.until_ms
-    mine = lock.queue is queue
-    if not mine and queue is not None and lock.queue.temporary:  # of who is attached to a fan-out
-        mine = lock.queue.topic == queue.name
-    return mine and until_ms > now_ms
+    is_there = lock.queue is queue
+    if not is_there and queue is not None and lock.queue.temporary:
+        # A receiver of a fan-out queue holds it in its own subscription.
+        is_there = lock.queue.topic == queue.name
+    return is_there and until_ms > now_ms
 
 
 def _check_amended(queue: Queue, messages: list[Message], properties: Properties) -> None:

@@ -29,7 +29,7 @@ RECEIVERS = "the number of receivers"
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Who asks for something, and how many per cent of a limit he may hold."""
+    """A principal that asks for something, and the percentage of a limit it may hold."""
 
     name: str = ""  # nobody in particular: only the limit itself counts
     percent: int = 100

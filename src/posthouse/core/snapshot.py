@@ -351,7 +351,7 @@ def _put(state: State, queue: Queue, messages: list[Message]) -> None:
 
 
 def _place(state: State, queue: Queue, message: Message) -> None:
-    """What the state of a message sets up around it, but for a lock."""
+    """Sets up what belongs to the state of a message, but for a lock."""
     group = queue.group(message)
     key = message_key(queue, message.sequence)
     if group is not None:

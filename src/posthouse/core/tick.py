@@ -129,7 +129,7 @@ def tick(state: State, _: Tick, now_ms: int) -> Outcome:
 
 
 def _to_sweep(state: State) -> int:
-    """What is left of deleted queues."""
+    """Counts what is left of deleted queues."""
     return sum(1 + sum(queue.counts) + len(queue.groups) for queue in state.doomed)
 
 
@@ -162,7 +162,7 @@ def _end_blocks(plan: Plan, left: int) -> int:
 
 
 def _admit(plan: Plan, left: int) -> int:
-    """Who waits for room, in turn, as far as there is some."""
+    """Admits sends that wait for room, in turn, as far as there is some."""
     done = 0
     for name in plan.state.crowded:
         for blocked in plan.state.queues[name].blocked.values():
@@ -235,7 +235,7 @@ def _enlisted_until_ms(state: State, tokens: Iterable[int]) -> int:
 
 
 def _renew_enlisted(plan: Plan, tokens: list[int]) -> None:
-    """What a transaction settles does not expire before it ends."""
+    """Renews locks that a transaction settles: they do not expire before it ends."""
     state = plan.state
     for queue, messages in by_queue(
         state, (state.locks[token] for token in tokens if token in state.enlisted)
@@ -259,13 +259,13 @@ def _end_locks(plan: Plan, left: int) -> int:
 
 def _due_messages(state: State, keys: list[int]) -> list[tuple[Queue, list[Message]]]:
     """Messages by their keys, those of deleted queues left out."""
-    found: dict[str, tuple[Queue, list[Message]]] = {}
+    queues: dict[str, tuple[Queue, list[Message]]] = {}
     for key in keys:
         queue = state.numbered[key >> SEQUENCE_BITS]
         if state.queues.get(queue.name) is queue:
-            _, messages = found.setdefault(queue.name, (queue, []))
+            _, messages = queues.setdefault(queue.name, (queue, []))
             messages.append(queue.messages[key & _SEQUENCE_MASK])
-    return list(found.values())
+    return list(queues.values())
 
 
 def _end_lives(plan: Plan, left: int) -> int:
@@ -386,7 +386,7 @@ def _still_there(plan: Plan, queue: Queue, messages: list[Message]) -> list[Mess
 
 
 def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
-    """What was there before the queue began to forward; and then what has come in this tick."""
+    """Hands on what was there before the queue forwarded, then what has come in this tick."""
     overlay = plan.overlay(queue)
     most = left if plan.state.fanout == "open" else min(left, FANOUT_LIMITED_MAX)
     picked = pick_all(queue, most, plan.now_ms)
@@ -407,7 +407,7 @@ def _hand_on_more(plan: Plan, queue: Queue, left: int) -> int:
 
 
 def _hand_on(plan: Plan, _: int) -> int:
-    """Before it is asked who is idle."""
+    """Relays, before it is asked who is idle."""
     relay(plan)
     return 0
 

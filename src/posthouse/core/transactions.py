@@ -119,7 +119,7 @@ def _do_all(plan: Plan, transaction: Transaction) -> tuple[list[Enqueued], int]:
 
 
 def _completed_together(work: list[Any]) -> list[Ending]:
-    """What is to end; of each queue and session all that is completed in one."""
+    """Returns the settlements of a transaction; completes of one queue and session are one."""
     found: list[Ending] = []
     completed: dict[tuple[str | None, int], list[int | str]] = {}
     for asked in work:
@@ -133,7 +133,7 @@ def _completed_together(work: list[Any]) -> list[Ending]:
 
 
 def _send_all(plan: Plan, sends: list[Send]) -> list[Enqueued]:
-    """In their order; those that need no looking at go into a queue as one."""
+    """Sends in order; sends that need no looking at go into a queue as one."""
     answers: list[Enqueued | None] = [None] * len(sends)
     plain: dict[str, list[int]] = {}  # which sends
     for at, asked in enumerate(sends):
