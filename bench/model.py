@@ -37,7 +37,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.filters.patterns import Trie
 from posthouse.core.filters.sql import compile_filter
-from posthouse.core.filters.view import View
+from posthouse.core.filters.view import MessageView
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.core.model import QueueProperties, subscription_queue
 from posthouse.core.namespaces import CreateNamespace
@@ -97,7 +97,7 @@ def filters() -> Result:
     predicates = [compile_filter(text, {}) for text in texts]
 
     def alone() -> int:
-        view = View(message.envelope, new_id=lambda: b"")
+        view = MessageView(message.envelope, new_id=lambda: b"")
         return sum(fits(view) is True for fits in predicates)
 
     assert alone() == MATCHING

@@ -35,7 +35,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.filters.correlation import compile_correlation
 from posthouse.core.filters.sql import compile_filter
-from posthouse.core.filters.view import View
+from posthouse.core.filters.view import MessageView
 from posthouse.core.message import Envelope, NewMessage, Properties, encode_envelope
 from posthouse.core.model import QueueProperties, subscription_queue
 from posthouse.core.namespaces import CreateNamespace
@@ -179,11 +179,11 @@ def filters() -> None:
     sql = compile_filter(text, {})
     correlation = compile_correlation({"subject": "order"}, {"region": "eu-west"})
 
-    def timed(fits: Callable[[View], bool | None]) -> list[float]:
+    def timed(fits: Callable[[MessageView], bool | None]) -> list[float]:
         found = []
         for _ in range(20_000):
             begun = time.perf_counter()
-            assert fits(View(envelope, new_id=lambda: b""))
+            assert fits(MessageView(envelope, new_id=lambda: b""))
             found.append(time.perf_counter() - begun)
         return found
 

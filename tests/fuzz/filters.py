@@ -16,7 +16,7 @@ import msgspec
 from posthouse.core.checks import check_properties
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.sql import compile_action, compile_filter
-from posthouse.core.filters.view import View
+from posthouse.core.filters.view import MessageView
 from posthouse.core.message import (
     Envelope,
     Properties,
@@ -49,7 +49,7 @@ SCRAPS = (
 )  # fmt: skip
 
 
-def _views() -> list[View]:
+def _views() -> list[MessageView]:
     message: Properties = {
         "Color": "red", "quantity": 12, "price": 1.5, "flag": True, "odd name": None,
         "data": b"\0", "huge": (1 << 64) - 1, "a": -(1 << 63), "b": math.inf, "c": math.nan,
@@ -57,7 +57,7 @@ def _views() -> list[View]:
     }  # fmt: skip
     full = Envelope(id="i", subject="bus_ x", to="t", session_id="s", properties=message)
     return [
-        View(data, new_id=lambda: bytes(16), enqueued_ms=7, ttl_ms=5)
+        MessageView(data, new_id=lambda: bytes(16), enqueued_ms=7, ttl_ms=5)
         for data in (encode_envelope(full), encode_envelope(Envelope()), b"\xc1")
     ]
 
@@ -85,7 +85,7 @@ def check_column(column: int, text: str) -> None:
     assert 1 <= column <= len(text) + 1, column
 
 
-def play(text: str, views: list[View], *, is_action: bool) -> None:
+def play(text: str, views: list[MessageView], *, is_action: bool) -> None:
     try:
         check = _action(text) if is_action else _filter(text)
     except SyntaxProblem as problem:
@@ -96,20 +96,20 @@ def play(text: str, views: list[View], *, is_action: bool) -> None:
             check(view)
 
 
-def _filter(text: str) -> Callable[[View], None]:
+def _filter(text: str) -> Callable[[MessageView], None]:
     predicate = compile_filter(text, PARAMETERS)
 
-    def check(view: View) -> None:
+    def check(view: MessageView) -> None:
         truth = predicate(view)
         assert truth is True or truth is False or truth is None, truth
 
     return check
 
 
-def _action(text: str) -> Callable[[View], None]:
+def _action(text: str) -> Callable[[MessageView], None]:
     action = compile_action(text, PARAMETERS)
 
-    def check(view: View) -> None:
+    def check(view: MessageView) -> None:
         amendment = action(view)
         check_properties(amendment.properties)
         fields = {k: v for k, v in amendment.fields.items() if k not in ("ttl_ms", "due_ms")}

@@ -18,7 +18,7 @@ import msgspec
 from posthouse.broker.figures import oldest_ms
 from posthouse.broker.view_messages import MessagesView
 from posthouse.core.commands import Counts
-from posthouse.core.filters.view import View as MessageView
+from posthouse.core.filters.view import MessageView
 from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED
 from posthouse.core.model import (
     DEAD,

@@ -12,7 +12,7 @@ from posthouse.core.commands import FANOUT_LIMITED_MAX, HAND_ON_BYTES_MAX, HAND_
 from posthouse.core.copies import FIRST_EFFORT, Relay, filled
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.filters.problems import TooManyLooks
-from posthouse.core.filters.view import Amendment, View
+from posthouse.core.filters.view import Amendment, MessageView
 from posthouse.core.message import NO_NOTE, Message, NewMessage, Note, group_of, size_bytes
 from posthouse.core.model import Queue, State
 from posthouse.core.picking import can_send
@@ -137,11 +137,11 @@ def _give_copy(handed: Relay, message: Message, hit: Hit, note: Note | None) -> 
         handed.bury(message, queue, note, "QuotaExceeded", str(full))
 
 
-def _view(plan: Plan, topic: Queue, message: Message, note: Note | None) -> View:
+def _view(plan: Plan, topic: Queue, message: Message, note: Note | None) -> MessageView:
     amendment = None
     if note is not None:
         amendment = Amendment(note.properties, note.removed, dict(note.fields))
-    return View(
+    return MessageView(
         message.envelope, new_id=_NewIds(plan.state.era, topic.number, message.sequence),
         amendment=amendment, sequence=message.sequence, enqueued_sequence=message.sequence,
         enqueued_ms=plan.now_ms, expires_ms=message.expires_ms, size=size_bytes(message),
@@ -230,9 +230,11 @@ def _matched(
     return hits, {name: each for name, each in some.items() if len(each) < looked}, looked
 
 
-def _view_of(state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int) -> View:
+def _view_of(
+    state: State, topic: Queue, new: NewMessage, sequence: int, now_ms: int
+) -> MessageView:
     """The view of a message that does not expire."""
-    return View(
+    return MessageView(
         new.envelope, new_id=_NewIds(state.era, topic.number, sequence), sequence=sequence,
         enqueued_sequence=sequence, enqueued_ms=now_ms, size=size_bytes(new),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from posthouse.core.commands import HAND_ON_MAX
 from posthouse.core.filters.patterns import Trie, check_pattern
 from posthouse.core.filters.problems import EvaluationProblem, TooManyLooks
-from posthouse.core.filters.view import Action, Amendment, Predicate, View
+from posthouse.core.filters.view import Action, Amendment, MessageView, Predicate
 from posthouse.core.model import Queue
 from posthouse.core.rules import (
     CorrelationFilter,
@@ -115,7 +115,7 @@ class Router:
             self._single.append((_all_ready(subscription)[0].fits, hit))
             self.effort += rule_effort(rules[0])
 
-    def match(self, view: View) -> list[Hit]:
+    def match(self, view: MessageView) -> list[Hit]:
         """Returns the copies subscriptions get. Raises TooManyLooks: ask them one by one."""
         hits = self.all.copy()
         if self._by_name:
@@ -139,7 +139,9 @@ class Router:
             hits += _hits(queue, rules, view)
         return hits
 
-    def match_each(self, view: View, after: int) -> Iterator[tuple[Queue, int, list[Hit] | None]]:
+    def match_each(
+        self, view: MessageView, after: int
+    ) -> Iterator[tuple[Queue, int, list[Hit] | None]]:
         """What each subscription gets whose number is higher, and the effort, in their order.
 
         None: its rules have to be compiled first, which later commands do. One that takes too many
@@ -160,7 +162,7 @@ class Router:
             self._topic.router = None  # those that are compiled now can be asked together
 
 
-def _hits_or_problem(subscription: Queue, view: View) -> list[Hit]:
+def _hits_or_problem(subscription: Queue, view: MessageView) -> list[Hit]:
     view.begin()
     try:
         return _hits(subscription, _all_ready(subscription), view)
@@ -168,7 +170,7 @@ def _hits_or_problem(subscription: Queue, view: View) -> list[Hit]:
         return [Hit(subscription, None, str(problem))]
 
 
-def _hits(queue: Queue, rules: list[_Ready], view: View) -> list[Hit]:
+def _hits(queue: Queue, rules: list[_Ready], view: MessageView) -> list[Hit]:
     """One copy for all rules without an action that fit, and one for each with an action.
 
     Raises TooManyLooks.
@@ -314,13 +316,13 @@ def _predicate(wanted: Filter, *, new: bool = False) -> Predicate:
     return _fits_pattern(trie)
 
 
-def _fits_pattern(trie: Trie[bool]) -> Callable[[View], bool]:
+def _fits_pattern(trie: Trie[bool]) -> Callable[[MessageView], bool]:
     return lambda view: bool(trie.match(view.envelope.subject, view.look))
 
 
-def _always(_: View) -> bool:
+def _always(_: MessageView) -> bool:
     return True
 
 
-def _never(_: View) -> bool:
+def _never(_: MessageView) -> bool:
     return False

@@ -7,7 +7,7 @@ import pytest
 from posthouse.core.commands import HAND_ON_BYTES_MAX
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem
 from posthouse.core.filters.sql import compile_action
-from posthouse.core.filters.view import Amendment, View
+from posthouse.core.filters.view import Amendment, MessageView
 from posthouse.core.message import Envelope, Value, encode_envelope, span, timestamp, uuid
 from tests.core.filters.views import a_view, amended, numbered_ids, truth
 
@@ -59,7 +59,7 @@ def test_a_view_is_not_changed_by_an_action() -> None:
 
 def test_an_action_sees_an_amended_message() -> None:
     data = encode_envelope(Envelope(properties={"a": 1}))
-    view = View(data, new_id=numbered_ids(), amendment=Amendment({"b": 2}, [], {}), ttl_ms=5)
+    view = MessageView(data, new_id=numbered_ids(), amendment=Amendment({"b": 2}, [], {}), ttl_ms=5)
     assert amended("SET c = a + b + sys.TimeToLive", view).properties == {"c": 8}
 
 

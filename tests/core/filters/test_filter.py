@@ -7,7 +7,7 @@ import pytest
 
 from posthouse.core.filters.problems import EvaluationProblem, SyntaxProblem, TooManyLooks
 from posthouse.core.filters.sql import compile_filter
-from posthouse.core.filters.view import View
+from posthouse.core.filters.view import MessageView
 from posthouse.core.message import Envelope, Value, encode_envelope, span, timestamp, uuid
 from tests.core.filters.views import a_view, numbered_ids, truth, with_parameters
 
@@ -310,7 +310,7 @@ A_MESSAGE = Envelope(
     id="i", correlation_id="c", session_id="s", reply_to_session_id="rs", subject="l", to="t",
     reply_to="r", content_type="ct", partition_key="pk",
 )  # fmt: skip
-FULL = View(
+FULL = MessageView(
     encode_envelope(A_MESSAGE), new_id=numbered_ids(), sequence=7, enqueued_sequence=6,
     enqueued_ms=5_000, expires_ms=9_000, due_ms=4_000, ttl_ms=4_000, size=123, count=2, state=1,
     source="q",
@@ -463,7 +463,7 @@ def test_long_chains_are_not_deep() -> None:
 
 def test_a_message_without_a_readable_envelope_has_no_properties() -> None:
     for data in (b"", b"\xc1", b"\x81\xa2id\xa1\xff"):
-        view = View(data, new_id=numbered_ids())
+        view = MessageView(data, new_id=numbered_ids())
         assert truth("a IS NULL AND NOT EXISTS(a) AND sys.MessageId IS NULL", view) is True
 
 
@@ -492,7 +492,7 @@ def test_texts_can_be_compared_by_what_they_say(text: str, expected: bool | None
         "size": "5", "rush": "TRUE", "colour": "red", "long": "5" * 41, "huge": "9" * 30,
         "price": "1.5", "n": 5,
     }  # fmt: skip
-    view = View(encode_envelope(Envelope(properties=properties)), new_id=lambda: b"")
+    view = MessageView(encode_envelope(Envelope(properties=properties)), new_id=lambda: b"")
     try:
         found = compile_filter(text, {"t": "5"}, loose=True)(view)
     except EvaluationProblem:

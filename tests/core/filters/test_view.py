@@ -1,13 +1,13 @@
 """What filters see of a message that was amended."""
 
-from posthouse.core.filters.view import Amendment, View
+from posthouse.core.filters.view import Amendment, MessageView
 from posthouse.core.message import Envelope, encode_envelope
 from tests.core.filters.views import numbered_ids, truth
 
 
-def an_amended_view(amendment: Amendment) -> View:
+def an_amended_view(amendment: Amendment) -> MessageView:
     envelope = Envelope(id="i", subject="old", properties={"a": 1, "b": 2})
-    return View(
+    return MessageView(
         encode_envelope(envelope), new_id=numbered_ids(), ttl_ms=5, due_ms=6, amendment=amendment
     )
 

@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from posthouse.core.filters.problems import SyntaxProblem
 from posthouse.core.filters.values import kind_of, plain
-from posthouse.core.filters.view import Predicate, View
+from posthouse.core.filters.view import MessageView, Predicate
 from posthouse.core.message import Properties, Value
 
 FIELDS = frozenset(
@@ -24,7 +24,7 @@ def compile_correlation(fields: dict[str, str], properties: Properties) -> Predi
     wanted = [(attrgetter(field), text) for field, text in fields.items()]
     named = [(name, type(value) is str, value) for name, value in properties.items()]
 
-    def matches(view: View) -> bool:
+    def matches(view: MessageView) -> bool:
         envelope = view.envelope
         for get, text in wanted:
             if get(envelope) != text:

@@ -61,8 +61,8 @@ from posthouse.core.filters.view import (
     Amendment,
     Draft,
     Evaluate,
+    MessageView,
     Predicate,
-    View,
     failing,
 )
 from posthouse.core.message import Properties, Value, uuid
@@ -85,7 +85,7 @@ def compile_action(text: str, parameters: Properties, *, new: bool = False) -> A
     compiler = _Compiler(text, parameters, new=new)
     steps = [compiler.step(statement) for statement in parse_action(text)]
 
-    def apply(view: View) -> Amendment:
+    def apply(view: MessageView) -> Amendment:
         if view.amended_bytes >= HAND_ON_BYTES_MAX:
             raise EvaluationProblem("The actions for this message write too much of it.")
         draft = Draft(view)
@@ -203,7 +203,7 @@ class _Compiler:
             return _compared(self.value(left), symbol, self._fixed(right))
         first, second = self.value(left), self.value(right)
 
-        def is_so(view: View) -> bool | None:
+        def is_so(view: MessageView) -> bool | None:
             value = first(view)
             _look_at_long(view, value)
             return compare(symbol, value, second(view))
@@ -240,7 +240,7 @@ class _LooseCompiler(_Compiler):
     def _comparison(self, node: Comparison) -> Predicate:
         symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
 
-        def is_so(view: View) -> bool | None:
+        def is_so(view: MessageView) -> bool | None:
             value = left(view)
             _look_at_long(view, value)
             return compare_loosely(symbol, value, right(view))
@@ -250,7 +250,7 @@ class _LooseCompiler(_Compiler):
     def _in(self, value: Node, items: tuple[Node, ...]) -> Predicate:
         get, wanted = self.value(value), [self.value(item) for item in items]
 
-        def is_in(view: View) -> bool | None:
+        def is_in(view: MessageView) -> bool | None:
             found = get(view)
             if found is None:
                 return None
@@ -265,7 +265,7 @@ def _always(truth: bool | None) -> Predicate:
 
 
 def _truth(get: Evaluate) -> Predicate:
-    def truth(view: View) -> bool | None:
+    def truth(view: MessageView) -> bool | None:
         value = get(view)
         return value if type(value) is bool else None
 
@@ -273,7 +273,7 @@ def _truth(get: Evaluate) -> Predicate:
 
 
 def _or(conditions: list[Predicate]) -> Predicate:
-    def either(view: View) -> bool | None:
+    def either(view: MessageView) -> bool | None:
         result: bool | None = False
         for condition in conditions:
             truth = condition(view)
@@ -287,7 +287,7 @@ def _or(conditions: list[Predicate]) -> Predicate:
 
 
 def _and(conditions: list[Predicate]) -> Predicate:
-    def both(view: View) -> bool | None:
+    def both(view: MessageView) -> bool | None:
         result: bool | None = True
         for condition in conditions:
             truth = condition(view)
@@ -301,20 +301,20 @@ def _and(conditions: list[Predicate]) -> Predicate:
 
 
 def _not(condition: Predicate) -> Predicate:
-    def negated(view: View) -> bool | None:
+    def negated(view: MessageView) -> bool | None:
         truth = condition(view)
         return None if truth is None else not truth
 
     return negated
 
 
-def _look_at_long(view: View, value: Value) -> None:
+def _look_at_long(view: MessageView, value: Value) -> None:
     """Before a value is compared with another, which takes as long as they are equal."""
     if type(value) in (str, bytes) and len(value) > _LONG:  # type: ignore[arg-type]
         view.look(len(value) // _BYTES_OF_LOOK)  # type: ignore[arg-type]
 
 
-def _look_at_items(view: View, value: Value, items: int) -> None:
+def _look_at_items(view: MessageView, value: Value, items: int) -> None:
     """Before a value is compared with so many others that are to be worked out."""
     view.look(_LOOKS_OF_ITEM * items)
     if type(value) in (str, bytes) and len(value) > _LONG:  # type: ignore[arg-type]
@@ -332,7 +332,7 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
     kind = kind_of(fixed)
     if kind is None or not is_comparable(kind, symbol):
 
-        def unknown(view: View) -> bool | None:
+        def unknown(view: MessageView) -> bool | None:
             get(view)  # it may be a problem nevertheless
             return None
 
@@ -340,7 +340,7 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
     test = TESTS[symbol]
     if kind == TEXT and symbol == "=":
 
-        def is_text(view: View) -> bool | None:
+        def is_text(view: MessageView) -> bool | None:
             value = get(view)
             return value == fixed if type(value) is str else None
 
@@ -348,14 +348,14 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
     if kind in (TEXT, NUMBER):
         types = frozenset((str,) if kind == TEXT else (int, float))
 
-        def is_so(view: View) -> bool | None:
+        def is_so(view: MessageView) -> bool | None:
             value = get(view)
             return test(value, fixed) if type(value) in types else None
 
         return is_so
     other = plain(fixed)
 
-    def is_so_plain(view: View) -> bool | None:
+    def is_so_plain(view: MessageView) -> bool | None:
         value = get(view)
         return test(plain(value), other) if kind_of(value) == kind else None
 
@@ -365,7 +365,7 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
 def _compared_long(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
     """With a constant that is long itself."""
 
-    def is_so(view: View) -> bool | None:
+    def is_so(view: MessageView) -> bool | None:
         value = get(view)
         _look_at_long(view, value)
         return compare(symbol, value, fixed)
@@ -381,7 +381,7 @@ def _in_set(get: Evaluate, fixed: list[Value]) -> Predicate:
     sets.pop(None, None)
     texts = sets.get(TEXT, _NOTHING)
 
-    def is_in(view: View) -> bool | None:
+    def is_in(view: MessageView) -> bool | None:
         value = get(view)
         if type(value) is str:
             _look_at_long(view, value)
@@ -398,7 +398,7 @@ _NOTHING: set[Value] = set()
 
 
 def _in_list(get: Evaluate, items: list[Evaluate]) -> Predicate:
-    def is_in(view: View) -> bool | None:
+    def is_in(view: MessageView) -> bool | None:
         value = get(view)
         if value is None:
             return None
@@ -411,7 +411,7 @@ def _in_list(get: Evaluate, items: list[Evaluate]) -> Predicate:
 def _like(get: Evaluate, test: Test) -> Predicate:
     fits, base, per_char = test
 
-    def is_like(view: View) -> bool | None:
+    def is_like(view: MessageView) -> bool | None:
         value = get(view)
         if type(value) is not str:
             return None
@@ -424,7 +424,7 @@ def _like(get: Evaluate, test: Test) -> Predicate:
 
 
 def _like_any(get: Evaluate, pattern: Evaluate, escape: Evaluate | None) -> Predicate:
-    def is_like(view: View) -> bool | None:
+    def is_like(view: MessageView) -> bool | None:
         value, wanted = get(view), pattern(view)
         mark = None if escape is None else escape(view)
         if type(value) is not str or type(wanted) is not str:
@@ -458,7 +458,7 @@ _CHARS_BUILT = 8  # by a look
 
 
 def _chain(first: Evaluate, rest: list[tuple[str, Evaluate]]) -> Evaluate:
-    def reckoned(view: View) -> Value:
+    def reckoned(view: MessageView) -> Value:
         value = first(view)
         for symbol, operand in rest:
             value = reckon(symbol, value, operand(view))
@@ -470,7 +470,7 @@ def _chain(first: Evaluate, rest: list[tuple[str, Evaluate]]) -> Evaluate:
 
 
 def _lookup(name: Evaluate) -> Evaluate:
-    def look(view: View) -> Value:
+    def look(view: MessageView) -> Value:
         found = name(view)
         if found is None:
             return None

@@ -34,7 +34,7 @@ _EMPTY = Envelope()
 _TTL = "ttl_ms"  # a field that is beside the envelope
 
 
-class View:
+class MessageView:
     """A message as filters see it. Unset system properties are null."""
 
     __slots__ = (
@@ -154,12 +154,12 @@ class View:
         return spelling
 
 
-class Draft(View):
+class Draft(MessageView):
     """A view that an action writes on; the one it was made of stays as it is."""
 
     __slots__ = ("_changes",)
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MessageView) -> None:
         self._envelope = view.envelope
         self._properties = dict(view.properties)
         self._spelling = None
@@ -195,17 +195,17 @@ class Draft(View):
 
 
 # Whether a message fits; None is unknown.
-Predicate = Callable[[View], bool | None]
-Action = Callable[[View], Amendment]
-Evaluate = Callable[[View], Value]
+Predicate = Callable[[MessageView], bool | None]
+Action = Callable[[MessageView], Amendment]
+Evaluate = Callable[[MessageView], Value]
 
-_FACTS = tuple(name for name in View.__slots__ if not name.startswith("_"))
+_FACTS = tuple(name for name in MessageView.__slots__ if not name.startswith("_"))
 
 
-def failing(reason: str) -> Callable[[View], None]:
+def failing(reason: str) -> Callable[[MessageView], None]:
     """For what is known to fail, but only fails when it comes to it."""
 
-    def fail(view: View) -> None:
+    def fail(view: MessageView) -> None:
         raise EvaluationProblem(reason)
 
     return fail
@@ -216,7 +216,7 @@ def _moment(unix_ms: int) -> Value:
 
 
 # By lower-cased name. An empty text of an envelope is one that was not set.
-SYSTEM: dict[str, Callable[[View], Value]] = {
+SYSTEM: dict[str, Callable[[MessageView], Value]] = {
     "messageid": lambda view: view.envelope.id or None,
     "correlationid": lambda view: view.envelope.correlation_id or None,
     "sessionid": lambda view: view.envelope.session_id,
