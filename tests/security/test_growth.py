@@ -559,7 +559,7 @@ def _names(union: object) -> set[str]:
             {word.decode() for word in (*pyqueue_peer._HOT, *pyqueue_peer._GATHERED)}
             | set(pyqueue_peer._SLOW),
         ),
-        (OF_VIBEMQ, {kind.name for kind in vibemq_requests.ROUTES}),
+        (OF_VIBEMQ, {Type(kind).name for kind in vibemq_requests.ROUTES}),
         (OF_AMQP, {kind.__name__ for kind in performatives.Performative.__subclasses__()}),
     ],
     ids=["commands", "PyQueue", "VibeMQ", "AMQP"],

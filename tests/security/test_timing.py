@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -64,9 +64,9 @@ class World:
         self.pyqueue = PyQueueCredentials(guard, Signing())
 
     @property
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> Mapping[str, Account]:
         assert self.engine is not None
-        return self.engine.namespaces.accounts
+        return self.engine.view.accounts
 
     def sas(self, name: str) -> Callable[[], object]:
         token = sas.parse(signed("sb://localhost/q", key=WRONG, name=name))

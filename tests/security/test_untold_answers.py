@@ -23,6 +23,7 @@ from tests.dialects.servicebus.rig import KEY, Client, Rig
 from tests.dialects.vibemq.client import DELIVER, PUBLISH_ACK, Said
 from tests.dialects.vibemq.rig import Rig as VibeMqRig
 from tests.dialects.vibemq.rig import kinds
+from tests.inside import state_of
 from tests.server.inside import Inside, inside
 
 LOCK_MS = 300
@@ -50,11 +51,11 @@ def events(rig: Rig | VibeMqRig) -> list[str]:
 
 def check_nothing_is_left(rig: Rig | VibeMqRig) -> None:
     assert rig.engine is not None
-    state = rig.engine.namespaces.states["default"]
+    state = state_of(rig.engine, "default")
     assert not state.receivers
     assert not state.transactions
-    assert not rig.engine._receivers
-    assert not rig.engine._waits
+    assert not rig.engine._receivers._pushed
+    assert not rig.engine._receivers.waits
 
 
 def test_a_delivery_over_amqp_that_cannot_be_told_is_made_again(
@@ -83,6 +84,7 @@ def test_a_delivery_over_amqp_that_cannot_be_told_is_made_again(
         check_nothing_is_left(rig)
         second = other.link("short", sends=False)
         second.grant(5)
+        arrived: list[Arrived] = []
         for _ in range(100):
             arrived = [each for each in await other.pump() if isinstance(each, Arrived)]
             if arrived:
@@ -118,7 +120,7 @@ def test_a_message_over_amqp_whose_sender_cannot_be_told_is_there(
         client.peer.connection_lost(None)
         await rig.settle()
         assert rig.engine is not None
-        assert sum(rig.engine.namespaces.states["default"].queues["short"].counts) == 1
+        assert sum(state_of(rig.engine, "default").queues["short"].counts) == 1
         check_nothing_is_left(rig)
         assert not other.transport.closed
         other.peer.connection_lost(None)
@@ -250,6 +252,7 @@ def test_an_answer_over_http_that_cannot_be_told_is_an_error_and_the_message_com
             failed = [each for each in caplog.records if each.levelno >= logging.ERROR]
             assert [each.__dict__["event"] for each in failed] == ["http.failed"]
             caplog.clear()
+            found: dict[str, Any] = {}
             for _ in range(100):
                 status, found = await receive(broker)
                 assert status == 200
@@ -282,6 +285,6 @@ def test_a_stream_of_deliveries_that_cannot_be_told_is_cut_off(
             assert [each["body"] for each in found["messages"]] == ["x"]
             engine = broker.server._broker.engine
             assert engine is not None
-            assert not engine.namespaces.states["default"].receivers
+            assert not state_of(engine, "default").receivers
 
     asyncio.run(main())
