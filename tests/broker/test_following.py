@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from posthouse.core.namespaces import (
     SetReader,
 )
 from posthouse.store.errors import Deposed, Lost, OutOfTurn, Unknown
+from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame
 from posthouse.store.memory import MemoryJournal, MemoryStore
 from tests.broker.cluster import a_follower, catch_up, whole
@@ -375,6 +377,37 @@ def test_bodies_are_evicted_by_a_follower_too_and_read_back_when_it_leads() -> N
         while deliveries := await new.receive(50):
             got += bodies(deliveries)
         assert got == sent
+
+    run(main)
+
+
+def test_a_follower_may_keep_what_it_follows_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """As on another machine: a frame is written there, then applied."""
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        desk = await a_leader(journal)
+        store = FileStore(tmp_path, segment_bytes=4_096)
+        follower = await Engine.follow(store, VirtualClock(1_000), 6)
+        await some_history(desk)
+        sent = [f"{number} " + "x" * 300 for number in range(40)]
+        for body in sent:
+            await desk.send(body)
+        for frame in journal.frames:
+            store.append(frame)
+            await store.sync()
+            follower.apply(frame)
+        assert whole(follower) == whole(desk.engine)
+        await follower.promote()
+        new = Desk(follower)
+        await new.send("of the new epoch")
+        assert bodies(await new.receive(50))[-1] == "of the new epoch"
+        before = whole(follower)
+        await follower.close()
+        again = await Engine.follow(FileStore(tmp_path), VirtualClock(1_000), 7)
+        assert whole(again) == before
+        assert again.epoch == follower.epoch == 2
+        await again.close()
 
     run(main)
 
