@@ -3,13 +3,16 @@
 import asyncio
 import socket
 from contextlib import suppress
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvloop
 
 from posthouse.dialects.line import Peer
+from posthouse.server.config import Config, Port
 from posthouse.server.listener import Connection, Limits, Listener, PortProtocol
+from posthouse.server.serve import Server
 
 TURNS = 12  # of the loop; it takes fewer from accepting to an answer
 LIMIT_SECONDS = 10
@@ -65,3 +68,21 @@ def test_who_comes_at_the_moment_of_a_stop_is_answered_or_sent_away(turns: int) 
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def test_what_was_to_be_made_later_is_not_made_after_a_stop(tmp_path: Path) -> None:
+    failed: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        config = Config(memory=True, dev=True, host=("127.0.0.1",), port=(Port(0),), stop_limit=1)
+        server = Server(config, tmp_path, lambda _: server.stop())
+        assert await server.run() == 0
+        await loop.shutdown_default_executor()  # as the process does at its end
+        await asyncio.sleep(1.2)  # behind the moment at which it was to be made
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert not failed
+    assert not list(tmp_path.iterdir())

@@ -174,14 +174,20 @@ class Server:
         self._announce(listening)
         if self._config.insecure:
             self._warn_that_it_is_insecure()
-        for dialect, shared in self._dialects:
-            if dialect.warm is not None:
-                loop.call_later(_LATER_SECONDS, dialect.warm, shared)
-        loop.call_later(_LATER_SECONDS, self._make_certificate)
+        later = [loop.call_later(_LATER_SECONDS, each) for each in self._due_later()]
         failing = asyncio.create_task(engine.failed.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
+        for timer in later:  # where it stops as soon as it was started
+            timer.cancel()
         return await self._end()
+
+    def _due_later(self) -> Iterator[Callable[[], object]]:
+        """What is made when there is time for it."""
+        for dialect, shared in self._dialects:
+            if dialect.warm is not None:
+                yield partial(dialect.warm, shared)
+        yield self._make_certificate
 
     async def _end(self) -> int:
         engine = self._broker.engine
