@@ -68,7 +68,7 @@ class Wire(NamedTuple, Generic[C]):
     websocket: WebSocket[C] | None = None
 
 
-class Claim(IntEnum):
+class Precedence(IntEnum):
     """When a path over HTTP is asked whether a request is its own; the lowest is asked first."""
 
     FIRST = 0  # its marks cannot be another's, whatever else the request has
@@ -82,7 +82,7 @@ class HttpPath(NamedTuple, Generic[C]):
     name: str  # for people, and in metrics
     recognise: "Callable[[Request], bool]"
     answer: "Callable[[C, Request], Awaitable[Answer]] | None"  # None: known, but not served
-    claim: Claim = Claim.MARKED
+    precedence: Precedence = Precedence.MARKED
 
 
 class HttpProfile(NamedTuple, Generic[C]):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from posthouse.dialects.dialect import Claim, Dialect, HttpPath
+from posthouse.dialects.dialect import Dialect, HttpPath, Precedence
 from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
 from posthouse.server.feed import Feed
@@ -26,7 +26,7 @@ def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDial
     """Of dialects, each with what its requests share."""
     found = sorted(
         ((path, shared) for dialect, shared in dialects for path in dialect.paths),
-        key=lambda each: each[0].claim,
+        key=lambda each: each[0].precedence,
     )
     doors = {
         profile.word: HttpDialect(profile.name, _always, partial(profile.answer, shared))
@@ -34,8 +34,8 @@ def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDial
         if (profile := dialect.profile) is not None
     }
     return HttpDialects(
-        [_bound(path, shared) for path, shared in found if path.claim != Claim.REST],
-        [_bound(path, shared) for path, shared in found if path.claim == Claim.REST],
+        [_bound(path, shared) for path, shared in found if path.precedence != Precedence.REST],
+        [_bound(path, shared) for path, shared in found if path.precedence == Precedence.REST],
         doors,
     )
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from posthouse.broker.access import ROOT
 from posthouse.dialects.dialect import (
-    Claim,
     Dialect,
     FromFile,
     Host,
     HttpPath,
+    Precedence,
     Reached,
     WebSocket,
     Wire,
@@ -168,7 +168,7 @@ declaration = Dialect(
     paths=(
         HttpPath(NAME, is_service_bus, ServiceBus.answer),
         HttpPath("LocalZure's own API", is_localzure, ServiceBus.answer_localzure),
-        HttpPath(NAME, is_nobody_elses, ServiceBus.answer, Claim.REST),
+        HttpPath(NAME, is_nobody_elses, ServiceBus.answer, Precedence.REST),
     ),
     ports=(AMQP_PORT, 5671, 5300, 7071),  # AMQP, with TLS, the emulator's administration, LocalZure
     welcome=_welcome,

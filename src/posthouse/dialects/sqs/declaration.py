@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from posthouse.dialects.dialect import Claim, Dialect, Host, HttpPath, Reached
+from posthouse.dialects.dialect import Dialect, Host, HttpPath, Precedence, Reached
 from posthouse.dialects.settings import NoSettings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ declaration = Dialect(
     "sqs",
     NoSettings,
     Sqs,
-    paths=(HttpPath("SQS", is_sqs, None, Claim.FIRST),),
+    paths=(HttpPath("SQS", is_sqs, None, Precedence.FIRST),),
     ports=(PORT,),
     welcome=_welcome,
 )
