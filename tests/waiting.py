@@ -8,8 +8,8 @@ has its reason behind it, in a comment that begins with `slept:`.
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, overload
 
 PATIENCE_SECONDS = 60.0  # far more than anything takes, also where the machine is busy
 LOOK_SECONDS = 0.005  # how long to wait before a condition is looked at again
@@ -38,7 +38,13 @@ async def idle() -> None:
     raise AssertionError(f"the loop is still busy after {TURNS_MAX} turns")
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_SECONDS) -> T:
+def until(
+    condition: Callable[[], T],
+    what: str,
+    seconds: float = PATIENCE_SECONDS,
+    *,
+    look_seconds: float = LOOK_SECONDS,
+) -> T:
     """Returns what the condition does when that is true for the first time.
 
     Fails, and says what was waited for, when it does not become true.
@@ -46,19 +52,37 @@ def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_SECON
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"in {seconds:.0f} s it did not come that {what}"
-        time.sleep(LOOK_SECONDS)  # slept: between two looks
+        time.sleep(look_seconds)  # slept: between two looks
     return found
 
 
+@overload
 async def until_async(
-    condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = PATIENCE_SECONDS
-) -> T:
+    condition: Callable[[], Coroutine[Any, Any, T]], what: str, seconds: float = ...
+) -> T: ...
+@overload
+async def until_async(condition: Callable[[], T], what: str, seconds: float = ...) -> T: ...
+async def until_async(
+    condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS
+) -> Any:
     """As `until`, while the loop runs; the condition may be a coroutine function."""
     deadline = time.monotonic() + seconds
     while True:
         asked = condition()
-        found: T = await asked if inspect.isawaitable(asked) else asked
+        found = await asked if inspect.isawaitable(asked) else asked
         if found:
             return found
         assert time.monotonic() < deadline, f"in {seconds:.0f} s it did not come that {what}"
         await asyncio.sleep(LOOK_SECONDS)  # slept: between two looks
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time can be moved forward."""
+
+    _skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._skipped
+
+    def skip(self, seconds: float) -> None:
+        self._skipped += seconds

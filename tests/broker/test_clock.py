@@ -18,6 +18,7 @@ from posthouse.core.records import ClockStepped
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.inside import state_of
+from tests.waiting import until_async
 
 SECOND_NS = 1_000_000_000
 HOUR_MS = 3_600_000
@@ -218,7 +219,9 @@ def test_a_frozen_clock_holds_everything_where_it_is() -> None:
         desk.engine.clock(NS).freeze()
         now_ms = desk.engine.clock(NS).now_ms()
         await desk.send("soon", due_ms=now_ms + 1)
-        await asyncio.sleep(0.02)
+        await until_async(
+            lambda: desk.engine.time_ms() > now_ms + 1, "the message is due by the machine's clock"
+        )
         assert await desk.receive() == []
         desk.engine.clock(NS).resume()
         assert bodies(await desk.receive(deadline_ms=now_ms + HOUR_MS)) == ["soon"]

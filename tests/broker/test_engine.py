@@ -36,6 +36,7 @@ from posthouse.store.errors import Lost
 from posthouse.store.frames import CLOSING
 from posthouse.store.memory import MemoryJournal, MemoryStore
 from tests.inside import state_of
+from tests.waiting import idle, turn, until_async
 
 NS = "test"
 
@@ -115,9 +116,9 @@ def test_no_answer_leaves_before_the_sync_and_commands_gather_meanwhile() -> Non
         store.gate.clear()
         syncs = store.syncs
         sends = [asyncio.create_task(send(engine, str(number))) for number in range(50)]
-        await asyncio.sleep(0.01)
+        await idle()
         late = [asyncio.create_task(send(engine, str(number))) for number in range(50)]
-        await asyncio.sleep(0.01)
+        await idle()
         assert not any(each.done() for each in sends + late)
         store.gate.set()
         await asyncio.gather(*sends, *late)
@@ -154,7 +155,7 @@ def test_what_was_not_synced_is_not_there_after_a_crash() -> None:
         engine = await an_engine(store)
         store.gate.clear()
         lost = asyncio.create_task(send(engine, "a"))
-        await asyncio.sleep(0.01)
+        await idle()
         again = await Engine.open(MemoryStore(store.frames), VirtualClock(1_000), salt=6)
         assert await receive(again) == []
         lost.cancel()
@@ -166,7 +167,7 @@ def test_who_waits_is_answered_when_a_message_comes() -> None:
     async def main() -> None:
         engine = await an_engine()
         waiting = asyncio.create_task(receive(engine, 5, wait_ms=500))
-        await asyncio.sleep(0)
+        await idle()
         await send(engine, "a", "b")
         assert bodies(await waiting) == [b"a", b"b"]
         await engine.close()
@@ -178,7 +179,7 @@ def test_who_waits_in_vain_is_told_at_the_deadline() -> None:
     async def main() -> None:
         engine = await an_engine()
         waiting = asyncio.create_task(receive(engine, wait_ms=500))
-        await asyncio.sleep(0)
+        await idle()
         await engine.advance(499)
         assert not waiting.done()
         await engine.advance(1)
@@ -192,7 +193,7 @@ def test_who_gives_up_waiting_takes_no_message() -> None:
     async def main() -> None:
         engine = await an_engine()
         waiting = asyncio.create_task(receive(engine, wait_ms=500))
-        await asyncio.sleep(0)
+        await idle()
         await engine.advance(1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -207,7 +208,7 @@ def test_who_waits_at_a_queue_that_is_deleted_is_told() -> None:
     async def main() -> None:
         engine = await an_engine()
         waiting = asyncio.create_task(receive(engine, wait_ms=500))
-        await asyncio.sleep(0)
+        await idle()
         await engine.ask(BROKER, NS, DeleteQueue("q"))
         with pytest.raises(NotFound):
             await waiting
@@ -222,7 +223,7 @@ def test_sessions_are_waited_for_and_lost() -> None:
         number = engine.new_receiver()
         accept = engine.ask(BROKER, NS, AcceptSession("q", number, None, engine.time_ms() + 500))
         waiting = asyncio.create_task(accept)
-        await asyncio.sleep(0)
+        await idle()
         await send(engine, "a", group="x")
         granted = await waiting
         assert isinstance(granted, Granted)
@@ -234,7 +235,7 @@ def test_sessions_are_waited_for_and_lost() -> None:
             )
             for _ in range(2)
         ]
-        await asyncio.sleep(0.01)
+        await idle()
         await engine.ask(BROKER, NS, ReleaseSession("q", granted.token))
         assert isinstance(await receiving[0], Received)
         with pytest.raises(SessionLockLost):
@@ -244,7 +245,7 @@ def test_sessions_are_waited_for_and_lost() -> None:
         vain = asyncio.create_task(
             engine.ask(BROKER, NS, AcceptSession("q", engine.new_receiver(), None, 9_000))
         )
-        await asyncio.sleep(0)
+        await idle()
         await engine.advance(9_000)
         assert await vain is None
         await engine.close()
@@ -276,11 +277,11 @@ def test_a_durable_message_is_pushed_before_its_lock_is_synced() -> None:
         receiver = engine.new_receiver(got.extend)
         store.gate.clear()
         attaching = asyncio.create_task(engine.ask(BROKER, NS, Attach("q", receiver, 10)))
-        await asyncio.sleep(0.01)
+        await idle()
         assert bodies(got) == [b"durable"]
         assert not attaching.done()
         sending = asyncio.create_task(send(engine, "not yet"))
-        await asyncio.sleep(0.01)
+        await idle()
         assert bodies(got) == [b"durable"]
         store.gate.set()
         await asyncio.gather(attaching, sending)
@@ -300,9 +301,9 @@ def test_who_asks_for_durable_messages_has_them_before_their_locks_are_synced() 
         taking = Receive("q", engine.new_receiver(), 1, 0, True)
         deleted = asyncio.create_task(engine.ask(BROKER, NS, taking))
         sending = asyncio.create_task(send(engine, "not yet"))
-        await asyncio.sleep(0.01)
+        await idle()
         both = asyncio.create_task(receive(engine, 2))
-        await asyncio.sleep(0.01)
+        await idle()
         assert not deleted.done()  # it is not to come again
         assert not both.done()
         store.gate.set()
@@ -337,13 +338,13 @@ def test_a_failed_sync_stops_the_engine_and_everybody_is_told() -> None:
         store = GatedStore()
         engine = await an_engine(store)
         waiting = asyncio.create_task(receive(engine, wait_ms=500))
-        await asyncio.sleep(0.01)
+        await idle()
         store.failure = Lost("the disk is gone")
         store.gate.clear()
         first = asyncio.create_task(engine.ask(BROKER, NS, CreateQueue("other", QueueProperties())))
-        await asyncio.sleep(0.01)
+        await idle()
         second = asyncio.create_task(engine.ask(BROKER, NS, GetQueue("q")))
-        await asyncio.sleep(0.01)
+        await idle()
         store.gate.set()
         for each in (first, second, waiting):
             with pytest.raises(Lost):
@@ -367,8 +368,7 @@ def test_a_full_store_refuses_sends_and_lets_settles_through_until_there_is_room
         [delivery] = await receive(engine)
         await engine.ask(BROKER, NS, Complete("q", [delivery.token]))
         syncs = store.syncs
-        await asyncio.sleep(0.7)
-        assert store.syncs > syncs, "it tries again by itself"
+        await until_async(lambda: store.syncs > syncs, "the engine tries again by itself")
         store.full = False
         await send(engine, "b")
         await engine.close()
@@ -413,7 +413,7 @@ def test_a_large_batch_becomes_several_frames() -> None:
         engine = await an_engine(store)
         store.gate.clear()
         sends = [asyncio.create_task(send(engine, "x" * (1 << 20))) for _ in range(41)]
-        await asyncio.sleep(0.01)
+        await idle()
         syncs = store.syncs
         store.gate.set()
         await asyncio.gather(*sends)
@@ -436,7 +436,7 @@ def test_a_bug_leaves_nobody_waiting() -> None:
         engine = await an_engine(Broken())
         await send(engine, "a")
         first = asyncio.create_task(send(engine, "b"))
-        await asyncio.sleep(0)
+        await turn()
         second = asyncio.create_task(send(engine, "c"))
         work = engine._work
         assert work is not None
@@ -529,7 +529,7 @@ def test_others_have_their_turn_while_much_falls_due() -> None:
         engine._wake()
         left = set()
         while engine._work is not None:
-            await asyncio.sleep(0)
+            await turn()
             left.add(engine.view.size(NS, "q").size_bytes)
         assert len(left) >= 3  # a tick ends a thousand of them
         await engine.close()

@@ -260,7 +260,7 @@ def test_a_folding_process_can_be_killed_at_any_moment(tmp_path: Path) -> None:
         path.unlink()
     for number in range(12):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            time.sleep(lasts * (number + 1) / 12)
+            time.sleep(lasts * (number + 1) / 12)  # slept: each is killed at a moment of its own
             process.kill()
         assert found(tmp_path) == expected
     fold(tmp_path)
@@ -350,7 +350,7 @@ def test_every_segment_gets_its_arrow_segment_also_what_is_complete_while_others
         retaining = asyncio.create_task(retain(desk.engine, store, Retention()))
         for _ in range(20):
             await work(desk, 4)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # slept: meanwhile another process makes Arrow segments
         assert len(store.extents()) > 3
         await eventually(lambda: arrow_segments() == len(store.extents()) - 1)
         retaining.cancel()
@@ -385,7 +385,7 @@ def test_a_folding_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
         desk = await Desk.open(store)
         await work(desk, 60)
         folding = asyncio.create_task(run_fold(store))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # slept: the process is at some point of its work
         folding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await folding

@@ -38,6 +38,7 @@ from tests.broker.cluster import a_follower, catch_up, whole
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_engine import GatedStore
 from tests.store.twins import SlowStore
+from tests.waiting import idle, turn
 
 SMALL = Limits(bodies_bytes=64 << 10)
 
@@ -162,7 +163,7 @@ def test_nothing_falls_due_while_it_follows() -> None:
         before = whole(follower), len(journal.frames)
         clock.move_to(10_000_000)
         assert follower.time_ms() == 10_000_000
-        await asyncio.sleep(0.05)
+        await idle()
         assert (whole(follower), len(journal.frames)) == before
         assert follower._timer is None
         await follower.promote()
@@ -229,7 +230,7 @@ def test_a_promoted_follower_deposes_the_leader_which_tells_everybody(
         await desk.do(CreateQueue("empty"))
         follower = await a_follower(journal)
         later = asyncio.create_task(desk.receive(1, "empty", deadline_ms=1 << 40))
-        await asyncio.sleep(0)
+        await turn()
         await engine.flush()
         await follower.promote()
         assert follower.epoch == 2
@@ -292,7 +293,7 @@ def test_who_asks_while_it_takes_over_is_told_to_try_again() -> None:
         await a_leader(journal)
         follower = await Engine.follow(SlowStore(journal=journal), VirtualClock(1_000), 6)
         promoting = asyncio.create_task(follower.promote())
-        await asyncio.sleep(0)
+        await turn()
         with pytest.raises(Busy, match="taking over"):
             await follower.ask(BROKER, NS, GetQueue("q"))
         await promoting
@@ -307,7 +308,7 @@ def test_a_stop_while_it_takes_over_leaves_it_stopped() -> None:
         await a_leader(journal)
         follower = await Engine.follow(SlowStore(journal=journal), VirtualClock(1_000), 6)
         promoting = asyncio.create_task(follower.promote())
-        await asyncio.sleep(0)
+        await turn()
         await follower.close()
         await asyncio.gather(promoting, return_exceptions=True)
         with pytest.raises((Busy, Deposed, Lost)):
@@ -348,12 +349,12 @@ def test_an_account_that_changes_is_looked_at_anew_by_followers() -> None:
         grants = [Grant("*", "*", ["listen"])]
         await desk.engine.ask(BROKER, "", SetAccount("ann", grants, [sealed], new=True))
         catch_up(follower, journal)
-        await asyncio.sleep(0)
+        await turn()
         accounts = follower.view.accounts
         assert guard.identify(accounts, "ann", "her key, which is long enough").name == "ann"
         await desk.engine.ask(BROKER, "", RevokeAccount("ann"))
         catch_up(follower, journal)
-        await asyncio.sleep(0)
+        await turn()
         with pytest.raises(Unauthenticated):
             guard.identify(accounts, "ann", "her key, which is long enough")
         assert told == [{"ann"}, {"ann"}]
@@ -418,7 +419,7 @@ def test_who_waits_for_a_position_is_told_when_a_follower_has_it() -> None:
         desk = await a_leader(journal)
         follower = await a_follower(journal)
         waiting = asyncio.create_task(follower.beyond(follower.now().position - 1))
-        await asyncio.sleep(0)
+        await turn()
         assert not waiting.done()
         await desk.send("one")
         catch_up(follower, journal)

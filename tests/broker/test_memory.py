@@ -53,6 +53,7 @@ from tests.broker.desk import NS, Desk, bodies, text
 from tests.broker.test_engine import GatedStore
 from tests.inside import state_of
 from tests.invariants import check
+from tests.waiting import idle, turn, until_async
 
 SMALL = Limits(bodies_bytes=64 << 10)
 
@@ -175,10 +176,10 @@ def test_a_body_is_read_from_where_it_was_though_it_is_moved_meanwhile() -> None
         assert isinstance(message.body, int)
         store.gate.clear()
         receiving = asyncio.create_task(desk.receive(200))
-        await asyncio.sleep(0.01)
+        await idle()
         content = Content(message.sequence, message.position, NewMessage(b"\x80", b"moved"))
         moving = asyncio.create_task(desk.do(Move("q", [content])))
-        await asyncio.sleep(0.01)
+        await idle()
         store.gate.set()
         assert bodies(await receiving) == [padded(n) for n in range(200)]
         await moving
@@ -380,7 +381,7 @@ def test_a_slowed_publisher_is_told_later_than_its_messages_are_there() -> None:
         desk = await Desk.open(MemoryStore(), limits=a_limit(1_000))
         await desk.do(Send("q", [NewMessage(b"\x80", b"")] * 880))
         sending = asyncio.create_task(desk.do(Send("q", [NewMessage(b"\x80", b"last")])))
-        await asyncio.sleep(0)
+        await idle()
         info = await desk.do(GetQueue("q"))
         assert isinstance(info, QueueInfo)
         assert info.counts.active == 881
@@ -428,11 +429,7 @@ def is_idle(desk: Desk) -> bool:
 
 
 async def until_idle(desk: Desk) -> None:
-    for _ in range(10_000):
-        if is_idle(desk):
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it goes on for ever")
+    await until_async(lambda: is_idle(desk), "the engine has nothing to do")
 
 
 def test_what_one_send_becomes_waits_for_room_and_all_of_it_arrives() -> None:
@@ -452,9 +449,8 @@ def test_what_one_send_becomes_waits_for_room_and_all_of_it_arrives() -> None:
         assert desk.engine.now().level == OVERFLOW
         assert messages_in(desk) <= 2 * HAND_ON_MAX  # the send, and a tick before it was counted
         position = desk.engine.now().position
-        for _ in range(50):
-            await asyncio.sleep(0)
-            assert is_idle(desk)
+        await idle()
+        assert is_idle(desk)
         assert desk.engine.now().position == position
         got = await drained(desk, ends)
         assert {queue: len(each) for queue, each in got.items()} == dict.fromkeys(ends, 8**4)
@@ -517,8 +513,7 @@ def test_while_the_disk_is_full_nothing_is_handed_on_and_then_it_is_by_itself() 
         assert await desk.receive(5, "target") == []
         assert len(store.frames) == frames
         store.full = False
-        await asyncio.sleep(0.6)  # nobody asks for anything meanwhile
-        assert len(store.frames) > frames
+        await until_async(lambda: len(store.frames) > frames, "the engine goes on by itself")
         assert bodies(await desk.receive(5, "target")) == ["a", "b"]
 
     asyncio.run(main())
@@ -536,7 +531,7 @@ def test_more_than_may_wait_is_refused_at_once() -> None:
         commands: list[Command] = [*[large] * 12, *[small] * 60]
         for command in commands:
             desk.engine.submit(BROKER, NS, command, answers.append)
-            await asyncio.sleep(0)
+            await turn()
         busy = [each for each in answers if isinstance(each, Busy)]
         assert len(busy) > 10
         assert len(busy) == len(answers)
@@ -561,7 +556,7 @@ def test_who_is_gone_leaves_however_much_waits() -> None:
         sent = NewMessage(b"", bytes(9 << 20))
         full = asyncio.gather(*(desk.do(Send("q", [sent])) for _ in range(3)),
                               return_exceptions=True)  # fmt: skip
-        await asyncio.sleep(0)
+        await turn()
         left = await desk.do(Detach(number))
         assert left is None
         assert [type(each) for each in await full].count(Busy) > 0

@@ -283,7 +283,7 @@ repair(Path(sys.argv[1]), {SEGMENT_BYTES})
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(0.06 * number)
+            time.sleep(0.06 * number)  # slept: each is killed at a moment of its own
             process.kill()
         if (folder / REPAIRED).exists():
             interrupted += 1

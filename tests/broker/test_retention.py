@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import resource
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.inside import state_of
+from tests.waiting import turn, until_async
 
 SEGMENT_BYTES = 64 << 10
 NOTHING = Retention(keep_ms=0, keep_bytes=0)
@@ -215,7 +217,7 @@ def test_messages_that_change_queues_meanwhile_are_not_forgotten(tmp_path: Path)
         async def bury() -> None:
             for each in kept:
                 await desk.do(DeadLetter("q", [each.token]))
-                await asyncio.sleep(0)
+                await turn()
 
         burying = asyncio.create_task(bury())
         end = await trim(desk.engine, store.snapshots.positions(), NOTHING)
@@ -236,7 +238,7 @@ def test_a_queue_may_be_deleted_meanwhile(tmp_path: Path) -> None:
     async def main() -> None:
         store, desk = await opened(tmp_path)
         trimming = asyncio.create_task(trim(desk.engine, store.snapshots.positions(), NOTHING))
-        await asyncio.sleep(0)
+        await turn()
         await desk.do(DeleteQueue("q"))
         assert await trimming > 1
         await desk.engine.close()
@@ -303,11 +305,21 @@ def test_trimming_waits_while_the_broker_is_busy(
     asyncio.run(main())
 
 
+async def while_retaining(
+    retaining: "asyncio.Task[None]", condition: Callable[[], bool], what: str
+) -> None:
+    """Until it is so; the retaining is not to end before."""
+
+    def holds() -> bool:
+        assert not retaining.done()
+        return condition()
+
+    await until_async(holds, what)
+
+
 async def until_trimmed(store: FileStore, desk: Desk, retaining: "asyncio.Task[None]") -> None:
     await fill(desk, 300, 10)
-    while store.extents()[0].first == 1:
-        assert not retaining.done()
-        await asyncio.sleep(0.01)
+    await while_retaining(retaining, lambda: store.extents()[0].first > 1, "a segment is trimmed")
     retaining.cancel()
     await asyncio.wait([retaining])
     await desk.engine.close()
@@ -324,9 +336,7 @@ def test_tidying_goes_on_after_a_fold_that_failed(
         disk = Disk()
         held = disk.lock(tmp_path / LOCK)
         await fill(desk, 300, 10)
-        while "was not folded" not in caplog.text:
-            assert not retaining.done()
-            await asyncio.sleep(0.01)
+        await while_retaining(retaining, lambda: "was not folded" in caplog.text, "it is told")
         assert store.extents()[0].first == 1
         disk.close(held)
         await until_trimmed(store, desk, retaining)
@@ -346,9 +356,7 @@ def test_tidying_goes_on_after_a_fold_that_could_not_begin(
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             retaining = asyncio.create_task(retain(desk.engine, store, AT_ONCE))
-            while "was not trimmed" not in caplog.text:
-                assert not retaining.done()
-                await asyncio.sleep(0.01)
+            await while_retaining(retaining, lambda: "was not trimmed" in caplog.text, "it is told")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         await until_trimmed(store, desk, retaining)
@@ -407,12 +415,11 @@ def test_on_a_full_disk_what_only_the_older_snapshot_needs_goes_too(
         await store.sync()
         held = Disk().lock(tmp_path / LOCK)
         retaining = asyncio.create_task(retain(desk.engine, store, NOTHING))
-        while store.extents()[0].first <= older:
-            assert not retaining.done()
-            await asyncio.sleep(0.01)
+        await while_retaining(
+            retaining, lambda: store.extents()[0].first > older, "what is older is trimmed"
+        )
         assert store.extents()[0].first <= newest
-        while store.pressed:  # noqa: ASYNC110 - the store tells nobody
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not store.pressed, "the store has room")
         monkeypatch.setattr(Disk, "claim", claim)
         Disk().close(held)
         retaining.cancel()

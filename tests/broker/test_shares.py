@@ -27,6 +27,7 @@ from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk
 from tests.broker.test_engine import GatedStore
 from tests.inside import state_of
+from tests.waiting import turn
 
 EVE, ANN = Principal("eve", 1), Principal("ann", 2)
 
@@ -123,7 +124,7 @@ def test_one_who_floods_makes_nobody_else_wait_in_vain() -> None:
         flood: list[Command] = [*[large] * 12, *[Receive("q", 99)] * 60]
         for command in flood:
             desk.engine.submit(EVE, NS, command, mine.append)
-            await asyncio.sleep(0)
+            await turn()
         assert any("'eve' has used up its share" in str(each) for each in mine)
         now = desk.engine.now()
         assert now.pending_commands == 25

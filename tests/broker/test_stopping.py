@@ -32,6 +32,7 @@ from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_engine import GatedStore
 from tests.inside import state_of
+from tests.waiting import idle, turn, until_async
 
 
 def a_send(body: str) -> Send:
@@ -43,7 +44,7 @@ def test_what_comes_while_it_is_closed_is_refused_and_not_forgotten(tmp_path: Pa
         desk = await Desk.open(FileStore(tmp_path))
         await desk.send("first")
         closing = asyncio.create_task(desk.engine.close())
-        await asyncio.sleep(0)
+        await turn()
         with pytest.raises(Busy, match="being stopped"):
             await desk.send("second")
         await closing
@@ -67,7 +68,7 @@ def test_closing_ends_though_clients_go_on_and_who_waits_is_told() -> None:
         await desk.do(CreateQueue("other"))
         waiting = asyncio.create_task(desk.receive(1, "other", deadline_ms=1 << 40))
         clients = [asyncio.create_task(client()) for _ in range(3)]
-        await asyncio.sleep(0.01)
+        await until_async(lambda: engine.now().position > 100, "clients send")
         await asyncio.wait_for(engine.advance(5), 30)
         await asyncio.wait_for(engine.close(), 30)
         assert await waiting == []
@@ -105,7 +106,7 @@ def test_a_bug_while_a_sync_runs_stops_the_engine_once(monkeypatch: pytest.Monke
         store.gate.clear()
         answers: list[object] = []
         desk.engine.submit(BROKER, NS, a_send("first"), answers.append)
-        await asyncio.sleep(0.01)
+        await idle()
         desk.engine.submit(BROKER, NS, a_send("second"), answers.append)
 
         def broken(*_: object) -> None:
@@ -118,7 +119,7 @@ def test_a_bug_while_a_sync_runs_stops_the_engine_once(monkeypatch: pytest.Monke
         assert all(isinstance(each, StoreError) for each in answers)
         frames = len(store.frames)
         store.gate.set()
-        await asyncio.sleep(0.01)
+        await idle()
         assert len(answers) == 3, "told twice"
         assert len(store.frames) == frames + 1, "nothing more is written"
         with pytest.raises(StoreError):
@@ -194,7 +195,7 @@ def test_closing_lets_go_of_the_folder_also_after_a_bug(tmp_path: Path) -> None:
         position = state_of(desk.engine, NS).queues["q"].messages[1].position
         broken = Content(1, position, NewMessage(b"", b"", None, "\ud800"))  # cannot be written
         moving = asyncio.create_task(desk.do(Move("q", [broken])))
-        await asyncio.sleep(0)
+        await turn()
         await desk.engine.close()
         assert isinstance((await asyncio.gather(moving, return_exceptions=True))[0], Exception)
         await FileStore(tmp_path).close()

@@ -13,6 +13,7 @@ from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.broker.test_engine import GatedStore
 from tests.inside import state_of
+from tests.waiting import idle, turn
 
 LATE = 1 << 40
 
@@ -20,7 +21,7 @@ LATE = 1 << 40
 async def asking(desk: Desk, command: Command) -> "asyncio.Task[object]":
     """Of one who waits."""
     task = asyncio.create_task(desk.do(command))
-    await asyncio.sleep(0)
+    await turn()
     await desk.engine.flush()
     assert not task.done()
     return task
@@ -99,9 +100,9 @@ def test_who_gives_up_while_a_message_is_under_way_to_him_gets_it() -> None:
         waiting = await asking(desk, Receive("q", number, 1, LATE))
         store.gate.clear()
         sending = asyncio.create_task(desk.send("a"))
-        await asyncio.sleep(0.01)
+        await idle()
         desk.engine.give_up(number)
-        await asyncio.sleep(0.01)
+        await idle()
         assert not waiting.done()
         store.gate.set()
         await sending
@@ -121,10 +122,10 @@ def test_who_gives_up_while_his_send_is_under_way_has_sent_it() -> None:
         waiting = await asking(desk, late)
         store.gate.clear()
         taking = asyncio.create_task(desk.receive(1, "full", delete=True))
-        await asyncio.sleep(0.01)
+        await idle()
         assert state_of(desk.engine, NS).blocked == {}
         desk.engine.give_up(number)
-        await asyncio.sleep(0.01)
+        await idle()
         assert not waiting.done()
         store.gate.set()
         assert isinstance(await told(waiting), Enqueued)

@@ -37,7 +37,7 @@ class Proxy:
     async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(1 << 16):
-                await asyncio.sleep(self.late_s)
+                await asyncio.sleep(self.late_s)  # slept: so long is the way
                 target.write(data)
                 await target.drain()
         target.close()

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import posthouse
 from posthouse import Message, QueueClient, QueueError
 from tests.pipeline.elsewhere import free_port
 from tests.server.running import Running
+from tests.waiting import until_async
 
 RESTARTS = 50 if os.environ.get("TORTURE") else 4
 RECEIVERS, SENDERS = 4, 2
@@ -39,7 +42,14 @@ class Load:
                 self.sent.add(name)
             except QueueError:
                 pass  # it may have come, and is not said to have
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # slept: the pace of the load
+
+    def is_back(self, since: float, working: "Sequence[asyncio.Task[None]]") -> bool:
+        """Everybody has received since then. Raises what has ended one of the workers."""
+        for each in working:
+            if each.done():
+                each.result()
+        return min(self.last) >= since
 
     async def receive(self, number: int) -> None:
         async with self._client.receiver("load", prefetch=10) as receiver:
@@ -75,18 +85,13 @@ async def _restart_again_and_again(folder: Path) -> None:
             await asyncio.to_thread(broker.stop, how)
             broker = await asyncio.to_thread(start, folder, port)
             back = time.monotonic()
-            while min(load.last) < back:
-                assert time.monotonic() - back < AGAIN_SECONDS, f"{load.last} since {back}"
-                for each in working:
-                    if each.done():
-                        each.result()  # raises what has ended it
-                await asyncio.sleep(0.02)
+            await until_async(
+                partial(load.is_back, back, working), "everybody goes on", AGAIN_SECONDS
+            )
         for each in working[:SENDERS]:
             each.cancel()
-        deadline = time.monotonic() + 90  # what was locked when a broker was killed comes again
-        while load.sent - load.received:
-            assert time.monotonic() < deadline, f"missing: {sorted(load.sent - load.received)[:10]}"
-            await asyncio.sleep(0.1)
+        # What was locked when a broker was killed comes again.
+        await until_async(lambda: not load.sent - load.received, "all is received", 90)
     finally:
         for each in working:
             each.cancel()
@@ -109,7 +114,7 @@ def test_a_receiver_whose_broker_stays_away_says_so(
             client.receiver("load") as receiver,
         ):
             waiting = asyncio.create_task(receiver.next_batch())
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(broker.until_idle)
             assert not waiting.done()
             await asyncio.to_thread(broker.kill)
             with pytest.raises(posthouse.ConnectionFailed):

@@ -27,6 +27,7 @@ from posthouse import (
 )
 from posthouse.client import retry
 from posthouse.client.client import Calls
+from tests.waiting import turn
 
 LOST = ConnectionFailed("gone")
 
@@ -195,12 +196,12 @@ def test_only_the_probe_leaves_its_place_when_it_is_cancelled() -> None:
 
         never = asyncio.Event().wait
         early = begin(never)  # while all is well
-        await asyncio.sleep(0)
+        await turn()
         with pytest.raises(ConnectionFailed):
             await begin(Failing(LOST))
         clock.now += 30
         probe = begin(never)
-        await asyncio.sleep(0)
+        await turn()
         early.cancel()
         await asyncio.wait([early])
         with pytest.raises(CircuitOpen):
@@ -222,7 +223,7 @@ def test_a_probe_that_failed_has_no_place_to_leave() -> None:
         clock.now += 30
         failing = Failing(LOST)
         first = asyncio.create_task(calls.make("send", "orders", failing))
-        await asyncio.sleep(0)
+        await turn()
         assert failing.tries == 1
         clock.now += 30
         assert calls.breaker.check()  # another

@@ -17,6 +17,7 @@ from posthouse.amqp.types import Malformed
 from posthouse.client.wire.messages import Messages, Place, read, write
 from tests.client.proxy import Proxy
 from tests.server.running import Running, development
+from tests.waiting import turn
 
 KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
 PLACE = Place("qorders", False)
@@ -58,7 +59,7 @@ def test_what_comes_to_who_has_stopped_waiting_goes_back(broker: Running) -> Non
         for number in range(10):
             waiting = asyncio.create_task(client.receive_message("left", 30))
             sending = asyncio.create_task(client.send_message("left", Message(b"%d" % number)))
-            await asyncio.sleep(0)  # both have begun
+            await turn()  # both have begun
             waiting.cancel()
             await sending
             with pytest.raises(asyncio.CancelledError):
@@ -74,7 +75,7 @@ def test_what_comes_to_who_has_stopped_waiting_goes_back(broker: Running) -> Non
 def test_many_wait_at_the_same_queue_and_each_gets_one(broker: Running) -> None:
     async def work(client: QueueClient) -> None:
         waiting = [asyncio.create_task(client.receive_message("many", 10)) for _ in range(50)]
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(broker.until_idle)
         await client.send_messages("many", [Message(b"%d" % n) for n in range(50)])
         got = [each for each in await asyncio.gather(*waiting) if each is not None]
         assert sorted(int(each.body) for each in got) == list(range(50))

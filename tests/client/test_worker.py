@@ -24,6 +24,7 @@ from posthouse import (
     Worker,
 )
 from posthouse.client.handling import DESCRIPTION_CHARS_MAX
+from tests.waiting import until_async
 
 WAIT_SECONDS = 20  # for what comes at once
 
@@ -46,8 +47,7 @@ def with_a_broker(test: Callable[[QueueClient], Coroutine[Any, Any, None]]) -> C
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (it is about what happens elsewhere, perhaps in a thread)
-        await asyncio.sleep(0.002)
+    await until_async(condition, "the worker has come so far")
 
 
 async def left_in(client: QueueClient, queue: str = "orders") -> list[ReceivedMessage]:

@@ -11,6 +11,7 @@ import posthouse
 from posthouse import Context, InMemoryConfig, Message, QueueConfig, ReceivedMessage, Worker
 from posthouse.client.provider import Provider
 from tests.client.test_worker import WAIT_SECONDS, counted, until
+from tests.waiting import until as wait_until
 
 LOCK_SECONDS = 1.0
 BROKER = QueueConfig(InMemoryConfig(lock_duration=LOCK_SECONDS, auto_create=True))
@@ -89,9 +90,7 @@ def test_what_is_fetched_and_not_begun_is_renewed_too() -> None:
     def on_order(message: ReceivedMessage, context: Context) -> None:
         counts.append(message.delivery_count)
         if len(counts) == 1:
-            end = time.monotonic() + WAIT_SECONDS
-            while renewed(context) < 2 * RENEWALS and time.monotonic() < end:
-                time.sleep(0.01)
+            wait_until(lambda: renewed(context) >= 2 * RENEWALS, "both are renewed")
 
     async def run() -> None:
         async with app.running():
@@ -141,9 +140,7 @@ def test_a_plain_handler_is_told_that_its_lock_is_lost() -> None:
             @app.handler("orders")
             def on_order(message: ReceivedMessage, context: Context) -> None:
                 context.sync_client.complete_message(message)
-                end = time.monotonic() + WAIT_SECONDS
-                while not context.lost and time.monotonic() < end:
-                    time.sleep(0.01)
+                wait_until(lambda: context.lost, "it is lost")
                 told.append(context.lost)
 
             async with app.running(), asyncio.timeout(WAIT_SECONDS):

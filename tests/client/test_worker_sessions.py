@@ -25,6 +25,7 @@ from tests.client.test_worker import (
     with_a_broker,
 )
 from tests.client.test_worker_locks import RENEWALS, renewed
+from tests.waiting import turn
 
 Seen = list[tuple[str, str]]
 
@@ -49,7 +50,7 @@ async def test_each_session_is_handled_in_its_order(client: QueueClient) -> None
         session = str(message.session_id)
         at_once[session] = at_once.get(session, 0) + 1
         assert at_once[session] == 1
-        await asyncio.sleep(0)
+        await turn()
         note(seen, message)
         at_once[session] -= 1
 

@@ -39,6 +39,7 @@ from tests.inside import state_of
 from tests.invariants import check
 from tests.small_disk import mounted
 from tests.store.faulty_disk import FaultyDisk
+from tests.waiting import turn, until_async
 
 pytestmark = pytest.mark.alone
 
@@ -176,8 +177,7 @@ def is_full(store: FileStore) -> bool:
 
 async def until_there_is_room(store: FileStore) -> None:
     """Nobody asks the engine for anything meanwhile: it finds out by itself."""
-    while is_full(store):  # noqa: ASYNC110 - the store tells nobody
-        await asyncio.sleep(0.05)
+    await until_async(lambda: not is_full(store), "there is room")
 
 
 def compare(engine: Engine, said: list[str], clients: Sequence[Client]) -> None:
@@ -308,7 +308,7 @@ def test_after_a_failure_everybody_is_told_and_what_was_acknowledged_is_there(
         waiting = asyncio.create_task(
             client.ask(Receive(EMPTY, engine.new_receiver(), 1, 1_000_000))
         )
-        await asyncio.sleep(0)
+        await turn()
 
         disk.fail_once(failing)
         everybody = [

@@ -287,9 +287,9 @@ class Load:
     async def _send(self, client: Client, queue: str, pause: float) -> None:
         random = self._random
         while True:
-            await asyncio.sleep(random.uniform(0, pause))
+            await asyncio.sleep(random.uniform(0, pause))  # slept: the pace of the load
             if self._backlog > BACKLOG_MAX:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # slept: others have to receive first
                 continue
             count = random.choice([1, 1, 1, 5])
             names = [f"{queue}-{self._sent + number:07}" for number in range(count)]
@@ -334,7 +334,7 @@ class Load:
             token = await self._accept(client)
             if token:
                 receiver = await client.attach(SESSIONS, credit=10, token=token)
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.03)  # slept: for as long as it holds the session
                 while not receiver.given.empty():
                     await self._settle(client, SESSIONS, receiver.given.get_nowait())
                 await client.detach(receiver)
@@ -375,7 +375,7 @@ class Load:
     async def _use_old_tokens(self, client: Client) -> None:
         """Settled, expired, or of a worker before: they settle their own message or nothing."""
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # slept: the pace of the load
             if self._kept:
                 at = self._random.randrange(len(self._kept))
                 queue, given = self._kept.pop(at)
@@ -421,7 +421,7 @@ class Life:
         self.history.killed(now_ms())
 
     async def _kill_while_it_starts(self, process: Process) -> None:
-        await asyncio.sleep(self._random.uniform(0.1, 0.4))
+        await asyncio.sleep(self._random.uniform(0.1, 0.4))  # slept: it is killed at some moment
         process.kill()
 
     async def _kill_under_load(self, process: Process) -> None:
@@ -431,7 +431,7 @@ class Life:
             found = await client.look()
             for each in self._load.start(client, len(found.live)):
                 group.create_task(each)
-            await asyncio.sleep(self._random.uniform(0.05, 0.8))
+            await asyncio.sleep(self._random.uniform(0.05, 0.8))  # slept: killed at some moment
             process.kill()
 
     async def _drain(self, process: Process) -> None:

@@ -136,7 +136,7 @@ class Load:
         random = self._random
         while not self._over:
             if self._backlog > BACKLOG_MAX:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # slept: others have to receive first
                 continue
             count = random.choice([1, 1, 5])
             names = [f"{queue}-{self._sent + number:07}" for number in range(count)]

@@ -93,7 +93,7 @@ class Load:
         random, history = self._random, self._history
         while not self._over:
             if self._backlog > BACKLOG_MAX:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # slept: others have to receive first
                 continue
             names = self._new(random.choice([1, 1, 8]))
             tasks = [
@@ -126,7 +126,7 @@ class Load:
             asked_ms = now_ms()
             [(word, payload)] = await client.ask(("PULL_BATCH", {"queue": QUEUE, "count": count}))
             if word == "NO_JOB":
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # slept: others have to send first
                 continue
             assert word == "JOB_BATCH", payload
             held = []

@@ -168,7 +168,7 @@ class Load:
         try:
             while not self._over:
                 if self._backlog > BACKLOG_MAX:
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.005)  # slept: others have to receive first
                     continue
                 self._sent += 1
                 self._backlog += 1

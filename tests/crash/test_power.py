@@ -44,6 +44,7 @@ from tests.crash.history import History
 from tests.inside import state_of
 from tests.invariants import check
 from tests.store.faulty_disk import SECTOR, FaultyDisk, File, PowerCut
+from tests.waiting import turn
 
 TORTURE = os.environ.get("TORTURE") == "1"
 CUTS = 60  # in the short form
@@ -129,9 +130,9 @@ class Load:
         deadline_ms = self.clock.now_ms() + 4_000
         receiver = self.engine.new_receiver()
         waiting = asyncio.create_task(self.ask(Receive(PLAIN, receiver, 5, deadline_ms)))
-        await asyncio.sleep(0)
+        await turn()
         await self.send(PLAIN)
-        await asyncio.sleep(0)
+        await turn()
         if not waiting.done():  # it was refused, or is due later
             await self.engine.advance(4_000)
         await self.settle_all(PLAIN, await waiting)

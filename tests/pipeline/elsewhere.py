@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyspark
 
 from posthouse.pipeline.session import java_home
+from tests.waiting import until
 
 SPARK = Path(pyspark.__file__).parent
 
@@ -70,7 +70,4 @@ def is_open(port: int) -> bool:
 
 
 def await_that(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
+    until(holds, what, 600, look_seconds=0.05)

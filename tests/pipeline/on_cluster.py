@@ -33,7 +33,7 @@ def gate(folder: str) -> Callable[[bytes], bytes]:
             executor = daemon.rpartition(")")[2].split()[1]
             (Path(folder) / f"executor-{executor}").touch()
             while not (Path(folder) / "go").exists():
-                time.sleep(0.05)
+                time.sleep(0.05)  # slept: between two looks; tests/waiting.py is not there
         return bytes(body)
 
     return through

@@ -21,6 +21,7 @@ from posthouse.pipeline.lake import Lake, LakeError
 from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import on_a_terminal, read_as_told
 from tests.server.running import Running, development
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,11 +228,8 @@ def test_an_archive_that_is_killed_is_exact(
         "100",
     ]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as killed:
-        deadline = time.monotonic() + 600
-        while len(lake.manifests()) < kill_after:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(random.uniform(0, 1))
+        until(lambda: len(lake.manifests()) >= kill_after, "so much is archived", 600)
+        time.sleep(random.uniform(0, 1))  # slept: it is killed at some moment
         os.killpg(killed.pid, signal.SIGKILL)
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
     last = json.loads(done.stdout)["last"]

@@ -220,7 +220,7 @@ def test_a_replay_that_is_killed_again_and_again_sends_each_once(
     chance = random.Random(3)
     for _ in range(KILLS):
         running = subprocess.Popen([sys.executable, "-c", RUN, shop.url, plan])
-        time.sleep(0.4 + chance.random() / 2)
+        time.sleep(0.4 + chance.random() / 2)  # slept: it is killed at some moment
         running.send_signal(signal.SIGKILL)
         running.wait()
     replay.run(FeedClient(shop.url), plan)

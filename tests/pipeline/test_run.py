@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.wire import FeedClient
 from tests.pipeline.asking import forget
 from tests.server.running import Running, development
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -273,11 +275,8 @@ def test_a_pipeline_that_is_killed_again_and_again_sends_each_once(
         before = 0
         for _ in range(3):
             with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as run:
-                deadline = time.monotonic() + 600
-                while count(broker) == before < 4_000:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
-                time.sleep(chance.random())
+                until(partial(is_further, broker, before), "some more was written", 600)
+                time.sleep(chance.random())  # slept: it is killed at some moment
                 os.killpg(run.pid, signal.SIGKILL)
             before = count(broker)
         deadline = time.monotonic() + 1_200
@@ -292,6 +291,10 @@ def test_a_pipeline_that_is_killed_again_and_again_sends_each_once(
         )  # fmt: skip
         plain = pa.ipc.open_stream(answer.body).read_all().column("body").to_pylist()
         assert sorted(each.decode() for each in plain) == every
+
+
+def is_further(broker: Running, before: int) -> bool:
+    return not count(broker) == before < 4_000
 
 
 def count(broker: Running) -> int:

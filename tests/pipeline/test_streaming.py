@@ -21,7 +21,7 @@ def trim(broker: Running, beyond: int) -> None:
         fill(broker)
         if int(broker.call("GET", "/feed/status").json["first"]) > beyond:
             return
-        time.sleep(0.1)  # who folds has little to do meanwhile, and others come first
+        time.sleep(0.1)  # slept: who folds has little to do meanwhile, and others come first
     raise AssertionError("nothing was trimmed")
 
 

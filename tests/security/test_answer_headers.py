@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from tests.dialects.servicebus.rest import Answer, Rest
 from tests.dialects.servicebus.sas import token as signed
 from tests.server.running import Running, development
+from tests.waiting import until
 
 NODE_BYTES = 16 << 10  # of all headers; what Node takes
 AIOHTTP_BYTES = 8_190  # of one header
@@ -96,9 +96,9 @@ def test_who_goes_away_while_waiting_loses_nothing(broker: Running, queue: str) 
     path = f"/{queue}/messages/head?timeout=30"
     waiting = HTTPConnection("localhost", broker.port, timeout=30)
     waiting.request("DELETE", path, headers={"Authorization": signed(f"{rest.url}/")})
-    time.sleep(0.2)  # it waits by now
+    until(lambda: broker.queue("GET", queue).json["receivers"], "it waits")
     waiting.close()
-    time.sleep(0.2)  # and that is known
+    until(lambda: not broker.queue("GET", queue).json["receivers"], "it is known to have left")
     broker.send(queue, "still there")
     assert head(broker, "DELETE", queue).body == b"still there"
 

@@ -12,9 +12,9 @@ import pytest
 from posthouse.broker.repair import repair
 from posthouse.store.errors import StoreError, Unknown
 from posthouse.store.file import FileStore
-from tests.security.test_small_disk import until
 from tests.server.running import development
 from tests.store.test_conformance import frames
+from tests.waiting import until
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -29,7 +29,10 @@ def test_every_file_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) ->
         with development(data, "--segment-size", "64k", "--fold-size", "64k") as broker:
             for number in range(40):
                 broker.send("q", f"{number}" * 5_000)
-            until(lambda: any(data.glob("*.arrow")) and any(data.glob("*.snapshot")))
+            until(
+                lambda: any(data.glob("*.arrow")) and any(data.glob("*.snapshot")),
+                "there are files of every kind",
+            )
             broker.call("GET", "/feed?after=0&limit=10")
     finally:
         os.umask(old)

@@ -481,7 +481,7 @@ ENDS = "it ends or deletes something"
 CHANGES = "it changes what is there, within the bounds in which that could be made"
 OF_COMMANDS: dict[str, str] = {
     **dict.fromkeys((
-        "Start", "Tick", "StepClock", "SetClock", "TurnClockBack", "SetCopying", "Move"),
+        "Start", "Tick", "StepClock", "SetClock", "TurnClockBack", "SetFanout", "Move"),
         BROKERS_OWN),
     **dict.fromkeys((
         "GetQueue", "ListQueues", "ListSubscriptions", "ListRules", "Peek", "GetSessionState",

@@ -13,6 +13,7 @@ import pytest
 from tests.security.figures import open_connections, wait_for_connections
 from tests.server.running import Running, development
 from tests.server.wire import connect
+from tests.waiting import until
 
 ANSWER_SECONDS = 20  # far more than the limits of the broker here
 AT_A_TIME = 50
@@ -235,12 +236,11 @@ def test_a_client_that_goes_away_while_it_waits_is_gone(
     broker.queue("PUT", "silent", {})
     with connect(broker) as made:
         made.sendall(RECEIVE)
-        while not broker.queue("GET", "silent").json["receivers"]:
-            time.sleep(0.01)
+        until(lambda: broker.queue("GET", "silent").json["receivers"], "it waits")
         made.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             made.send(behind)
-        time.sleep(0.2)
+        broker.until_idle()
         if is_reset:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert wait_for_connections(broker, 0) == 0
@@ -262,7 +262,7 @@ def test_who_says_no_more_and_takes_nothing_is_cut_off(broker: Running) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while time.monotonic() < deadline:
                 made.send(asks)
-                time.sleep(0.01)
+                time.sleep(0.01)  # slept: the pace at which it asks
         with contextlib.suppress(OSError):
             made.shutdown(socket.SHUT_WR)
         assert wait_for_connections(broker, 0) == 0

@@ -173,7 +173,7 @@ def asking(method: str, path: str, body: Any, status: int = 403, *, signed: bool
     def begin(world: World, user: User, queue: str, stack: ExitStack) -> Ended:
         token = sas("http://localhost/", user.name, user.key) if signed else basic(user)
         request = Request(world, stack, method, path.format(q=queue), body, token)
-        time.sleep(0.2)  # it waits
+        world.broker.until_idle()  # it waits
 
         def ended(_: Cause) -> None:
             assert request.status() == status
@@ -205,12 +205,12 @@ def blocked_send(world: World, user: User, queue: str, stack: ExitStack) -> Ende
     form = {"messages": [{"body": "late"}], "wait_ms": WAIT_MS}
     path = f"{NS}/queues/{full}/messages"
     request = Request(world, stack, "POST", path, form, basic(user))
-    time.sleep(0.2)
+    world.broker.until_idle()
 
     def ended(_: Cause) -> None:
         assert request.status() == 403
         world.call("PATCH", f"{NS}/queues/{full}", {"max_messages": 5})
-        time.sleep(0.1)
+        world.broker.until_idle()
         assert world.bodies(full) == ["first"]
 
     return ended
@@ -254,7 +254,7 @@ def transaction(world: World, user: User, queue: str, stack: ExitStack) -> Ended
 def feed_poll(world: World, user: User, queue: str, stack: ExitStack) -> Ended:
     path = f"/feed?namespace=default&entity={queue}&after=last&wait_ms={WAIT_MS}"
     request = Request(world, stack, "GET", path, None, basic(user))
-    time.sleep(0.2)
+    world.broker.until_idle()
 
     def ended(cause: Cause) -> None:
         response = request.connection.getresponse()
@@ -329,7 +329,7 @@ def waiting_for_a_session(world: World, user: User, queue: str, stack: ExitStack
     world.call("POST", f"{NS}/queues/{sessions}/purge", {})
     client = by_token(world, user, stack)
     link = client.link(sessions, sends=False, any_session=True)
-    time.sleep(0.2)
+    world.broker.until_idle()
 
     def ended(_: Cause) -> None:
         assert client.detached(link) == UNAUTHORIZED

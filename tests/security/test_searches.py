@@ -7,6 +7,7 @@ from posthouse.core.commands import Send
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from tests.dialects.pyqueue.client import frame
 from tests.dialects.pyqueue.rig import Client, Rig
+from tests.waiting import turn
 
 MESSAGES = 5_000
 UNKNOWN = "0f4c9a51-0000-4000-8000-{:012}"
@@ -64,7 +65,7 @@ def test_a_search_ends_when_its_client_has_gone() -> None:
             [search] = [task for task in asyncio.all_tasks() if "_take_steps" in repr(task)]
             client.leave()
             for _ in range(4):  # of a dozen slices
-                await asyncio.sleep(0)
+                await turn()
             assert search.done()
 
     asyncio.run(main())

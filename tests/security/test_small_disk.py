@@ -2,14 +2,14 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server.running import Running, development
 from tests.small_disk import mounted
+from tests.waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -50,13 +50,6 @@ def metrics(broker: Running) -> dict[str, float]:
     return {name: float(value) for name, _, value in pairs}
 
 
-def until(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_with_empty_queues_no_send_is_refused_however_much_is_sent(small_disk: Path) -> None:
     """With a reader that never acknowledges, Arrow segments, and a restart in between."""
     flags = ("--segment-size", str(SEGMENT_BYTES))
@@ -68,7 +61,7 @@ def test_with_empty_queues_no_send_is_refused_however_much_is_sent(small_disk: P
         assert [each["reader"] for each in lost] == ["never"]
         assert broker.call("GET", "/feed?reader=never").status == 410
         assert metrics(broker)["posthouse_feed_readers_lost"] == 1
-        until(lambda: any((small_disk / "data").glob("*.arrow")))
+        until(lambda: any((small_disk / "data").glob("*.arrow")), "Arrow segments are made")
     with development(small_disk / "data", *flags) as broker:
         statuses = send_and_complete(broker, DISK_BYTES * ROUNDS // 2)
         assert set(statuses) == {201}
@@ -77,7 +70,10 @@ def test_with_empty_queues_no_send_is_refused_however_much_is_sent(small_disk: P
         assert found["posthouse_store_full"] == 0
         assert found["posthouse_refused_for_space_total"] == 0
         assert 0 < found["posthouse_store_free_bytes"] < DISK_BYTES
-        until(lambda: metrics(broker)["posthouse_store_free_bytes"] > 0.2 * DISK_BYTES)
+        until(
+            lambda: metrics(broker)["posthouse_store_free_bytes"] > 0.2 * DISK_BYTES,
+            "there is room again",
+        )
 
 
 def test_what_others_leave_of_a_disk_is_enough(small_disk: Path) -> None:
@@ -100,7 +96,9 @@ def test_a_disk_that_others_fill_is_told_of_everywhere_and_service_resumes(
         form = {"messages": [{"body": "x" * BODY_BYTES}]}
         broker.send("q", "a message to receive meanwhile")
         fill(small_disk / "ballast")
-        until(lambda: broker.queue("POST", "full/messages", form).status != 201)
+        until(
+            lambda: broker.queue("POST", "full/messages", form).status != 201, "a send is refused"
+        )
         refused = broker.queue("POST", "full/messages", form)
         assert refused.status in (403, 409, 413, 429, 507), refused
 
@@ -118,8 +116,9 @@ def test_a_disk_that_others_fill_is_told_of_everywhere_and_service_resumes(
         assert broker.complete("q", *broker.receive("q")).status == 200
 
         (small_disk / "ballast").unlink()
-        until(lambda: broker.queue("POST", "full/messages", form).status == 201)
-        until(lambda: bool(broker.events("store.has_room")))
+        until(
+            lambda: broker.queue("POST", "full/messages", form).status == 201, "a send is accepted"
+        )
         assert broker.events("store.has_room")[0]["refused"] >= 2
         assert broker.call("GET", "/health/ready").status == 200
         assert metrics(broker)["posthouse_store_full"] == 0

@@ -89,7 +89,7 @@ def test_a_delivery_over_amqp_that_cannot_be_told_is_made_again(
             arrived = [each for each in await other.pump() if isinstance(each, Arrived)]
             if arrived:
                 break
-            await asyncio.sleep(LOCK_MS / 3_000)
+            await asyncio.sleep(LOCK_MS / 3_000)  # slept: until the lock ends
         [delivery] = arrived
         assert delivery.payload is not None
         assert b"body" in delivery.payload
@@ -258,7 +258,7 @@ def test_an_answer_over_http_that_cannot_be_told_is_an_error_and_the_message_com
                 assert status == 200
                 if found["messages"]:
                     break
-                await asyncio.sleep(LOCK_MS / 3_000)
+                await asyncio.sleep(LOCK_MS / 3_000)  # slept: until the lock ends
             assert [each["body"] for each in found["messages"]] == ["x"]
 
     asyncio.run(main())
@@ -274,7 +274,7 @@ def test_a_stream_of_deliveries_that_cannot_be_told_is_cut_off(
             assert b" 201 " in (await broker.call("PUT", QUEUE, b"{}"))[:20]
             monkeypatch.setattr("posthouse.server.deliveries.delivered", broken)
             stream = asyncio.create_task(broker.call("GET", f"{QUEUE}/deliveries?credit=5"))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # slept: the stream is open by then
             sent = b'{"messages": [{"body": "x"}]}'
             assert b" 201 " in (await broker.call("POST", f"{QUEUE}/messages", sent))[:20]
             answer = await asyncio.wait_for(stream, 10)

@@ -11,12 +11,16 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.waiting import until
+
 Json = Any
 START_SECONDS = 30
+EVENT_SECONDS = 30
+LOOKS = 5  # in a row, at which nothing goes on in a broker that is idle
 
 
 class Reply(NamedTuple):
@@ -81,13 +85,40 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def events(self, name: str, after: int = 0) -> list[dict[str, Json]]:
-        """In the log, behind so many. It is read elsewhere: a first one is waited for a little."""
-        deadline = time.monotonic() + 2
+        """In the log, behind so many. A first one is waited for, while the process runs.
+
+        That something was not logged is to be asked when it has ended: then the log is complete.
+        """
+        deadline = time.monotonic() + EVENT_SECONDS
         while True:
+            is_complete = not self._reading.is_alive()
             found = [each for each in self.log[after:] if each["event"] == name]
-            if found or time.monotonic() > deadline:
+            if found or is_complete or time.monotonic() > deadline:
                 return found
-            time.sleep(0.02)
+            time.sleep(0.01)  # slept: between two looks
+
+    def until_idle(self) -> None:
+        """Until all that was sent to it is dealt with: at each of some looks all threads sleep.
+
+        Bytes that were written to a socket before have woken the thread that reads them, and one
+        that waits for the processor does not sleep. What a broker does now and then takes no time.
+        """
+        asleep = 0
+
+        def has_rested() -> bool:
+            nonlocal asleep
+            asleep = asleep + 1 if self._is_asleep() else 0
+            return asleep >= LOOKS
+
+        until(has_rested, "the broker has nothing to do")
+
+    def _is_asleep(self) -> bool:
+        """No thread runs, wants to run, or waits for the disk."""
+        for folder in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may have ended
+                if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "S":
+                    return False
+        return True
 
     def call(
         self,

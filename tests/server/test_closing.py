@@ -13,6 +13,7 @@ from posthouse.dialects.line import Peer
 from posthouse.server.config import Config, Port
 from posthouse.server.listener import Connection, Limits, Listener, PortProtocol
 from posthouse.server.serve import Server
+from tests.waiting import turn
 
 TURNS = 12  # of the loop; it takes fewer from accepting to an answer
 LIMIT_SECONDS = 10
@@ -57,10 +58,10 @@ def test_who_comes_at_the_moment_of_a_stop_is_answered_or_sent_away(turns: int) 
         [(_, port, _)] = listener.open(["127.0.0.1"], [(0, "")])
         with socket.create_connection(("127.0.0.1", port)) as made:
             made.sendall(b"question")
-            while not listener.accepted:  # noqa: ASYNC110 - the next turn is what is meant
-                await asyncio.sleep(0)
+            while not listener.accepted:
+                await turn()
             for _ in range(turns):
-                await asyncio.sleep(0)
+                await turn()
             assert await listener.close(LIMIT_SECONDS)
             made.settimeout(LIMIT_SECONDS)
             with suppress(ConnectionResetError):

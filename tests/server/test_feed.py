@@ -24,6 +24,7 @@ from posthouse.core.records import Kept, OfNamespaces
 from posthouse.store.disk import Disk
 from posthouse.store.errors import InUse
 from tests.server.running import Running, development, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -45,8 +46,8 @@ def table(broker: Running, query: str = "") -> pa.Table:
 
 def await_arrow_segments(folder: Path) -> list[Path]:
     """Until every segment has one but the last, and whoever made them has gone."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def complete() -> list[Path] | None:
         sealed = {each.stem for each in sorted(folder.glob("*.journal"))[:-1]}
         arrow_segments = sorted(folder.glob("*.arrow"))
         if sealed == {each.stem for each in arrow_segments}:
@@ -54,8 +55,9 @@ def await_arrow_segments(folder: Path) -> list[Path]:
                 disk = Disk()
                 disk.close(disk.lock(folder / LOCK))
                 return arrow_segments
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return None
+
+    return until(complete, "each sealed segment has its Arrow segment", look_seconds=0.05) or []
 
 
 @pytest.fixture(scope="module")
@@ -185,13 +187,13 @@ def test_arrow_has_the_same_rows(broker: Running) -> None:
 
 def make_again(folder: Path, arrow_segments: list[Path]) -> None:
     """Makes those that are gone, unless the broker's own process does so at this moment."""
-    deadline = time.monotonic() + 30
-    while not all(each.exists() for each in arrow_segments):
-        assert time.monotonic() < deadline
-        try:
+
+    def are_made() -> bool:
+        with suppress(InUse):
             make_arrow_segments(folder)
-        except InUse:
-            time.sleep(0.05)
+        return all(each.exists() for each in arrow_segments)
+
+    until(are_made, "they are made")
 
 
 def test_arrow_segments_give_what_frames_give(broker: Running) -> None:
@@ -222,10 +224,7 @@ def test_arrow_segments_give_what_frames_give(broker: Running) -> None:
     assert not arrow_segments[0].exists()
     make_again(folder, arrow_segments)
     authority = folder / "tls" / "ca.pem"
-    deadline = time.monotonic() + 30
-    while not authority.exists():  # it is made when the broker has time for it
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(authority.exists, "the authority is made, when the broker has time for it")
     context = ssl.create_default_context(cafile=str(authority))
     dev = "RootManageSharedAccessKey:SAS_KEY_VALUE"
     secret = broker.call("GET", "/feed", headers=ARROW, tls=context, key=dev).body
@@ -241,10 +240,7 @@ def test_arrow_segments_and_snapshots_are_made_while_it_serves(tmp_path: Path) -
         for number in range(60):
             broker.send("many", *(f"{number} {at}" * 50 for at in range(20)))
         assert await_arrow_segments(tmp_path / "data")
-        deadline = time.monotonic() + 60
-        while not broker.call("GET", "/api/v1/store").json["snapshots"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: broker.call("GET", "/api/v1/store").json["snapshots"], "a snapshot is made")
         assert table(broker).num_rows == len(rows(broker)) > 1_200
 
 
@@ -344,7 +340,8 @@ def test_a_reader_who_does_not_read_does_not_hold_up_a_stop(tmp_path: Path) -> N
             accept = ARROW["accept"].encode()
             stalled.sendall(b"GET /feed HTTP/1.1\r\nhost: l\r\naccept: " + accept + b"\r\n\r\n")
             readers.append(stalled)
-        time.sleep(1)
+        for each in readers:  # its answer has begun
+            assert each.recv(1, socket.MSG_PEEK)
         assert table(broker).num_rows > 400  # others are served all the same
         for each in readers[:5]:
             each.close()  # with much unread, so that it is reset
@@ -355,7 +352,7 @@ def test_a_reader_who_does_not_read_does_not_hold_up_a_stop(tmp_path: Path) -> N
         assert broker.process.wait(15) == 0
         for each in readers:
             each.close()
-        assert not broker.events("asyncio")  # nor was anything left to the loop to tell of
+    assert not broker.events("asyncio")  # nor was anything left to the loop to tell of
 
 
 @pytest.mark.parametrize("durability", ["interval", "memory"])

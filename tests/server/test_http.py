@@ -2,15 +2,16 @@
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.security.figures import open_connections
 from tests.server.running import Running, development
 from tests.server.wire import connect
+from tests.waiting import until
 
 QUEUES = "/api/v1/namespaces/default/queues"
 
@@ -90,13 +91,17 @@ def test_every_way_to_settle(broker: Running) -> None:
     assert broker.queue("POST", "settle/complete", partial).json == {"lost": [a["token"]]}
 
 
+def receivers(broker: Running, queue: str) -> int:
+    found: int = broker.queue("GET", queue).json["receivers"]
+    return found
+
+
 def test_a_long_poll_gets_what_is_sent_meanwhile(broker: Running) -> None:
     broker.queue("PUT", "poll", {})
     got: list[dict[str, object]] = []
     waiter = threading.Thread(target=lambda: got.extend(broker.receive("poll", wait_ms=30_000)))
     waiter.start()
-    while not broker.queue("GET", "poll").json["receivers"]:
-        time.sleep(0.01)
+    until(lambda: receivers(broker, "poll"), "somebody waits")
     broker.send("poll", "here")
     waiter.join(20)
     assert [each["body"] for each in got] == ["here"]
@@ -113,10 +118,8 @@ def test_a_client_that_goes_away_leaves_no_receiver_behind(broker: Running) -> N
             b"POST /api/v1/namespaces/default/queues/gone/receive HTTP/1.1\r\nhost: localhost\r\n"
             b"content-length: %d\r\n\r\n%s" % (len(body), body)
         )
-        while broker.queue("GET", "gone").json["receivers"] != 1:
-            time.sleep(0.01)
-    while broker.queue("GET", "gone").json["receivers"]:
-        time.sleep(0.01)
+        until(lambda: receivers(broker, "gone") == 1, "somebody waits")
+    until(lambda: receivers(broker, "gone") == 0, "nobody waits any more")
     broker.send("gone", "x")
     [got] = broker.receive("gone")
     assert got["deliveries"] == 1
@@ -148,8 +151,7 @@ def leave_at_the_last_moment(broker: Running, queue: str, path: str, message: st
         assert sending.recv(1_000).startswith(b"HTTP/1.1 200")
         with connect(broker) as waiting:
             waiting.sendall(post(f"{queue}/{path}", '{"wait_ms": 60000}'))
-            while broker.queue("GET", queue).json["receivers"] != 1:
-                time.sleep(0.01)
+            until(lambda: receivers(broker, queue) == 1, "somebody waits")
             broker.process.send_signal(signal.SIGSTOP)
             sending.sendall(post(f"{queue}/messages", f'{{"messages": [{message}]}}'))
         broker.process.send_signal(signal.SIGCONT)
@@ -407,9 +409,11 @@ def test_a_send_waits_for_room_where_the_queue_blocks(broker: Running) -> None:
     broker.queue("PUT", "blocks", {"max_messages": 1, "overflow": "block"})
     broker.send("blocks", "a")
     form = {"messages": [{"body": "b"}], "wait_ms": 30_000}
+    before = open_connections(broker)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(broker.queue, "POST", "blocks/messages", form)
-        time.sleep(0.2)
+        until(lambda: open_connections(broker) > before, "the sender is connected")
+        broker.until_idle()
         assert not sending.done()
         assert [each["body"] for each in broker.receive("blocks", delete=True)] == ["a"]
         assert sending.result().json == {"sequences": [2], "duplicates": 0}

@@ -15,6 +15,7 @@ from posthouse.dialects.known import DIALECTS
 from posthouse.server.listener import is_http
 from tests.server.running import Running, development
 from tests.server.wire import FOREVER_SECONDS, connect, is_let_go, trusting_all
+from tests.waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -105,7 +106,7 @@ def least_cpu_seconds(broker: Running, times: int) -> float:
     used = []
     for _ in range(times):
         before = broker.cpu_seconds
-        time.sleep(0.33)
+        time.sleep(0.33)  # slept: the span whose processor time is measured
         used.append(broker.cpu_seconds - before)
     return min(used)
 
@@ -117,7 +118,7 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
     sockets = [connect(broker) for _ in range(500)]
     for at, each in enumerate(sockets):
         each.sendall(begun[at % len(begun)])
-    time.sleep(0.5)
+    broker.until_idle()
     assert works(broker)
     assert least_cpu_seconds(broker, 3) < 0.04
     for each in sockets:
@@ -128,10 +129,7 @@ def test_silence_is_ended_and_costs_nothing(broker: Running) -> None:
             except ConnectionError:
                 break
         each.close()
-    deadline = time.monotonic() + 10
-    while files(broker) > before_files + 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert files(broker) <= before_files + 5
+    until(lambda: files(broker) <= before_files + 5, "the files are closed")
     assert works(broker)
 
 
@@ -143,14 +141,14 @@ def test_500_that_drip_are_ended_and_cost_little(broker: Running) -> None:
     for at, each in enumerate(dripping):
         each.sendall(begun[at % len(begun)])
         each.setblocking(False)
-    time.sleep(0.3)
+    broker.until_idle()
     assert works(broker)
     assert resident_bytes(broker) - before < 40 << 20
     assert least_cpu_seconds(broker, 2) < 0.04
     deadline = time.monotonic() + FOREVER_SECONDS
     while dripping and time.monotonic() < deadline:
         dripping = [each for each in dripping if drips_on(each)]
-        time.sleep(0.3)
+        time.sleep(0.3)  # slept: the pace at which they drip
     assert not dripping
     assert works(broker)
 
@@ -185,7 +183,7 @@ def test_a_head_that_drips_is_ended(broker: Running) -> None:
         try:
             for _ in range(100):
                 made.sendall(b"x: y\r\n")
-                time.sleep(0.1)
+                time.sleep(0.1)  # slept: the pace at which it drips
         except ConnectionError:
             pass
         assert time.monotonic() - begun < HANDSHAKE_SECONDS + 5
@@ -195,7 +193,7 @@ def test_more_connections_than_there_may_be_are_turned_away(broker: Running) -> 
     sockets = [connect(broker) for _ in range(890)]
     for each in sockets:
         each.sendall(GET)
-    time.sleep(0.2)
+    broker.until_idle()
     more = [connect(broker) for _ in range(50)]
     turned = 0
     for each in more:
@@ -265,7 +263,7 @@ def test_bodies_do_not_grow_the_process_before_they_are_believed(broker: Running
         except (BlockingIOError, ConnectionError):
             pass
         sockets.append(made)
-    time.sleep(0.5)
+    broker.until_idle()
     assert resident_bytes(broker) - before < 40 << 20
     for each in sockets:
         each.close()
@@ -290,7 +288,7 @@ def test_who_does_not_read_is_not_read_from(broker: Running) -> None:
         except (BlockingIOError, ConnectionError):
             pass
         sockets.append(made)
-    time.sleep(2)
+    broker.until_idle()
     grown = resident_bytes(broker) - before
     assert grown < 10 * 40 << 20  # an answer or two for each, not two hundred
     for each in sockets:
@@ -367,10 +365,8 @@ def test_who_has_gone_receives_nothing_whatever_he_has_sent_behind(broker: Runni
             b"POST /api/v1/namespaces/default/queues/behind/receive HTTP/1.1\r\nhost: localhost\r\n"
             b"content-length: %d\r\n\r\n%s" % (len(body), body) + GET
         )
-        while not broker.queue("GET", "behind").json["receivers"]:
-            time.sleep(0.01)
-    while broker.queue("GET", "behind").json["receivers"]:
-        time.sleep(0.01)
+        until(lambda: broker.queue("GET", "behind").json["receivers"], "somebody waits")
+    until(lambda: not broker.queue("GET", "behind").json["receivers"], "he is known to have gone")
     broker.send("behind", "x")
     assert len(broker.receive("behind")) == 1
 

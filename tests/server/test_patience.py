@@ -64,7 +64,7 @@ def test_slow_but_steady_readers_get_the_whole_of_a_long_answer(broker: Running)
     while time.monotonic() < begun + 3:  # three times what a stall may last
         for at, each in enumerate(readers):
             got[at] += len(each.recv(4_096))
-        time.sleep(0.02)
+        time.sleep(0.02)  # slept: the pace of a slow reader
     for at, each in enumerate(readers):
         assert got[at] < MESSAGES * BODY_BYTES / 2
         while got[at] < MESSAGES * BODY_BYTES:

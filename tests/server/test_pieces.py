@@ -98,7 +98,7 @@ def test_it_does_not_matter_how_requests_are_cut(broker: Running, seed: int) -> 
         for begin, end in pairwise((0, *cuts, len(data))):
             made.sendall(data[begin:end])
             if chance.random() < 0.3:
-                time.sleep(0.01)
+                time.sleep(0.01)  # slept: so that a piece comes by itself
         assert statuses(made, exchanges) == [each.status for each in exchanges]
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.server.running import Running, development, running
 from tests.server.wire import connect
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -58,8 +59,7 @@ def test_a_stop_answers_who_waits_and_writes_a_closing_frame(tmp_path: Path) -> 
         got: list[object] = []
         waiting = threading.Thread(target=lambda: got.append(broker.receive("q", wait_ms=60_000)))
         waiting.start()
-        while not broker.queue("GET", "q").json["receivers"]:
-            time.sleep(0.01)
+        until(lambda: broker.queue("GET", "q").json["receivers"], "somebody waits")
         begun = time.monotonic()
         assert broker.stop() == 0
         waiting.join(10)
@@ -98,8 +98,7 @@ def test_a_stop_under_load_loses_nothing_and_raises_no_count(tmp_path: Path) -> 
         threads += [threading.Thread(target=receiver) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while len(completed) < 300:
-            time.sleep(0.02)
+        until(lambda: len(completed) >= 300, "much was completed")
         assert broker.stop() == 0
         for thread in threads:
             thread.join(30)
@@ -124,9 +123,10 @@ def test_a_second_signal_ends_it_at_once_without_loss(tmp_path: Path) -> None:
                 b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: text/plain\r\ncontent-length: 100\r\n\r\nhalf"
             )
-            time.sleep(0.2)
+            broker.until_idle()
             broker.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            assert broker.events("broker.stopping")
+            time.sleep(0.3)  # slept: within which it would end if it did not wait
             assert broker.process.poll() is None  # it waits for the request to be finished
             broker.process.send_signal(signal.SIGTERM)
             assert broker.process.wait(10) == 128 + signal.SIGTERM
@@ -141,7 +141,7 @@ def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
                 b"POST /api/v1/namespaces/default/queues/q/messages HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: text/plain\r\ncontent-length: 100\r\n\r\nhalf"
             )
-            time.sleep(0.2)
+            broker.until_idle()
             assert broker.stop() == 0
         assert broker.events("broker.cut")
 
@@ -219,7 +219,7 @@ def test_startup_tells_how_far_it_is_and_ready_waits_for_it(tmp_path: Path) -> N
                 pass
             finally:
                 connection.close()
-            time.sleep(0.02)
+            time.sleep(0.02)  # slept: between two looks of one who looks on
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -262,7 +262,7 @@ def test_a_key_is_not_doubted_while_the_journal_is_read(tmp_path: Path) -> None:
                 connection.request("GET", "/metrics", headers={"authorization": authorization})
                 statuses.append(connection.getresponse().status)
             except OSError:
-                time.sleep(0.01)
+                time.sleep(0.01)  # slept: the broker does not listen yet, or no more
             finally:
                 connection.close()
         assert set(statuses) <= {200, 503}
@@ -349,11 +349,10 @@ def test_starts_at_the_same_time_agree_on_the_keys(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    deadline = time.monotonic() + 30
-    while sum(each.poll() is None for each in started) > 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: sum(each.poll() is None for each in started) == 1, "one is left")
     [survivor] = [each for each in started if each.poll() is None]
-    time.sleep(0.5)
+    assert survivor.stderr is not None
+    assert any('"broker.ready"' in line for line in survivor.stderr)
     survivor.terminate()
     said = "".join(each.communicate(timeout=30)[0] for each in started)
     key = (tmp_path / "data" / "root-key").read_text().strip()

@@ -48,7 +48,7 @@ def test_a_server_that_is_deposed_tells_who_waits_and_stops(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"PING 2 {}")
         await reader.readexactly(4)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: the receive waits by then
         store = server._broker.store
         assert isinstance(store, MemoryStore)
         other = await Engine.open(MemoryStore(journal=store.journal), VirtualClock(), 7)

@@ -47,7 +47,7 @@ def is_let_go(broker: Running, made: socket.socket) -> bool:
     while time.monotonic() < deadline:
         if sum(number > 0 for _, number in _ends(broker, made)) < 2:
             return True
-        time.sleep(0.02)
+        time.sleep(0.02)  # slept: between two looks
     return False
 
 

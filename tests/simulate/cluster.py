@@ -43,6 +43,7 @@ from tests.invariants import check
 from tests.simulate.meanings import ACTIONS, FILTERS
 from tests.simulate.moments import MORNINGS
 from tests.store.twins import SlowStore
+from tests.waiting import turn
 
 UNIQUE = "urgent"  # where what was sent twice is acknowledged, and kept once
 SPACES = ("shop", "brief")
@@ -171,7 +172,7 @@ class Cluster:
 
     async def _turn(self, times: int) -> None:
         for _ in range(times):
-            await asyncio.sleep(0)
+            await turn()
 
     async def _quiet(self, leader: Engine) -> None:
         """Until it has written all that was decided, and what is due."""
@@ -179,7 +180,7 @@ class Cluster:
         for _ in range(100 * WAIT_TURNS):
             if leader._work is None:
                 return
-            await asyncio.sleep(0)
+            await turn()
         raise AssertionError("the leader does not come to an end")
 
     def _submit(self, namespace: str, command: Asked) -> None:
@@ -288,7 +289,7 @@ class Cluster:
             for _ in range(WAIT_TURNS):
                 if old.failed.is_set():
                     break
-                await asyncio.sleep(0)
+                await turn()
             assert isinstance(old.failure, Deposed)
             assert self_told
             assert all(isinstance(each, Deposed) for each in self_told), self_told

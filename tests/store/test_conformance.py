@@ -17,6 +17,7 @@ from posthouse.store.frames import CLOSING, Frame
 from posthouse.store.memory import MemoryJournal, MemoryStore
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.twins import SlowDisk, SlowStore
+from tests.waiting import turn
 
 SEGMENT_BYTES = 4096
 KINDS = ("memory", "slow memory", "file", "file on a faulty disk", "slow file")
@@ -315,7 +316,7 @@ def test_a_sync_makes_durable_what_was_appended_before_it_also_beside_another(
         for some in runs_of(made, 5):
             append_all(store, some)
             under_way.append(asyncio.create_task(synced(some[-1].end)))
-            await asyncio.sleep(0)
+            await turn()
             if len(under_way) == 2:
                 await asyncio.gather(*under_way)
                 assert store.durable == some[-1].end
@@ -338,7 +339,7 @@ def test_the_slow_twin_returns_from_syncs_out_of_turn() -> None:
         for number, frame in enumerate(frames(2)):
             store.append(frame)
             under_way.append(asyncio.create_task(synced(number)))
-            await asyncio.sleep(0)
+            await turn()
         await asyncio.gather(*under_way)
         assert order == [1, 0]
 
@@ -355,7 +356,7 @@ def test_what_is_read_while_more_is_written_has_no_gap_and_is_durable(open_store
             for some in runs_of(made, 7):
                 append_all(store, some)
                 await store.sync()
-                await asyncio.sleep(0)
+                await turn()
 
         writing = asyncio.create_task(write())
         while not writing.done():
@@ -367,7 +368,7 @@ def test_what_is_read_while_more_is_written_has_no_gap_and_is_durable(open_store
             assert found == made[: len(found)]
             assert (found[-1].end if found else 1) >= durable
             reads += 1
-            await asyncio.sleep(0)
+            await turn()
         await writing
         assert reads > 1
         assert await read_all(store) == made
@@ -386,7 +387,7 @@ def test_positions_are_found_while_more_is_written(open_store: Kind) -> None:
             for some in runs_of(made, 7):
                 append_all(store, some)
                 await store.sync()
-                await asyncio.sleep(0)
+                await turn()
 
         writing = asyncio.create_task(write())
         while not writing.done():
@@ -394,7 +395,7 @@ def test_positions_are_found_while_more_is_written(open_store: Kind) -> None:
                 wanted = [random.randrange(1, store.durable) for _ in range(5)]
                 wanted.append(store.durable - 1)
                 assert await store.get(wanted) == [by_position[each] for each in wanted]
-            await asyncio.sleep(0)
+            await turn()
         await writing
         await store.close()
 

@@ -13,6 +13,7 @@ from posthouse.store.look import CLOSED
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.test_conformance import closing, frames, read_all
 from tests.store.test_recovery import FOLDER, recovered
+from tests.waiting import turn, until_async
 
 SEGMENT_BYTES = 2048
 
@@ -43,11 +44,7 @@ def kept(disk: FaultyDisk) -> list[Frame]:
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if is_so():
-            return
-        await asyncio.sleep(0.003)
-    raise AssertionError("it did not come about")
+    await until_async(is_so, "it is so")
 
 
 def test_by_default_a_sync_returns_when_the_disk_has_it() -> None:
@@ -176,8 +173,8 @@ def test_a_power_cut_leaves_a_beginning_and_is_not_taken_for_damage(
             store.append(in_truth(frame, store))
             await store.sync()
             if random.random() < 0.1:
-                await asyncio.sleep(0.002)
-        await asyncio.sleep(0)
+                await asyncio.sleep(0.002)  # slept: an interval ends
+        await turn()
         durable = store.durable
         left = disk.after_power_cut(random)
         await store.close()

@@ -101,7 +101,7 @@ def test_whatever_is_written_when_it_is_all_there(tmp_path: Path, seed: int) -> 
         made = [a_frame(n, random.choice((10, 900, 7_000, 40_000))) for n in range(1, 60)]
         for frame in made:
             await write(store, frame)
-            await asyncio.sleep(random.choice((0, 0, 0.002, 0.006)))
+            await asyncio.sleep(random.choice((0, 0, 0.002, 0.006)))  # slept: the pace of the load
         await store.close()
         assert disk.prezeroed
         return made
@@ -138,7 +138,7 @@ def test_nothing_is_prezeroed_where_nobody_waits_for_a_sync(
         disk = Watched()
         store = FileStore(tmp_path, disk=disk, durability=durability)  # type: ignore[arg-type]
         await write(store, a_frame(1, 100))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # slept: within which a thread would begin
         assert not disk.prezeroed
         await store.close()
 

@@ -1,6 +1,5 @@
 """Stores and disks that are slow, for tests that must not depend on how fast a store is."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from itertools import cycle
@@ -8,6 +7,7 @@ from itertools import cycle
 from posthouse.store.frames import Frame
 from posthouse.store.memory import MemoryJournal, MemoryStore
 from tests.store.faulty_disk import FaultyDisk
+from tests.waiting import turn
 
 
 class SlowStore(MemoryStore):
@@ -27,7 +27,7 @@ class SlowStore(MemoryStore):
     async def sync(self) -> None:
         wanted = self._appended  # what comes from now on is the next sync's
         for _ in range(next(self._turns)):
-            await asyncio.sleep(0)
+            await turn()
         count = wanted - self._added
         if count >= 0:  # else one that was begun later has been here
             frames, self._pending = self._pending[:count], self._pending[count:]
@@ -39,5 +39,5 @@ class SlowDisk(FaultyDisk):
     """Every write and sync takes a millisecond or two, in the thread that asks for it."""
 
     def _operate(self) -> None:
-        time.sleep(0.001)
+        time.sleep(0.001)  # slept: so slow is this disk
         super()._operate()

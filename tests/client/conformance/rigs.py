@@ -241,7 +241,7 @@ class SqsRig(Rig):
         return name
 
     async def pass_time(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # slept: its clock is the machine's
 
 
 @asynccontextmanager

@@ -105,7 +105,7 @@ async def test_waiting_ends_with_the_first_message(rig: Rig) -> None:
     queue = await rig.queue()
     assert await is_empty(rig, queue)
     waiting = asyncio.ensure_future(rig.client.receive_message(queue, 20.0))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # slept: no provider tells that somebody waits; earlier is as good
     begun = time.monotonic()
     await rig.client.send_message(queue, Message(b"x"))
     found = await waiting
@@ -117,7 +117,7 @@ async def test_who_is_cancelled_leaves_nothing_locked(rig: Rig) -> None:
     queue = await rig.queue()
     assert await is_empty(rig, queue)
     waiting = asyncio.ensure_future(rig.client.receive_message(queue, 10.0))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # slept: no provider tells that somebody waits; earlier is as good
     begun = time.monotonic()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -334,7 +334,7 @@ async def test_messages_come_as_they_are_sent_to_a_receiver(rig: Rig) -> None:
     queue = await rig.queue()
     async with rig.client.receiver(queue) as receiver:
         waiting = asyncio.ensure_future(receiver.next_batch())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: no provider tells that somebody waits; earlier is as good
         await rig.client.send_messages(queue, [Message(b"%d" % n) for n in range(10)])
         bodies = {each.body for each in await waiting}
         while len(bodies) < 10:
@@ -343,7 +343,7 @@ async def test_messages_come_as_they_are_sent_to_a_receiver(rig: Rig) -> None:
             await rig.client.complete_message(found)
         assert bodies == {b"%d" % n for n in range(10)}
         idle = asyncio.ensure_future(receiver.next_batch())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: no provider tells that somebody waits; earlier is as good
     assert await idle == []
 
 

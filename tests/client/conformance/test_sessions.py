@@ -193,7 +193,7 @@ async def test_a_long_session_is_handed_out_whole(rig: Rig) -> None:
 async def test_who_waits_for_a_session_can_be_cancelled(rig: Rig) -> None:
     queue = await rig.queue(sessions=True)
     waiting = asyncio.ensure_future(rig.sessions.accept_session(queue, None, 2.0))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # slept: no provider tells that somebody waits; earlier is as good
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

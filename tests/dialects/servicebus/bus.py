@@ -5,8 +5,6 @@ test needs is opened at the same time, and everything is closed together when a 
 """
 
 import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +22,7 @@ from azure.servicebus import (
 )
 
 from tests.server.running import Running
+from tests.waiting import until
 
 assert os.environ.get("SERVICEBUS", __version__) == __version__  # the one that is meant
 ROOT = "RootManageSharedAccessKey"
@@ -40,10 +39,7 @@ Made = TypeVar("Made")
 
 def eventually(holds: Callable[[], bool], seconds: float = WAIT) -> None:
     """Until something that goes on elsewhere has happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.01)
+    until(holds, "it has happened", seconds)
 
 
 def together(*work: Callable[[], Made]) -> list[Made]:

@@ -26,7 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     need_node()
     with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
         yield Scripts(connection_string(broker.port))
-        assert not broker.events("amqp.failed")
+    assert not broker.events("amqp.failed")
 
 
 def codes(refusals: dict[str, Json]) -> dict[str, str]:

@@ -100,7 +100,7 @@ COMPOUND: dict[str, Any] = {
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
         yield broker
-        assert not broker.events("amqp.failed")
+    assert not broker.events("amqp.failed")
 
 
 _numbers = count()

@@ -22,7 +22,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from tests.dialects.servicebus.bus import DELETE, KEY, ROOT, WAIT, Bus, take, texts
+from tests.dialects.servicebus.bus import DELETE, KEY, ROOT, WAIT, Bus, eventually, take, texts
 from tests.dialects.servicebus.rest import ATOM, Answer, Rest, entry
 from tests.dialects.servicebus.sas import token
 from tests.dialects.servicebus.trust import trusting
@@ -331,7 +331,7 @@ def test_who_waits_gets_what_comes(bus: Bus, rest: Rest) -> None:
     sender = bus.sender(queue)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(lock, rest, queue, 60), pool.submit(remove, rest, queue)]
-        time.sleep(0.3)
+        eventually(lambda: bus.receivers(queue) == 2)
         assert not any(each.done() for each in waiting)
         sender.send_messages([ServiceBusMessage("1"), ServiceBusMessage("2")])
         found = [each.result(10) for each in waiting]
@@ -344,8 +344,8 @@ def test_who_leaves_while_waiting_takes_nothing_away(bus: Bus, rest: Rest) -> No
     for method in ("DELETE", "POST"):
         with closing(http.client.HTTPConnection("localhost", bus.broker.port)) as leaving:
             leaving.request(method, f"/{queue}/messages/head?timeout=60", headers=headers)
-            time.sleep(0.2)
-    time.sleep(0.2)
+            eventually(lambda: bus.receivers(queue) == 1)
+        eventually(lambda: bus.receivers(queue) == 0)
     send(rest, queue, b"stays")
     assert remove(rest, queue).body == b"stays"
 

@@ -15,7 +15,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     need_node()
     with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
         yield Scripts(connection_string(broker.port))
-        assert not broker.events("amqp.failed")
+    assert not broker.events("amqp.failed")
 
 
 class Told:

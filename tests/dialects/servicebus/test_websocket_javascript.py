@@ -17,7 +17,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Json]:
         certificate(folder)
         trust = {"NODE_EXTRA_CA_CERTS": str(folder / "tls" / "ca.pem")}
         yield run_script("websocket", connection_string(broker.port), environment=trust)
-        assert not broker.events("amqp.failed")
+    assert not broker.events("amqp.failed")
 
 
 def test_the_official_client_sends_and_receives_by_websocket(told: Json) -> None:

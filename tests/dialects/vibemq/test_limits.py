@@ -35,6 +35,7 @@ from tests.dialects.vibemq.client import (
     Said,
 )
 from tests.dialects.vibemq.rig import Rig, Wire, kinds
+from tests.waiting import SkippingLoop, turn, until_async
 
 
 def is_read_from(wire: Wire) -> bool:
@@ -125,11 +126,13 @@ def test_whoever_has_no_permission_is_refused_everything() -> None:
 
 def test_who_is_silent_for_a_few_intervals_is_closed() -> None:
     async def main() -> None:
-        rig = await Rig.open(keep_alive_seconds=0.05)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        rig = await Rig.open(keep_alive_seconds=50)
         silent, alive = await rig.connect(), await rig.connect()
-        await asyncio.sleep(0.1)
+        loop.skip(100)
         await alive.say(Said(PING, "p"))
-        await asyncio.sleep(0.1)
+        loop.skip(100)
         for each in (silent, alive):
             each.peer.check()
         [said] = await silent.hear()
@@ -140,7 +143,8 @@ def test_who_is_silent_for_a_few_intervals_is_closed() -> None:
             each.lose()
         await rig.close()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(main())
 
 
 def test_who_does_not_say_who_it_is_in_time_is_closed() -> None:
@@ -252,7 +256,7 @@ def test_too_much_under_way_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> N
         data = [Said(PUBLISH, f"m{n}", "q", b"1") for n in range(9)]
         said = wire.say(*data)
         task = asyncio.ensure_future(said)
-        await asyncio.sleep(0)
+        await turn()
         assert not is_read_from(wire)
         assert kinds(await task) == [PUBLISH_ACK] * 9
         assert is_read_from(wire)
@@ -260,6 +264,10 @@ def test_too_much_under_way_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> N
         await rig.close()
 
     asyncio.run(main())
+
+
+async def answered(wire: Wire) -> list[Said]:
+    return await until_async(wire.hear, "it is answered")
 
 
 async def filled(overflow: int, level: int) -> tuple[Rig, Wire]:
@@ -276,9 +284,8 @@ async def filled(overflow: int, level: int) -> tuple[Rig, Wire]:
         size = 4_000 if level == 3 and rig.engine.now().level == 1 else 300
         headers = {"h": "x" * size, "i": "x" * size, "j": "x" * size}
         said = await wire.say(Said(PUBLISH, f"m{sent}", "q", b"1", headers))
-        while not said:  # it is slowed down
-            await asyncio.sleep(0.001)
-            said = await wire.hear()
+        if not said:  # it is slowed down
+            said = await answered(wire)
         assert kinds(said) == [PUBLISH_ACK]
     assert rig.engine.figures.slowed
     return rig, wire
@@ -298,10 +305,7 @@ def test_above_the_second_mark_publishers_are_blocked_until_there_is_room() -> N
         other = await rig.connect()
         got = await other.say(Said(SUBSCRIBE, "s", "q"))
         await other.say(*(Said(ACK, each.id) for each in got if each.type == DELIVER))
-        said: list[Said] = []
-        while not said:
-            await asyncio.sleep(0.005)
-            said = await wire.hear()
+        said = await answered(wire)
         assert [(each.type, each.id) for each in said] == [(PUBLISH_ACK, "blocked")]
         for each in (wire, other):
             each.lose()
@@ -317,9 +321,8 @@ def test_who_is_blocked_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) ->
     async def main() -> None:
         rig, wire = await filled(1, 2)
         said = await wire.say(Said(PUBLISH, "blocked", "q", b"1"))
-        while not said:
-            await asyncio.sleep(0.005)
-            said = await wire.hear()
+        if not said:
+            said = await answered(wire)
         assert [(each.id, each.code) for each in said] == [("blocked", "SERVER_BUSY")]
         wire.lose()
         await rig.close()
@@ -338,9 +341,7 @@ def test_above_the_third_mark_the_overflow_rule_counts(overflow: int) -> None:
         elif overflow == 2:
             assert not said
         else:  # the oldest give way
-            while not said:
-                await asyncio.sleep(0.005)
-                said = await wire.hear()
+            said = said or await answered(wire)
             assert kinds(said) == [PUBLISH_ACK]
             got = [e for e in await wire.say(Said(SUBSCRIBE, "s", "q")) if e.type == DELIVER]
             assert "m1" not in {each.id for each in got}
