@@ -1,8 +1,6 @@
 """What a few hostile bytes may cost AMQP's decoder, in steps, in memory, and in hashing."""
 
-import gc
 import struct
-import time
 import tracemalloc
 from contextlib import suppress
 from functools import cache
@@ -24,10 +22,11 @@ from posthouse.amqp.types import Malformed, Value
 from posthouse.core.commands import BATCH_MAX, Progress, Purge
 from posthouse.core.message import ACTIVE
 from tests.core.world import World
+from tests.security.cost import steps_of
 
 pytestmark = pytest.mark.alone
 
-CPU_SECONDS = 0.1  # that one input may take; most take a thousandth
+STEPS_MAX = 1_000_000  # that one input may cost: some 30 ms; most cost a thousandth of it
 
 
 def list32(count: int, items: bytes) -> bytes:
@@ -71,16 +70,14 @@ def number_map(numbers: list[int]) -> bytes:
     return map32(2 * len(numbers), b"".join(encode(n) + b"\x40" for n in numbers))
 
 
-def cpu_of(data: bytes) -> float:
-    """That the decoder uses until it has read it, or found it to be malformed."""
-    gc.disable()  # what other tests left behind is not this one's
-    try:
-        begun = time.process_time()
+def cost_of(data: bytes) -> float:
+    """In steps, until the decoder has read it, or found it to be malformed."""
+
+    def read() -> None:
         with suppress(Malformed):
             decode(data)
-        return time.process_time() - begun
-    finally:
-        gc.enable()
+
+    return steps_of(read)[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def cpu_of(data: bytes) -> float:
     ],
 )  # fmt: skip
 def test_hostile_bytes_are_read_or_refused_at_once(data: bytes) -> None:
-    assert cpu_of(data) < CPU_SECONDS
+    assert cost_of(data) < STEPS_MAX
 
 
 def test_keys_that_are_numbers_are_few() -> None:
@@ -169,12 +166,9 @@ def test_decoded_values_take_a_bounded_part_of_memory(item: bytes) -> None:
 def test_these_numbers_do_make_a_dict_slow() -> None:
     """Else what is tested here is worth nothing."""
     numbers = colliding()
-    begun = time.process_time()
-    dict.fromkeys(range(len(numbers)))
-    plain = time.process_time() - begun
-    begun = time.process_time()
-    dict.fromkeys(numbers)
-    assert time.process_time() - begun > 20 * plain
+    plain, _ = steps_of(lambda: dict.fromkeys(range(len(numbers))))
+    slow, _ = steps_of(lambda: dict.fromkeys(numbers))
+    assert slow > max(20 * plain, STEPS_MAX)
 
 
 def test_sequences_of_messages_that_are_not_there_are_no_keys() -> None:

@@ -15,7 +15,7 @@ from tests.server.running import Running, running
 pytestmark = pytest.mark.alone
 
 HELD_SECONDS_MAX = 0.1
-TRIES = 3  # an input that holds the loop does so each time; the machine's other doings do not
+AGAIN = 2  # how often an input has to pass that has not: it may have met a garbage collection
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +29,20 @@ def broker() -> Iterator[Running]:
         yield broker
 
 
+def held_by(name: str, broker: Running) -> float:
+    """The longest turn of the loop while an input is dealt with, and somebody else is served."""
+    with pinged(broker) as waited:
+        held_seconds(broker)
+        ROWS[name](broker)
+        held = held_seconds(broker)
+    assert waited
+    return held
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_nobody_waits_for(name: str, broker: Running) -> None:
-    held: list[float] = []
-    while not held or (min(held) >= HELD_SECONDS_MAX and len(held) < TRIES):
-        with pinged(broker) as waited:
-            held_seconds(broker)
-            ROWS[name](broker)
-            held.append(held_seconds(broker))
-        assert waited
-    assert min(held) < HELD_SECONDS_MAX, f"{name}: {held}"
+    first = held_by(name, broker)
+    if first >= HELD_SECONDS_MAX:
+        again = [held_by(name, broker) for _ in range(AGAIN)]
+        assert max(again) < HELD_SECONDS_MAX, f"{name}: {first}, then {again}"
     assert not [each for each in broker.log if each.get("level") == "error"]
