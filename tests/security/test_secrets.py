@@ -8,18 +8,17 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import blake2b, sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import posthouse
 from posthouse.broker import access
 from posthouse.broker.access import ROOT, Guard
 from posthouse.core.errors import Unauthenticated
 from posthouse.core.model import Account, Grant
 from tests.dialects.pyqueue.client import Client as PyQueue
 from tests.dialects.vibemq.client import Client as Vibe
+from tests.house.tree import modules
 from tests.security.amqp import Amqp, plain, sas
 from tests.server.running import Running, running
 
@@ -237,16 +236,15 @@ def _names(side: ast.expr) -> Iterator[str]:
 
 
 def test_no_secret_is_compared_with_the_operators_that_stop_at_the_first_difference() -> None:
-    folder = Path(posthouse.__file__).parent
     found = set()
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module in modules():
+        for node in ast.walk(module.tree):
             if not isinstance(node, ast.Compare):
                 continue
             if not any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops):
                 continue
             sides = (node.left, *node.comparators)
             if any(_SECRET.search(name) for side in sides for name in _names(side)):
-                found.add(f"{path.relative_to(folder).as_posix()}: {ast.unparse(node)}")
+                found.add(f"{module.path}: {ast.unparse(node)}")
     assert found - set(_ALLOWED) == set(), "compare secrets with hmac.compare_digest"
     assert set(_ALLOWED) - found == set(), "these are not there any more"

@@ -3,19 +3,16 @@
 import ast
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import posthouse
 from posthouse.broker.access import BROKER
 from posthouse.core.commands import CreateQueue, CreateSubscription, GetQueue, UpdateQueue
 from posthouse.core.errors import InvalidArgument, NotFound, Refused
 from posthouse.core.model import QueueProperties
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk
-
-SOURCES = Path(posthouse.__file__).parent
+from tests.house import tree as sources
 
 RUNS_CODE = {
     "pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle",
@@ -39,9 +36,9 @@ SERVES = ("core", "store", "amqp", "broker", "dialects", "server")  # what runs 
 
 
 def modules(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
-    for room in rooms or ("",):
-        for path in sorted((SOURCES / room).rglob("*.py")):
-            yield str(path.relative_to(SOURCES)), ast.parse(path.read_text())
+    for module in sources.modules():
+        if not rooms or module.room in rooms:
+            yield module.path, module.tree
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
