@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tests.house import rooms, shape, tables, way
 
 
-def show(title: str, found: Sequence[object], most: int) -> bool:
-    print(f"{title}: {len(found)} (at most {most})")
+def show(title: str, found: Sequence[object]) -> bool:
+    print(f"{title}: {len(found)}")
     for each in found:
         print(f"  {each}")
-    return len(found) <= most
+    return not found
 
 
 def main() -> int:
@@ -19,10 +19,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the way of a message down")
     options = parser.parse_args()
     well = [
-        show("Reads of live state", rooms.live_reads(), tables.LIVE_READS_MAX),
-        show("Questions for the kind of a store", rooms.store_kinds(), tables.STORE_KINDS_MAX),
-        show("Dialects named in server/", rooms.named_dialects(), tables.DIALECT_NAMES_MAX),
-        show("Import cycles", shape.cycles(shape.imports()), len(tables.CYCLES)),
+        show("Reads of live state", rooms.live_reads()),
+        show("Questions for the kind of a store", rooms.store_kinds()),
+        show("Dialects named in server/", rooms.named_dialects()),
+        show("Import cycles", shape.cycles(shape.imports())),
     ]
     print(f"Classes with more than {shape.ATTRIBUTES_MAX} attributes:")
     for name, count in shape.large_classes().items():

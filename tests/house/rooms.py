@@ -44,7 +44,7 @@ def _live_reads(module: Module, live: frozenset[str]) -> Iterator[Place]:
                     yield Place(module.path, alias.lineno, f"imports {alias.name}")
         elif isinstance(node, ast.Attribute):
             base = dotted(node.value)[-1]
-            if node.attr == "namespaces" and base in _ENGINES:
+            if node.attr in ("namespaces", "_world") and base in _ENGINES:
                 yield Place(module.path, node.lineno, "reads an engine's namespaces")
             elif node.attr == "states" and base in _WORLDS - {"namespaces"}:
                 yield Place(module.path, node.lineno, "reads the states of namespaces")

@@ -1,10 +1,5 @@
 """What is known and allowed, each with its reason or its ceiling."""
 
-# How many there may be. Each goal is 0: lower them, never raise them.
-LIVE_READS_MAX = 42  # lines outside broker and core that know the state itself
-STORE_KINDS_MAX = 0  # lines that ask for the kind of a store
-DIALECT_NAMES_MAX = 155  # lines of the server that name a dialect
-
 # Why a class has more than twenty attributes.
 LARGE_CLASSES = {
     "amqp/connection.py:Connection": "both roles of AMQP's connection, with what each has agreed",
@@ -21,7 +16,3 @@ LARGE_CLASSES = {
     "server/http_peer.py:HttpPeer": "one connection: the request that is read, and its bounds",
     "store/file.py:FileStore": "segments, their room, the writer and its figures",
 }
-
-# Modules that import each other, in functions too. None is wanted.
-_SERVICEBUS = "posthouse.dialects.servicebus"
-CYCLES = [[f"{_SERVICEBUS}.admin", f"{_SERVICEBUS}.rest", f"{_SERVICEBUS}.web"]]

@@ -9,18 +9,15 @@ from tests.house.tree import Module
 
 
 def test_the_state_is_read_in_broker_and_core_alone() -> None:
-    found = rooms.live_reads()
-    assert len(found) <= tables.LIVE_READS_MAX, [*map(str, found)]
+    assert rooms.live_reads() == []
 
 
 def test_nobody_asks_which_kind_of_store_it_has() -> None:
-    found = rooms.store_kinds()
-    assert len(found) <= tables.STORE_KINDS_MAX, [*map(str, found)]
+    assert rooms.store_kinds() == []
 
 
 def test_the_server_names_no_dialect() -> None:
-    found = rooms.named_dialects()
-    assert len(found) <= tables.DIALECT_NAMES_MAX, [*map(str, found)]
+    assert rooms.named_dialects() == []
 
 
 def test_a_large_class_has_a_reason() -> None:
@@ -29,7 +26,7 @@ def test_a_large_class_has_a_reason() -> None:
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    assert shape.cycles(shape.imports()) == tables.CYCLES
+    assert shape.cycles(shape.imports()) == []
 
 
 def test_the_way_of_a_message_is_as_the_documentation_has_it() -> None:
@@ -49,6 +46,7 @@ def a_module(text: str, path: str = "server/some.py") -> tuple[Module, ...]:
         ("state = self._broker.engine.namespaces.states['x']", 1),
         ("accounts = call.engine.namespaces.accounts", 1),
         ("for state in world.states.values(): pass", 1),
+        ("engine._world.accounts", 1),
         ("form.states", 0),
         ("declared.namespaces", 0),
         ("from posthouse.core.model import QueueProperties", 0),

@@ -22,10 +22,10 @@ from posthouse.dialects.settings import as_flag, count, one_of, setting, some_si
 if TYPE_CHECKING:
     from posthouse.dialects.http import Answer, Request
     from posthouse.dialects.line import Line
+    from posthouse.dialects.servicebus.answering import Web
     from posthouse.dialects.servicebus.credentials import Credentials
     from posthouse.dialects.servicebus.localzure.service import Service
     from posthouse.dialects.servicebus.peer import Peer, Peers
-    from posthouse.dialects.servicebus.web import Web
 
 AMQP_PORT = 5672
 NAME = "Azure Service Bus over HTTP"
@@ -92,7 +92,7 @@ class ServiceBus:
     @cached_property
     def _web(self) -> "Web":
         """Over HTTP."""
-        from posthouse.dialects.servicebus.web import Web
+        from posthouse.dialects.servicebus.answering import Web
 
         return Web(self._credentials)
 

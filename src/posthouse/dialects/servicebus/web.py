@@ -6,7 +6,7 @@ it is known by the shared access signature in its head, which must be for the pa
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +21,6 @@ from posthouse.dialects.http import (
     HttpError,
     Request,
     allow,
-    charge,
     charge_messages,
     retry_after,
     unknown,
@@ -206,35 +205,3 @@ def error(wrong: HttpError) -> Answer:
     body = element("Error", [text("Code", status), text("Detail", wrong.detail)])
     assert HTTPStatus(status)
     return Answer(body.encode(), status, headers)
-
-
-def _find(call: Call) -> Route:
-    of_messages, of_entities = _finders()
-    return of_messages(call) or of_entities(call)
-
-
-@cache
-def _finders() -> tuple[Callable[[Call], Route | None], Callable[[Call], Route]]:
-    """They are not imported before they are first used."""
-    from posthouse.dialects.servicebus import admin, rest
-
-    return rest.find, admin.find
-
-
-class Web:
-    """Answers what is for Service Bus."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def answer(self, request: Request) -> Answer:
-        try:
-            path = path_of(request)
-            principal = principal_of(self._credentials, request, path)
-            charge(self._credentials.engine.throttle, request)
-            call = Call(self._credentials, request, path, principal)
-            return await _find(call)(call)
-        except HttpError as wrong:
-            return error(wrong)
-        except Refused as refused:
-            return error(told(refused))
