@@ -299,6 +299,12 @@ PATHS = [
     FastPath("receive: a small queue fits into an answer", receiving, "receive", _edit(
         "if queue.size_bytes > ANSWER_BYTES_MAX and len(messages) > 1:", "if True:",
     ), in_batches),
+    FastPath("receive: durations that are not given are not checked", receiving, "receive", _edit(
+        "if command.lock_ms or command.bound or command.deadline_ms:", "if True:",
+    ), one_by_one),
+    FastPath("receive: no notes, none looked up", receiving, "receive", _edit(
+        "queue.notes.get if queue.notes else None", "queue.notes.get",
+    ), in_batches),
     FastPath("pick: the heads of ready lists", picking, "pick_ready", _edit(
         "if not queue.groups:", "if False:",
     ), in_batches),
@@ -337,6 +343,10 @@ PATHS = [
     FastPath("evolve copies: a run of numbers", _evolve, "_copy", _edit(
         "if grouped or len(target.ready_lists) > 1:", "if True:",
     ), published_in_batches_by_rules),
+    FastPath("ready list: take a run", ReadyList, "take", _edit(
+        "if len(sequences) > 1 and not self._returned and fresh[head:end].tolist() == sequences:",
+        "if False:",
+    ), in_batches),
     FastPath("ready list: the head of the array", ReadyList, "head", _edit(
         "if self._returned or self._gone:", "if True:",
     ), in_batches),

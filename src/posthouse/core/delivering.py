@@ -32,7 +32,7 @@ def deliver(
     queue: Queue,
     to: Taker,
     messages: list[Message],
-    note_of: Callable[[int], Note | None],
+    note_of: Callable[[int], Note | None] | None,
     first_lock: int,
     now_ms: int,
 ) -> tuple[Locked | Taken, list[Delivery]]:
@@ -49,11 +49,10 @@ def deliver(
     sequences = [message.sequence for message in messages]
     counts = [message.count + 1 for message in messages]
     waited_ms = [now_ms - message.enqueued_ms for message in messages]
+    notes = repeat(None) if note_of is None else map(note_of, sequences)
     deliveries = [
         Delivery(receiver, token, until_ms, each, message, note)
-        for token, each, message, note in zip(
-            tokens, counts, messages, map(note_of, sequences), strict=False
-        )
+        for token, each, message, note in zip(tokens, counts, messages, notes, strict=False)
     ]
     if counts.count(1) == len(counts):
         counts = []

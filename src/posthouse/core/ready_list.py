@@ -50,14 +50,18 @@ class ReadyList:
 
     def take(self, sequences: list[int]) -> None:
         """Removes these numbers, wherever they are."""
-        fresh = self._fresh
-        for sequence in sequences:
-            if self._head < len(fresh) and fresh[self._head] == sequence:
-                self._head += 1
-            elif self._returned and self._returned[0] == sequence:
-                heappop(self._returned)
-            else:
-                self._gone.add(sequence)
+        fresh, head = self._fresh, self._head
+        end = head + len(sequences)
+        if len(sequences) > 1 and not self._returned and fresh[head:end].tolist() == sequences:
+            self._head = end
+        else:
+            for sequence in sequences:
+                if self._head < len(fresh) and fresh[self._head] == sequence:
+                    self._head += 1
+                elif self._returned and self._returned[0] == sequence:
+                    heappop(self._returned)
+                else:
+                    self._gone.add(sequence)
         if self._gone:
             self._skip_gone()
             if 2 * len(self._gone) > len(fresh) - self._head + len(self._returned) + 128:

@@ -58,9 +58,10 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
     if not 1 <= limit <= BATCH_MAX:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
     check_receiver(state, number)
-    check_duration("lock_ms", command.lock_ms)
-    check_moment("deadline_ms", command.deadline_ms)
-    _check_bound(state, command)
+    if command.lock_ms or command.bound or command.deadline_ms:
+        check_duration("lock_ms", command.lock_ms)
+        check_moment("deadline_ms", command.deadline_ms)
+        _check_bound(state, command)
     group = session_read(state, queue, command.session, now_ms)
     if group is None:
         messages = pick_ready(queue, limit, now_ms, delete=command.delete)
@@ -69,8 +70,9 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
     if messages:
         if queue.size_bytes > ANSWER_BYTES_MAX and len(messages) > 1:
             messages = messages[: _fit(messages)]
+        note_of = queue.notes.get if queue.notes else None
         record, deliveries = deliver(
-            state, queue, command, messages, queue.notes.get, state.next_lock, now_ms
+            state, queue, command, messages, note_of, state.next_lock, now_ms
         )
         return Outcome([record], Received(deliveries))
     if command.deadline_ms <= now_ms:

@@ -276,9 +276,7 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)
     if receiver is not None:
         hand = messages[: receiver.credit]
-        locked, deliveries = deliver(
-            state, queue, receiver, hand, queue.notes.get, state.next_lock, time_ms
-        )
+        locked, deliveries = deliver(state, queue, receiver, hand, None, state.next_lock, time_ms)
         return Outcome([record, locked], answer, deliveries)
     plan = Plan(state, time_ms)
     plan.may_refuse = True
