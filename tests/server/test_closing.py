@@ -81,7 +81,7 @@ def test_what_was_to_be_made_later_is_not_made_after_a_stop(tmp_path: Path) -> N
         server = Server(config, tmp_path, lambda _: server.stop())
         assert await server.run() == 0
         await loop.shutdown_default_executor()  # as the process does at its end
-        await asyncio.sleep(1.2)  # behind the moment at which it was to be made
+        await asyncio.sleep(1.2)  # slept: the moment at which it was to be made has to pass
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
