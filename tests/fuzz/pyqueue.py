@@ -122,8 +122,8 @@ class PyQueue:
 
     def kept(self) -> dict[str, int]:
         assert self._rig is not None
-        desk = self._rig.desk
-        return {"connections": len(desk._circle.peers), "clients": len(desk._clients)}
+        context = self._rig.context
+        return {"connections": len(context._circle.peers), "clients": len(context._clients)}
 
 
 def run(seed: int, cases: int, seconds: float) -> int:

@@ -53,10 +53,10 @@ PLACES = {
     ("client/memory.py", "InMemoryProvider._ask"): IN_PROCESS,
     ("client/memory.py", "_give_back"): IN_PROCESS,
     # Dialects.
-    ("dialects/pyqueue/desk.py", "Desk.make_queue"): (
+    ("dialects/pyqueue/context.py", "PyQueueContext.make_queue"): (
         "a queue is there when it is used: by who has the right that the use needs"
     ),
-    ("dialects/pyqueue/desk.py", "Desk.welcome"): "the queue for who names none",
+    ("dialects/pyqueue/context.py", "PyQueueContext.welcome"): "the queue for who names none",
     ("dialects/pyqueue/orders.py", "Call.ask_vouched"): "see the places that ask so",
     ("dialects/pyqueue/peer.py", "Peer._settle"): (
         "gives back, or dead-letters as too large, what a client was to be given and was not"

@@ -21,7 +21,7 @@ async def filled(rig: Rig) -> Client:
         NewMessage(encode_envelope(Envelope(id=f"task-{number}")), b"x")
         for number in range(MESSAGES)
     ]
-    await rig.engine.ask(rig.desk.stranger(is_tls=False), "default", Send("q", messages))  # type: ignore[arg-type]
+    await rig.engine.ask(rig.context.stranger(is_tls=False), "default", Send("q", messages))  # type: ignore[arg-type]
     return client
 
 

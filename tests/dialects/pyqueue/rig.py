@@ -9,7 +9,7 @@ from posthouse.broker.engine import Engine
 from posthouse.core.model import Grant, Right
 from posthouse.core.namespaces import SetAccount
 from posthouse.dialects.pyqueue.codec import Decoder, Frame
-from posthouse.dialects.pyqueue.desk import Desk, Settings
+from posthouse.dialects.pyqueue.context import PyQueueContext, Settings
 from posthouse.dialects.pyqueue.peer import Peer
 from tests.dialects.pyqueue.client import frame
 from tests.dialects.rig import EngineRig, Line, Transport, an_engine
@@ -21,7 +21,7 @@ START_MS = 1_800_000_000_000
 class Rig(EngineRig):
     def __init__(self, engine: Engine, guard: Guard, settings: Settings) -> None:
         super().__init__(engine, guard)
-        self.desk = Desk(self, guard, settings)
+        self.context = PyQueueContext(self, guard, settings)
 
     @classmethod
     async def open(cls, **settings: Any) -> "Rig":
@@ -48,7 +48,7 @@ class Client:
     def __init__(self, rig: Rig, address: str, *, is_tls: bool) -> None:
         self.rig = rig
         self.line, self.transport = Line(address, is_tls=is_tls), Transport()
-        self.peer = Peer(rig.desk, self.line)
+        self.peer = Peer(rig.context, self.line)
         self.peer.connection_made(self.transport)
         self._decoder = Decoder()
 

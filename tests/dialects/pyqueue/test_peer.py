@@ -358,7 +358,7 @@ def test_frames_that_come_in_part_are_bounded_for_all_together(
         assert told.word == b"ERROR"
         assert second.transport.closed
         second.leave()
-        assert rig.desk.held_bytes < 300_000
+        assert rig.context.held_bytes < 300_000
         assert not first.transport.closed
 
     with_rig(work)
@@ -571,7 +571,7 @@ def test_an_address_may_push_twenty_at_once_and_ten_a_second() -> None:
     async def work(rig: Rig) -> None:
         client, other = rig.connect("10.0.0.1"), rig.connect("10.0.0.2")
         now = 0.0
-        rig.desk.rate = Buckets(10, lambda: now, burst=20)
+        rig.context.rate = Buckets(10, lambda: now, burst=20)
         answers = await client.say(frame("PUSH", b"task") * 25)
         assert [each.word for each in answers] == [b"OK"] * 20 + [b"ERROR"] * 5
         assert answers[-1].payload == b"Rate limit exceeded"
@@ -673,10 +673,10 @@ def test_workers_are_listed_until_they_are_long_dead() -> None:
         [told] = (await client.ok("ADMIN_LIST_WORKERS"))["workers"]
         assert (told["worker_id"], told["status"]) == ("w", "active")
         assert abs(told["last_heartbeat"] - time.time()) < 60
-        rig.desk.workers.heard("w", time.time() - 31, "", 50)
+        rig.context.workers.heard("w", time.time() - 31, "", 50)
         [told] = (await client.ok("ADMIN_LIST_WORKERS"))["workers"]
         assert told["status"] == "dead"
-        rig.desk.workers.forget(time.time() + 300)
+        rig.context.workers.forget(time.time() + 300)
         assert await client.ok("ADMIN_LIST_WORKERS") == {"workers": [], "count": 0}
 
     with_rig(work)
@@ -732,7 +732,7 @@ def test_the_beginning_of_an_id_is_not_taken_for_a_shorter_one() -> None:
         client = rig.connect()
         await client.push("1", queue="q")
         messages = [NewMessage(encode_envelope(Envelope(id=id)), b"x") for id in ("0", "0123")]
-        await rig.desk.ask(BROKER, Send("q", messages))
+        await rig.context.ask(BROKER, Send("q", messages))
         pull = frame("PULL", {"queue": "q"})
         assert words(await client.say(pull * 3)) == ["JOB"] * 3
         said = await client.say(frame("ACK", "0") + b"ACK 36 0123")

@@ -19,7 +19,7 @@ _PREFIX = "com.microsoft:"
 CREDIT = 100
 
 
-class Desk:
+class ManagementClient:
     """The $management of one queue: a link for questions, and one for answers."""
 
     def __init__(self, wire: Wire, address: str, what: str) -> None:
@@ -36,7 +36,7 @@ class Desk:
         self.link: Link
         wire.attach(self._have, sends=False, source=source, target=target)
 
-    def _have(self, link: Link) -> "Desk":
+    def _have(self, link: Link) -> "ManagementClient":
         self.link = link
         return self
 
@@ -44,7 +44,7 @@ class Desk:
     def is_lost(self) -> bool:
         return self._lost is not None or self._out.is_lost
 
-    async def attached(self) -> "Desk":
+    async def attached(self) -> "ManagementClient":
         """Raises QueueError."""
         await asyncio.shield(self._attached)
         await self._out.attached()

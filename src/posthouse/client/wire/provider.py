@@ -28,7 +28,7 @@ from posthouse.client.errors import (
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import COMPLETE, ProviderType, Settlement, Source
-from posthouse.client.wire.asking import Coordinator, Desk
+from posthouse.client.wire.asking import Coordinator, ManagementClient
 from posthouse.client.wire.connection import Wire, connect, node
 from posthouse.client.wire.messages import LinkReceipt, Place, read, write
 from posthouse.client.wire.receiving import DeadLetters, Receiving, outcome
@@ -94,7 +94,7 @@ class PosthouseProvider:
         self._config = config
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
-        self._senders, self._receivers, self._desks = _Links(), _Links(), _Links()
+        self._senders, self._receivers, self._managements = _Links(), _Links(), _Links()
         self._coordinators = _Links()
         self._letters = DeadLetters()
         self._receiving: WeakValueDictionary[int, Receiving] = WeakValueDictionary()  # by number
@@ -157,18 +157,18 @@ class PosthouseProvider:
         self._receiving[end.number] = end
         return end
 
-    async def _desk(self, source: Source) -> Desk:
+    async def _management(self, source: Source) -> ManagementClient:
         address = f"{_address(source)}/$management"
 
-        async def make() -> Desk:
-            return await Desk(await self.wire(), address, source.queue).attached()
+        async def make() -> ManagementClient:
+            return await ManagementClient(await self.wire(), address, source.queue).attached()
 
-        return await self._desks.get(address, make)
+        return await self._managements.get(address, make)
 
-    async def _desk_of(self, source: Source, handle: str) -> Desk:
+    async def _management_of(self, source: Source, handle: str) -> ManagementClient:
         """Where a receipt leads to. Raises MessageNotFound where that is nowhere."""
         try:
-            return await self._desk(source)
+            return await self._management(source)
         except QueueNotFound as missing:
             raise MessageNotFound(handle) from missing
 
@@ -197,18 +197,18 @@ class PosthouseProvider:
         self, queue: QueueName, messages: Sequence[Message], at: datetime
     ) -> list[int]:
         due_ms = max(1, round(at.timestamp() * 1_000))
-        desk = await self._desk(Source(queue))
+        management = await self._management(Source(queue))
         asked: list[Value] = [
             {"message-id": str(each.message_id), "message": write(each, due_ms)}
             for each in messages
         ]
-        answer = await desk.ask("schedule-message", {"messages": asked})
+        answer = await management.ask("schedule-message", {"messages": asked})
         return [int(each) for each in answer["sequence-numbers"]]
 
     async def cancel_scheduled(self, queue: QueueName, numbers: Sequence[int]) -> None:
-        desk = await self._desk(Source(queue))
+        management = await self._management(Source(queue))
         asked = {"sequence-numbers": Array(0x81, numbers)}
-        await desk.ask("cancel-scheduled-message", asked, ", ".join(map(str, numbers)))
+        await management.ask("cancel-scheduled-message", asked, ", ".join(map(str, numbers)))
 
     # Receiving.
 
@@ -227,10 +227,10 @@ class PosthouseProvider:
     async def receive_deferred(
         self, source: Source, numbers: Sequence[int]
     ) -> list[ReceivedMessage]:
-        desk = await self._desk(source)
+        management = await self._management(source)
         asked = {"sequence-numbers": Array(0x81, numbers), "receiver-settle-mode": UInt(1)}
         about = ", ".join(map(str, numbers))
-        answer = await desk.ask("receive-by-sequence-number", asked, about)
+        answer = await management.ask("receive-by-sequence-number", asked, about)
         now, place = datetime.now(UTC), _place(source)
         return [
             read(each["message"], each["lock-token"].bytes_le, now, place)
@@ -238,9 +238,9 @@ class PosthouseProvider:
         ]
 
     async def peek(self, source: Source, most: int, first: int) -> list[ReceivedMessage]:
-        desk = await self._desk(source)
+        management = await self._management(source)
         asked = {"from-sequence-number": first, "message-count": Int(most)}
-        answer = await desk.ask("peek-message", asked)
+        answer = await management.ask("peek-message", asked)
         now, place = datetime.now(UTC), _place(source)
         return [read(each["message"], b"", now, place) for each in answer.get("messages", [])]
 
@@ -302,13 +302,13 @@ class PosthouseProvider:
             asked["properties-to-modify"] = {str(k): str(v) for k, v in how.attributes.items()}
         if session is not None:
             asked["session-id"] = str(session)
-        await (await self._desk_of(source, handle)).ask("update-disposition", asked, handle)
+        await (await self._management_of(source, handle)).ask("update-disposition", asked, handle)
 
     async def renew(self, receipt: ReceiptHandle) -> datetime:
         source, token = _lock(receipt.handle)
-        desk = await self._desk_of(source, receipt.handle)
+        management = await self._management_of(source, receipt.handle)
         asked = {"lock-tokens": Array(0x98, [token])}
-        answer = await desk.ask("renew-lock", asked, receipt.handle)
+        answer = await management.ask("renew-lock", asked, receipt.handle)
         return _moment(int(answer["expirations"][0]))
 
     async def resubmit(
@@ -353,8 +353,8 @@ class PosthouseProvider:
             raise
         return WireSession(self, queue, end)
 
-    async def session_desk(self, queue: QueueName) -> Desk:
-        return await self._desk(Source(queue))
+    async def session_management(self, queue: QueueName) -> ManagementClient:
+        return await self._management(Source(queue))
 
     async def settle_in_session(
         self, receipts: Sequence[ReceiptHandle], how: Settlement, session: SessionId
@@ -481,9 +481,9 @@ class WireSession:
     async def _ask(self, operation: str, **more: Value) -> dict[Value, Value]:
         if self._receiving.is_lost:
             raise SessionLockLost(self._id)
-        desk = await self._provider.session_desk(self._queue)
+        management = await self._provider.session_management(self._queue)
         asked = {"session-id": str(self._id)} | {n.replace("_", "-"): v for n, v in more.items()}
-        return await desk.ask(operation, asked, self._id)
+        return await management.ask(operation, asked, self._id)
 
     async def renew(self) -> datetime:
         answer = await self._ask("renew-session-lock")

@@ -19,7 +19,7 @@ from posthouse.core.message import ACTIVE, DELAYED, SCHEDULED, STATES
 from posthouse.core.model import QueueProperties, Right, Schedule, dead_letter_queue
 from posthouse.core.recurrence import said
 from posthouse.dialects.pyqueue import finding
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.finding import Place, Task, counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call, Order, told
 from posthouse.dialects.pyqueue.refusals import Failed
@@ -41,29 +41,29 @@ Facts = dict[str, Any]  # what is told in JSON
 
 def _properties(call: Call, name: str) -> QueueProperties:
     """Of a queue. Raises Failed where there is none."""
-    properties = call.desk.properties_of(name)
+    properties = call.context.properties_of(name)
     if properties is None:
         raise Failed(f"Queue '{name}' not found")
     return properties
 
 
 def _visible(call: Call) -> list[str]:
-    return [queue for queue in queues_of(call.desk) if _knows(call, queue)]
+    return [queue for queue in queues_of(call.context) if _knows(call, queue)]
 
 
 def _knows(call: Call, queue: str) -> bool:
-    return call.desk.knows(call.principal, queue)
+    return call.context.knows(call.principal, queue)
 
 
 # Queues.
 
 
-def counts(desk: Desk, queues: list[str]) -> dict[str, Facts]:
+def counts(context: PyQueueContext, queues: list[str]) -> dict[str, Facts]:
     """By queue. Schedules count with the tasks that are to come."""
-    recurring = Counter(each.queue for each in desk.view.schedules(desk.namespace, queues))
+    recurring = Counter(each.queue for each in context.view.schedules(context.namespace, queues))
     found: dict[str, Facts] = {}
     for queue in queues:
-        there = counts_of(desk, queue)
+        there = counts_of(context, queue)
         found[queue] = {
             "depth": depth_of(there),
             "processing": there.locked,
@@ -73,13 +73,13 @@ def counts(desk: Desk, queues: list[str]) -> dict[str, Facts]:
 
 
 def list_queues(call: Call) -> Facts:
-    return {"queues": counts(call.desk, _visible(call))}
+    return {"queues": counts(call.context, _visible(call))}
 
 
 async def queue_info(call: Call, name: str) -> Facts:
     call.check("listen", name)
     _properties(call, name)
-    facts = {"name": name, **counts(call.desk, [name])[name]}
+    facts = {"name": name, **counts(call.context, [name])[name]}
     tasks = []
     for place in await finding.places(call, name, "ready", INFO_TASKS_MAX):
         task = await finding.look(call, place)
@@ -113,7 +113,7 @@ async def delete_queue(call: Call) -> Facts:
     if name == DEFAULT_QUEUE:
         raise Failed("Cannot delete default queue")
     _properties(call, name)
-    view, namespace = call.desk.view, call.desk.namespace
+    view, namespace = call.context.view, call.context.namespace
     if view.size(namespace, name).messages + view.counts(namespace, name).dead:
         raise Failed(f"Queue '{name}' is not empty")
     await call.ask(DeleteQueue(name))
@@ -152,7 +152,7 @@ async def set_limit(call: Call) -> Facts:
 
 async def _change(call: Call, name: str, **properties: int | None) -> None:
     call.check("manage", name)
-    call.desk.make_queue(call.principal, "manage", name)
+    call.context.make_queue(call.principal, "manage", name)
     changed = msgspec.structs.replace(_properties(call, name), **properties)
     await call.ask(UpdateQueue(name, changed))
 
@@ -161,9 +161,9 @@ def queue_metrics(call: Call) -> Facts:
     name = call.name()
     if not _knows(call, name):
         raise Failed(f"Queue '{name}' not found")
-    properties, there = _properties(call, name), counts_of(call.desk, name)
+    properties, there = _properties(call, name), counts_of(call.context, name)
     most, ttl_ms = properties.max_messages, properties.ttl_ms
-    used = call.desk.view.used(call.desk.namespace, name).messages
+    used = call.context.view.used(call.context.namespace, name).messages
     return {
         "queue": name,
         "depth": depth_of(there),
@@ -179,7 +179,7 @@ def queue_metrics(call: Call) -> Facts:
 
 async def get_task(call: Call) -> Facts:
     id = call.name()
-    schedule = call.desk.view.schedule(call.desk.namespace, id)
+    schedule = call.context.view.schedule(call.context.namespace, id)
     if schedule is not None:
         call.check("listen", schedule.queue)
         return _of_schedule(schedule)
@@ -221,7 +221,7 @@ async def _found(call: Call, id: str) -> Task | None:
 
 async def cancel_task(call: Call) -> Facts:
     id = call.name()
-    schedule = call.desk.view.schedule(call.desk.namespace, id)
+    schedule = call.context.view.schedule(call.context.namespace, id)
     if schedule is not None:
         call.check("manage", schedule.queue)
         await call.ask_vouched(CancelSchedule(id))
@@ -245,13 +245,15 @@ class _ListForm(msgspec.Struct):
 
 async def list_tasks(call: Call) -> Facts:
     form: _ListForm = call.form(_ListForm)
-    status, desk = finding.check_status(form.status), call.desk
+    status, context = finding.check_status(form.status), call.context
     if form.queue:
         call.check("listen", form.queue)
         _properties(call, form.queue)
         queues = [form.queue]
     else:
-        queues = [each for each in queues_of(desk) if desk.may(call.principal, "listen", each)]
+        queues = [
+            each for each in queues_of(context) if context.may(call.principal, "listen", each)
+        ]
     found: list[Place] = []
     for queue in queues:
         left = TASKS_MAX - len(found)
@@ -263,7 +265,7 @@ async def list_tasks(call: Call) -> Facts:
         if task is not None:
             tasks.append(_in_list(task))
     if status in ("all", "scheduled"):
-        made = desk.view.schedules(desk.namespace, queues)
+        made = context.view.schedules(context.namespace, queues)
         tasks += [_schedule_in_list(each) for each in made[: TASKS_MAX - len(tasks)]]
     return {"tasks": tasks, "count": len(tasks)}
 
@@ -305,8 +307,8 @@ def _dead_queues(call: Call, form: _DeadForm, right: Right) -> list[str]:
         call.check(right, form.queue)
         _properties(call, form.queue)
         return [form.queue]
-    desk = call.desk
-    return [queue for queue in queues_of(desk) if desk.may(call.principal, right, queue)]
+    context = call.context
+    return [queue for queue in queues_of(context) if context.may(call.principal, right, queue)]
 
 
 async def get_dlq(call: Call) -> Facts:
@@ -322,7 +324,7 @@ async def get_dlq(call: Call) -> Facts:
             if task is not None:
                 size += 6 * len(task.payload)
                 tasks.append(_dead(task))
-    return {"tasks": tasks, "count": sum(counts_of(call.desk, queue).dead for queue in queues)}
+    return {"tasks": tasks, "count": sum(counts_of(call.context, queue).dead for queue in queues)}
 
 
 def _dead(task: Task) -> Facts:
@@ -386,46 +388,46 @@ async def _named(call: Call, dead: str, ids: list[str] | None) -> list[int] | No
 
 def list_workers(call: Call) -> Facts:
     now = time.time()
-    workers = [each._asdict() for each in call.desk.workers.all(now)]
+    workers = [each._asdict() for each in call.context.workers.all(now)]
     return {"workers": workers, "count": len(workers)}
 
 
 async def health(call: Call) -> Facts:
     try:
-        await call.desk.engine.prove()
+        await call.context.engine.prove()
         status = "healthy"
     except (StoreError, Busy, NotLeader):
         status = "unhealthy"
-    there = [counts_of(call.desk, queue) for queue in _visible(call)]
+    there = [counts_of(call.context, queue) for queue in _visible(call)]
     return {
         "status": status,
         "queues": len(there),
         "ready_tasks": sum(map(depth_of, there)),
         "processing_tasks": sum(each.locked for each in there),
-        "active_workers": call.desk.workers.active(time.time()),
-        "uptime_seconds": call.desk.uptime(),
+        "active_workers": call.context.workers.active(time.time()),
+        "uptime_seconds": call.context.uptime(),
     }
 
 
 def stats(call: Call) -> Facts:
-    desk = call.desk
-    queues = {queue: counts_of(desk, queue) for queue in _visible(call)}
+    context = call.context
+    queues = {queue: counts_of(context, queue) for queue in _visible(call)}
     each = {q: {"depth": depth_of(n), "processing": n.locked} for q, n in queues.items()}
     ready = sum(map(depth_of, queues.values()))
     processing = sum(there.locked for there in queues.values())
     scheduled = sum(there.scheduled for there in queues.values())
-    scheduled += len(desk.view.schedules(desk.namespace, queues))
+    scheduled += len(context.view.schedules(context.namespace, queues))
     dead = sum(there.dead for there in queues.values())
-    workers = desk.workers.active(time.time())
-    totals = desk.totals()
-    average = desk.processing_seconds / desk.processed if desk.processed else 0.0
+    workers = context.workers.active(time.time())
+    totals = context.totals()
+    average = context.processing_seconds / context.processed if context.processed else 0.0
     return {
         "queues": each,
         "processing": processing,
         "scheduled": scheduled,
         "dlq": dead,
         "workers": workers,
-        "uptime_seconds": desk.uptime(),
+        "uptime_seconds": context.uptime(),
         "tasks_pushed": totals.pushed,
         "tasks_completed": totals.completed,
         "tasks_expired": totals.expired,
@@ -433,7 +435,7 @@ def stats(call: Call) -> Facts:
         "ready_queue_depth": ready,
         "processing_queue_depth": processing,
         "avg_processing_time_seconds": average,
-        "tasks_per_second": desk.per_second(),
+        "tasks_per_second": context.per_second(),
         "scheduled_tasks": scheduled,
         "dlq_count": dead,
         "active_workers": workers,

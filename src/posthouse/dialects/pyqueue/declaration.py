@@ -19,7 +19,7 @@ from posthouse.dialects.pyqueue.settings import PyQueueSettings
 if TYPE_CHECKING:
     from posthouse.dialects.http import Answer, Request
     from posthouse.dialects.line import Line
-    from posthouse.dialects.pyqueue.desk import Desk
+    from posthouse.dialects.pyqueue.context import PyQueueContext
     from posthouse.dialects.pyqueue.peer import Peer
     from posthouse.dialects.pyqueue.web import Web
 
@@ -38,9 +38,9 @@ class PyQueue:
         self._public_key = None if path is None else path.read_text()
 
     @cached_property
-    def _desk(self) -> "Desk":
+    def _context(self) -> "PyQueueContext":
+        from posthouse.dialects.pyqueue.context import PyQueueContext, Settings
         from posthouse.dialects.pyqueue.credentials import Signing
-        from posthouse.dialects.pyqueue.desk import Desk, Settings
 
         host, given = self._host, self._settings
         rate = 0 if host.dev else RATE
@@ -61,7 +61,7 @@ class PyQueue:
             connections=given.pyqueue_connections,
             zone=given.pyqueue_zone,
         )
-        return Desk(host, host.guard, settings)
+        return PyQueueContext(host, host.guard, settings)
 
     def answer(self, request: "Request") -> "Awaitable[Answer]":
         return self._web.answer(request)
@@ -70,12 +70,12 @@ class PyQueue:
     def _web(self) -> "Web":
         from posthouse.dialects.pyqueue.web import Web
 
-        return Web(self._desk)
+        return Web(self._context)
 
     def make_peer(self, line: "Line") -> "Peer":
         from posthouse.dialects.pyqueue.peer import Peer
 
-        return Peer(self._desk, line)
+        return Peer(self._context, line)
 
 
 def is_pyqueue(data: bytes) -> bool | None:

@@ -7,7 +7,7 @@ from posthouse.broker.view_messages import MessageHead
 from posthouse.core.commands import Counts, Peek, Peeked, Seen
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, STATES, message_id
 from posthouse.core.model import dead_letter_queue
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import envelope_of, text_of, token_in
@@ -39,13 +39,13 @@ class Task(NamedTuple):
     error: str
 
 
-def queues_of(desk: Desk) -> list[str]:
+def queues_of(context: PyQueueContext) -> list[str]:
     """The names of those that hold tasks, in order."""
-    return desk.view.names(desk.namespace, "queue")
+    return context.view.names(context.namespace, "queue")
 
 
-def counts_of(desk: Desk, queue: str) -> Counts:
-    return desk.view.counts(desk.namespace, queue)
+def counts_of(context: PyQueueContext, queue: str) -> Counts:
+    return context.view.counts(context.namespace, queue)
 
 
 def depth_of(counts: Counts) -> int:
@@ -55,9 +55,9 @@ def depth_of(counts: Counts) -> int:
 async def places(call: Call, queue: str, status: str, limit: int) -> list[Place]:
     """Some tasks in a state; those that are ready as they would be pulled."""
     found: list[Place] = []
-    messages, namespace = call.desk.view.messages, call.desk.namespace
+    messages, namespace = call.context.view.messages, call.context.namespace
     if status in ("all", "ready"):
-        ready = messages.ready(namespace, queue, limit, call.desk.now_ms)
+        ready = messages.ready(namespace, queue, limit, call.context.now_ms)
         found += [Place(queue, sequence, "ready") for sequence in ready]
     for state, name in ((DELAYED, "ready"), (LOCKED, "processing"), (SCHEDULED, "scheduled")):
         if status in ("all", name) and len(found) < limit:
@@ -75,7 +75,7 @@ async def _in_state(call: Call, queue: str, state: int, limit: int) -> list[int]
     found: list[int] = []
     looked = 0
     async for messages in _steps(call, queue):
-        there = getattr(counts_of(call.desk, queue), STATES[state])
+        there = getattr(counts_of(call.context, queue), STATES[state])
         if not there or looked >= LOOK_MAX or len(found) >= limit:
             break
         looked += len(messages)
@@ -90,7 +90,7 @@ async def _steps(call: Call, queue: str) -> AsyncIterator[list[MessageHead]]:
     """
     first: int | None = 0
     while first is not None:
-        messages = call.desk.view.messages.page(call.desk.namespace, queue, first, _STEP)
+        messages = call.context.view.messages.page(call.context.namespace, queue, first, _STEP)
         yield messages
         first = messages[-1].sequence + 1 if len(messages) == _STEP else None
         await call.give_way()
@@ -129,8 +129,8 @@ async def find(call: Call, task: str) -> Place | None:
 
     One that is worked on is known by its id; for others all queues are looked through, in steps.
     """
-    desk = call.desk
-    view, namespace = desk.view, desk.namespace
+    context = call.context
+    view, namespace = context.view, context.namespace
     token = token_in(task) or next(iter(view.messages.tokens(namespace, task)), 0)
     lock = view.messages.lock(namespace, token)
     if lock is not None:
@@ -138,7 +138,7 @@ async def find(call: Call, task: str) -> Place | None:
     wanted = task.encode(errors="replace")
     for name in view.names(namespace):
         for queue in (name, dead_letter_queue(name)):
-            if not view.exists(namespace, queue) or not desk.knows(call.principal, queue):
+            if not view.exists(namespace, queue) or not context.knows(call.principal, queue):
                 continue
             async for messages in _steps(call, queue):
                 for message in messages:

@@ -31,7 +31,7 @@ from posthouse.core.errors import (
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Right
 from posthouse.dialects.pyqueue import ledger
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import NewTask, PushForm, new_task, queue_in, read
 from posthouse.uuids import new_uuid
@@ -42,18 +42,18 @@ _CRON = "cron:"
 class Call:
     """One request: who asks, and for what."""
 
-    __slots__ = ("address", "desk", "is_gone", "on", "op", "payload", "principal")
+    __slots__ = ("address", "context", "is_gone", "on", "op", "payload", "principal")
 
     def __init__(
         self,
-        desk: Desk,
+        context: PyQueueContext,
         principal: Principal,
         address: str,
         op: str,
         payload: bytes,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.desk = desk
+        self.context = context
         self.principal = principal
         self.address = address
         self.op = op
@@ -81,16 +81,16 @@ class Call:
 
     async def ask(self, command: Command) -> Answer:
         """Raises Refused or StoreError."""
-        return await self.desk.ask(self.principal, command)
+        return await self.context.ask(self.principal, command)
 
     async def ask_vouched(self, command: Command) -> Answer:
         """What was allowed by other rights than its own. Raises Refused or StoreError."""
-        return await self.desk.ask(vouched(self.principal), command)
+        return await self.context.ask(vouched(self.principal), command)
 
     def check(self, right: Right, entity: str) -> None:
         """Raises Unauthorized."""
         self.on = entity
-        self.desk.check(self.principal, right, entity)
+        self.context.check(self.principal, right, entity)
 
 
 Order = Callable[[Call], Awaitable[bytes]]
@@ -137,54 +137,54 @@ async def push_together(call: Call, tasks: Sequence[tuple[str, NewTask]]) -> lis
 
 async def send_together(call: Call, sends: list[Send]) -> Sequence[Enqueued]:
     """In one commit. Raises Refused or Failed."""
-    desk, principal = call.desk, call.principal
+    context, principal = call.context, call.principal
     for send in sends:
-        desk.charge_for(call.address, send)
+        context.charge_for(call.address, send)
     if len(sends) == 1:
-        answer = await desk.ask(principal, sends[0])
+        answer = await context.ask(principal, sends[0])
         assert isinstance(answer, Enqueued)
         return [answer]
-    begun = await desk.ask(principal, Begin(ledger.TIMEOUT_MS))
+    begun = await context.ask(principal, Begin(ledger.TIMEOUT_MS))
     assert isinstance(begun, Begun)
     try:
         for send in sends:
             call.on = send.queue
-            await desk.ask(principal, Work(begun.transaction, send))
+            await context.ask(principal, Work(begun.transaction, send))
     except Refused:
-        await desk.ask(principal, RollBack(begun.transaction))
+        await context.ask(principal, RollBack(begun.transaction))
         raise
-    done = await desk.ask(principal, Commit(begun.transaction))
+    done = await context.ask(principal, Commit(begun.transaction))
     if isinstance(done, Committed):
         return done.sent
     for send in sends:
-        _check_room(desk, send.queue, send.messages)
+        _check_room(context, send.queue, send.messages)
     raise Failed(f"Failed to add batch: {getattr(done, 'reason', '')}")
 
 
-def _check_room(desk: Desk, name: str, messages: Sequence[NewMessage]) -> None:
+def _check_room(context: PyQueueContext, name: str, messages: Sequence[NewMessage]) -> None:
     """Raises QuotaExceeded, which says more than that a transaction has failed."""
-    if desk.properties_of(name) is not None:
-        desk.view.check_room(desk.namespace, name, len(messages))
+    if context.properties_of(name) is not None:
+        context.view.check_room(context.namespace, name, len(messages))
 
 
-def check_is_new(desk: Desk, name: str, key: str) -> None:
+def check_is_new(context: PyQueueContext, name: str, key: str) -> None:
     """For a task that waits for a commit, which leaves out what is not new then.
 
     Raises Duplicate.
     """
-    if key and desk.properties_of(name) is not None:
-        sequence = desk.view.messages.repeated(desk.namespace, name, key, desk.now_ms)
+    if key and context.properties_of(name) is not None:
+        sequence = context.view.messages.repeated(context.namespace, name, key, context.now_ms)
         if sequence is not None:
             raise Duplicate(name, key, sequence)
 
 
 async def push(call: Call, form: PushForm) -> str:
     """One task; its id. Raises Refused, StoreError or Failed."""
-    desk = call.desk
+    context = call.context
     call.on = queue = queue_in(form)
-    desk.charge(call.address, 1)
-    task = new_task(form, deduplicate=desk.settings.deduplicate)
-    desk.make_queue(call.principal, "send", queue)
+    context.charge(call.address, 1)
+    task = new_task(form, deduplicate=context.settings.deduplicate)
+    context.make_queue(call.principal, "send", queue)
     await call.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True))
     return task.id
 
@@ -199,21 +199,21 @@ class _TransactionForm(msgspec.Struct):
 async def begin(call: Call) -> bytes:
     begun = await call.ask(Begin(ledger.TIMEOUT_MS))
     assert isinstance(begun, Begun)
-    call.desk.ledger.begun(begun.transaction, begun.until_ms)
+    call.context.ledger.begun(begun.transaction, begun.until_ms)
     return told({"transaction_id": ledger.id_of(begun.transaction)})
 
 
 async def commit(call: Call) -> bytes:
     id, number = _transaction(call)
     try:
-        done = await call.ask(Commit(call.desk.engine.owned(call.principal, number)))
+        done = await call.ask(Commit(call.context.engine.owned(call.principal, number)))
     except TransactionLost:
-        raise Failed(call.desk.ledger.why_not(id, call.desk.now_ms)) from None
+        raise Failed(call.context.ledger.why_not(id, call.context.now_ms)) from None
     if not isinstance(done, Committed):
-        call.desk.ledger.ended(number, ledger.FAILED)
+        call.context.ledger.ended(number, ledger.FAILED)
         reason = getattr(done, "reason", "")
         raise Failed(f"Transaction {id} could not be committed: {reason}")
-    call.desk.ledger.ended(number, ledger.COMMITTED)
+    call.context.ledger.ended(number, ledger.COMMITTED)
     pushed = sum(len(each.sequences) - each.duplicates for each in done.sent)
     return told({"transaction_id": id, "operations": pushed + done.settled})
 
@@ -221,10 +221,10 @@ async def commit(call: Call) -> bytes:
 async def roll_back(call: Call) -> bytes:
     id, number = _transaction(call)
     try:
-        await call.ask(RollBack(call.desk.engine.owned(call.principal, number)))
+        await call.ask(RollBack(call.context.engine.owned(call.principal, number)))
     except TransactionLost:
-        raise Failed(call.desk.ledger.why_not(id, call.desk.now_ms)) from None
-    call.desk.ledger.ended(number, ledger.ROLLED_BACK)
+        raise Failed(call.context.ledger.why_not(id, call.context.now_ms)) from None
+    call.context.ledger.ended(number, ledger.ROLLED_BACK)
     return told({"transaction_id": id, "status": ledger.ROLLED_BACK})
 
 
@@ -243,17 +243,17 @@ class _ScheduleForm(PushForm, kw_only=True):
 
 async def schedule(call: Call) -> bytes:
     """A schedule has the id of its task; what it sends has that and the moment."""
-    desk = call.desk
+    context = call.context
     form: _ScheduleForm = call.form(_ScheduleForm)
     call.on = queue = queue_in(form)
-    desk.charge(call.address, 1)
+    context.charge(call.address, 1)
     name = new_uuid()
     if form.idempotency_key:  # as long as that schedule is there, there is no other
         name = "key-" + sha256(form.idempotency_key.encode()).hexdigest()
         form.idempotency_key = None
     task = new_task(form, id=name)
-    desk.make_queue(call.principal, "send", queue)
-    zone = form.timezone or desk.settings.zone
+    context.make_queue(call.principal, "send", queue)
+    zone = form.timezone or context.settings.zone
     try:
         await call.ask(SetSchedule(queue, name, when_in(form.schedule), task.message, zone))
     except AlreadyExists:
@@ -262,7 +262,7 @@ async def schedule(call: Call) -> bytes:
         if wrong.argument not in ("when", "zone"):
             raise
         raise Failed(f"Invalid schedule format: {form.schedule[:100]} ({wrong})") from None
-    made = desk.view.schedule(desk.namespace, name)
+    made = context.view.schedule(context.namespace, name)
     next_run = 0 if made is None else made.next_ms / 1_000
     return told({"task_id": name, "next_run": next_run})
 

@@ -47,7 +47,7 @@ from posthouse.dialects.line import (
 )
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
-from posthouse.dialects.pyqueue.desk import HELD_BYTES_MAX, Desk
+from posthouse.dialects.pyqueue.context import HELD_BYTES_MAX, PyQueueContext
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
@@ -130,8 +130,8 @@ def _pull_form(payload: bytes) -> tuple[str, int]:
 class Peer:
     """One connection, as asyncio wants it."""
 
-    def __init__(self, desk: Desk, line: Line) -> None:
-        self.desk = desk
+    def __init__(self, context: PyQueueContext, line: Line) -> None:
+        self.context = context
         self._line = line
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
@@ -160,10 +160,10 @@ class Peer:
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         try:
-            if not self.desk.is_ready:
+            if not self.context.is_ready:
                 raise Failed("The broker is starting; try again shortly")  # noqa: TRY301
-            self.desk.add(self)
-            self._trust(self.desk.stranger(is_tls=self._line.is_tls))
+            self.context.add(self)
+            self._trust(self.context.stranger(is_tls=self._line.is_tls))
         except Failed as failed:
             self._transport.write(encode(b"ERROR", str(failed).encode()))
             self.end()
@@ -172,7 +172,7 @@ class Peer:
     def _trust(self, principal: Principal | None) -> None:
         """Raises Failed where there are too many connections."""
         if principal is not None and not (
-            self.desk.admit(self) and self._line.identified(principal.name)
+            self.context.admit(self) and self._line.identified(principal.name)
         ):
             self.end()
             raise Failed(refusals.TOO_MANY)
@@ -182,7 +182,7 @@ class Peer:
         if principal is not None:
             self._turn.seconds = TURN_SECONDS
             self._decoder.frame_bytes_max = FRAME_BYTES_MAX
-            self.desk.welcome()
+            self.context.welcome()
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -208,7 +208,7 @@ class Peer:
         self._is_ending = self.is_gone = True
         self._let_go()
         self._count_held(0, is_new=True)
-        self.desk.remove(self)
+        self.context.remove(self)
         self._line.gone()
 
     def shutdown(self) -> None:
@@ -331,7 +331,7 @@ class Peer:
         if slow is None:
             raise Failed(_unknown(word))
         call = Call(
-            self.desk, self._principal, self._line.address, word, frame.payload,
+            self.context, self._principal, self._line.address, word, frame.payload,
             lambda: self.is_gone,
         )  # fmt: skip
         self._busy = self._loop.create_task(self._take_steps(slot, slow, call))
@@ -364,13 +364,13 @@ class Peer:
     def ask(self, command: Command, reply: Callable[[Result], None]) -> None:
         """The reply is called once, also where it is not asked for."""
         assert self._principal is not None
-        desk, reply = self.desk, guarded(reply, self._transport.abort)
+        context, reply = self.context, guarded(reply, self._transport.abort)
         try:
-            desk.charge_for(self._line.address, command)
+            context.charge_for(self._line.address, command)
         except Throttled as throttled:
             reply(throttled)
             return
-        desk.engine.submit(self._principal, desk.settings.namespace, command, reply)
+        context.engine.submit(self._principal, context.settings.namespace, command, reply)
 
     # Answering.
 
@@ -414,10 +414,10 @@ class Peer:
             self._begun = 0.0
         elif is_new or not self._begun:
             self._begun = self._loop.time()
-        self.desk.held_bytes += held_bytes - self._held_bytes
+        self.context.held_bytes += held_bytes - self._held_bytes
         more = held_bytes > self._held_bytes
         self._held_bytes = held_bytes
-        if more and held_bytes > STRANGER_BYTES_MAX and self.desk.held_bytes > HELD_BYTES_MAX:
+        if more and held_bytes > STRANGER_BYTES_MAX and self.context.held_bytes > HELD_BYTES_MAX:
             self._fail_all("Too much is being sent at a time; try again shortly")
 
     def _fail_all(self, text: str) -> None:
@@ -442,7 +442,7 @@ class Peer:
             self._flush()
         if now >= self._until:
             self._turn_away()
-        if self._bound and not self.desk.workers.is_alive(self._worker, now):
+        if self._bound and not self.context.workers.is_alive(self._worker, now):
             self._let_go()
 
     # Who it is.
@@ -452,11 +452,11 @@ class Peer:
         principal = self._principal
         if principal is None or principal.name not in names:
             return
-        if not self.desk.knows_still(principal):
+        if not self.context.knows_still(principal):
             self._turn_away()
             return
         for queue in list(self._bound):
-            if not self.desk.may(principal, "listen", queue):
+            if not self.context.may(principal, "listen", queue):
                 self._settle(Detach(self._bound.pop(queue)))
 
     def _turn_away(self) -> None:
@@ -470,8 +470,8 @@ class Peer:
         kind, value = credentials.read(payload)
         try:
             if self._login is None:
-                self._login = self.desk.login(self._line.address)
-            known = self.desk.identify(kind, value, self._login)
+                self._login = self.context.login(self._line.address)
+            known = self.context.identify(kind, value, self._login)
         except Unauthenticated:
             self._tries += 1
             if self._tries >= AUTH_TRIES_MAX:
@@ -485,9 +485,9 @@ class Peer:
 
     def _gather_push(self, payload: bytes) -> bool:
         """Whether it is part of a run now: if it is plain, and none is refused for another."""
-        desk = self.desk
-        settings = desk.settings
-        if settings.rate or settings.deduplicate or desk.engine.throttle.is_on:
+        context = self.context
+        settings = context.settings
+        if settings.rate or settings.deduplicate or context.engine.throttle.is_on:
             return False
         try:
             form = read_push(payload)
@@ -501,7 +501,7 @@ class Peer:
             return False
         run, name = self._run, form.queue or DEFAULT_QUEUE
         if type(run) is not PushRun or run.queue != name or run.is_full:
-            like = desk.view.properties(desk.namespace, name)
+            like = context.view.properties(context.namespace, name)
             if self._principal is None or like is None or not _is_simple(like):
                 return False
             run = self._begin(PushRun(self, name, like.max_messages))
@@ -515,32 +515,32 @@ class Peer:
         return run
 
     def _push(self, slot: Slot, payload: bytes) -> None:
-        desk, form = self.desk, read_push(payload)
+        context, form = self.context, read_push(payload)
         slot.on = queue = form.queue or DEFAULT_QUEUE
-        if desk.settings.rate:
-            desk.charge(self._line.address, 1)
-        task = new_task(form, deduplicate=desk.settings.deduplicate)
+        if context.settings.rate:
+            context.charge(self._line.address, 1)
+        task = new_task(form, deduplicate=context.settings.deduplicate)
         assert self._principal is not None
-        desk.make_queue(self._principal, "send", queue)
+        context.make_queue(self._principal, "send", queue)
         slot.says(task.id.encode())
         transaction = form.transaction_id
         if transaction is None:
             self.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True), slot)
         else:
-            orders.check_is_new(desk, queue, task.key)
+            orders.check_is_new(context, queue, task.key)
             send = Send(queue, [task.message], [task.key])
             self.ask(self._in(slot, transaction, send), slot)
 
     def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
         assert self._principal is not None
         slot.transaction = transaction
-        number = self.desk.engine.owned(self._principal, number_of(transaction))
+        number = self.context.engine.owned(self._principal, number_of(transaction))
         return Work(number, command)
 
     def _push_batch(self, slot: Slot, payload: bytes) -> None:
         form: BatchForm = read(BatchForm, payload)
-        if self.desk.settings.rate:
-            self.desk.charge(self._line.address, len(form.tasks))
+        if self.context.settings.rate:
+            self.context.charge(self._line.address, len(form.tasks))
         queues = list(dict.fromkeys(map(queue_in, form.tasks)))
         if len(queues) > 1 or len(form.tasks) > TASKS_AT_ONCE:
             self._push_slowly(slot, form, queues, payload)
@@ -558,7 +558,7 @@ class Peer:
     def _push_slowly(self, slot: Slot, form: BatchForm, queues: list[str], payload: bytes) -> None:
         """Many tasks, or into several queues. Others have their turns between the steps."""
         assert self._principal is not None
-        call = Call(self.desk, self._principal, self._line.address, "PUSH_BATCH", payload)
+        call = Call(self.context, self._principal, self._line.address, "PUSH_BATCH", payload)
 
         async def push(call: Call) -> bytes:
             tasks: list[NewTask] = []
@@ -576,14 +576,14 @@ class Peer:
 
     def _tasks_in(self, forms: list[PushForm]) -> list[NewTask]:
         """Raises Failed."""
-        return [new_task(each, deduplicate=self.desk.settings.deduplicate) for each in forms]
+        return [new_task(each, deduplicate=self.context.settings.deduplicate) for each in forms]
 
     def _make_queues(self, slot: Slot, queues: list[str]) -> None:
         """Raises Refused."""
         assert self._principal is not None
         for queue in queues:
             slot.on = queue
-            self.desk.make_queue(self._principal, "send", queue)
+            self.context.make_queue(self._principal, "send", queue)
 
     # Pulling.
 
@@ -602,7 +602,7 @@ class Peer:
         if batch and limit < 1:
             return False
         if type(run) is not WorkerRun or run.queue != name or run.is_full:
-            like = self.desk.view.properties(self.desk.namespace, name)
+            like = self.context.view.properties(self.context.namespace, name)
             if like is None or self._principal is None:
                 return False
             run = self._begin(WorkerRun(self, name, like.lock_ms))
@@ -618,15 +618,15 @@ class Peer:
     def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
         assert self._principal is not None
         slot.on = queue
-        if limit < 1 or not self.desk.view.exists(self.desk.namespace, queue):
-            self.desk.check(self._principal, "listen", queue)
+        if limit < 1 or not self.context.view.exists(self.context.namespace, queue):
+            self.context.check(self._principal, "listen", queue)
             slot.fill(b"", b"NO_JOB")
         else:
             self.ask(self.receive_of(queue, limit), slot)
 
     def receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
-        return Receive(queue, self.desk.engine.new_receiver(), limit, bound=bound, by_id=True)
+        return Receive(queue, self.context.engine.new_receiver(), limit, bound=bound, by_id=True)
 
     def pulled(
         self, queue: str, deliveries: Sequence[Delivery], *, batch: bool
@@ -636,7 +636,7 @@ class Peer:
             self._give_back(queue, deliveries)
         if not deliveries or self.is_gone:
             return b"NO_JOB", b""
-        view, namespace = self.desk.view.messages, self.desk.namespace
+        view, namespace = self.context.view.messages, self.context.namespace
         if not batch:
             job = job_of(deliveries[0], queue, view, namespace)
             if len(job) <= JOB_BYTES_MAX:
@@ -668,7 +668,7 @@ class Peer:
 
     def _settle(self, command: Command) -> None:
         """On the broker's own behalf."""
-        self.desk.engine.submit(BROKER, self.desk.settings.namespace, command, _ignore)
+        self.context.engine.submit(BROKER, self.context.settings.namespace, command, _ignore)
 
     # Settling.
 
@@ -677,14 +677,14 @@ class Peer:
 
         Where there is none it is refused like any other, when what went before is durable.
         """
-        namespace, messages = self.desk.namespace, self.desk.view.messages
+        namespace, messages = self.context.namespace, self.context.view.messages
         if task.startswith(LOCK):
             token = token_in(task)
             return token, messages.lock(namespace, token)
         tokens = messages.tokens(namespace, task)
         if len(tokens) == 1:
             return tokens[0], messages.lock(namespace, tokens[0])
-        now_ms = self.desk.now_ms
+        now_ms = self.context.now_ms
         for token in tokens:
             lock = messages.lock(namespace, token)
             if lock is not None and lock.until_ms > now_ms and not lock.enlisted:
@@ -699,7 +699,7 @@ class Peer:
             return False
         if form is not None and form.transaction_id is not None:
             return False
-        view, namespace, run = self.desk.view, self.desk.namespace, self._run
+        view, namespace, run = self.context.view, self.context.namespace, self._run
         task = payload.decode() if form is None else form.task_id
         lock = view.messages.sole_lock(namespace, task)
         if lock is None:
@@ -717,13 +717,13 @@ class Peer:
 
     def _like(self, queue: str) -> QueueProperties:
         """What a queue is like; as ours are where it is being deleted."""
-        found = self.desk.view.properties(self.desk.namespace, queue)
-        return self.desk.properties() if found is None else found
+        found = self.context.view.properties(self.context.namespace, queue)
+        return self.context.properties() if found is None else found
 
     def _ack(self, slot: AckSlot, payload: bytes) -> None:
         form = _settled(payload)
         token, lock = self._held(form.task_id)
-        slot.since_ms = self.desk.now_ms
+        slot.since_ms = self.context.now_ms
         slot.on = ""
         if lock is not None:
             slot.on = lock.queue
@@ -760,9 +760,9 @@ class Peer:
             self._let_go()
         self._worker = form.worker_id
         assert self._principal is not None
-        shares = self.desk.engine.shares
+        shares = self.context.engine.shares
         name = shares.name(self._principal)
-        self.desk.workers.heard(form.worker_id, time.time(), name, shares.percent)
+        self.context.workers.heard(form.worker_id, time.time(), name, shares.percent)
         slot.fill(b"Heartbeat received")
 
     def _receiver(self, queue: str) -> int:
@@ -770,12 +770,13 @@ class Peer:
         number = self._bound.get(queue, 0)
         if number or len(self._bound) >= BOUND_MAX:
             return number
-        desk = self.desk
-        namespace, principal = desk.settings.namespace, self._principal
+        context = self.context
+        namespace, principal = context.settings.namespace, self._principal
         assert principal is not None
-        number = desk.engine.new_receiver(partial(self._noticed, queue))
-        desk.engine.submit(principal, namespace, Attach(queue, number, bound=True), _ignore)
-        if not desk.view.messages.has_receiver(namespace, number):  # it was refused, or has to wait
+        number = context.engine.new_receiver(partial(self._noticed, queue))
+        context.engine.submit(principal, namespace, Attach(queue, number, bound=True), _ignore)
+        # Where there is none it was refused, or has to wait.
+        if not context.view.messages.has_receiver(namespace, number):
             self._settle(Detach(number))
             return 0
         self._bound[queue] = number
@@ -783,8 +784,8 @@ class Peer:
 
     def _noticed(self, queue: str, _: Sequence[Delivered]) -> None:
         """It has no credit, so this is about its end."""
-        desk, number = self.desk, self._bound.get(queue, 0)
-        if not desk.view.messages.has_receiver(desk.namespace, number):
+        context, number = self.context, self._bound.get(queue, 0)
+        if not context.view.messages.has_receiver(context.namespace, number):
             self._bound.pop(queue, None)
 
     def _let_go(self) -> None:

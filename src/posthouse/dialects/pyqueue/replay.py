@@ -48,7 +48,7 @@ async def replay(call: Call) -> dict[str, Any]:
 
 async def _found(call: Call, form: _ReplayForm) -> tuple[list[Content], bool]:
     """What fits, and whether that is all of it."""
-    engine, namespace = call.desk.engine, call.desk.settings.namespace
+    engine, namespace = call.context.engine, call.context.settings.namespace
     from_ms = (form.from_timestamp or 0) * 1_000
     to_ms = float("inf") if form.to_timestamp is None else form.to_timestamp * 1_000
     wanted = None if form.task_ids is None else set(form.task_ids)
@@ -77,10 +77,10 @@ async def _found(call: Call, form: _ReplayForm) -> tuple[list[Content], bool]:
 
 def _is_there(call: Call, content: Content, id: str) -> bool:
     """Whether it need not be sent again, or cannot be because its queue is gone."""
-    desk = call.desk
-    if desk.properties_of(content.queue) is None:
+    context = call.context
+    if context.properties_of(content.queue) is None:
         return True
-    message = desk.view.messages.get(desk.namespace, content.queue, content.sequence)
+    message = context.view.messages.get(context.namespace, content.queue, content.sequence)
     return message is not None and message_id(message.envelope) == id
 
 

@@ -36,7 +36,7 @@ class PushRun:
         self.left = 1  # answers that are still to come from the engine
         self._room = RUN_MAX
         if max_messages is not None:
-            there = peer.desk.view.size(peer.desk.namespace, queue).messages
+            there = peer.context.view.size(peer.context.namespace, queue).messages
             self._room = max(1, min(RUN_MAX, max_messages - there))
 
     @property
@@ -116,9 +116,9 @@ class WorkerRun:
 
         Not more than so many. Returns where they end; what is there is looked at by itself.
         """
-        desk = self.peer.desk
+        context = self.peer.context
         asked, ids, end = self._alike(data, at, most, RUN_MAX - len(self.tokens))
-        found = desk.view.messages.sole_locks(desk.namespace, self.queue, ids)
+        found = context.view.messages.sole_locks(context.namespace, self.queue, ids)
         if not self.tokens.keys().isdisjoint(found):
             return at
         if len(found) < len(ids):  # some of them are not held here, or not alone
@@ -174,7 +174,7 @@ class WorkerRun:
             lost, lock_ms = self._lost, self.lock_ms
             ends = self.tokens.items()
             done = [until_ms - lock_ms for token, until_ms in ends if token not in lost]
-            self.peer.desk.acknowledged(done)
+            self.peer.context.acknowledged(done)
         self._count()
 
     def _pulled(self, answer: Result) -> None:
@@ -198,8 +198,8 @@ class WorkerRun:
         is_cut = len(given) < self.limit and sum(map(_body_bytes, given)) > _CUT_BYTES
         tokens, at = iter(self.tokens), 0
         pulled, queue = self.peer.pulled, self.queue
-        desk = self.peer.desk
-        view, namespace = desk.engine.view.messages, desk.namespace
+        context = self.peer.context
+        view, namespace = context.engine.view.messages, context.namespace
         plain = 0 if self.peer.is_gone else len(given)
         for limit in self.asked:
             if not limit:

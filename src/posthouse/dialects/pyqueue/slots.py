@@ -7,7 +7,7 @@ from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Receive
 from posthouse.core.errors import Refused, TransactionLost
 from posthouse.dialects.pyqueue import orders
 from posthouse.dialects.pyqueue.codec import Frame, encode
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.refusals import told
 from posthouse.store.errors import StoreError
 
@@ -17,7 +17,7 @@ Result = Answer | Refused | StoreError
 class Asker(Protocol):
     """A connection, as its slots see it."""
 
-    desk: Desk
+    context: PyQueueContext
     is_gone: bool
 
     def answered(self, place: "Place") -> None: ...
@@ -83,8 +83,8 @@ class Slot:
 
     def refuse(self, refused: Refused | StoreError) -> None:
         if isinstance(refused, TransactionLost) and self.transaction:
-            desk = self.peer.desk
-            self.fail(desk.ledger.why_not(self.transaction, desk.now_ms))
+            context = self.peer.context
+            self.fail(context.ledger.why_not(self.transaction, context.now_ms))
         else:
             self.fill(refusal(self.peer, self.word.decode(), self.on, refused), b"ERROR")
 
@@ -104,7 +104,7 @@ class AckSlot(Slot):
             self.refuse(answer)
         else:
             if not self.transaction:
-                self.peer.desk.acknowledged([self.since_ms])
+                self.peer.context.acknowledged([self.since_ms])
             self.is_filled()
 
 

@@ -24,7 +24,7 @@ from posthouse.core.filters.problems import SyntaxProblem, TooManyLooks
 from posthouse.core.message import Envelope, encode_envelope
 from posthouse.core.model import QueueProperties, Right, subscription_queue
 from posthouse.core.rules import PatternFilter, Rule
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.orders import Call, Order, send_together, told
 from posthouse.dialects.pyqueue.refusals import Failed
 from posthouse.dialects.pyqueue.tasks import PushForm, new_task
@@ -41,32 +41,32 @@ class Binding(NamedTuple):
     subscription: str  # the name of its queue
 
 
-def bindings(desk: Desk) -> list[Binding]:
-    view, namespace = desk.view, desk.namespace
+def bindings(context: PyQueueContext) -> list[Binding]:
+    view, namespace = context.view, context.namespace
     return [
         Binding(rule.filter.pattern, to, subscription)
         for subscription in view.subscriptions(namespace, TOPIC)
-        if (to := _target(desk, subscription)) is not None
+        if (to := _target(context, subscription)) is not None
         for rule in view.rules(namespace, subscription)
         if isinstance(rule.filter, PatternFilter)
     ]
 
 
-def _target(desk: Desk, subscription: str) -> str | None:
+def _target(context: PyQueueContext, subscription: str) -> str | None:
     """The queue that a binding has tasks sent into."""
-    properties = desk.view.properties(desk.namespace, subscription)
+    properties = context.view.properties(context.namespace, subscription)
     return None if properties is None else properties.forward_to
 
 
-def bound_to(desk: Desk, topic: str) -> list[str]:
+def bound_to(context: PyQueueContext, topic: str) -> list[str]:
     """The queues that get what is published under a name. Raises InvalidArgument."""
-    view, namespace = desk.view, desk.namespace
+    view, namespace = context.view, context.namespace
     try:
         found = view.matches(namespace, TOPIC, encode_envelope(Envelope(subject=topic)))
     except TooManyLooks:
         reason = "has too many levels for the patterns there are"
         raise InvalidArgument("topic", reason) from None
-    names = [_target(desk, subscription) for subscription in found]
+    names = [_target(context, subscription) for subscription in found]
     return list(dict.fromkeys(name for name in names if name and view.exists(namespace, name)))
 
 
@@ -87,12 +87,12 @@ class _PublishForm(msgspec.Struct):
 
 async def publish(call: Call) -> bytes:
     form: _PublishForm = call.form(_PublishForm)
-    desk, topic = call.desk, form.topic
+    context, topic = call.context, form.topic
     if not topic:
         raise Failed("Topic name required")
     call.check("send", topic)
-    desk.charge(call.address, 1)
-    queues = _sendable(call, bound_to(desk, topic))
+    context.charge(call.address, 1)
+    queues = _sendable(call, bound_to(context, topic))
     if not queues:
         raise Failed(f"No subscribers for topic '{topic}'")
     tasks = [new_task(form.as_push(), topic=topic) for _ in queues]
@@ -111,7 +111,7 @@ def _sendable(call: Call, queues: list[str]) -> list[str]:
     The others are left out: one binding of a queue must not refuse the topic to its publishers.
     """
     name = call.principal.name
-    allowed = [queue for queue in queues if call.desk.may(call.principal, "send", queue)]
+    allowed = [queue for queue in queues if call.context.may(call.principal, "send", queue)]
     if queues and not allowed:
         call.check("send", queues[0])
     if len(allowed) < len(queues):
@@ -150,11 +150,11 @@ def check_topic(pattern: str) -> None:
 
 async def subscribe(call: Call) -> bytes:
     form = _bind_form(call)
-    desk, pattern = call.desk, form.topic
+    context, pattern = call.context, form.topic
     check_topic(pattern)
     queue = form.queue or f"sub_{pattern}_{secrets.token_hex(4)}"
-    desk.make_queue(call.principal, _check_bind(call, pattern, queue), queue)
-    if not desk.view.exists(desk.namespace, TOPIC):
+    context.make_queue(call.principal, _check_bind(call, pattern, queue), queue)
+    if not context.view.exists(context.namespace, TOPIC):
         await _make(call, CreateQueue(TOPIC, QueueProperties(delivery="topic")))
     digest = sha256(f"{pattern}\0{queue}".encode()).hexdigest()[:32]
     rules = [Rule("pattern", PatternFilter(pattern, "amqp"))]
@@ -167,7 +167,7 @@ def _check_bind(call: Call, pattern: str, queue: str) -> Right:
     """That a binding may be made, or ended; by which right on the queue. Raises Unauthorized."""
     call.check("listen", pattern)
     call.on = queue
-    if call.desk.may(call.principal, "manage", queue):
+    if call.context.may(call.principal, "manage", queue):
         return "manage"
     call.check("send", queue)
     return "send"
@@ -184,7 +184,7 @@ async def _make(call: Call, command: CreateQueue | CreateSubscription) -> None:
 async def unsubscribe(call: Call) -> bytes:
     form = _bind_form(call)
     topic, queue = form.topic, form.queue
-    bound = [each for each in bindings(call.desk) if each.pattern == topic]
+    bound = [each for each in bindings(call.context) if each.pattern == topic]
     if not bound:
         raise Failed(f"Topic '{topic}' not found")
     if queue is not None:
@@ -200,7 +200,7 @@ async def unsubscribe(call: Call) -> bytes:
 
 async def unbind_all(call: Call, queue: str) -> None:
     """Of a queue that is no more."""
-    for each in bindings(call.desk):
+    for each in bindings(call.context):
         if each.queue == queue:
             await call.ask_vouched(DeleteQueue(each.subscription))
 

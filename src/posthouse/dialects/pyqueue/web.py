@@ -34,7 +34,7 @@ from posthouse.core.errors import (
 from posthouse.dialects.http import HTML, JSON, Answer, Header, HttpError, Request, unknown
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.pyqueue import admin, credentials, orders
-from posthouse.dialects.pyqueue.desk import Desk
+from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.finding import counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed, told
@@ -52,8 +52,8 @@ _STATUS: dict[type[Refused], int] = {
 
 
 class Web:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: PyQueueContext) -> None:
+        self._context = context
 
     async def answer(self, request: Request) -> Answer:
         call: Call | None = None
@@ -62,8 +62,8 @@ class Web:
                 return _json({"status": "healthy", "broker_running": True})
             principal = self._principal(request)
             request.identified(principal)
-            self._desk.welcome()
-            call = Call(self._desk, principal, request.address, "", b"")
+            self._context.welcome()
+            call = Call(self._context, principal, request.address, "", b"")
             return await self._answer(call, request)
         except HttpError as error:
             return _failed(error.status, error.detail)
@@ -78,7 +78,7 @@ class Web:
         """Raises Unauthenticated or Failed."""
         given, key = request.headers.get(b"authorization"), request.headers.get(b"x-api-key")
         if given is None and key is None:
-            stranger = self._desk.stranger(is_tls=request.scheme == "https")
+            stranger = self._context.stranger(is_tls=request.scheme == "https")
             if stranger is None:
                 raise unknown(request)
             return stranger
@@ -86,7 +86,7 @@ class Web:
             kind, value = credentials.read_header(given)
         else:
             kind, value = "apikey", (key or b"").decode("latin-1")
-        return self._desk.identify(kind, value, request.login).principal
+        return self._context.identify(kind, value, request.login).principal
 
     async def _answer(self, call: Call, request: Request) -> Answer:
         match (request.method, *request.parts):
@@ -120,12 +120,12 @@ _LOOKS: dict[bytes, Callable[[Call], dict[str, Any] | Awaitable[dict[str, Any]]]
 
 
 async def _batch(call: Call, form: BatchForm) -> Answer:
-    call.op, desk = "PUSH_BATCH", call.desk
-    desk.charge(call.address, len(form.tasks))
-    tasks = [new_task(each, deduplicate=desk.settings.deduplicate) for each in form.tasks]
+    call.op, context = "PUSH_BATCH", call.context
+    context.charge(call.address, len(form.tasks))
+    tasks = [new_task(each, deduplicate=context.settings.deduplicate) for each in form.tasks]
     queues = list(map(queue_in, form.tasks))
     for call.on in dict.fromkeys(queues):
-        desk.make_queue(call.principal, "send", call.on)
+        context.make_queue(call.principal, "send", call.on)
     ids = await orders.push_together(call, list(zip(queues, tasks, strict=True)))
     return Answer(orders.batch_told(ids), 200, (JSON,))
 
@@ -161,10 +161,10 @@ def _failed(status: int, detail: str) -> Answer:
 
 def metrics(call: Call) -> str:
     """For Prometheus."""
-    desk = call.desk
-    totals, now = desk.totals(), time.time()
-    visible = [queue for queue in queues_of(desk) if desk.knows(call.principal, queue)]
-    queues = {queue: counts_of(desk, queue) for queue in visible}
+    context = call.context
+    totals, now = context.totals(), time.time()
+    visible = [queue for queue in queues_of(context) if context.knows(call.principal, queue)]
+    queues = {queue: counts_of(context, queue) for queue in visible}
     lines: list[str] = []
 
     def tell(name: str, kind: str, help: str, *samples: tuple[str, float]) -> None:
@@ -181,11 +181,12 @@ def metrics(call: Call) -> str:
     tell("queue_depth", "gauge", "Tasks that can be pulled.", *depths)
     processing = sum(each.locked for each in queues.values())
     tell("processing_tasks", "gauge", "Tasks that are worked on.", ("", processing))
-    tell("active_workers", "gauge", "Workers that send heartbeats.", ("", desk.workers.active(now)))
+    active = context.workers.active(now)
+    tell("active_workers", "gauge", "Workers that send heartbeats.", ("", active))
     tell("processing_time_seconds", "summary", "From pull to acknowledgement.",
-         ("_sum", desk.processing_seconds), ("_count", desk.processed))  # fmt: skip
+         ("_sum", context.processing_seconds), ("_count", context.processed))  # fmt: skip
     tell("throughput_tasks_per_second", "gauge", "Tasks that were acknowledged lately.",
-         ("", desk.per_second()))  # fmt: skip
+         ("", context.per_second()))  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
 from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
-from posthouse.dialects.servicebus.management import Desk
+from posthouse.dialects.servicebus.management import ManagementNode
 from posthouse.dialects.servicebus.requests import address_in, is_coordinator
 from posthouse.dialects.servicebus.transactions import COORDINATOR_BYTES_MAX, Coordinator
 from posthouse.store.errors import StoreError
@@ -84,7 +84,7 @@ class Attaching:
             return
         if address.kind == "management":
             most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(place))
-            requests.attach(link, address, place, Desk(self._peer, place).answer, most)
+            requests.attach(link, address, place, ManagementNode(self._peer, place).answer, most)
         elif link.sends:
             self._attach_outlet(link, address, place)
         else:

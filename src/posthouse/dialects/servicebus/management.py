@@ -83,7 +83,7 @@ class Ask(NamedTuple):
     tell: Callable[[Answer], Told]
 
 
-class Desk:
+class ManagementNode:
     """Answers the requests of one node, on behalf of whoever attached to it."""
 
     def __init__(self, peer: "Peer", place: Place) -> None:
@@ -350,21 +350,21 @@ class Desk:
         return token
 
 
-_OPERATIONS: dict[str, Callable[[Desk, Request], Ask | Callable[[Tell], None]]] = {
-    "peek-message": Desk.peek,
-    "schedule-message": Desk.schedule,
-    "cancel-scheduled-message": Desk.cancel,
-    "receive-by-sequence-number": Desk.receive_deferred,
-    "update-disposition": Desk.settle,
-    "renew-lock": Desk.renew,
-    "renew-session-lock": Desk.renew_session,
-    "get-session-state": Desk.get_session_state,
-    "set-session-state": Desk.set_session_state,
-    "get-message-sessions": Desk.list_sessions,
-    "batch-delete-messages": Desk.delete,
-    "add-rule": Desk.add_rule,
-    "remove-rule": Desk.remove_rule,
-    "enumerate-rules": Desk.list_rules,
+_OPERATIONS: dict[str, Callable[[ManagementNode, Request], Ask | Callable[[Tell], None]]] = {
+    "peek-message": ManagementNode.peek,
+    "schedule-message": ManagementNode.schedule,
+    "cancel-scheduled-message": ManagementNode.cancel,
+    "receive-by-sequence-number": ManagementNode.receive_deferred,
+    "update-disposition": ManagementNode.settle,
+    "renew-lock": ManagementNode.renew,
+    "renew-session-lock": ManagementNode.renew_session,
+    "get-session-state": ManagementNode.get_session_state,
+    "set-session-state": ManagementNode.set_session_state,
+    "get-message-sessions": ManagementNode.list_sessions,
+    "batch-delete-messages": ManagementNode.delete,
+    "add-rule": ManagementNode.add_rule,
+    "remove-rule": ManagementNode.remove_rule,
+    "enumerate-rules": ManagementNode.list_rules,
 }
 
 

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 class Guest(Protocol):
-    """A connection, as the desk sees it."""
+    """A connection, as the context sees it."""
 
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
@@ -61,7 +61,7 @@ class Totals(NamedTuple):
     expired: int
 
 
-class Desk:
+class PyQueueContext:
     def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
         self._broker = broker
         self.guard = guard
