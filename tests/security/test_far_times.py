@@ -80,7 +80,7 @@ def test_an_answer_that_cannot_be_told_ends_its_connection(
             await client.push("x", queue="q")
             await client.ok("HEARTBEAT", {"worker_id": "w"})
             monkeypatch.setattr("posthouse.dialects.pyqueue.peer.job_of", broken)
-            monkeypatch.setattr("posthouse.dialects.pyqueue.runs.job_of", broken)
+            monkeypatch.setattr("posthouse.dialects.pyqueue.reply_batches.job_of", broken)
             assert await client.say(b'PULL 13 {"queue":"q"}') == []
             assert client.transport.closed
             client.leave()

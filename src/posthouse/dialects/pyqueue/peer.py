@@ -1,9 +1,9 @@
 """One connection of a PyQueue client.
 
 Requests may come one behind the other without waiting; they are answered in their order. Pushing,
-pulling and settling are plain calls into the engine; each has a slot, and slots that are filled are
-written together. What takes several steps is a task of its own, and nothing behind it is looked at
-before it is done, so a connection sees the effects of its own requests in order.
+pulling and settling are plain calls into the engine; each has a pending reply, and replies that are
+known are written together. What takes several steps is a task of its own, and nothing behind it is
+looked at before it is done, so a connection sees the effects of its own requests in order.
 """
 
 import asyncio
@@ -51,8 +51,15 @@ from posthouse.dialects.pyqueue.context import HELD_BYTES_MAX, PyQueueContext
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.runs import PushRun, WorkerRun
-from posthouse.dialects.pyqueue.slots import AckSlot, BatchSlot, Place, PullSlot, Result, Slot
+from posthouse.dialects.pyqueue.replies import (
+    PendingAck,
+    PendingPull,
+    PendingPushBatch,
+    PendingReply,
+    Replies,
+    Result,
+)
+from posthouse.dialects.pyqueue.reply_batches import PushReplyBatch, WorkerReplyBatch
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
     ID_BYTES,
@@ -89,7 +96,7 @@ ERROR_CHARS_MAX = 1_024  # that are kept of what a worker says went wrong
 _TOO_LARGE = b"The task is too large to be pulled, and was moved to DLQ"
 
 
-_R = TypeVar("_R", PushRun, WorkerRun)
+_R = TypeVar("_R", PushReplyBatch, WorkerReplyBatch)
 
 
 class _PullForm(msgspec.Struct):
@@ -136,14 +143,15 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._decoder = Decoder()
-        self._places: deque[Place] = deque()  # of answers, in order
+        self._replies: deque[Replies] = deque()  # in the order of the requests
         self._unanswered = 0  # requests
         self._principal: Principal | None = None
         self._login: Login | None = None  # what it has come with so far
         self._until = credentials.FOR_EVER  # when its credentials end
         self._tries = 0
         self._busy: asyncio.Task[None] | None = None  # what nothing may overtake
-        self._run: PushRun | WorkerRun | None = None  # gathers, while there is more to look at
+        # Requests on one queue are gathered while there is more to look at.
+        self._gathered: PushReplyBatch | WorkerReplyBatch | None = None
         self._worker = ""
         self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
         self._unanswered_bytes = self._held_bytes = 0
@@ -266,30 +274,30 @@ class Peer:
                 count += self._follow(COMMANDS_MAX - count)
                 gathered += 1
                 is_over = gathered % LOOKS == 0 and turn.is_over()
-        self._end_run()
+        self._ask_gathered()
         self._count_held(decoder.held_bytes, is_new=count > 0)
         return is_over or count >= COMMANDS_MAX
 
     def _follow(self, most: int) -> int:
         """What comes behind what was gathered, as far as it is alike: how many requests."""
-        run = self._run
-        if type(run) is not WorkerRun:
+        gathered = self._gathered
+        if type(gathered) is not WorkerReplyBatch:
             return 0
         data, at = self._decoder.rest
-        before, size = len(run.asked), run.size
-        self._decoder.skip_to(run.follow(data, at, min(most, COMMANDS_MAX - self._unanswered)))
-        self._unanswered_bytes += run.size - size
-        self._unanswered += len(run.asked) - before
-        return len(run.asked) - before
+        before, size = len(gathered.asked), gathered.size
+        self._decoder.skip_to(gathered.follow(data, at, min(most, COMMANDS_MAX - self._unanswered)))
+        self._unanswered_bytes += gathered.size - size
+        self._unanswered += len(gathered.asked) - before
+        return len(gathered.asked) - before
 
     def _say_last(self, text: str) -> None:
         """Behind what is to be answered yet."""
-        self._end_run()
+        self._ask_gathered()
         self.end()
-        slot = Slot(self, Frame(b"", b""))
-        self._places.append(slot)
+        reply = PendingReply(self, Frame(b"", b""))
+        self._replies.append(reply)
         self._unanswered += 1
-        slot.fail(text)
+        reply.fail(text)
 
     @property
     def _has_room(self) -> bool:
@@ -298,33 +306,33 @@ class Peer:
             and self._unanswered_bytes < UNANSWERED_BYTES_MAX and not self._is_paused
         )  # fmt: skip
 
-    def _end_run(self) -> None:
+    def _ask_gathered(self) -> None:
         """What was gathered is asked for, before anything else is."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.ask()
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            gathered.ask()
 
     def _do(self, frame: Frame) -> None:
         """What is asked for by itself."""
-        self._end_run()
+        self._ask_gathered()
         word = frame.word
-        slot = _SLOTS.get(word, Slot)(self, frame)
-        self._places.append(slot)
-        self._unanswered_bytes += slot.size
+        reply = _PENDING.get(word, PendingReply)(self, frame)
+        self._replies.append(reply)
+        self._unanswered_bytes += reply.size
         try:
             if self._principal is None and word != b"AUTH":
                 self.end()
-                slot.fail(refusals.NEEDS_AUTH)
+                reply.fail(refusals.NEEDS_AUTH)
             elif (hot := _HOT.get(word)) is not None:
-                hot(self, slot, frame.payload)
+                hot(self, reply, frame.payload)
             else:
-                self._do_slowly(slot, frame)
+                self._do_slowly(reply, frame)
         except Failed as failed:
-            slot.fail(_FAILING.get(word, "") + str(failed))
+            reply.fail(_FAILING.get(word, "") + str(failed))
         except Refused as refused:
-            slot.refuse(refused)
+            reply.refuse(refused)
 
-    def _do_slowly(self, slot: Slot, frame: Frame) -> None:
+    def _do_slowly(self, reply: PendingReply, frame: Frame) -> None:
         assert self._principal is not None
         word = frame.word.decode()
         slow = _SLOW.get(word)
@@ -334,31 +342,31 @@ class Peer:
             self.context, self._principal, self._line.address, word, frame.payload,
             lambda: self.is_gone,
         )  # fmt: skip
-        self._busy = self._loop.create_task(self._take_steps(slot, slow, call))
+        self._busy = self._loop.create_task(self._take_steps(reply, slow, call))
 
-    async def _take_steps(self, slot: Slot, slow: orders.Order, call: Call) -> None:
+    async def _take_steps(self, reply: PendingReply, slow: orders.Order, call: Call) -> None:
         try:
             payload = await slow(call)
             if len(payload) > FRAME_BYTES_MAX - 64:
                 raise Failed("The answer would be too large; ask for less")  # noqa: TRY301
-            slot.says(payload, b"STATS" if slot.word == b"STATS" else b"OK")
+            reply.says(payload, b"STATS" if reply.word == b"STATS" else b"OK")
         except Failed as failed:
-            slot.says(str(failed).encode(errors="replace"), b"ERROR")
+            reply.says(str(failed).encode(errors="replace"), b"ERROR")
         except Refused as refused:
-            slot.on = slot.on or call.on
-            slot.refuse(refused)
+            reply.on = reply.on or call.on
+            reply.refuse(refused)
         except StoreError as lost:
-            slot.refuse(lost)
+            reply.refuse(lost)
         except ConnectionResetError:  # nobody is there to be told
-            slot.says(b"The client has gone", b"ERROR")
+            reply.says(b"The client has gone", b"ERROR")
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A command has failed.", extra={"event": "pyqueue.failed"})
-            slot.says(b"Something went wrong; the log of the broker says what", b"ERROR")
+            reply.says(b"Something went wrong; the log of the broker says what", b"ERROR")
             self.end()
         finally:
             self._busy = None
-            if slot.left:
-                slot.is_filled()
+            if reply.left:
+                reply.is_filled()
             self._go_on_soon()
 
     def ask(self, command: Command, reply: Callable[[Result], None]) -> None:
@@ -374,10 +382,10 @@ class Peer:
 
     # Answering.
 
-    def answered(self, place: Place) -> None:
-        self._unanswered_bytes -= place.size
-        place.size = 0
-        if self._places and place is self._places[0]:
+    def answered(self, replies: Replies) -> None:
+        self._unanswered_bytes -= replies.size
+        replies.size = 0
+        if self._replies and replies is self._replies[0]:
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
@@ -387,19 +395,19 @@ class Peer:
             self._turn.wait()
 
     def _write(self) -> None:
-        places = self._places
-        if not places or places[0].left:
+        replies = self._replies
+        if not replies or replies[0].left:
             return
         frames: list[bytes] = []
-        while places and not places[0].left:
-            frames += places.popleft().frames
+        while replies and not replies[0].left:
+            frames += replies.popleft().frames
         self._unanswered -= len(frames)
         if not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 
     def _flush(self) -> None:
         self._write()
-        is_over = self._is_ending and not self._places and self._busy is None
+        is_over = self._is_ending and not self._replies and self._busy is None
         if is_over and not self._transport.is_closing():
             hang_up(self._transport)
 
@@ -425,7 +433,7 @@ class Peer:
         self.end()
         if not self._transport.is_closing():
             self._write()
-            if not self._places:
+            if not self._replies:
                 self._transport.write(encode(b"ERROR", text.encode()))
             hang_up(self._transport)
 
@@ -437,7 +445,7 @@ class Peer:
             self._fail_all(refusals.NEEDS_AUTH)
         elif slow:
             self._fail_all(refusals.TOO_SLOW)
-        elif loop_now - self._heard > IDLE_SECONDS and not self._places:
+        elif loop_now - self._heard > IDLE_SECONDS and not self._replies:
             self.end()
             self._flush()
         if now >= self._until:
@@ -466,7 +474,7 @@ class Peer:
         self._trust(None)
         self._fail_all(refusals.NEEDS_AUTH)
 
-    def _auth(self, slot: Slot, payload: bytes) -> None:
+    def _auth(self, reply: PendingReply, payload: bytes) -> None:
         kind, value = credentials.read(payload)
         try:
             if self._login is None:
@@ -479,12 +487,12 @@ class Peer:
             raise
         self._until = known.until
         self._trust(known.principal)
-        slot.fill(msgspec.json.encode({"authenticated": True, "principal": known.principal.name}))
+        reply.fill(msgspec.json.encode({"authenticated": True, "principal": known.principal.name}))
 
     # Pushing.
 
     def _gather_push(self, payload: bytes) -> bool:
-        """Whether it is part of a run now: if it is plain, and none is refused for another."""
+        """Whether it was gathered: if it is plain, and none is refused for another."""
         context = self.context
         settings = context.settings
         if settings.rate or settings.deduplicate or context.engine.throttle.is_on:
@@ -499,63 +507,67 @@ class Peer:
             task = new_task(form)
         except Failed:
             return False
-        run, name = self._run, form.queue or DEFAULT_QUEUE
-        if type(run) is not PushRun or run.queue != name or run.is_full:
+        gathered, name = self._gathered, form.queue or DEFAULT_QUEUE
+        if type(gathered) is not PushReplyBatch or gathered.queue != name or gathered.is_full:
             like = context.view.properties(context.namespace, name)
             if self._principal is None or like is None or not _is_simple(like):
                 return False
-            run = self._begin(PushRun(self, name, like.max_messages))
-        run.add(task.id, task.message, len(payload))
+            gathered = self._begin(PushReplyBatch(self, name, like.max_messages))
+        gathered.add(task.id, task.message, len(payload))
         return True
 
-    def _begin(self, run: _R) -> _R:
-        self._end_run()
-        self._run = run
-        self._places.append(run)
-        return run
+    def _begin(self, gathered: _R) -> _R:
+        self._ask_gathered()
+        self._gathered = gathered
+        self._replies.append(gathered)
+        return gathered
 
-    def _push(self, slot: Slot, payload: bytes) -> None:
+    def _push(self, reply: PendingReply, payload: bytes) -> None:
         context, form = self.context, read_push(payload)
-        slot.on = queue = form.queue or DEFAULT_QUEUE
+        reply.on = queue = form.queue or DEFAULT_QUEUE
         if context.settings.rate:
             context.charge(self._line.address, 1)
         task = new_task(form, deduplicate=context.settings.deduplicate)
         assert self._principal is not None
         context.make_queue(self._principal, "send", queue)
-        slot.says(task.id.encode())
+        reply.says(task.id.encode())
         transaction = form.transaction_id
         if transaction is None:
-            self.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True), slot)
+            self.ask(Send(queue, [task.message], [task.key], refuse_duplicates=True), reply)
         else:
             orders.check_is_new(context, queue, task.key)
             send = Send(queue, [task.message], [task.key])
-            self.ask(self._in(slot, transaction, send), slot)
+            self.ask(self._in(reply, transaction, send), reply)
 
-    def _in(self, slot: Slot, transaction: str, command: Send | Complete | Abandon) -> Work:
+    def _in(
+        self, reply: PendingReply, transaction: str, command: Send | Complete | Abandon
+    ) -> Work:
         assert self._principal is not None
-        slot.transaction = transaction
+        reply.transaction = transaction
         number = self.context.engine.owned(self._principal, number_of(transaction))
         return Work(number, command)
 
-    def _push_batch(self, slot: Slot, payload: bytes) -> None:
+    def _push_batch(self, reply: PendingReply, payload: bytes) -> None:
         form: BatchForm = read(BatchForm, payload)
         if self.context.settings.rate:
             self.context.charge(self._line.address, len(form.tasks))
         queues = list(dict.fromkeys(map(queue_in, form.tasks)))
         if len(queues) > 1 or len(form.tasks) > TASKS_AT_ONCE:
-            self._push_slowly(slot, form, queues, payload)
+            self._push_slowly(reply, form, queues, payload)
             return
         tasks = self._tasks_in(form.tasks)
-        self._make_queues(slot, queues)
+        self._make_queues(reply, queues)
         if tasks:
-            assert isinstance(slot, BatchSlot)
-            slot.ids = [task.id for task in tasks]
+            assert isinstance(reply, PendingPushBatch)
+            reply.ids = [task.id for task in tasks]
             messages, keys = [task.message for task in tasks], [task.key for task in tasks]
-            self.ask(Send(queues[0], messages, keys), slot)
+            self.ask(Send(queues[0], messages, keys), reply)
         else:
-            slot.fill(orders.batch_told([]))
+            reply.fill(orders.batch_told([]))
 
-    def _push_slowly(self, slot: Slot, form: BatchForm, queues: list[str], payload: bytes) -> None:
+    def _push_slowly(
+        self, reply: PendingReply, form: BatchForm, queues: list[str], payload: bytes
+    ) -> None:
         """Many tasks, or into several queues. Others have their turns between the steps."""
         assert self._principal is not None
         call = Call(self.context, self._principal, self._line.address, "PUSH_BATCH", payload)
@@ -568,21 +580,21 @@ class Peer:
                 except Failed as failed:
                     raise Failed(f"{_FAILING[b'PUSH_BATCH']}{failed}") from None
                 await asyncio.sleep(0)
-            self._make_queues(slot, queues)
+            self._make_queues(reply, queues)
             into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
             return orders.batch_told(await orders.push_together(call, into))
 
-        self._busy = self._loop.create_task(self._take_steps(slot, push, call))
+        self._busy = self._loop.create_task(self._take_steps(reply, push, call))
 
     def _tasks_in(self, forms: list[PushForm]) -> list[NewTask]:
         """Raises Failed."""
         return [new_task(each, deduplicate=self.context.settings.deduplicate) for each in forms]
 
-    def _make_queues(self, slot: Slot, queues: list[str]) -> None:
+    def _make_queues(self, reply: PendingReply, queues: list[str]) -> None:
         """Raises Refused."""
         assert self._principal is not None
         for queue in queues:
-            slot.on = queue
+            reply.on = queue
             self.context.make_queue(self._principal, "send", queue)
 
     # Pulling.
@@ -598,31 +610,31 @@ class Peer:
             name, limit = _pull_form(payload)
         except Failed:
             return False
-        run = self._run
+        gathered = self._gathered
         if batch and limit < 1:
             return False
-        if type(run) is not WorkerRun or run.queue != name or run.is_full:
+        if type(gathered) is not WorkerReplyBatch or gathered.queue != name or gathered.is_full:
             like = self.context.view.properties(self.context.namespace, name)
             if like is None or self._principal is None:
                 return False
-            run = self._begin(WorkerRun(self, name, like.lock_ms))
-        run.pull(limit if batch else 1, payload, batch=batch)
+            gathered = self._begin(WorkerReplyBatch(self, name, like.lock_ms))
+        gathered.pull(limit if batch else 1, payload, batch=batch)
         return True
 
-    def _pull(self, slot: PullSlot, payload: bytes) -> None:
-        self._receive(slot, _pull_form(payload)[0], 1)
+    def _pull(self, reply: PendingPull, payload: bytes) -> None:
+        self._receive(reply, _pull_form(payload)[0], 1)
 
-    def _pull_batch(self, slot: PullSlot, payload: bytes) -> None:
-        self._receive(slot, *_pull_form(payload))
+    def _pull_batch(self, reply: PendingPull, payload: bytes) -> None:
+        self._receive(reply, *_pull_form(payload))
 
-    def _receive(self, slot: PullSlot, queue: str, limit: int) -> None:
+    def _receive(self, reply: PendingPull, queue: str, limit: int) -> None:
         assert self._principal is not None
-        slot.on = queue
+        reply.on = queue
         if limit < 1 or not self.context.view.exists(self.context.namespace, queue):
             self.context.check(self._principal, "listen", queue)
-            slot.fill(b"", b"NO_JOB")
+            reply.fill(b"", b"NO_JOB")
         else:
-            self.ask(self.receive_of(queue, limit), slot)
+            self.ask(self.receive_of(queue, limit), reply)
 
     def receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
@@ -692,27 +704,27 @@ class Peer:
         return 0, None
 
     def _gather_ack(self, payload: bytes) -> bool:
-        """Whether it is part of a run now: if it is of a task that is held, by that id alone."""
+        """Whether it was gathered: if it is of a task that is held, by that id alone."""
         try:
             form = None if _is_bare(payload) else _settled(payload)
         except Failed:
             return False
         if form is not None and form.transaction_id is not None:
             return False
-        view, namespace, run = self.context.view, self.context.namespace, self._run
+        view, namespace, gathered = self.context.view, self.context.namespace, self._gathered
         task = payload.decode() if form is None else form.task_id
         lock = view.messages.sole_lock(namespace, task)
         if lock is None:
             return False
         token, queue, until_ms = lock
-        if type(run) is not WorkerRun or run.queue != queue or run.is_full:
+        if type(gathered) is not WorkerReplyBatch or gathered.queue != queue or gathered.is_full:
             like = view.properties(namespace, queue)
             if like is None or self._principal is None:
                 return False
-            run = self._begin(WorkerRun(self, queue, like.lock_ms))
-        elif token in run.tokens:
+            gathered = self._begin(WorkerReplyBatch(self, queue, like.lock_ms))
+        elif token in gathered.tokens:
             return False
-        run.acknowledge(token, until_ms, len(payload))
+        gathered.acknowledge(token, until_ms, len(payload))
         return True
 
     def _like(self, queue: str) -> QueueProperties:
@@ -720,39 +732,41 @@ class Peer:
         found = self.context.view.properties(self.context.namespace, queue)
         return self.context.properties() if found is None else found
 
-    def _ack(self, slot: AckSlot, payload: bytes) -> None:
+    def _ack(self, reply: PendingAck, payload: bytes) -> None:
         form = _settled(payload)
         token, lock = self._held(form.task_id)
-        slot.since_ms = self.context.now_ms
-        slot.on = ""
+        reply.since_ms = self.context.now_ms
+        reply.on = ""
         if lock is not None:
-            slot.on = lock.queue
-            slot.since_ms = lock.until_ms - self._like(lock.queue).lock_ms
-        self._end(slot, form, Complete(slot.on, [token]), b"Task acknowledged")
+            reply.on = lock.queue
+            reply.since_ms = lock.until_ms - self._like(lock.queue).lock_ms
+        self._end(reply, form, Complete(reply.on, [token]), b"Task acknowledged")
 
-    def _nack(self, slot: Slot, payload: bytes) -> None:
+    def _nack(self, reply: PendingReply, payload: bytes) -> None:
         form = _settled(payload)
         token, lock = self._held(form.task_id)
-        slot.on = queue = "" if lock is None else lock.queue
+        reply.on = queue = "" if lock is None else lock.queue
         said = b"Task retry scheduled"
         if lock is not None and lock.count >= self._like(lock.queue).max_delivery:
             said = b"Task moved to DLQ"
         properties: Properties = {}
         if form.error:
             properties = {"error": str(form.error)[:ERROR_CHARS_MAX]}
-        self._end(slot, form, Abandon(queue, [token], properties=properties), said)
+        self._end(reply, form, Abandon(queue, [token], properties=properties), said)
 
-    def _end(self, slot: Slot, form: _SettleForm, command: Complete | Abandon, said: bytes) -> None:
+    def _end(
+        self, reply: PendingReply, form: _SettleForm, command: Complete | Abandon, said: bytes
+    ) -> None:
         if form.transaction_id is None:
-            slot.says(said)
-            self.ask(command, slot)
+            reply.says(said)
+            self.ask(command, reply)
         else:
-            slot.says(b"Task added to transaction")
-            self.ask(self._in(slot, form.transaction_id, command), slot)
+            reply.says(b"Task added to transaction")
+            self.ask(self._in(reply, form.transaction_id, command), reply)
 
     # Workers.
 
-    def _heartbeat(self, slot: Slot, payload: bytes) -> None:
+    def _heartbeat(self, reply: PendingReply, payload: bytes) -> None:
         form: _BeatForm = read(_BeatForm, payload)
         if not form.worker_id or len(form.worker_id) > ID_CHARS_MAX:
             raise Failed(f"worker_id must have 1 to {ID_CHARS_MAX} characters")
@@ -763,7 +777,7 @@ class Peer:
         shares = self.context.engine.shares
         name = shares.name(self._principal)
         self.context.workers.heard(form.worker_id, time.time(), name, shares.percent)
-        slot.fill(b"Heartbeat received")
+        reply.fill(b"Heartbeat received")
 
     def _receiver(self, queue: str) -> int:
         """With which the locks of this connection end; 0 where they last until they expire."""
@@ -794,8 +808,8 @@ class Peer:
             self._settle(Detach(number))
         self._bound.clear()
 
-    def _ping(self, slot: Slot, payload: bytes) -> None:
-        slot.fill(b"PONG")
+    def _ping(self, reply: PendingReply, payload: bytes) -> None:
+        reply.fill(b"PONG")
 
 
 def _is_simple(like: QueueProperties) -> bool:
@@ -834,11 +848,11 @@ def _ignore(_: object) -> None:
 
 
 _FAILING = {b"PUSH": "Failed to add task: ", b"PUSH_BATCH": "Failed to add batch: "}
-_SLOTS: dict[bytes, type[Slot]] = {
-    b"ACK": AckSlot,
-    b"PULL": PullSlot,
-    b"PULL_BATCH": PullSlot,
-    b"PUSH_BATCH": BatchSlot,
+_PENDING: dict[bytes, type[PendingReply]] = {
+    b"ACK": PendingAck,
+    b"PULL": PendingPull,
+    b"PULL_BATCH": PendingPull,
+    b"PUSH_BATCH": PendingPushBatch,
 }
 _GATHERED: dict[bytes, Callable[[Peer, bytes], bool]] = {
     b"PUSH": Peer._gather_push,

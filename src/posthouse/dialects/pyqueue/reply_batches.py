@@ -1,8 +1,8 @@
-"""Runs: requests on one queue that came together, and are asked of the engine as one.
+"""Reply batches: requests on one queue that came together are asked of the engine as one.
 
-It makes no difference but for what it costs: a run is of what cannot be refused one by one, and
-what comes behind it is asked behind it. A run is the place of all its answers, as a slot is of one,
-and is written when all of them are there.
+Only the cost differs: such requests cannot be refused one by one, and what comes behind them is
+asked behind them. A batch holds the replies to all of them, as a PendingReply holds one, and is
+written when all of them are known.
 """
 
 from functools import partial
@@ -12,19 +12,19 @@ from posthouse.core.errors import QuotaExceeded, Refused
 from posthouse.core.message import NewMessage, size_bytes
 from posthouse.dialects.pyqueue.codec import encode
 from posthouse.dialects.pyqueue.refusals import NOT_FOUND
-from posthouse.dialects.pyqueue.slots import Asker, Result, refusal
+from posthouse.dialects.pyqueue.replies import Asker, Result, refusal
 from posthouse.dialects.pyqueue.tasks import ID_BYTES, JOB_BYTES_MAX, job_of
 from posthouse.store.errors import StoreError
 
-RUN_MAX = 500
-RUN_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
+GATHERED_MAX = 500  # acknowledgements, or tasks, in one batch
+GATHERED_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
 _ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
 _LOST = encode(b"ERROR", NOT_FOUND.encode())
 _ACK = b"ACK %d " % ID_BYTES  # and an id as we give them
 
 
-class PushRun:
+class PushReplyBatch:
     """Tasks that are pushed, none of which has a key or needs to be looked at by itself."""
 
     def __init__(self, peer: Asker, queue: str, max_messages: int | None) -> None:
@@ -34,14 +34,14 @@ class PushRun:
         self.messages: list[NewMessage] = []
         self.size = 0  # of requests
         self.left = 1  # answers that are still to come from the engine
-        self._room = RUN_MAX
+        self._room = GATHERED_MAX
         if max_messages is not None:
             there = peer.context.view.size(peer.context.namespace, queue).messages
-            self._room = max(1, min(RUN_MAX, max_messages - there))
+            self._room = max(1, min(GATHERED_MAX, max_messages - there))
 
     @property
     def is_full(self) -> bool:
-        return len(self.frames) >= self._room or self.size >= RUN_BYTES_MAX
+        return len(self.frames) >= self._room or self.size >= GATHERED_BYTES_MAX
 
     def add(self, id: str, message: NewMessage, size: int) -> None:
         self.frames.append(b"OK %d %b" % (len(id), id.encode()))
@@ -74,7 +74,7 @@ class PushRun:
             self.peer.answered(self)
 
 
-class WorkerRun:
+class WorkerReplyBatch:
     """What a worker asks in turn: tasks that it has done, and more of them.
 
     Acknowledgements go before the pulls that came between them, of which they cannot be.
@@ -96,7 +96,7 @@ class WorkerRun:
 
     @property
     def is_full(self) -> bool:
-        return self.limit >= RUN_MAX or len(self.tokens) >= RUN_MAX
+        return self.limit >= GATHERED_MAX or len(self.tokens) >= GATHERED_MAX
 
     def acknowledge(self, token: int, until_ms: int, size: int) -> None:
         """Of a lock that lasts until then."""
@@ -117,7 +117,7 @@ class WorkerRun:
         Not more than so many. Returns where they end; what is there is looked at by itself.
         """
         context = self.peer.context
-        asked, ids, end = self._alike(data, at, most, RUN_MAX - len(self.tokens))
+        asked, ids, end = self._alike(data, at, most, GATHERED_MAX - len(self.tokens))
         found = context.view.messages.sole_locks(context.namespace, self.queue, ids)
         if not self.tokens.keys().isdisjoint(found):
             return at
@@ -136,7 +136,7 @@ class WorkerRun:
         asked: list[int] = []
         ids: list[str] = []
         pull, what = self._again
-        pulls = RUN_MAX - self.limit  # that it may have yet
+        pulls = GATHERED_MAX - self.limit  # that it may have yet
         while len(asked) < most and pulls > 0 and acks > 0:
             if data.startswith(_ACK, at):
                 end = at + len(_ACK) + ID_BYTES

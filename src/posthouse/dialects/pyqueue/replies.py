@@ -1,4 +1,4 @@
-"""Slots: the places of answers, which leave in the order of what they answer."""
+"""Pending replies, which leave in the order of the requests that they answer."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,12 +15,12 @@ Result = Answer | Refused | StoreError
 
 
 class Asker(Protocol):
-    """A connection, as its slots see it."""
+    """A connection, as its replies see it."""
 
     context: PyQueueContext
     is_gone: bool
 
-    def answered(self, place: "Place") -> None: ...
+    def answered(self, replies: "Replies") -> None: ...
 
     def pulled(
         self, queue: str, deliveries: Sequence[Delivery], *, batch: bool
@@ -35,8 +35,8 @@ class Asker(Protocol):
     def end(self) -> None: ...
 
 
-class Place(Protocol):
-    """Of answers, in the order in which they leave: a slot of one, a run of many."""
+class Replies(Protocol):
+    """Replies that leave together: a PendingReply of one request, or a batch of many."""
 
     frames: list[bytes]
     left: int  # that are not known yet
@@ -51,8 +51,8 @@ def refusal(peer: Asker, word: str, on: str, refused: Refused | StoreError) -> b
     return told(refused, word, on).encode(errors="replace")
 
 
-class Slot:
-    """The place of one answer. It is itself what the engine calls with its answer."""
+class PendingReply:
+    """The reply to one request. It is itself what the engine calls with its answer."""
 
     __slots__ = ("binary", "frames", "left", "on", "peer", "size", "transaction", "word")
 
@@ -95,7 +95,7 @@ class Slot:
             self.is_filled()
 
 
-class AckSlot(Slot):
+class PendingAck(PendingReply):
     __slots__ = ("since_ms",)
     since_ms: int  # when the task was pulled
 
@@ -108,7 +108,7 @@ class AckSlot(Slot):
             self.is_filled()
 
 
-class PullSlot(Slot):
+class PendingPull(PendingReply):
     __slots__ = ()
 
     def __call__(self, answer: Result) -> None:
@@ -121,7 +121,7 @@ class PullSlot(Slot):
             self.refuse(answer)
 
 
-class BatchSlot(Slot):
+class PendingPushBatch(PendingReply):
     __slots__ = ("ids",)
     ids: list[str]
 
