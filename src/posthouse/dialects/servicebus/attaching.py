@@ -18,7 +18,7 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
-from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
+from posthouse.dialects.servicebus.links import Inlet, Outlet, Target
 from posthouse.dialects.servicebus.management import ManagementNode
 from posthouse.dialects.servicebus.requests import address_in, is_coordinator
 from posthouse.dialects.servicebus.transactions import COORDINATOR_BYTES_MAX, Coordinator
@@ -46,19 +46,19 @@ class Attaching:
 
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
-        self._accepting: dict[Link, tuple[Place, int]] = {}  # who waits for a session
+        self._accepting: dict[Link, tuple[Target, int]] = {}  # who waits for a session
 
     def give_up(self, link: Link) -> None:
         """It is gone, and may have waited for a session."""
         waiting = self._accepting.pop(link, None)
         if waiting is not None:
-            place, number = waiting
-            self._peer.leave(place, Detach(number))
+            target, number = waiting
+            self._peer.leave(target, Detach(number))
 
     def check(self, scopes: Mapping[Principal, Collection[tuple[str, ...]]]) -> None:
         """Who waits for a session, and may not any more, does not."""
-        for link, (place, _) in list(self._accepting.items()):
-            if not self._peer.identity.may(place, scopes.get(place.principal, ())):
+        for link, (target, _) in list(self._accepting.items()):
+            if not self._peer.identity.may(target, scopes.get(target.principal, ())):
                 self.give_up(link)
                 link.refuse(error(conditions.UNAUTHORIZED, conditions.LAPSED))
 
@@ -79,16 +79,16 @@ class Attaching:
         if address.kind == "cbs":
             requests.attach(link, address, None, self._peer.identity.put_token, _TOKEN_BYTES_MAX)
             return
-        place = self._place(link, address, path_of(text or ""))
-        if place is None:
+        target = self._target(link, address, path_of(text or ""))
+        if target is None:
             return
         if address.kind == "management":
-            most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(place))
-            requests.attach(link, address, place, ManagementNode(self._peer, place).answer, most)
+            most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(target))
+            requests.attach(link, address, target, ManagementNode(self._peer, target).answer, most)
         elif link.sends:
-            self._attach_outlet(link, address, place)
+            self._attach_outlet(link, address, target)
         else:
-            self._attach_inlet(link, address, place)
+            self._attach_inlet(link, address, target)
 
     def _attach_coordinator(self, link: Link) -> None:
         attach, peer = link.attach, self._peer
@@ -105,7 +105,7 @@ class Attaching:
         )
         coordinator.start()
 
-    def _place(self, link: Link, address: Address, text: str) -> Place | None:
+    def _target(self, link: Link, address: Address, text: str) -> Target | None:
         """Where a link leads, if its client may go there; else it is refused."""
         right = "any" if address.kind == "management" else "listen" if link.sends else "send"
         entity, exact = None, address.entity
@@ -114,10 +114,10 @@ class Attaching:
             view = self._peer.engine.view
             entity = view.find(namespace, address.entity)
             exact = address.entity if entity is None else entity
-            place = Place(
+            target = Target(
                 principal, namespace, exact, queue_of(exact, address), address.path, right
             )
-            if self._peer.identity.has_right(principal, place):
+            if self._peer.identity.has_right(principal, target):
                 if self._peer.settings.auto_create and not view.has_namespace(namespace):
                     command = CreateNamespace(namespace)
                     self._peer.engine.submit(vouched(principal), "", command, _ignore)
@@ -138,52 +138,52 @@ class Attaching:
             )
             return None
         is_there = entity is not None or self._peer.settings.auto_create
-        if not is_there or (address.transfer and self._peer.properties(place) is None):
+        if not is_there or (address.transfer and self._peer.properties(target) is None):
             link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
             return None
-        return place
+        return target
 
-    def _attach_inlet(self, link: Link, address: Address, place: Place) -> None:
+    def _attach_inlet(self, link: Link, address: Address, target: Target) -> None:
         attach = link.attach
         assert attach is not None
         if address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue cannot be sent to."))
             return
-        if SUBSCRIPTION in place.entity:
+        if SUBSCRIPTION in target.entity:
             text = "A subscription cannot be sent to. Send to its topic."
             link.refuse(error(conditions.NOT_ALLOWED, text))
             return
-        most = self._peer.message_bytes(place)
-        properties = self._peer.properties(place)
+        most = self._peer.message_bytes(target)
+        properties = self._peer.properties(target)
         if properties is not None and properties.status in ("disabled", "send-disabled"):
             link.refuse(
                 error(
                     conditions.DISABLED,
-                    f"The messaging entity '{told_name(place.entity)}' is disabled for sending.",
+                    f"The messaging entity '{told_name(target.entity)}' is disabled for sending.",
                 )
             )
             return
-        inlet = self._peer.contexts[link] = Inlet(self._peer, link, place, most)
+        inlet = self._peer.contexts[link] = Inlet(self._peer, link, target, most)
         link.accept(
             source=attach.source, target=attach.target, max_message_size=most,
             properties={_BATCH_SIZE: ULong(most)},
         )  # fmt: skip
         inlet.start()
 
-    def _attach_outlet(self, link: Link, address: Address, place: Place) -> None:
+    def _attach_outlet(self, link: Link, address: Address, target: Target) -> None:
         attach = link.attach
         assert attach is not None
         delete = attach.snd_settle_mode == 1
         wanted, session = _session_filter(attach.source)
         if not wanted:
-            outlet = Outlet(self._peer, link, place, delete=delete, session=None)
+            outlet = Outlet(self._peer, link, target, delete=delete, session=None)
             outlet.start(partial(self._outlet_attached, link, outlet))
         elif session is not None and type(session) is not str:
             link.refuse(error(conditions.ARGUMENT, "A session id must be text."))
         elif address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue has no sessions."))
         else:
-            self._accept_session(link, place, session, delete=delete)
+            self._accept_session(link, target, session, delete=delete)
 
     def _outlet_attached(self, link: Link, outlet: Outlet, answer: object) -> None:
         attach = link.attach
@@ -195,7 +195,7 @@ class Attaching:
             link.refuse(error(condition, text))
             if outlet.session is not None:
                 self._peer.leave(
-                    outlet.place, ReleaseSession(outlet.place.queue, outlet.session.token)
+                    outlet.target, ReleaseSession(outlet.target.queue, outlet.session.token)
                 )
         else:
             self._peer.contexts[link] = outlet
@@ -212,7 +212,7 @@ class Attaching:
         self._peer.flush_soon()
 
     def _accept_session(
-        self, link: Link, place: Place, session: str | None, *, delete: bool
+        self, link: Link, target: Target, session: str | None, *, delete: bool
     ) -> None:
         attach = link.attach
         assert attach is not None
@@ -223,26 +223,26 @@ class Attaching:
             wait_ms = int(min(given, WAIT_MS_MAX))
         if session is not None:
             wait_ms = 0
-        deadline_ms = self._peer.engine.clock_ms(place.namespace) + wait_ms if wait_ms else 0
-        command = AcceptSession(place.queue, number, session, deadline_ms=deadline_ms, bound=True)
+        deadline_ms = self._peer.engine.clock_ms(target.namespace) + wait_ms if wait_ms else 0
+        command = AcceptSession(target.queue, number, session, deadline_ms=deadline_ms, bound=True)
         # A namespace's clock may stand still; the client does not wait for ever.
         timer = asyncio.get_running_loop().call_later(
             wait_ms / 1000 + 1, self._peer.engine.give_up, number
         )
-        self._accepting[link] = (place, number)
+        self._accepting[link] = (target, number)
 
         def reply(answer: Answer | Refused | StoreError) -> None:
             timer.cancel()
             waited = self._accepting.pop(link, None)
             if isinstance(answer, Granted):
                 if waited is None or link.is_gone or self._peer.is_closing:
-                    self._peer.leave(place, ReleaseSession(place.queue, answer.token))
+                    self._peer.leave(target, ReleaseSession(target.queue, answer.token))
                     return
                 try:
-                    outlet = Outlet(self._peer, link, place, delete=delete, session=answer)
+                    outlet = Outlet(self._peer, link, target, delete=delete, session=answer)
                     outlet.start(partial(self._outlet_attached, link, outlet))
                 except BaseException:
-                    self._peer.leave(place, ReleaseSession(place.queue, answer.token))
+                    self._peer.leave(target, ReleaseSession(target.queue, answer.token))
                     raise
                 return
             if waited is None or link.is_gone or self._peer.is_closing:
@@ -256,7 +256,7 @@ class Attaching:
 
         # It may wait for long, so it does not count among what is under way.
         told = guarded(reply, self._peer.abort)
-        self._peer.engine.submit(place.principal, place.namespace, command, told)
+        self._peer.engine.submit(target.principal, target.namespace, command, told)
 
 
 def _session_filter(source: Described | None) -> tuple[bool, Value]:

@@ -12,7 +12,7 @@ from posthouse.core.errors import Unauthenticated, Unauthorized
 from posthouse.core.model import Right
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX, at
-from posthouse.dialects.servicebus.links import Place
+from posthouse.dialects.servicebus.links import Target
 from posthouse.dialects.servicebus.requests import Reply, Request
 
 if TYPE_CHECKING:
@@ -190,24 +190,24 @@ class Identity:
             yield self.plain
         yield from (each.principal for each in self._claims.values() if each.expires > now)
 
-    def may(self, place: Place, scopes: Collection[tuple[str, ...]]) -> bool:
+    def may(self, target: Target, scopes: Collection[tuple[str, ...]]) -> bool:
         """Whether a link may stay, where its principal's tokens are for these."""
-        path = place.path
-        known = place.principal == self.plain or any(
+        path = target.path
+        known = target.principal == self.plain or any(
             path[:size] in scopes for size in range(len(path) + 1)
         )
-        return known and self.has_right(place.principal, place)
+        return known and self.has_right(target.principal, target)
 
-    def has_right(self, principal: Principal, place: Place) -> bool:
+    def has_right(self, principal: Principal, target: Target) -> bool:
         accounts = self._peer.engine.view.accounts
         principal = self.acting(principal)
         rights: tuple[Right, ...] = ("send", "listen", "manage")
-        if place.right != "any":
-            rights = (cast(Right, place.right),)
+        if target.right != "any":
+            rights = (cast(Right, target.right),)
         for right in rights:
             try:
                 self._peer.guard.check_right(
-                    accounts, principal, right, place.namespace, place.entity
+                    accounts, principal, right, target.namespace, target.entity
                 )
             except Unauthorized:
                 continue

@@ -88,8 +88,8 @@ _OF_ONE = (QuotaExceeded, MessageTooLarge, InvalidArgument, NotAllowed)
 Reply = Answer | Refused | StoreError
 
 
-class Place(NamedTuple):
-    """Where a link is attached: what of, and on whose behalf."""
+class Target(NamedTuple):
+    """The entity that a link leads to, and on whose behalf it was attached."""
 
     principal: Principal
     namespace: str
@@ -102,10 +102,10 @@ class Place(NamedTuple):
 class Inlet:
     """A client sends through it."""
 
-    def __init__(self, peer: "Peer", link: Link, place: Place, most_bytes: int) -> None:
+    def __init__(self, peer: "Peer", link: Link, target: Target, most_bytes: int) -> None:
         self._peer = peer
         self.link = link
-        self.place = place
+        self.target = target
         self._most_bytes = most_bytes
         self._reads = Messages(peer.new_id)
         self._groups: deque[_Group] = deque()  # that wait for the one before them
@@ -225,8 +225,8 @@ class Inlet:
 
         self._unanswered += 1
         self._peer.count_unanswered(size)
-        command = Work(transaction, Send(self.place.queue, messages))
-        self._peer.submit(self.place, command, reply)
+        command = Work(transaction, Send(self.target.queue, messages))
+        self._peer.submit(self.target, command, reply)
 
     def _add(
         self, messages: list[NewMessage], ids: list[int | None], size: int, *, whole: bool
@@ -278,7 +278,7 @@ class Inlet:
             self.flush()
 
         self._asking += 1
-        certain = self._peer.submit(self.place, self._peer.send(self.place, messages), reply)
+        certain = self._peer.submit(self.target, self._peer.send(self.target, messages), reply)
         if certain:
             self._asking -= 1
 
@@ -338,11 +338,11 @@ class Outlet:
     """A client receives through it."""
 
     def __init__(
-        self, peer: "Peer", link: Link, place: Place, *, delete: bool, session: Granted | None
+        self, peer: "Peer", link: Link, target: Target, *, delete: bool, session: Granted | None
     ) -> None:
         self._peer = peer
         self.link = link
-        self.place = place
+        self.target = target
         self._delete = delete
         self.session = session
         self._number = peer.engine.new_receiver(guarded(self._deliver, peer.abort))
@@ -360,7 +360,7 @@ class Outlet:
     def start(self, attached: Callable[[Reply], None]) -> None:
         """Calls back with how it went."""
         command = Attach(
-            self.place.queue, self._number, delete=self._delete, session=self._session_token
+            self.target.queue, self._number, delete=self._delete, session=self._session_token
         )
 
         def reply(answer: Reply) -> None:
@@ -368,7 +368,7 @@ class Outlet:
                 self._gone = True
             attached(answer)
 
-        self._peer.submit(self.place, command, reply)
+        self._peer.submit(self.target, command, reply)
 
     # Credit.
 
@@ -393,11 +393,11 @@ class Outlet:
         else:
             command = Credit(self._number, wanted, given=self._given)
         self._asked = wanted
-        self._peer.submit(self.place, command, self._refused)
+        self._peer.submit(self.target, command, self._refused)
 
     def _first_window(self) -> int:
         """How many messages fit, as large as they are in the queue on the average."""
-        count, size = self._peer.queue_size(self.place)
+        count, size = self._peer.queue_size(self.target)
         fit = self._peer.outlet_bytes * count // size if size else OUTLET_MESSAGES
         return max(1, min(OUTLET_MESSAGES, fit))
 
@@ -460,12 +460,12 @@ class Outlet:
             self._lose(conditions.SESSION_LOST, "The session lock has expired. Accept the session"
                        " again.")  # fmt: skip
         elif notice.kind == "deleted":
-            self._lose(conditions.NOT_FOUND, conditions.missing(self.place.entity))
+            self._lose(conditions.NOT_FOUND, conditions.missing(self.target.entity))
         elif notice.kind == "paused":
             self._peer.turn_away(
                 self,
                 conditions.DISABLED,
-                f"The messaging entity '{told_name(self.place.entity)}' is disabled.",
+                f"The messaging entity '{told_name(self.target.entity)}' is disabled.",
             )
 
     def _lose(self, condition: str, text: str) -> None:
@@ -479,8 +479,8 @@ class Outlet:
 
     def _release(self, tokens: list[int]) -> None:
         if tokens:
-            command = Release(self.place.queue, tokens, partial=True, session=self._session_token)
-            self._peer.leave(self.place, command)
+            command = Release(self.target.queue, tokens, partial=True, session=self._session_token)
+            self._peer.leave(self.target, command)
 
     # Settlement.
 
@@ -552,7 +552,7 @@ class Outlet:
                 self._complete(quietly[at : at + BATCH_MAX], [])
 
     def _complete(self, tokens: list[int], told: list[int]) -> None:
-        command = Complete(self.place.queue, tokens, True, self._session_token)
+        command = Complete(self.target.queue, tokens, True, self._session_token)
         self._submit(command, tokens, told, ACCEPTED)
 
     @property
@@ -563,7 +563,7 @@ class Outlet:
         self, kind: int, state: Described | None, tokens: list[int]
     ) -> tuple[Ending, bytes]:
         """What an outcome means (3.4), and how it is answered. Raises Unfit."""
-        queue, session = self.place.queue, self._session_token
+        queue, session = self.target.queue, self._session_token
         fields = state.value if state is not None and isinstance(state.value, list) else []
         if kind == 0x27:  # modified: as Service Bus understands it
             _, elsewhere, changed = (*fields, None, None, None)[:3]
@@ -597,7 +597,7 @@ class Outlet:
                 condition, text, _ = conditions.told(answer)
                 self._answer(told, rejected(condition, text))
 
-        self._peer.submit(self.place, command, reply)
+        self._peer.submit(self.target, command, reply)
 
     def _answer(self, ids: list[int], outcome: bytes) -> None:
         if ids and self.link.is_open:
@@ -614,7 +614,7 @@ class Outlet:
         self._release(list(self.link.unsent))
         if not self._gone:
             self._gone = True
-            self._peer.leave(self.place, Detach(self._number))  # with its session
+            self._peer.leave(self.target, Detach(self._number))  # with its session
 
 
 _NO_TRANSACTION = "There is no such transaction on this connection."

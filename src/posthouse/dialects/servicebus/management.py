@@ -49,7 +49,7 @@ from posthouse.core.message import ACTIVE
 from posthouse.core.rules import Rule
 from posthouse.core.settling import Ending
 from posthouse.dialects.servicebus import conditions
-from posthouse.dialects.servicebus.links import Place, changes
+from posthouse.dialects.servicebus.links import Target, changes
 from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
 from posthouse.dialects.servicebus.requests import Reply, Request
 from posthouse.dialects.servicebus.rules import read_rule, write_rule
@@ -86,9 +86,9 @@ class Ask(NamedTuple):
 class ManagementNode:
     """Answers the requests of one node, on behalf of whoever attached to it."""
 
-    def __init__(self, peer: "Peer", place: Place) -> None:
+    def __init__(self, peer: "Peer", target: Target) -> None:
         self._peer = peer
-        self._place = place
+        self._target = target
 
     def answer(self, request: Request, reply: Reply) -> None:
         """Raises nothing: every request has an answer."""
@@ -140,7 +140,7 @@ class ManagementNode:
             else:
                 tell(asked.tell(answer))
 
-        self._peer.submit(self._place, asked.command, reply)
+        self._peer.submit(self._target, asked.command, reply)
 
     # Looking.
 
@@ -156,7 +156,7 @@ class ManagementNode:
             found = [{"message": write_seen(each)} for each in answer.messages]
             return Told(OK if found else NOTHING, {"messages": found} if found else {})
 
-        return Ask(Peek(self._place.queue, first, min(count, PAGE_MAX), session), tell)
+        return Ask(Peek(self._target.queue, first, min(count, PAGE_MAX), session), tell)
 
     # Scheduled messages.
 
@@ -169,18 +169,18 @@ class ManagementNode:
             data = each.get("message") if isinstance(each, dict) else None
             if not isinstance(data, bytes):
                 raise Unfit("A message to be scheduled is not there.")
-            if len(data) > (most := self._peer.message_bytes(self._place)):
-                raise MessageTooLarge(self._place.entity, len(data), most)
+            if len(data) > (most := self._peer.message_bytes(self._target)):
+                raise MessageTooLarge(self._target.entity, len(data), most)
             messages.append(read_message(data, self._peer.new_id))
 
         def tell(answer: Answer) -> Told:
             assert isinstance(answer, Enqueued)
             return Told(OK, {"sequence-numbers": Array(0x81, answer.sequences)})
 
-        return Ask(Send(self._place.queue, messages), tell)
+        return Ask(Send(self._target.queue, messages), tell)
 
     def cancel(self, request: Request) -> Ask:
-        return Ask(Cancel(self._place.queue, _numbers(request)), _done)
+        return Ask(Cancel(self._target.queue, _numbers(request)), _done)
 
     # Deferred messages, and locks.
 
@@ -198,11 +198,11 @@ class ManagementNode:
                 found.append(entry)
             return Told(OK, {"messages": found})
 
-        command = ReceiveDeferred(self._place.queue, _numbers(request), delete, session=session)
+        command = ReceiveDeferred(self._target.queue, _numbers(request), delete, session=session)
         return Ask(command, tell)
 
     def settle(self, request: Request) -> Ask:
-        queue, tokens = self._place.queue, _tokens(request)
+        queue, tokens = self._target.queue, _tokens(request)
         session = self._session(request)
         properties = changes(request.body.get("properties-to-modify"))
         status = _get(request, "disposition-status", str)
@@ -229,7 +229,7 @@ class ManagementNode:
             assert isinstance(answer, Settled)
             return Told(OK, {"expirations": Array(0x83, answer.until_ms)})
 
-        return Ask(Renew(self._place.queue, _tokens(request)), tell)
+        return Ask(Renew(self._target.queue, _tokens(request)), tell)
 
     # Sessions.
 
@@ -238,18 +238,18 @@ class ManagementNode:
             assert isinstance(answer, int)
             return Told(OK, {"expiration": Timestamp(answer)})
 
-        return Ask(RenewSession(self._place.queue, self._held(request)), tell)
+        return Ask(RenewSession(self._target.queue, self._held(request)), tell)
 
     def get_session_state(self, request: Request) -> Ask:
         def tell(answer: Answer) -> Told:
             assert answer is None or isinstance(answer, bytes)
             return Told(OK, {"session-state": answer})
 
-        return Ask(GetSessionState(self._place.queue, self._held(request)), tell)
+        return Ask(GetSessionState(self._target.queue, self._held(request)), tell)
 
     def set_session_state(self, request: Request) -> Ask:
         state = _get(request, "session-state", bytes, None)
-        return Ask(SetSessionState(self._place.queue, self._held(request), state), _done)
+        return Ask(SetSessionState(self._target.queue, self._held(request), state), _done)
 
     def list_sessions(self, request: Request) -> Ask:
         since_ms: int | None = _number(request, "last-updated-time", SESSIONS_WITH_MESSAGES_MS)
@@ -266,7 +266,7 @@ class ManagementNode:
                 return Told(NOTHING, {}, _PREFIX + "session-not-found", "There are no sessions.")
             return Told(OK, {"skip": Int(skip + len(answer)), "sessions-ids": Array(0xB1, answer)})
 
-        return Ask(ListSessions(self._place.queue, since_ms, skip, min(top, PAGE_MAX)), tell)
+        return Ask(ListSessions(self._target.queue, since_ms, skip, min(top, PAGE_MAX)), tell)
 
     # Deleting.
 
@@ -279,7 +279,7 @@ class ManagementNode:
         if request.body.get("session-id") is not None:
             number = self._peer.engine.new_receiver()
             command = Receive(
-                self._place.queue, number, count, delete=True, session=self._held(request)
+                self._target.queue, number, count, delete=True, session=self._held(request)
             )
             return Ask(command, _deleted)
 
@@ -291,7 +291,7 @@ class ManagementNode:
     def _delete_some(self, tell: Tell, first: int, left: int, before_ms: int, done: int) -> None:
         """Bit by bit: no command does unbounded work."""
         command = Purge(
-            self._place.queue, frozenset((ACTIVE,)), first, before_ms, min(left, STEPS_MAX)
+            self._target.queue, frozenset((ACTIVE,)), first, before_ms, min(left, STEPS_MAX)
         )
 
         def reply(answer: Answer | Refused | StoreError) -> None:
@@ -307,16 +307,16 @@ class ManagementNode:
                 assert isinstance(answer, StoreError)
                 tell(Told(500, {}, conditions.INTERNAL, answer.for_clients))
 
-        self._peer.submit(self._place, command, reply)
+        self._peer.submit(self._target, command, reply)
 
     # Rules.
 
     def add_rule(self, request: Request) -> Ask:
         rule = read_rule(_get(request, "rule-name", str), request.body.get("rule-description"))
-        return Ask(SetRule(self._place.queue, rule), _done)
+        return Ask(SetRule(self._target.queue, rule), _done)
 
     def remove_rule(self, request: Request) -> Ask:
-        return Ask(RemoveRule(self._place.queue, _get(request, "rule-name", str)), _done)
+        return Ask(RemoveRule(self._target.queue, _get(request, "rule-name", str)), _done)
 
     def list_rules(self, request: Request) -> Ask:
         skip, top = _number(request, "skip", 0), _number(request, "top", 100)
@@ -332,7 +332,7 @@ class ManagementNode:
             ]
             return Told(OK if found else NOTHING, {"rules": found} if found else {})
 
-        return Ask(ListRules(self._place.queue, limit=RULES_MAX), tell)
+        return Ask(ListRules(self._target.queue, limit=RULES_MAX), tell)
 
     # Which session.
 
@@ -343,10 +343,10 @@ class ManagementNode:
     def _held(self, request: Request) -> int:
         """Raises SessionLockLost where this connection does not hold it; or Unauthorized."""
         session = _get(request, "session-id", str)
-        self._peer.check_right(self._place, RenewSession(self._place.queue, 0))
-        token = self._peer.session_token(self._place, session)
+        self._peer.check_right(self._target, RenewSession(self._target.queue, 0))
+        token = self._peer.session_token(self._target, session)
         if not token:
-            raise SessionLockLost(self._place.entity, 0)
+            raise SessionLockLost(self._target.entity, 0)
         return token
 
 

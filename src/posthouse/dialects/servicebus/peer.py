@@ -52,7 +52,7 @@ from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.identity import Identity
-from posthouse.dialects.servicebus.links import Inlet, Outlet, Place
+from posthouse.dialects.servicebus.links import Inlet, Outlet, Target
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
 from posthouse.dialects.servicebus.transactions import Coordinator
 from posthouse.store.errors import StoreError
@@ -328,15 +328,15 @@ class Peer:
             self._drop_what_is_idle()
         scopes = self.identity.scopes(now)
         for context in list(self.contexts.values()):
-            place = context.place
+            target = context.target
             if isinstance(context, Coordinator):
                 if not context.may_stay(now):
                     self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
-            elif place is None:
+            elif target is None:
                 continue
-            elif isinstance(context, Inlet) and self._is_gone(place):
-                self.turn_away(context, conditions.NOT_FOUND, conditions.missing(place.entity))
-            elif not self.identity.may(place, scopes.get(place.principal, ())):
+            elif isinstance(context, Inlet) and self._is_gone(target):
+                self.turn_away(context, conditions.NOT_FOUND, conditions.missing(target.entity))
+            elif not self.identity.may(target, scopes.get(target.principal, ())):
                 self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
         self._attaching.check(scopes)
         if self.is_trusted and not self.identity.is_anybody:  # it may show again who it is
@@ -344,15 +344,15 @@ class Peer:
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
         self.flush()
 
-    def _is_gone(self, place: Place) -> bool:
+    def _is_gone(self, target: Target) -> bool:
         """The queue of an outlet tells it; who sends has to be told."""
-        return self.properties(place) is None and not self.settings.auto_create
+        return self.properties(target) is None and not self.settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
         """As the cloud does it, which clients know to come back from."""
         now = self._loop.time()
         for context in list(self.contexts.values()):
-            if context.place is None:
+            if context.target is None:
                 continue
             self._linked = now
             if not context.is_idle:
@@ -421,7 +421,7 @@ class Peer:
         self._ids += 1
         return f"{self._id_prefix}{self._ids:08x}"
 
-    def submit(self, place: Place, command: Command, reply: Reply) -> bool:
+    def submit(self, target: Target, command: Command, reply: Reply) -> bool:
         """Where too much is under way already, nothing more is read meanwhile.
 
         Returns whether it is certain to be done, as the engine does.
@@ -444,30 +444,30 @@ class Peer:
         self._under_way += 1
         if self._under_way >= COMMANDS_MAX:
             self._read_or_not()
-        principal = self.identity.acting(place.principal)
-        return self.engine.submit(principal, place.namespace, command, answered)
+        principal = self.identity.acting(target.principal)
+        return self.engine.submit(principal, target.namespace, command, answered)
 
     def abort(self) -> None:
         """What the client had goes back when the connection is lost."""
         self._transport.abort()
 
-    def check_right(self, place: Place, command: Command) -> None:
+    def check_right(self, target: Target, command: Command) -> None:
         """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
-        self.engine.check(self.identity.acting(place.principal), place.namespace, command)
+        self.engine.check(self.identity.acting(target.principal), target.namespace, command)
 
-    def send(self, place: Place, messages: list[NewMessage]) -> Send:
+    def send(self, target: Target, messages: list[NewMessage]) -> Send:
         """Where its queue is full and blocks, it waits for room as long as the client would."""
-        properties = self.properties(place)
+        properties = self.properties(target)
         if properties is None or properties.overflow != "block":
-            return Send(place.queue, messages)
-        deadline_ms = self.engine.clock_ms(place.namespace) + BLOCK_MS
+            return Send(target.queue, messages)
+        deadline_ms = self.engine.clock_ms(target.namespace) + BLOCK_MS
         return Send(
-            place.queue, messages, deadline_ms=deadline_ms, sender=self.engine.new_receiver()
+            target.queue, messages, deadline_ms=deadline_ms, sender=self.engine.new_receiver()
         )
 
-    def leave(self, place: Place, command: Detach | Release | ReleaseSession) -> None:
+    def leave(self, target: Target, command: Detach | Release | ReleaseSession) -> None:
         """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
-        self.engine.submit(BROKER, place.namespace, command, _ignore)
+        self.engine.submit(BROKER, target.namespace, command, _ignore)
 
     def gathered(self, context: Inlet | Outlet) -> None:
         """It has something to be sent on when all that has come was looked at."""
@@ -479,13 +479,13 @@ class Peer:
         self.contexts.pop(context.link, None)
         context.on_detached()
 
-    def properties(self, place: Place) -> QueueProperties | None:
+    def properties(self, target: Target) -> QueueProperties | None:
         """What the queue is like; None where there is none."""
-        return self.engine.view.properties(place.namespace, place.queue)
+        return self.engine.view.properties(target.namespace, target.queue)
 
-    def queue_size(self, place: Place) -> Used:
+    def queue_size(self, target: Target) -> Used:
         """How many messages there are in a queue, and their bytes."""
-        return self.engine.view.size(place.namespace, place.queue)
+        return self.engine.view.size(target.namespace, target.queue)
 
     @property
     def outlet_bytes(self) -> int:
@@ -493,21 +493,21 @@ class Peer:
         share = OUTLETS_BYTES // max(1, len(self.contexts))
         return max(OUTLET_BYTES_MIN, min(OUTLET_BYTES_MAX, share))
 
-    def message_bytes(self, place: Place) -> int:
+    def message_bytes(self, target: Target) -> int:
         """The size that a message may have."""
-        properties = self.properties(place)
+        properties = self.properties(target)
         most = None if properties is None else properties.max_message_bytes
         return self.settings.message_bytes if most is None else most
 
-    def session_token(self, place: Place, session: str) -> int:
+    def session_token(self, target: Target, session: str) -> int:
         """Of a session that this connection holds; 0 where it does not."""
         for each in self.contexts.values():
             if (
                 isinstance(each, Outlet)
                 and each.session is not None
                 and each.session.session == session
-                and each.place.queue == place.queue
-                and each.place.namespace == place.namespace
+                and each.target.queue == target.queue
+                and each.target.namespace == target.namespace
             ):
                 return each.session.token
         return 0

@@ -22,7 +22,7 @@ from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
 from posthouse.dialects.servicebus.transactions import transaction_in, within
 
 if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.links import Place
+    from posthouse.dialects.servicebus.links import Target
     from posthouse.dialects.servicebus.peer import Peer
 
 REQUEST_CREDIT = 10
@@ -81,10 +81,10 @@ class RequestLink:
         peer: "Peer",
         link: Link,
         address: Address,
-        place: "Place | None",
+        target: "Target | None",
         answerer: Answerer,
     ) -> None:
-        self.place = place  # None: of $cbs, which is open to everybody
+        self.target = target  # None: of $cbs, which is open to everybody
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
         self._requests = peer.requests
@@ -147,8 +147,8 @@ class RequestLink:
 class ReplyLink:
     """Replies go out through it, as far as the client gives credit."""
 
-    def __init__(self, peer: "Peer", link: Link, address: Address, place: "Place | None") -> None:
-        self.place = place
+    def __init__(self, peer: "Peer", link: Link, address: Address, target: "Target | None") -> None:
+        self.target = target
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
         self._requests = peer.requests
@@ -157,9 +157,9 @@ class ReplyLink:
         self._waiting: deque[bytes] = deque()
         self._count = 0
         attach = link.attach
-        target = None if attach is None else address_in(attach.target)
+        named = None if attach is None else address_in(attach.target)
         # What a request may call it.
-        self.names = (link.name,) if target is None else (target, link.name)
+        self.names = (link.name,) if named is None else (named, link.name)
 
     def reply(self, request: Request, properties: dict[Value, Value], body: Value) -> None:
         null = b"\x40"
@@ -215,7 +215,7 @@ class Requests:
         self,
         link: Link,
         address: Address,
-        place: "Place | None",
+        target: "Target | None",
         answerer: Answerer,
         most_bytes: int,
     ) -> None:
@@ -223,10 +223,10 @@ class Requests:
         assert attach is not None
         context: RequestLink | ReplyLink
         if link.sends:
-            context = ReplyLink(self._peer, link, address, place)
+            context = ReplyLink(self._peer, link, address, target)
             self._replies.setdefault(address, []).append(context)
         else:
-            context = RequestLink(self._peer, link, address, place, answerer)
+            context = RequestLink(self._peer, link, address, target, answerer)
         self._peer.contexts[link] = context
         link.accept(source=attach.source, target=attach.target, max_message_size=most_bytes)
         if isinstance(context, RequestLink):

@@ -49,7 +49,7 @@ class Coordinator:
     """Transactions are declared and discharged through it, and end with it."""
 
     def __init__(self, peer: "Peer", link: Link, principal: Principal, namespace: str) -> None:
-        self.place = None
+        self.target = None
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
         self.link = link
