@@ -18,7 +18,7 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.line import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
-from posthouse.dialects.servicebus.links import Inlet, Outlet, Target
+from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink, Target
 from posthouse.dialects.servicebus.management import ManagementNode
 from posthouse.dialects.servicebus.requests import address_in, is_coordinator
 from posthouse.dialects.servicebus.transactions import COORDINATOR_BYTES_MAX, Coordinator
@@ -86,9 +86,9 @@ class Attaching:
             most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(target))
             requests.attach(link, address, target, ManagementNode(self._peer, target).answer, most)
         elif link.sends:
-            self._attach_outlet(link, address, target)
+            self._attach_outgoing(link, address, target)
         else:
-            self._attach_inlet(link, address, target)
+            self._attach_incoming(link, address, target)
 
     def _attach_coordinator(self, link: Link) -> None:
         attach, peer = link.attach, self._peer
@@ -143,7 +143,7 @@ class Attaching:
             return None
         return target
 
-    def _attach_inlet(self, link: Link, address: Address, target: Target) -> None:
+    def _attach_incoming(self, link: Link, address: Address, target: Target) -> None:
         attach = link.attach
         assert attach is not None
         if address.dead:
@@ -163,21 +163,21 @@ class Attaching:
                 )
             )
             return
-        inlet = self._peer.contexts[link] = Inlet(self._peer, link, target, most)
+        incoming = self._peer.contexts[link] = IncomingLink(self._peer, link, target, most)
         link.accept(
             source=attach.source, target=attach.target, max_message_size=most,
             properties={_BATCH_SIZE: ULong(most)},
         )  # fmt: skip
-        inlet.start()
+        incoming.start()
 
-    def _attach_outlet(self, link: Link, address: Address, target: Target) -> None:
+    def _attach_outgoing(self, link: Link, address: Address, target: Target) -> None:
         attach = link.attach
         assert attach is not None
         delete = attach.snd_settle_mode == 1
         wanted, session = _session_filter(attach.source)
         if not wanted:
-            outlet = Outlet(self._peer, link, target, delete=delete, session=None)
-            outlet.start(partial(self._outlet_attached, link, outlet))
+            outgoing = OutgoingLink(self._peer, link, target, delete=delete, session=None)
+            outgoing.start(partial(self._outgoing_attached, link, outgoing))
         elif session is not None and type(session) is not str:
             link.refuse(error(conditions.ARGUMENT, "A session id must be text."))
         elif address.dead:
@@ -185,30 +185,30 @@ class Attaching:
         else:
             self._accept_session(link, target, session, delete=delete)
 
-    def _outlet_attached(self, link: Link, outlet: Outlet, answer: object) -> None:
+    def _outgoing_attached(self, link: Link, outgoing: OutgoingLink, answer: object) -> None:
         attach = link.attach
         assert attach is not None
         if link.is_gone or self._peer.is_closing:
-            outlet.on_detached()
+            outgoing.on_detached()
         elif isinstance(answer, Refused | StoreError):
             condition, text = conditions.told_any(answer)
             link.refuse(error(condition, text))
-            if outlet.session is not None:
+            if outgoing.session is not None:
                 self._peer.leave(
-                    outlet.target, ReleaseSession(outlet.target.queue, outlet.session.token)
+                    outgoing.target, ReleaseSession(outgoing.target.queue, outgoing.session.token)
                 )
         else:
-            self._peer.contexts[link] = outlet
+            self._peer.contexts[link] = outgoing
             source, properties = attach.source, {}
-            if outlet.session is not None:
-                source = _with_session(attach.source, outlet.session.session)
-                ticks = min(outlet.session.until_ms, LAST_MS) * 10_000 + _TICKS_1970
+            if outgoing.session is not None:
+                source = _with_session(attach.source, outgoing.session.session)
+                ticks = min(outgoing.session.until_ms, LAST_MS) * 10_000 + _TICKS_1970
                 properties = {Symbol(_LOCKED_UNTIL): ticks}
             link.accept(
                 source=source, target=attach.target,
                 max_message_size=self._peer.settings.message_bytes, properties=properties,
             )  # fmt: skip
-            outlet.on_flowed()  # credit may have come before
+            outgoing.on_flowed()  # credit may have come before
         self._peer.flush_soon()
 
     def _accept_session(
@@ -239,8 +239,8 @@ class Attaching:
                     self._peer.leave(target, ReleaseSession(target.queue, answer.token))
                     return
                 try:
-                    outlet = Outlet(self._peer, link, target, delete=delete, session=answer)
-                    outlet.start(partial(self._outlet_attached, link, outlet))
+                    outgoing = OutgoingLink(self._peer, link, target, delete=delete, session=answer)
+                    outgoing.start(partial(self._outgoing_attached, link, outgoing))
                 except BaseException:
                     self._peer.leave(target, ReleaseSession(target.queue, answer.token))
                     raise

@@ -1,4 +1,4 @@
-"""Links to queues: an inlet takes what a client sends, an outlet gives it what it receives."""
+"""Links to queues: a client sends through an IncomingLink, and receives through an OutgoingLink."""
 
 import asyncio
 from collections import deque
@@ -72,12 +72,12 @@ from posthouse.store.errors import StoreError
 if TYPE_CHECKING:
     from posthouse.dialects.servicebus.peer import Peer
 
-INLET_CREDIT = 1_000  # messages that a client may send before it hears of the first
-INLET_GRACE = 10_000  # beyond its credit: some clients think that they have so much from the first
+INCOMING_CREDIT = 1_000  # messages that a client may send before it hears of the first
+INCOMING_GRACE = 10_000  # beyond its credit: some clients think that they have so much at first
 READ_AT_ONCE = 100  # messages of a batch, between two looks at the clock
 GATHER_MESSAGES = 500  # that are sent on in one command
 GATHER_BYTES = 1 << 20
-OUTLET_MESSAGES = 1_000  # that are asked of the queue at a time, at most
+OUTGOING_MESSAGES = 1_000  # that are asked of the queue at a time, at most
 AT_ONCE = 64  # messages that are sent without waiting for what else there is to say
 UNSETTLED_MAX = 100_000  # deliveries of one link that a client may leave unsettled
 SETTLE_MESSAGES = 1_000  # that are settled in one go
@@ -99,7 +99,7 @@ class Target(NamedTuple):
     right: str  # that the link needs, or "any"
 
 
-class Inlet:
+class IncomingLink:
     """A client sends through it."""
 
     def __init__(self, peer: "Peer", link: Link, target: Target, most_bytes: int) -> None:
@@ -117,7 +117,7 @@ class Inlet:
 
     def start(self) -> None:
         self.link.takes_runs = True
-        self.link.grant(INLET_CREDIT)
+        self.link.grant(INCOMING_CREDIT)
 
     def on_run(self, event: Run) -> None:
         """Messages that follow each other. What is wrong with one is no affair of the others."""
@@ -148,7 +148,7 @@ class Inlet:
     def _is_beyond_its_credit(self) -> bool:
         """2.6.7. It is turned away then."""
         self.is_idle = False
-        if self.link.credit >= -INLET_GRACE:
+        if self.link.credit >= -INCOMING_GRACE:
             return False
         self._peer.turn_away(
             self, "amqp:link:transfer-limit-exceeded", "There is no credit for more."
@@ -295,8 +295,8 @@ class Inlet:
         """As much credit as there is room for, told now and then."""
         if not self.link.is_open:
             return
-        room = INLET_CREDIT - self._unanswered
-        if room - self.link.credit >= INLET_CREDIT // 2 or (room > 0 and self.link.credit <= 0):
+        room = INCOMING_CREDIT - self._unanswered
+        if room - self.link.credit >= INCOMING_CREDIT // 2 or (room > 0 and self.link.credit <= 0):
             self.link.grant(room)
             self._peer.flush_soon()
 
@@ -334,7 +334,7 @@ class _Group:
         return self.is_whole or self.size_bytes >= GATHER_BYTES or len(self.ids) >= GATHER_MESSAGES
 
 
-class Outlet:
+class OutgoingLink:
     """A client receives through it."""
 
     def __init__(
@@ -398,8 +398,8 @@ class Outlet:
     def _first_window(self) -> int:
         """How many messages fit, as large as they are in the queue on the average."""
         count, size = self._peer.queue_size(self.target)
-        fit = self._peer.outlet_bytes * count // size if size else OUTLET_MESSAGES
-        return max(1, min(OUTLET_MESSAGES, fit))
+        fit = self._peer.link_bytes * count // size if size else OUTGOING_MESSAGES
+        return max(1, min(OUTGOING_MESSAGES, fit))
 
     def _refused(self, answer: Reply) -> None:
         if isinstance(answer, Refused) and not self._gone:
@@ -444,8 +444,8 @@ class Outlet:
             link.send_run(heads, tags_of(tokens), tokens, bodies)
             if len(link.unsettled) > UNSETTLED_MAX:
                 self._forget_oldest()
-        fit = self._peer.outlet_bytes * count // sum(map(len, chain(heads, bodies)))
-        self._window = max(1, min(OUTLET_MESSAGES, fit))
+        fit = self._peer.link_bytes * count // sum(map(len, chain(heads, bodies)))
+        self._window = max(1, min(OUTGOING_MESSAGES, fit))
 
     def _noticed(self, notice: Notice) -> None:
         if notice.kind == "drained":

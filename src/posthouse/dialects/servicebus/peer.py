@@ -52,7 +52,7 @@ from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.identity import Identity
-from posthouse.dialects.servicebus.links import Inlet, Outlet, Target
+from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink, Target
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
 from posthouse.dialects.servicebus.transactions import Coordinator
 from posthouse.store.errors import StoreError
@@ -66,8 +66,8 @@ CHECK_SECONDS = 2.0  # how often it is looked whether tokens have lapsed
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
 BLOCK_MS = 50_000  # that a sender waits for room, where a queue has it so; clients wait a minute
-OUTLETS_BYTES = 16 << 20  # of messages that are asked of queues at a time for one client,
-OUTLET_BYTES_MAX, OUTLET_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
+OUTGOING_BYTES = 16 << 20  # of messages that are asked of queues at a time for one client,
+LINK_BYTES_MAX, LINK_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
@@ -75,7 +75,7 @@ REFUSALS_LOGGED = 10  # of one connection
 NAMESPACE = "posthouse:namespace"  # among the properties with which a client opens
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
-Context: TypeAlias = Inlet | Outlet | RequestLink | ReplyLink | Coordinator
+Context: TypeAlias = IncomingLink | OutgoingLink | RequestLink | ReplyLink | Coordinator
 Reply = Callable[[Answer | Refused | StoreError], None]
 
 
@@ -138,7 +138,7 @@ class Peer:
         self._is_behind = False  # something is left for the next turn
         self._refusals = 0
         self.contexts: dict[Link, Context] = {}
-        self._gathered: dict[Inlet | Outlet, None] = {}
+        self._gathered: dict[IncomingLink | OutgoingLink, None] = {}
         self._flushing = False
         self._deadline: asyncio.TimerHandle | None = None
         self._beat: asyncio.TimerHandle | None = None
@@ -250,7 +250,7 @@ class Peer:
             self._turn.wait()
         self._read_or_not()
         for each in list(self.contexts.values()):
-            if isinstance(each, Outlet | RequestLink):
+            if isinstance(each, OutgoingLink | RequestLink):
                 each.on_flowed()
         self.flush_soon()
 
@@ -334,7 +334,7 @@ class Peer:
                     self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
             elif target is None:
                 continue
-            elif isinstance(context, Inlet) and self._is_gone(target):
+            elif isinstance(context, IncomingLink) and self._is_gone(target):
                 self.turn_away(context, conditions.NOT_FOUND, conditions.missing(target.entity))
             elif not self.identity.may(target, scopes.get(target.principal, ())):
                 self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
@@ -345,7 +345,7 @@ class Peer:
         self.flush()
 
     def _is_gone(self, target: Target) -> bool:
-        """The queue of an outlet tells it; who sends has to be told."""
+        """The queue tells an OutgoingLink that it is gone; an IncomingLink has to be told."""
         return self.properties(target) is None and not self.settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
@@ -469,7 +469,7 @@ class Peer:
         """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
         self.engine.submit(BROKER, target.namespace, command, _ignore)
 
-    def gathered(self, context: Inlet | Outlet) -> None:
+    def gathered(self, context: IncomingLink | OutgoingLink) -> None:
         """It has something to be sent on when all that has come was looked at."""
         self._gathered[context] = None
 
@@ -488,10 +488,10 @@ class Peer:
         return self.engine.view.size(target.namespace, target.queue)
 
     @property
-    def outlet_bytes(self) -> int:
+    def link_bytes(self) -> int:
         """What may be asked for at a time for one link."""
-        share = OUTLETS_BYTES // max(1, len(self.contexts))
-        return max(OUTLET_BYTES_MIN, min(OUTLET_BYTES_MAX, share))
+        share = OUTGOING_BYTES // max(1, len(self.contexts))
+        return max(LINK_BYTES_MIN, min(LINK_BYTES_MAX, share))
 
     def message_bytes(self, target: Target) -> int:
         """The size that a message may have."""
@@ -503,7 +503,7 @@ class Peer:
         """Of a session that this connection holds; 0 where it does not."""
         for each in self.contexts.values():
             if (
-                isinstance(each, Outlet)
+                isinstance(each, OutgoingLink)
                 and each.session is not None
                 and each.session.session == session
                 and each.target.queue == target.queue
@@ -545,7 +545,7 @@ class Peer:
     def _on_run(self, event: Run) -> None:
         context = self.contexts.get(event.link)
         if context is not None:
-            assert isinstance(context, Inlet)  # who asked for them
+            assert isinstance(context, IncomingLink)  # who asked for them
             context.on_run(event)
 
     def _on_disposed(self, event: Disposed) -> None:
