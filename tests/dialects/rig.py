@@ -51,7 +51,7 @@ class Transport:
         return data
 
 
-class Line:
+class StubConnectionInfo:
     """What a listener tells a peer of its connection."""
 
     handshake_seconds = 10.0

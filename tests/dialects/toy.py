@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from posthouse.dialects import known
+from posthouse.dialects.connections import ConnectionInfo
 from posthouse.dialects.dialect import Dialect, Host, HttpPath, HttpProfile, Reached, Wire
 from posthouse.dialects.http import Answer, Request
-from posthouse.dialects.line import Line
 from posthouse.dialects.settings import as_text, setting
 
 PORT = 4711
@@ -30,8 +30,8 @@ class Toys:
         self.greeting = settings.toy_greeting
         self.come = 0
 
-    def make_peer(self, line: Line) -> "Toy":
-        return Toy(self, line)
+    def make_peer(self, info: ConnectionInfo) -> "Toy":
+        return Toy(self, info)
 
     async def answer(self, request: Request) -> Answer:
         assert self._host.engine is not None
@@ -47,9 +47,9 @@ class Toys:
 class Toy:
     """One connection."""
 
-    def __init__(self, toys: Toys, line: Line) -> None:
+    def __init__(self, toys: Toys, info: ConnectionInfo) -> None:
         self._toys = toys
-        self._line = line
+        self._info = info
         self._data = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -65,7 +65,7 @@ class Toy:
             self._data = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._line.gone()
+        self._info.gone()
 
     def shutdown(self) -> None:
         self._transport.close()

@@ -123,7 +123,7 @@ class PyQueue:
     def kept(self) -> dict[str, int]:
         assert self._rig is not None
         context = self._rig.context
-        return {"connections": len(context._circle.peers), "clients": len(context._clients)}
+        return {"connections": len(context._registry.peers), "clients": len(context._clients)}
 
 
 def run(seed: int, cases: int, seconds: float) -> int:

@@ -258,7 +258,7 @@ class ServiceBus:
 
     def kept(self) -> dict[str, int]:
         assert self._rig is not None
-        return {"connections": len(self._rig.peers._circle.peers)}
+        return {"connections": len(self._rig.peers._registry.peers)}
 
 
 def run(seed: int, cases: int, seconds: float) -> int:

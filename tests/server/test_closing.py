@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from posthouse.dialects.line import Peer
+from posthouse.dialects.connections import Peer
 from posthouse.server.config import Config, Port
 from posthouse.server.listener import Connection, Limits, Listener, PortProtocol
 from posthouse.server.serve import Server

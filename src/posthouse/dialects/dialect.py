@@ -15,8 +15,8 @@ from posthouse.broker.declared import PrincipalDeclared, QueueDeclared, TopicDec
 
 if TYPE_CHECKING:
     from posthouse.broker.engine import Engine
+    from posthouse.dialects.connections import ConnectionInfo, Peer, WrappedPeer
     from posthouse.dialects.http import Answer, Request
-    from posthouse.dialects.line import Line, Peer, WrappedPeer
 
 TLS_TEXT = "TLS is required; connect with it."
 
@@ -53,7 +53,7 @@ class WebSocket(NamedTuple, Generic[C]):
 
     path: str  # folded, without a slash behind
     subprotocol: str
-    make: "Callable[[C, Line], WrappedPeer]"
+    make: "Callable[[C, ConnectionInfo], WrappedPeer]"
 
 
 class Wire(NamedTuple, Generic[C]):
@@ -62,7 +62,7 @@ class Wire(NamedTuple, Generic[C]):
     name: str  # in metrics
     # From the first bytes, at most 64: True, False, or None where more are needed to tell.
     recognise: Callable[[bytes], bool | None]
-    make: "Callable[[C, Line], Peer]"
+    make: "Callable[[C, ConnectionInfo], Peer]"
     # The bytes that tell a client who has begun with these that TLS is required.
     demand_tls: Callable[[bytes], bytes]
     websocket: WebSocket[C] | None = None

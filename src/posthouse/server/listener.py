@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from posthouse.broker.access import ANYBODY
+from posthouse.dialects.connections import Peer, hang_up
 from posthouse.dialects.dialect import after_word
-from posthouse.dialects.line import Peer, hang_up
 
 if TYPE_CHECKING:
     import ssl

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from posthouse.dialects.line import (
+from posthouse.dialects.connections import (
     STRANGER_TURN_SECONDS,
     TURN_SECONDS,
     Turn,

@@ -12,7 +12,7 @@ from posthouse.dialects.pyqueue.codec import Decoder, Frame
 from posthouse.dialects.pyqueue.context import PyQueueContext, Settings
 from posthouse.dialects.pyqueue.peer import Peer
 from tests.dialects.pyqueue.client import frame
-from tests.dialects.rig import EngineRig, Line, Transport, an_engine
+from tests.dialects.rig import EngineRig, StubConnectionInfo, Transport, an_engine
 
 ROOT_KEY = "the key of the root"
 START_MS = 1_800_000_000_000
@@ -47,8 +47,8 @@ class Rig(EngineRig):
 class Client:
     def __init__(self, rig: Rig, address: str, *, is_tls: bool) -> None:
         self.rig = rig
-        self.line, self.transport = Line(address, is_tls=is_tls), Transport()
-        self.peer = Peer(rig.context, self.line)
+        self.info, self.transport = StubConnectionInfo(address, is_tls=is_tls), Transport()
+        self.peer = Peer(rig.context, self.info)
         self.peer.connection_made(self.transport)
         self._decoder = Decoder()
 

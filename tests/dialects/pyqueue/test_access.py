@@ -136,7 +136,7 @@ def test_who_never_says_who_he_is_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
         client = rig.connect()
         client.peer.check(time.time())
         assert not client.transport.is_closing()
-        client.line.handshake_seconds = -1.0
+        client.info.handshake_seconds = -1.0
         client.peer.check(time.time())
         assert client.transport.is_closing()
 

@@ -19,7 +19,7 @@ from posthouse.core.commands import CreateQueue
 from posthouse.core.model import QueueProperties
 from posthouse.dialects.servicebus.credentials import Credentials, Settings
 from posthouse.dialects.servicebus.peer import Peer, Peers
-from tests.dialects.rig import EngineRig, Line, Transport, an_engine
+from tests.dialects.rig import EngineRig, StubConnectionInfo, Transport, an_engine
 
 KEY = "SAS_KEY_VALUE"
 
@@ -41,7 +41,7 @@ class Rig(EngineRig):
         return cls(engine, guard, Settings("default", **settings))
 
     def connect(self) -> tuple[Peer, Transport]:
-        peer, transport = self.peers.make(Line()), Transport()
+        peer, transport = self.peers.make(StubConnectionInfo()), Transport()
         peer.connection_made(transport)
         return peer, transport
 

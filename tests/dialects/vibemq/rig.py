@@ -8,7 +8,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
 from posthouse.dialects.vibemq.peer import Peer, Peers
 from posthouse.dialects.vibemq.users import Settings, Users
-from tests.dialects.rig import EngineRig, Line, Transport, an_engine
+from tests.dialects.rig import EngineRig, StubConnectionInfo, Transport, an_engine
 from tests.dialects.vibemq.client import CONNECT, FLAGGED, Said, cut, written
 
 KEY = "the root key"
@@ -19,7 +19,7 @@ class Wire:
 
     def __init__(self, rig: "Rig", generation: str) -> None:
         self.generation = generation
-        self.peer: Peer = rig.peers.make(Line())
+        self.peer: Peer = rig.peers.make(StubConnectionInfo())
         self.transport = Transport()
         self.peer.connection_made(self.transport)
         self._rig = rig

@@ -14,8 +14,8 @@ from posthouse.core.commands import Answer, Command, CreateQueue
 from posthouse.core.errors import AlreadyExists, NotFound, Refused, Unauthorized
 from posthouse.core.model import QueueProperties, Right, entity_of
 from posthouse.core.records import Completed, DeadLettered, Expired, Sent
+from posthouse.dialects.connections import PeerRegistry
 from posthouse.dialects.dialect import Broker
-from posthouse.dialects.line import Circle
 from posthouse.dialects.pyqueue.credentials import Credentials, Known, Signing
 from posthouse.dialects.pyqueue.ledger import Ledger
 from posthouse.dialects.pyqueue.tasks import DEFAULT_QUEUE
@@ -73,7 +73,7 @@ class PyQueueContext:
         self.started = time.monotonic()
         self.processing_seconds, self.processed = 0.0, 0  # from pull to acknowledgement
         self.held_bytes = 0
-        self._circle: Circle[Guest] = Circle(CHECK_SECONDS, self._check)
+        self._registry: PeerRegistry[Guest] = PeerRegistry(CHECK_SECONDS, self._check)
         self._clients: set[Guest] = set()  # those that have shown who they are
         self._samples: deque[tuple[float, int]] = deque([(self.started, 0)])
 
@@ -102,7 +102,7 @@ class PyQueueContext:
     # Connections.
 
     def add(self, guest: Guest) -> None:
-        self._circle.add(guest)
+        self._registry.add(guest)
         self.engine.access_watchers.add(self._look_again)
 
     def admit(self, guest: Guest) -> bool:
@@ -113,17 +113,17 @@ class PyQueueContext:
         return True
 
     def remove(self, guest: Guest) -> None:
-        self._circle.remove(guest)
+        self._registry.remove(guest)
         self._clients.discard(guest)
 
     def _look_again(self, names: Collection[str]) -> None:
         """What somebody may do has changed."""
-        for each in list(self._circle.peers):
+        for each in list(self._registry.peers):
             each.check_rights(names)
 
     def _check(self) -> None:
         now = time.time()
-        for each in list(self._circle.peers):
+        for each in list(self._registry.peers):
             each.check(now)
         self.workers.forget(now)
         if self.is_ready:

@@ -17,8 +17,8 @@ from posthouse.dialects.pyqueue import settings
 from posthouse.dialects.pyqueue.settings import PyQueueSettings
 
 if TYPE_CHECKING:
+    from posthouse.dialects.connections import ConnectionInfo
     from posthouse.dialects.http import Answer, Request
-    from posthouse.dialects.line import Line
     from posthouse.dialects.pyqueue.context import PyQueueContext
     from posthouse.dialects.pyqueue.peer import Peer
     from posthouse.dialects.pyqueue.web import Web
@@ -72,10 +72,10 @@ class PyQueue:
 
         return Web(self._context)
 
-    def make_peer(self, line: "Line") -> "Peer":
+    def make_peer(self, info: "ConnectionInfo") -> "Peer":
         from posthouse.dialects.pyqueue.peer import Peer
 
-        return Peer(self._context, line)
+        return Peer(self._context, info)
 
 
 def is_pyqueue(data: bytes) -> bool | None:

@@ -36,10 +36,10 @@ from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import Properties
 from posthouse.core.model import QueueProperties
 from posthouse.core.plan import Delivered
-from posthouse.dialects.line import (
+from posthouse.dialects.connections import (
     STRANGER_TURN_SECONDS,
     TURN_SECONDS,
-    Line,
+    ConnectionInfo,
     Turn,
     guarded,
     hang_up,
@@ -137,9 +137,9 @@ def _pull_form(payload: bytes) -> tuple[str, int]:
 class Peer:
     """One connection, as asyncio wants it."""
 
-    def __init__(self, context: PyQueueContext, line: Line) -> None:
+    def __init__(self, context: PyQueueContext, info: ConnectionInfo) -> None:
         self.context = context
-        self._line = line
+        self._info = info
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._decoder = Decoder()
@@ -171,7 +171,7 @@ class Peer:
             if not self.context.is_ready:
                 raise Failed("The broker is starting; try again shortly")  # noqa: TRY301
             self.context.add(self)
-            self._trust(self.context.stranger(is_tls=self._line.is_tls))
+            self._trust(self.context.stranger(is_tls=self._info.is_tls))
         except Failed as failed:
             self._transport.write(encode(b"ERROR", str(failed).encode()))
             self.end()
@@ -180,7 +180,7 @@ class Peer:
     def _trust(self, principal: Principal | None) -> None:
         """Raises Failed where there are too many connections."""
         if principal is not None and not (
-            self.context.admit(self) and self._line.identified(principal.name)
+            self.context.admit(self) and self._info.identified(principal.name)
         ):
             self.end()
             raise Failed(refusals.TOO_MANY)
@@ -202,7 +202,7 @@ class Peer:
         """Who has said all he wants still gets his answers."""
         self._is_over = True
         self._go_on()
-        return not self._line.is_tls and not self._transport.is_closing()
+        return not self._info.is_tls and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -217,7 +217,7 @@ class Peer:
         self._let_go()
         self._count_held(0, is_new=True)
         self.context.remove(self)
-        self._line.gone()
+        self._info.gone()
 
     def shutdown(self) -> None:
         """The broker is going: what was asked is answered first."""
@@ -339,7 +339,7 @@ class Peer:
         if slow is None:
             raise Failed(_unknown(word))
         call = Call(
-            self.context, self._principal, self._line.address, word, frame.payload,
+            self.context, self._principal, self._info.address, word, frame.payload,
             lambda: self.is_gone,
         )  # fmt: skip
         self._busy = self._loop.create_task(self._take_steps(reply, slow, call))
@@ -374,7 +374,7 @@ class Peer:
         assert self._principal is not None
         context, reply = self.context, guarded(reply, self._transport.abort)
         try:
-            context.charge_for(self._line.address, command)
+            context.charge_for(self._info.address, command)
         except Throttled as throttled:
             reply(throttled)
             return
@@ -441,7 +441,7 @@ class Peer:
         """Now and then: whether it may go on."""
         loop_now = self._loop.time()
         slow = self._begun and self._is_reading and loop_now - self._begun > REQUEST_SECONDS
-        if self._principal is None and loop_now - self._made > self._line.handshake_seconds:
+        if self._principal is None and loop_now - self._made > self._info.handshake_seconds:
             self._fail_all(refusals.NEEDS_AUTH)
         elif slow:
             self._fail_all(refusals.TOO_SLOW)
@@ -478,7 +478,7 @@ class Peer:
         kind, value = credentials.read(payload)
         try:
             if self._login is None:
-                self._login = self.context.login(self._line.address)
+                self._login = self.context.login(self._info.address)
             known = self.context.identify(kind, value, self._login)
         except Unauthenticated:
             self._tries += 1
@@ -526,7 +526,7 @@ class Peer:
         context, form = self.context, read_push(payload)
         reply.on = queue = form.queue or DEFAULT_QUEUE
         if context.settings.rate:
-            context.charge(self._line.address, 1)
+            context.charge(self._info.address, 1)
         task = new_task(form, deduplicate=context.settings.deduplicate)
         assert self._principal is not None
         context.make_queue(self._principal, "send", queue)
@@ -550,7 +550,7 @@ class Peer:
     def _push_batch(self, reply: PendingReply, payload: bytes) -> None:
         form: BatchForm = read(BatchForm, payload)
         if self.context.settings.rate:
-            self.context.charge(self._line.address, len(form.tasks))
+            self.context.charge(self._info.address, len(form.tasks))
         queues = list(dict.fromkeys(map(queue_in, form.tasks)))
         if len(queues) > 1 or len(form.tasks) > TASKS_AT_ONCE:
             self._push_slowly(reply, form, queues, payload)
@@ -570,7 +570,7 @@ class Peer:
     ) -> None:
         """Many tasks, or into several queues. Others have their turns between the steps."""
         assert self._principal is not None
-        call = Call(self.context, self._principal, self._line.address, "PUSH_BATCH", payload)
+        call = Call(self.context, self._principal, self._info.address, "PUSH_BATCH", payload)
 
         async def push(call: Call) -> bytes:
             tasks: list[NewTask] = []

@@ -15,7 +15,7 @@ from posthouse.core.commands import LAST_MS, AcceptSession, Answer, Detach, Gran
 from posthouse.core.errors import Refused
 from posthouse.core.model import SUBSCRIPTION
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.dialects.line import guarded
+from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
 from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink, Target

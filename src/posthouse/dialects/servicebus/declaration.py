@@ -20,8 +20,8 @@ from posthouse.dialects.servicebus import WEBSOCKET_NAME, WEBSOCKET_PATH
 from posthouse.dialects.settings import as_flag, count, one_of, setting, some_size
 
 if TYPE_CHECKING:
+    from posthouse.dialects.connections import ConnectionInfo
     from posthouse.dialects.http import Answer, Request
-    from posthouse.dialects.line import Line
     from posthouse.dialects.servicebus.answering import Web
     from posthouse.dialects.servicebus.credentials import Credentials
     from posthouse.dialects.servicebus.localzure.service import Service
@@ -76,8 +76,8 @@ class ServiceBus:
         )  # fmt: skip
         return Credentials(host, host.guard, settings)
 
-    def make_peer(self, line: "Line") -> "Peer":
-        return self._peers.make(line)
+    def make_peer(self, info: "ConnectionInfo") -> "Peer":
+        return self._peers.make(info)
 
     @cached_property
     def _peers(self) -> "Peers":

@@ -55,7 +55,7 @@ from posthouse.core.errors import (
 from posthouse.core.message import NewMessage, Properties
 from posthouse.core.plan import Delivered
 from posthouse.core.settling import Ending
-from posthouse.dialects.line import guarded
+from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import told_name
 from posthouse.dialects.servicebus.message import (

@@ -38,11 +38,11 @@ from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
 from posthouse.core.model import QueueProperties
 from posthouse.core.room import Used
-from posthouse.dialects.line import (
+from posthouse.dialects.connections import (
     END_SECONDS,
     TURN_SECONDS,
-    Circle,
-    Line,
+    ConnectionInfo,
+    PeerRegistry,
     Turn,
     guarded,
     hang_up,
@@ -84,17 +84,17 @@ class Peers:
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        self._circle: Circle[Peer] = Circle(CHECK_SECONDS, self._check)
+        self._registry: PeerRegistry[Peer] = PeerRegistry(CHECK_SECONDS, self._check)
 
     @property
     def engine(self) -> Engine | None:
         return self.credentials.engine if self.credentials.is_open else None
 
-    def make(self, line: Line) -> "Peer":
-        return Peer(self, line)
+    def make(self, info: ConnectionInfo) -> "Peer":
+        return Peer(self, info)
 
     def add(self, peer: "Peer") -> None:
-        self._circle.add(peer)
+        self._registry.add(peer)
         if self.engine is not None:
             self.engine.access_watchers.add(self._look_again)
 
@@ -103,20 +103,20 @@ class Peers:
         self._check(changed=True)
 
     def remove(self, peer: "Peer") -> None:
-        self._circle.remove(peer)
+        self._registry.remove(peer)
 
     def _check(self, *, changed: bool = False) -> None:
         now = time.time()
-        for peer in list(self._circle.peers):
+        for peer in list(self._registry.peers):
             peer.check(now, changed=changed)
 
 
 class Peer:
     """One connection, as asyncio wants it."""
 
-    def __init__(self, peers: Peers, line: Line) -> None:
+    def __init__(self, peers: Peers, info: ConnectionInfo) -> None:
         self._peers = peers
-        self._line = line
+        self._info = info
         self.credentials = peers.credentials
         self.settings = peers.credentials.settings
         self.identity = Identity(self)
@@ -157,7 +157,7 @@ class Peer:
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._peers.add(self)
-        self._deadline = self._loop.call_later(self._line.handshake_seconds, self._too_late)
+        self._deadline = self._loop.call_later(self._info.handshake_seconds, self._too_late)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -263,7 +263,7 @@ class Peer:
         for event in self._amqp.lose():
             _ON[type(event)](self, event)
         self._peers.remove(self)
-        self._line.gone()
+        self._info.gone()
 
     def shutdown(self) -> None:
         """The broker is going: what has come is answered first. Clients come back to the next."""
@@ -366,7 +366,7 @@ class Peer:
 
     @property
     def address(self) -> str:
-        return self._line.address
+        return self._info.address
 
     def is_refused_once_more(self) -> bool:
         """Whether that is worth a line in the log. Who is refused too often is cut off."""
@@ -377,7 +377,7 @@ class Peer:
 
     def trust(self, principal: Principal) -> bool:
         """It has shown who it is; whether that one may have one more connection."""
-        if not self._line.identified(principal.name):
+        if not self._info.identified(principal.name):
             return False
         self.is_trusted = True
         self._turn.seconds = TURN_SECONDS
@@ -437,7 +437,7 @@ class Peer:
         throttle = self.engine.throttle
         if throttle.is_on:
             try:
-                throttle.check_address(self._line.address, cost_of(command))
+                throttle.check_address(self._info.address, cost_of(command))
             except Throttled as throttled:
                 reply(throttled)
                 return False

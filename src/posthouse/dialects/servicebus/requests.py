@@ -15,7 +15,7 @@ from posthouse.amqp.events import Arrived, Disposed
 from posthouse.amqp.performatives import ACCEPTED, code_of, rejected
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, Value
-from posthouse.dialects.line import guarded
+from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE

@@ -19,8 +19,8 @@ from posthouse.dialects.settings import BadSetting, as_text, count, setting, som
 from posthouse.store.errors import StoreError
 
 if TYPE_CHECKING:
+    from posthouse.dialects.connections import ConnectionInfo
     from posthouse.dialects.http import Answer, Request
-    from posthouse.dialects.line import Line
     from posthouse.dialects.vibemq.peer import Peer, Peers
     from posthouse.dialects.vibemq.users import Users
     from posthouse.dialects.vibemq.web import Web
@@ -86,8 +86,8 @@ class Vibemq:
         )  # fmt: skip
         return Users(host, host.guard, settings)
 
-    def make_peer(self, line: "Line") -> "Peer":
-        return self._peers.make(line)
+    def make_peer(self, info: "ConnectionInfo") -> "Peer":
+        return self._peers.make(info)
 
     @cached_property
     def _peers(self) -> "Peers":

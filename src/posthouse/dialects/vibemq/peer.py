@@ -15,7 +15,15 @@ from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.broker.view import View
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
-from posthouse.dialects.line import TURN_SECONDS, Circle, Line, Turn, guarded, hang_up, read_or_not
+from posthouse.dialects.connections import (
+    TURN_SECONDS,
+    ConnectionInfo,
+    PeerRegistry,
+    Turn,
+    guarded,
+    hang_up,
+    read_or_not,
+)
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -59,8 +67,8 @@ class Peers:
     def __init__(self, users: Users) -> None:
         self.users = users
         self.settings = users.settings
-        self._circle: Circle[Peer] = Circle(CHECK_SECONDS, self._check)
-        self.peers = self._circle.peers
+        self._registry: PeerRegistry[Peer] = PeerRegistry(CHECK_SECONDS, self._check)
+        self.peers = self._registry.peers
         rate = self.settings.connection_rate
         self.addresses = Buckets(rate, lambda: time.monotonic() / 60)  # in a minute
         self.requests = Buckets(self.settings.message_rate)
@@ -71,8 +79,8 @@ class Peers:
     def engine(self) -> Engine | None:
         return self.users.engine
 
-    def make(self, line: Line) -> "Peer":
-        return Peer(self, line)
+    def make(self, info: ConnectionInfo) -> "Peer":
+        return Peer(self, info)
 
     def count_deliveries(self, deliveries: Sequence[Delivery], now_ms: int) -> None:
         for each in deliveries:
@@ -83,12 +91,12 @@ class Peers:
                 self.latency_ms += max(0, now_ms - each.message.enqueued_ms)
 
     def add(self, peer: "Peer") -> None:
-        self._circle.add(peer)
+        self._registry.add(peer)
         if self.engine is not None:
             self.engine.access_watchers.add(self._look_again)
 
     def remove(self, peer: "Peer") -> None:
-        self._circle.remove(peer)
+        self._registry.remove(peer)
 
     def _look_again(self, names: Collection[str]) -> None:
         """What somebody may do has changed."""
@@ -111,9 +119,9 @@ class _Late(NamedTuple):
 class Peer:
     """One connection, as asyncio wants it."""
 
-    def __init__(self, peers: Peers, line: Line) -> None:
+    def __init__(self, peers: Peers, info: ConnectionInfo) -> None:
         self.peers = peers
-        self.line = line
+        self.info = info
         self.users = peers.users
         self.settings = peers.settings
         self.namespace = peers.settings.namespace
@@ -154,7 +162,7 @@ class Peer:
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self.peers.add(self)
-        self._deadline = self._loop.call_later(self.line.handshake_seconds, self._too_late)
+        self._deadline = self._loop.call_later(self.info.handshake_seconds, self._too_late)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -248,7 +256,7 @@ class Peer:
         for task in self._tasks:
             task.cancel()
         self.peers.remove(self)
-        self.line.gone()
+        self.info.gone()
 
     def _leave(self) -> None:
         """What the client had goes back, in its place; what it waits for is given up."""
@@ -344,7 +352,7 @@ class Peer:
         """What it has come with so far. The broker is open."""
         if self._login is None:
             assert self.peers.engine is not None
-            self._login = self.peers.engine.throttle.failures.login(self.line.address)
+            self._login = self.peers.engine.throttle.failures.login(self.info.address)
         return self._login
 
     def trust(self, principal: Principal) -> None:
@@ -441,7 +449,7 @@ class Peer:
         throttle = self.engine.throttle
         if throttle.is_on:
             try:
-                throttle.check_address(self.line.address, cost_of(command))
+                throttle.check_address(self.info.address, cost_of(command))
             except Throttled as throttled:
                 reply(throttled)
                 return

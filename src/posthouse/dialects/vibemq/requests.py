@@ -46,7 +46,7 @@ def _connect(peer: "Peer", frame: Frame) -> None:
     if peer.peers.engine is None:
         peer.close(answers.SERVER_BUSY, "The broker is starting. Connect again shortly.", frame.id)
         return
-    address = peer.line.address
+    address = peer.info.address
     try:
         peer.peers.addresses.check(address)
     except Throttled:
@@ -68,7 +68,7 @@ def _connect(peer: "Peer", frame: Frame) -> None:
             _turn_away(peer, frame)
         else:
             _let_in(peer, frame, principal)
-    elif peer.settings.dev and not peer.line.is_tls:
+    elif peer.settings.dev and not peer.info.is_tls:
         _let_in(peer, frame, ANYBODY)
     else:
         peer.peers.rejected += 1
@@ -97,7 +97,7 @@ def _turn_away(peer: "Peer", frame: Frame) -> None:
 
 
 def _let_in(peer: "Peer", frame: Frame, principal: Principal) -> None:
-    if not peer.line.identified(principal.name):
+    if not peer.info.identified(principal.name):
         peer.peers.rejected += 1
         text = "This user has too many connections. Close some, and try again."
         peer.close(answers.CONNECTION_LIMIT, text, frame.id)

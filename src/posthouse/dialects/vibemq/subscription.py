@@ -23,7 +23,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Busy, Refused
 from posthouse.core.plan import Delivered
-from posthouse.dialects.line import guarded
+from posthouse.dialects.connections import guarded
 from posthouse.dialects.vibemq.message import delivery
 from posthouse.store.errors import StoreError
 

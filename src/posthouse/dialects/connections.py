@@ -1,4 +1,4 @@
-"""What the connections of every dialect have in common: their lines, their turns, their ends."""
+"""Connections of every dialect: what is known of one, its turns, its end, and who there are."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Line(Protocol):
+class ConnectionInfo(Protocol):
     """What the listener knows of a connection."""
 
     @property
@@ -59,8 +59,8 @@ class WrappedPeer(Peer, Protocol):
     def resume_writing(self) -> None: ...
 
 
-class Circle(Generic[_Peer]):
-    """The connections of one dialect. As long as there are some they are looked at now and then."""
+class PeerRegistry(Generic[_Peer]):
+    """The peers of one dialect. As long as there are some they are looked at now and then."""
 
     def __init__(self, seconds: float, look: Callable[[], None]) -> None:
         self.peers: set[_Peer] = set()
