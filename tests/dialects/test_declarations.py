@@ -13,7 +13,7 @@ import pytest
 import posthouse.server
 from posthouse.dialects.known import DIALECTS
 from posthouse.dialects.settings import settings_of
-from posthouse.server.config import DOORS, PORTS, SETTINGS, Config
+from posthouse.server.config import HTTP_PROFILES, PORTS, SETTINGS, Config
 from tests.security.figures import metric
 from tests.server.running import Running, running
 
@@ -33,9 +33,9 @@ def a_free_port() -> int:
 class Toyshop:
     """A broker that knows toys, with a port that is declared for them."""
 
-    def __init__(self, broker: Running, door: int) -> None:
+    def __init__(self, broker: Running, http_port: int) -> None:
         self.broker = broker
-        self.door = door
+        self.http_port = http_port
 
     def say(self, *pieces: bytes) -> bytes:
         with socket.create_connection(("127.0.0.1", self.broker.port), LIMIT_SECONDS) as made:
@@ -47,12 +47,12 @@ class Toyshop:
 
 @pytest.fixture(scope="module")
 def toyshop() -> Iterator[Toyshop]:
-    door = a_free_port()
-    flags = ("--memory", "--dev", "--toy-greeting", "welcome", "--port", f"{door}=toy-http")
+    http_port = a_free_port()
+    flags = ("--memory", "--dev", "--toy-greeting", "welcome", "--port", f"{http_port}=toy-http")
     with running(*flags, module=MODULE) as broker:
         [ports] = [each["ports"] for each in broker.events("broker.ready")]
-        broker.port = next(port for port in ports if port != door)
-        yield Toyshop(broker, door)
+        broker.port = next(port for port in ports if port != http_port)
+        yield Toyshop(broker, http_port)
 
 
 def test_a_toy_is_recognised_by_its_first_bytes_and_answered(toyshop: Toyshop) -> None:
@@ -76,7 +76,7 @@ def test_a_toy_s_path_is_its_own_and_others_go_on(toyshop: Toyshop) -> None:
 
 
 def test_a_port_can_be_declared_for_toys_which_get_requests_as_they_came(toyshop: Toyshop) -> None:
-    port, toyshop.broker.port = toyshop.broker.port, toyshop.door
+    port, toyshop.broker.port = toyshop.broker.port, toyshop.http_port
     try:
         headers = {"X-Two": "2", "X-One": " 1", "X-two": "b"}
         path = "/health/%6Cive?b=%2f&a=+&a"
@@ -139,7 +139,7 @@ def test_no_two_dialects_have_a_name_in_common() -> None:
     assert len(settings) == len(set(settings)) == len(SETTINGS)
     wires = [each.wire.name for each in DIALECTS if each.wire is not None]
     assert len(wires) == len(set(wires))
-    assert len(DOORS) == sum(each.profile is not None for each in DIALECTS)
+    assert len(HTTP_PROFILES) == sum(each.profile is not None for each in DIALECTS)
     assert len(PORTS) == sum(len(each.ports) for each in DIALECTS)
 
 

@@ -60,7 +60,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Port):
-        return f"{value.number}={value.door}" if value.door else value.number
+        return f"{value.number}={value.http_profile}" if value.http_profile else value.number
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 

@@ -35,8 +35,10 @@ from posthouse.server.declared import Declared, read_declared
 HTTP_PORT = 5300  # of our own API
 PORTS = tuple(dict.fromkeys((*(port for each in DIALECTS for port in each.ports), HTTP_PORT)))
 # APIs over HTTP that ports can be declared for, and a port for each.
-DOORS = {each.profile.word: each.profile.port for each in DIALECTS if each.profile is not None}
-_EXAMPLES = [f"{port}={word}" for word, port in DOORS.items()]
+HTTP_PROFILES = {
+    each.profile.word: each.profile.port for each in DIALECTS if each.profile is not None
+}
+_EXAMPLES = [f"{port}={word}" for word, port in HTTP_PROFILES.items()]
 DEFAULT_NAMESPACE = "default"
 
 
@@ -55,18 +57,18 @@ def _host_name(value: object) -> str:
 
 
 class Port(NamedTuple):
-    """A port to listen on. It takes every dialect; `door` says who answers HTTP there."""
+    """A port to listen on. It takes every dialect; `http_profile` says who answers HTTP there."""
 
     number: int
-    door: str = ""
+    http_profile: str = ""
 
 
 def _port(value: object) -> Port:
-    number, declared, door = str(value).partition("=")
-    if isinstance(value, bool) or (declared and door not in DOORS):
-        raise ValueError(f"must be a number, or a number and one of {', '.join(DOORS)}, as in"
-                         f" {_EXAMPLES[0]}")  # fmt: skip
-    return Port(count(0, 65_535)(number), door)
+    number, declared, http_profile = str(value).partition("=")
+    if isinstance(value, bool) or (declared and http_profile not in HTTP_PROFILES):
+        words = ", ".join(HTTP_PROFILES)
+        raise ValueError(f"must be a number, or a number and one of {words}, as in {_EXAMPLES[0]}")
+    return Port(count(0, 65_535)(number), http_profile)
 
 
 def _network(value: object) -> str:

@@ -253,7 +253,8 @@ class HttpDialects(NamedTuple):
 
     marked: Sequence[HttpDialect]  # asked before a path is ours
     rest: Sequence[HttpDialect]  # asked where it is not
-    doors: Mapping[str, HttpDialect]  # not asked: they answer all on ports declared for them
+    # Not asked: they answer all on ports declared for them.
+    http_profiles: Mapping[str, HttpDialect]
 
 
 class App:
@@ -389,8 +390,8 @@ class App:
             )  # fmt: skip
         if request.head.query:
             request.query = _query(request.head.query)
-        if door := request.connection.door:
-            return await self._of(self._dialects.doors[door], request)
+        if http_profile := request.connection.http_profile:
+            return await self._of(self._dialects.http_profiles[http_profile], request)
         first = request.parts[0]
         route = self._routes.get(first)
         if route is None or first not in self._open:

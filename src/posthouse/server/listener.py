@@ -64,17 +64,18 @@ class Connection:
     """What the listener knows of one connection. Its peer calls `gone` when it is over."""
 
     __slots__ = (
-        "_listener", "address", "closed_at", "deadline", "dialect", "door", "ends_with_input",
-        "is_far", "is_opening", "peer", "principal", "source", "transport",
+        "_listener", "address", "closed_at", "deadline", "dialect", "ends_with_input",
+        "http_profile", "is_far", "is_opening", "peer", "principal", "source", "transport",
     )  # fmt: skip
 
-    def __init__(self, listener: "Listener", address: str, door: str = "") -> None:
+    def __init__(self, listener: "Listener", address: str, http_profile: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
         self.source = _source(address)  # by which strangers are counted
         self.is_far = not is_among(address, listener.limits.local_networks)  # not this machine's
         self.principal: str | None = None  # who its client is; None: a stranger
-        self.door = door  # who answers HTTP on its port; nothing: whoever a request is for
+        # Who answers HTTP on its port; nothing: whoever a request is for.
+        self.http_profile = http_profile
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
         self.ends_with_input = False  # who says no more gets no answer to what he has said
@@ -145,7 +146,7 @@ class Listening(NamedTuple):
 
     host: str
     port: int
-    door: str
+    http_profile: str
 
 
 class Listener:
@@ -157,7 +158,7 @@ class Listener:
         self.protocols = protocols
         self.limits = limits
         self._tls = tls
-        self._sockets: dict[socket.socket, str] = {}  # and the door of each
+        self._sockets: dict[socket.socket, str] = {}  # and the HTTP profile of each
         self._connections: set[Connection] = set()
         self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
@@ -175,10 +176,10 @@ class Listener:
     # Opening and closing.
 
     def open(self, hosts: Sequence[str], ports: Sequence[tuple[int, str]]) -> list[Listening]:
-        """Each port with its door. Raises OSError where it can listen on nothing at all."""
+        """Each port with its HTTP profile. Raises OSError where it can listen on nothing at all."""
         listening: list[Listening] = []
         failure: OSError | None = None
-        for wanted, door in ports:
+        for wanted, http_profile in ports:
             port = wanted
             for host in hosts:
                 try:
@@ -187,8 +188,8 @@ class Listener:
                     failure = self._not_open(host, port, error)
                     continue
                 port = made.getsockname()[1]  # where one was picked, the other hosts have it too
-                self._sockets[made] = door
-                listening.append(Listening(host, port, door))
+                self._sockets[made] = http_profile
+                listening.append(Listening(host, port, http_profile))
         if not listening:
             raise failure or OSError(errno.EINVAL, "there is nothing to listen on")
         for each in self._sockets:
@@ -270,7 +271,7 @@ class Listener:
 
         loop.call_later(OUT_OF_FILES_SECONDS, resume)
 
-    def _admit(self, accepted: socket.socket, address: tuple[Any, ...], door: str) -> None:
+    def _admit(self, accepted: socket.socket, address: tuple[Any, ...], http_profile: str) -> None:
         host = str(address[0])
         self.accepted += 1
         if len(self._connections) >= self.limits.connections:
@@ -285,7 +286,7 @@ class Listener:
             )  # fmt: skip
             accepted.close()
             return
-        connection = Connection(self, host, door)
+        connection = Connection(self, host, http_profile)
         if not self._make_room(connection):
             accepted.close()
             return

@@ -28,7 +28,7 @@ def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDial
         ((path, shared) for dialect, shared in dialects for path in dialect.paths),
         key=lambda each: each[0].precedence,
     )
-    doors = {
+    http_profiles = {
         profile.word: HttpDialect(profile.name, _always, partial(profile.answer, shared))
         for dialect, shared in dialects
         if (profile := dialect.profile) is not None
@@ -36,7 +36,7 @@ def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDial
     return HttpDialects(
         [_bound(path, shared) for path, shared in found if path.precedence != Precedence.REST],
         [_bound(path, shared) for path, shared in found if path.precedence == Precedence.REST],
-        doors,
+        http_profiles,
     )
 
 

@@ -277,8 +277,8 @@ def welcome(
     """What listens where, and what to paste into which client."""
     hosts = list(dict.fromkeys(each.host for each in listening))
     here = [each for each in listening if each.host == hosts[0]]
-    ports = [each.port for each in here if not each.door] or [here[0].port]
-    shown = [f"{each.port} ({each.door})" if each.door else str(each.port) for each in here]
+    ports = [each.port for each in here if not each.http_profile] or [here[0].port]
+    shown = [str(port) + (f" ({profile})" if profile else "") for _, port, profile in here]
     name = "localhost" if hosts[0] in ("127.0.0.1", "::1") else hosts[0]
 
     kept = f"<the key in {config.data / ROOT_KEY}>"

@@ -24,7 +24,7 @@ def a_port() -> int:
         return port
 
 
-class Door:
+class HttpApi:
     """PyQueue's API over HTTP."""
 
     def __init__(self, port: int) -> None:
@@ -45,16 +45,16 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Door]]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, HttpApi]]:
     folder, port = tmp_path_factory.mktemp("posthouse"), a_port()
     flags = ("--data", str(folder / "data"), "--dev", "--port", f"{port}=pyqueue-http")
     with running(*flags) as made:
         [ready] = made.events("broker.ready")
         [made.port] = set(ready["ports"]) - {port}  # where HTTP is everybody's
-        yield made, Door(port)
+        yield made, HttpApi(port)
 
 
-def test_frames_cut_anywhere_are_understood(broker: tuple[Running, Door]) -> None:
+def test_frames_cut_anywhere_are_understood(broker: tuple[Running, HttpApi]) -> None:
     data = frame("PUSH", {"payload": "cut", "queue": "cut"}) + binary_frame("PING")
     with Client(broker[0].port) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -69,7 +69,7 @@ def test_frames_cut_anywhere_are_understood(broker: tuple[Running, Door]) -> Non
         assert client.read_binary().payload == b"PONG"
 
 
-def test_a_first_frame_of_either_form_is_recognised(broker: tuple[Running, Door]) -> None:
+def test_a_first_frame_of_either_form_is_recognised(broker: tuple[Running, HttpApi]) -> None:
     for first in (frame("PING"), frame("PUSH", b"hello"), frame("ADMIN_HEALTH")):
         with Client(broker[0].port) as client:
             client.send(first)
@@ -79,7 +79,7 @@ def test_a_first_frame_of_either_form_is_recognised(broker: tuple[Running, Door]
         assert client.read_binary().word == "OK"
 
 
-def test_bad_bytes_close_that_connection_alone(broker: tuple[Running, Door]) -> None:
+def test_bad_bytes_close_that_connection_alone(broker: tuple[Running, HttpApi]) -> None:
     with Client(broker[0].port) as good:
         good.ok("PING")
         for bad in (b"PUSH 5x", b"PUSH 99999999 ", b"PUSH \0\xff\xff\xff", b"PING 0 PU$H 0 "):
@@ -92,7 +92,7 @@ def test_bad_bytes_close_that_connection_alone(broker: tuple[Running, Door]) -> 
         assert good.ok("PING") == "PONG"
 
 
-def test_it_is_the_same_over_tls(broker: tuple[Running, Door]) -> None:
+def test_it_is_the_same_over_tls(broker: tuple[Running, HttpApi]) -> None:
     with Client(broker[0].port, trusting_all()) as client:
         assert client.error("PUSH", b"x").startswith("Authentication required")
         assert client.is_closed()
@@ -102,7 +102,7 @@ def test_it_is_the_same_over_tls(broker: tuple[Running, Door]) -> None:
         assert client.work_off("tls") == ["x"]
 
 
-def test_others_see_tasks_and_theirs_are_pulled(broker: tuple[Running, Door]) -> None:
+def test_others_see_tasks_and_theirs_are_pulled(broker: tuple[Running, HttpApi]) -> None:
     with Client(broker[0].port) as client:
         id = client.push("from here", queue="shared", priority="HIGH")
         [seen] = broker[0].receive("shared")
@@ -177,34 +177,34 @@ def test_a_compressed_journal_is_read_by_all_who_read_it(tmp_path: Path, codec: 
 # The API over HTTP.
 
 
-def test_tasks_are_pushed_and_told_over_http(broker: tuple[Running, Door]) -> None:
-    made, door = broker
+def test_tasks_are_pushed_and_told_over_http(broker: tuple[Running, HttpApi]) -> None:
+    made, api = broker
     form = {"payload": "web", "priority": "HIGH", "queue": "web", "idempotency_key": "k"}
-    status, told = door.call("POST", "/api/tasks", form)
+    status, told = api.call("POST", "/api/tasks", form)
     assert (status, told["status"]) == (200, "created")
-    assert door.call("POST", "/api/tasks", form) == (409, {"detail": "Duplicate task detected"})
-    status, batch = door.call(
+    assert api.call("POST", "/api/tasks", form) == (409, {"detail": "Duplicate task detected"})
+    status, batch = api.call(
         "POST", "/api/tasks/batch",
         {"tasks": [{"payload": "b", "queue": "web"}, {"payload": "c", "queue": "web2"}]},
     )  # fmt: skip
     assert (status, batch["count"]) == (200, 2)
-    assert door.call("GET", "/api/queues")[1]["queues"]["web"] == {
+    assert api.call("GET", "/api/queues")[1]["queues"]["web"] == {
         "depth": 2, "processing": 0, "scheduled": 0,
     }  # fmt: skip
-    info = door.call("GET", "/api/queues/web")[1]
+    info = api.call("GET", "/api/queues/web")[1]
     assert [each["payload"] for each in info["tasks"]] == ["web", "b"]
     assert info["tasks"][0] == {"id": told["task_id"], "payload": "web", "priority": 0}
-    assert door.call("GET", "/api/queues/none") == (404, {"detail": "Queue 'none' not found"})
+    assert api.call("GET", "/api/queues/none") == (404, {"detail": "Queue 'none' not found"})
     with Client(made.port) as client:
         client.ok("HEARTBEAT", {"worker_id": "w-1"})
         assert client.work_off("web") == ["web", "b"]
-    assert door.call("GET", "/api/metrics")[1]["tasks_completed"] >= 2
-    assert door.call("GET", "/api/workers")[1]["workers"][0]["worker_id"] == "w-1"
-    assert door.call("GET", "/api/dlq")[1] == {"tasks": [], "count": 0}
-    assert door.call("GET", "/health") == (200, {"status": "healthy", "broker_running": True})
+    assert api.call("GET", "/api/metrics")[1]["tasks_completed"] >= 2
+    assert api.call("GET", "/api/workers")[1]["workers"][0]["worker_id"] == "w-1"
+    assert api.call("GET", "/api/dlq")[1] == {"tasks": [], "count": 0}
+    assert api.call("GET", "/health") == (200, {"status": "healthy", "broker_running": True})
 
 
-def test_prometheus_finds_the_names_it_knows(broker: tuple[Running, Door]) -> None:
+def test_prometheus_finds_the_names_it_knows(broker: tuple[Running, HttpApi]) -> None:
     with Client(broker[0].port) as client:
         client.push("x", queue='odd "name"')
     status, text = broker[1].call("GET", "/metrics")
@@ -219,7 +219,7 @@ def test_prometheus_finds_the_names_it_knows(broker: tuple[Running, Door]) -> No
     assert 'pyqueue_queue_depth{queue_name="odd \\"name\\""} 1' in text
 
 
-def test_pages_are_plain_and_names_in_them_are_escaped(broker: tuple[Running, Door]) -> None:
+def test_pages_are_plain_and_names_in_them_are_escaped(broker: tuple[Running, HttpApi]) -> None:
     with Client(broker[0].port) as client:
         client.push("x", queue="<script>alert(1)<-script>")
     status, page = broker[1].call("GET", "/")
@@ -236,7 +236,7 @@ def test_pages_are_plain_and_names_in_them_are_escaped(broker: tuple[Running, Do
     ("GET", "/api/queues/%ff", None, 404), ("POST", "/api/tasks/batch", {}, 422),
 ])  # fmt: skip
 def test_what_is_wrong_over_http_is_told(
-    broker: tuple[Running, Door], method: str, path: str, body: Any, status: int
+    broker: tuple[Running, HttpApi], method: str, path: str, body: Any, status: int
 ) -> None:
     said, told = broker[1].call(method, path, body)
     assert said == status
@@ -247,12 +247,12 @@ def test_what_is_wrong_over_http_is_told(
 
 
 def test_pyqueue_s_own_settings_are_read(tmp_path: Path) -> None:
-    door = Door(a_port())
+    api = HttpApi(a_port())
     environment = {
         "SECURITY_ENABLED": "true", "API_KEY": API_KEY, "QUEUE_MAX_DEPTH": "2",
         "MAX_RETRIES": "1", "VISIBILITY_TIMEOUT": "60", "POSTHOUSE_PYQUEUE_RATE": "1000",
     }  # fmt: skip
-    flags = ("--data", str(tmp_path / "data"), "--port", f"{door.port}=pyqueue-http")
+    flags = ("--data", str(tmp_path / "data"), "--port", f"{api.port}=pyqueue-http")
     with running(*flags, environment={**os.environ, **environment}) as broker:
         with Client(broker.port) as client:
             assert client.error("PING").startswith("Authentication required")
@@ -271,8 +271,8 @@ def test_pyqueue_s_own_settings_are_read(tmp_path: Path) -> None:
             ({}, 401), ({"authorization": f"ApiKey {API_KEY}"}, 200), ({"x_api_key": API_KEY}, 200),
             ({"authorization": "ApiKey wrong"}, 401), ({"authorization": "Bearer x"}, 401),
         ):  # fmt: skip
-            assert door.call("GET", "/api/queues", None, **credentials)[0] == status
-        assert door.call("GET", "/health")[0] == 200
+            assert api.call("GET", "/api/queues", None, **credentials)[0] == status
+        assert api.call("GET", "/health")[0] == 200
         assert not [each for each in broker.log if API_KEY in json.dumps(each)]
 
 

@@ -12,11 +12,11 @@ from tests.server.running import Reply, Running, running
 
 
 class Vibe:
-    def __init__(self, broker: Running, door: int) -> None:
+    def __init__(self, broker: Running, http_port: int) -> None:
         self.broker = broker
-        self.door = door
+        self.http_port = http_port
         ports = broker.events("broker.ready")[0]["ports"]
-        broker.port = self.port = next(each for each in ports if each != door)
+        broker.port = self.port = next(each for each in ports if each != http_port)
         self._queues = 0
 
     def client(self, generation: str = FLAGGED, **headers: str) -> Any:
@@ -45,7 +45,7 @@ class Vibe:
 
     def call(self, method: str, path: str, *, user: str | None = None) -> Reply:
         """Over VibeMQ's own HTTP."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.door, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         headers = {}
         if user is not None:
             headers["authorization"] = "Basic " + b64encode(user.encode()).decode()
@@ -67,6 +67,6 @@ def a_free_port() -> int:
 
 @contextlib.contextmanager
 def started(*flags: str, **environment: str) -> Iterator[Vibe]:
-    door = a_free_port()
-    with running("--port", f"{door}=vibemq-http", *flags, environment=environment) as broker:
-        yield Vibe(broker, door)
+    http_port = a_free_port()
+    with running("--port", f"{http_port}=vibemq-http", *flags, environment=environment) as broker:
+        yield Vibe(broker, http_port)
