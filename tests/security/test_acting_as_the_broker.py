@@ -74,7 +74,7 @@ PLACES = {
     ("dialects/servicebus/web.py", "Call.make_namespace"): (
         "where namespaces are made by being used: by who has a right there"
     ),
-    ("dialects/servicebus/attaching.py", "Attaching._place"): "as for make_namespace",
+    ("dialects/servicebus/attaching.py", "Attaching._target"): "as for make_namespace",
     ("dialects/servicebus/admin.py", "_set_keys"): (
         "keys of one entity, by who has made or changed it just now, which takes manage on it"
     ),
