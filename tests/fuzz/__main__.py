@@ -4,8 +4,8 @@
 
 Peers of each protocol are fed with bytes in this process (playing.py), and a share of them is said
 to a running broker too; filters and actions, SAS tokens and XML are texts that are read. How many
-cases of each surface were played is told, and how many in a second. A million of one surface:
---surface xml --cases 1000000 --seconds 1e9. A case that fails is told with its seed and number.
+cases of each surface were played is told, and how many in a second; `make fuzz` plays a million of
+each. A case that fails is told with its seed and number.
 """
 
 import argparse
