@@ -51,11 +51,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def broker(*flags: str) -> Iterator[tuple[int, int]]:
-    """A port and a process id."""
+def broker(*flags: str, source: Path | None = None) -> Iterator[tuple[int, int]]:
+    """A port and a process id. `source`: the clone whose code it runs, if not this one's."""
     port = a_free_port()
     command = [POSTHOUSE, "serve", "--dev", "--auto-create", "--port", str(port), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": str(source / "src")} if source else None
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     try:
         while True:
             try:
