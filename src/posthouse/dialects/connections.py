@@ -1,17 +1,11 @@
-"""Connections of every dialect: what is known of one, its turns, its end, and who there are."""
+"""Connections of every dialect: what is known of one, its end, and who there are."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 END_SECONDS = 2.0  # what a client has to take our last words
-TURN_SECONDS = 0.005  # for which the bytes of one client are looked at before others have a turn,
-STRANGER_TURN_SECONDS = 0.001  # and those of one that has not shown who it is
-# uvloop reads a connection up to 32 times, 250 KB each, before it looks at another. What follows a
-# turn within this time is part of it.
-SAME_TURN_SECONDS = 0.0001
 _Peer = TypeVar("_Peer")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -86,57 +80,6 @@ class PeerRegistry(Generic[_Peer]):
         self._timer = None
         self._look()
         self._arm()
-
-
-class Turn:
-    """How long the bytes of one connection may hold the event loop.
-
-    A peer calls `begin` when it looks at bytes, asks `is_over` between two frames, and calls `end`
-    when it stops. Where frames are left it does not read, and calls `wait`: `go_on` is called
-    behind everything else that is due. A turn has room for one frame at least.
-    """
-
-    __slots__ = ("_ended", "_go_on", "_left", "_until", "is_waiting", "seconds")
-
-    def __init__(self, go_on: Callable[[], None], seconds: float = STRANGER_TURN_SECONDS) -> None:
-        self.seconds = seconds
-        self.is_waiting = False
-        self._go_on = go_on
-        self._ended = self._until = self._left = 0.0
-
-    def begin(self) -> None:
-        now = perf_counter()
-        if now - self._ended > SAME_TURN_SECONDS:
-            self._left = self.seconds
-        self._until = now + self._left
-
-    def is_over(self) -> bool:
-        return perf_counter() >= self._until
-
-    def end(self) -> None:
-        self._ended = perf_counter()
-        self._left = self._until - self._ended
-
-    def wait(self) -> None:
-        if not self.is_waiting:
-            self.is_waiting = True
-            asyncio.get_running_loop().call_soon(self._resume)
-
-    def _resume(self) -> None:
-        self.is_waiting = False
-        self._ended = 0.0
-        self._go_on()
-
-
-def read_or_not(transport: asyncio.Transport, *, now: bool, wanted: bool) -> bool:
-    """Whether a connection is read from, when it is seen to that it is as wanted."""
-    if wanted == now or transport.is_closing():
-        return now
-    if wanted:
-        transport.resume_reading()
-    else:
-        transport.pause_reading()
-    return wanted
 
 
 def guarded(callback: Callable[[_T], None], end: Callable[[], None]) -> Callable[[_T], None]:

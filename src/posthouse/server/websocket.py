@@ -12,13 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from posthouse.dialects.connections import (
-    STRANGER_TURN_SECONDS,
-    TURN_SECONDS,
-    Turn,
-    WrappedPeer,
-    read_or_not,
-)
+from posthouse.dialects.backpressure import TURN_SECONDS, Backpressure
+from posthouse.dialects.connections import WrappedPeer
 from posthouse.server.listener import Connection
 
 FIRST_FRAGMENT_BYTES_MAX = 64 << 10  # before the peer trusts its client
@@ -64,9 +59,7 @@ class WebSocketPeer(asyncio.Protocol):
         self._come: deque[bytes] = deque()  # and was not read yet,
         self._at = 0  # from here on in the first
         self._is_quiet = False  # the last slice was within a frame
-        self._turn = Turn(self._go_on, STRANGER_TURN_SECONDS)
-        self._is_paused = False  # the peer inside wants no more,
-        self._is_reading = True
+        self._backpressure = Backpressure(self._go_on)
         self._count = 0  # frames
         self._counted_from, self._spare = 0.0, float(FRAMES_SPARE)
 
@@ -74,7 +67,7 @@ class WebSocketPeer(asyncio.Protocol):
         """Answers the upgrade."""
         from websockets.http11 import Request
 
-        self._transport = transport
+        self._transport = self._backpressure.transport = transport
         self._frames.receive_data(head)
         requests = [each for each in self._frames.events_received() if isinstance(each, Request)]
         if not requests:
@@ -93,14 +86,14 @@ class WebSocketPeer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._come.append(data)
-        if not self._turn.is_waiting and not self._is_paused:
+        if self._backpressure.may_look:
             self._go_on()
 
     def _go_on(self) -> None:
         """Reads what has come, slice by slice, until the turn is over."""
-        turn = self._turn
+        pressure, turn = self._backpressure, self._backpressure.turn
         turn.begin()
-        while self._come and self._inner is not None and not self._is_paused:
+        while self._come and self._inner is not None and not pressure.is_paused:
             if self.is_closing():
                 self._come.clear()
                 break
@@ -108,9 +101,7 @@ class WebSocketPeer(asyncio.Protocol):
             if turn.is_over():
                 break
         turn.end()
-        if self._come and not self._is_paused:
-            turn.wait()
-        self._read_or_not()
+        pressure.end_turn(is_behind=bool(self._come))
 
     def _next_slice(self) -> bytes:
         data, at = self._come[0], self._at
@@ -129,7 +120,7 @@ class WebSocketPeer(asyncio.Protocol):
         frames = self._frames
         if inner.is_trusted:
             frames.max_fragment_size = FRAGMENT_BYTES_MAX
-            self._turn.seconds = TURN_SECONDS
+            self._backpressure.turn.seconds = TURN_SECONDS
         frames.receive_data(piece)
         events = frames.events_received()
         self._is_quiet = not events
@@ -204,18 +195,11 @@ class WebSocketPeer(asyncio.Protocol):
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        self._is_paused = True
-        self._read_or_not()
+        """The peer inside wants nothing more for now."""
+        self._backpressure.pause()
 
     def resume_reading(self) -> None:
-        self._is_paused = False
-        if self._come:
-            self._turn.wait()
-        self._read_or_not()
-
-    def _read_or_not(self) -> None:
-        wanted = not self._is_paused and not self._come
-        self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
+        self._backpressure.resume()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

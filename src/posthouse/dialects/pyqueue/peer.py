@@ -36,15 +36,8 @@ from posthouse.core.errors import Refused, Throttled, Unauthenticated
 from posthouse.core.message import Properties
 from posthouse.core.model import QueueProperties
 from posthouse.core.plan import Delivered
-from posthouse.dialects.connections import (
-    STRANGER_TURN_SECONDS,
-    TURN_SECONDS,
-    ConnectionInfo,
-    Turn,
-    guarded,
-    hang_up,
-    read_or_not,
-)
+from posthouse.dialects.backpressure import STRANGER_TURN_SECONDS, TURN_SECONDS, Backpressure, Turn
+from posthouse.dialects.connections import ConnectionInfo, guarded, hang_up
 from posthouse.dialects.pyqueue import admin, credentials, orders, refusals, topics
 from posthouse.dialects.pyqueue.codec import FRAME_BYTES_MAX, Decoder, Frame, Malformed, encode
 from posthouse.dialects.pyqueue.context import HELD_BYTES_MAX, PyQueueContext
@@ -144,7 +137,6 @@ class Peer:
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._decoder = Decoder()
         self._replies: deque[Replies] = deque()  # in the order of the requests
-        self._unanswered = 0  # requests
         self._principal: Principal | None = None
         self._login: Login | None = None  # what it has come with so far
         self._until = credentials.FOR_EVER  # when its credentials end
@@ -154,19 +146,19 @@ class Peer:
         self._gathered: PushReplyBatch | WorkerReplyBatch | None = None
         self._worker = ""
         self._bound: dict[str, int] = {}  # by queue: the receiver with which locks end
-        self._unanswered_bytes = self._held_bytes = 0
+        self._held_bytes = 0
         self._made = self._heard = self._loop.time()
         self._begun = 0.0  # when what came of a frame began to come
-        self._is_paused = self._is_going = self.is_gone = False
+        self._is_going = self.is_gone = False
         self._is_over = self._is_ending = False  # the client says no more; nothing more is taken
-        self._is_reading = True
-        self._turn = Turn(self._go_on)
-        self._is_behind = False  # requests are left for the next turn
+        self._backpressure = Backpressure(
+            self._go_on, commands_max=COMMANDS_MAX, bytes_max=UNANSWERED_BYTES_MAX
+        )
 
     # As asyncio sees it.
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self._transport = self._backpressure.transport = transport
         try:
             if not self.context.is_ready:
                 raise Failed("The broker is starting; try again shortly")  # noqa: TRY301
@@ -186,16 +178,16 @@ class Peer:
             raise Failed(refusals.TOO_MANY)
         self._principal = principal
         self._decoder.frame_bytes_max = STRANGER_BYTES_MAX
-        self._turn.seconds = STRANGER_TURN_SECONDS
+        self._backpressure.turn.seconds = STRANGER_TURN_SECONDS
         if principal is not None:
-            self._turn.seconds = TURN_SECONDS
+            self._backpressure.turn.seconds = TURN_SECONDS
             self._decoder.frame_bytes_max = FRAME_BYTES_MAX
             self.context.welcome()
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         self._decoder.feed(data)
-        if not self._is_behind:
+        if not self._backpressure.is_behind:
             self._go_on()
 
     def eof_received(self) -> bool:
@@ -205,12 +197,10 @@ class Peer:
         return not self._info.is_tls and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
-        self._is_paused = True
-        self._read_or_not()
+        self._backpressure.pause()
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        self._go_on()
+        self._backpressure.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_ending = self.is_gone = True
@@ -227,50 +217,51 @@ class Peer:
     def end(self) -> None:
         """Nothing more is taken; it is closed when what was asked is answered."""
         self._is_ending = True
+        self._backpressure.hold()
 
     # The work.
 
     def _go_on(self) -> None:
         """With what has come, as far as there is room for it, until the turn is over."""
         self._is_going = True  # what is answered at once is written below
-        self._turn.begin()
+        turn = self._backpressure.turn
+        turn.begin()
         try:
             self._write()
-            self._is_behind = self._work(self._turn)
+            is_behind = self._work(turn)
         except Exception:  # noqa: BLE001 (here a connection's bytes come in)
             _log.exception("A connection has failed.", extra={"event": "pyqueue.failed"})
             self._transport.abort()
             return
-        self._turn.end()
+        turn.end()
         self._flush()
-        self._is_going = False
-        if self._is_behind:
-            self._go_on_soon()
-        self._read_or_not()
+        self._backpressure.end_turn(is_behind=is_behind)
+        self._is_going = turn.is_waiting
 
     def _work(self, turn: Turn) -> bool:
         """Whether others are to have their turn before it goes on."""
-        decoder = self._decoder
+        decoder, pressure = self._decoder, self._backpressure
         count = gathered = 0
         is_over = False
-        while not is_over and self._has_room and not self._is_ending and count < COMMANDS_MAX:
+        while not is_over and pressure.has_room and count < COMMANDS_MAX:
             try:
                 frame = decoder.take()
             except Malformed:
                 self._say_last(refusals.MALFORMED)
                 break
             if frame is None:
-                self._is_ending = self._is_over
+                if self._is_over:
+                    self.end()
                 break
             count += 1
-            self._unanswered += 1
+            pressure.under_way += 1
             word, payload, binary = frame
             gather = _GATHERED.get(word)
             if gather is None or binary or not gather(self, payload):
                 self._do(frame)
                 is_over = turn.is_over()
             else:
-                self._unanswered_bytes += len(payload)
+                pressure.unanswered_bytes += len(payload)
                 count += self._follow(COMMANDS_MAX - count)
                 gathered += 1
                 is_over = gathered % LOOKS == 0 and turn.is_over()
@@ -283,11 +274,12 @@ class Peer:
         gathered = self._gathered
         if type(gathered) is not WorkerReplyBatch:
             return 0
-        data, at = self._decoder.rest
+        (data, at), pressure = self._decoder.rest, self._backpressure
         before, size = len(gathered.asked), gathered.size
-        self._decoder.skip_to(gathered.follow(data, at, min(most, COMMANDS_MAX - self._unanswered)))
-        self._unanswered_bytes += gathered.size - size
-        self._unanswered += len(gathered.asked) - before
+        most = min(most, COMMANDS_MAX - pressure.under_way)
+        self._decoder.skip_to(gathered.follow(data, at, most))
+        pressure.unanswered_bytes += gathered.size - size
+        pressure.under_way += len(gathered.asked) - before
         return len(gathered.asked) - before
 
     def _say_last(self, text: str) -> None:
@@ -296,15 +288,8 @@ class Peer:
         self.end()
         reply = PendingReply(self, Frame(b"", b""))
         self._replies.append(reply)
-        self._unanswered += 1
+        self._backpressure.under_way += 1
         reply.fail(text)
-
-    @property
-    def _has_room(self) -> bool:
-        return (
-            self._busy is None and self._unanswered < COMMANDS_MAX
-            and self._unanswered_bytes < UNANSWERED_BYTES_MAX and not self._is_paused
-        )  # fmt: skip
 
     def _ask_gathered(self) -> None:
         """What was gathered is asked for, before anything else is."""
@@ -318,7 +303,7 @@ class Peer:
         word = frame.word
         reply = _PENDING.get(word, PendingReply)(self, frame)
         self._replies.append(reply)
-        self._unanswered_bytes += reply.size
+        self._backpressure.unanswered_bytes += reply.size
         try:
             if self._principal is None and word != b"AUTH":
                 self.end()
@@ -342,6 +327,11 @@ class Peer:
             self.context, self._principal, self._info.address, word, frame.payload,
             lambda: self.is_gone,
         )  # fmt: skip
+        self._begin_steps(reply, slow, call)
+
+    def _begin_steps(self, reply: PendingReply, slow: orders.Order, call: Call) -> None:
+        """Nothing that came behind it is looked at before it is done."""
+        self._backpressure.hold()
         self._busy = self._loop.create_task(self._take_steps(reply, slow, call))
 
     async def _take_steps(self, reply: PendingReply, slow: orders.Order, call: Call) -> None:
@@ -365,6 +355,7 @@ class Peer:
             self.end()
         finally:
             self._busy = None
+            self._backpressure.is_held = self._is_ending
             if reply.left:
                 reply.is_filled()
             self._go_on_soon()
@@ -383,7 +374,7 @@ class Peer:
     # Answering.
 
     def answered(self, replies: Replies) -> None:
-        self._unanswered_bytes -= replies.size
+        self._backpressure.unanswered_bytes -= replies.size
         replies.size = 0
         if self._replies and replies is self._replies[0]:
             self._go_on_soon()
@@ -392,7 +383,7 @@ class Peer:
         """After what is going on now: what is answered in one go is written in one go."""
         if not self._is_going and not self.is_gone:
             self._is_going = True
-            self._turn.wait()
+            self._backpressure.turn.wait()
 
     def _write(self) -> None:
         replies = self._replies
@@ -401,7 +392,7 @@ class Peer:
         frames: list[bytes] = []
         while replies and not replies[0].left:
             frames += replies.popleft().frames
-        self._unanswered -= len(frames)
+        self._backpressure.under_way -= len(frames)
         if not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 
@@ -410,11 +401,6 @@ class Peer:
         is_over = self._is_ending and not self._replies and self._busy is None
         if is_over and not self._transport.is_closing():
             hang_up(self._transport)
-
-    def _read_or_not(self) -> None:
-        """Nothing is read that could not be dealt with."""
-        wanted = self._has_room and not self._is_ending and not self._is_behind
-        self._is_reading = read_or_not(self._transport, now=self._is_reading, wanted=wanted)
 
     def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
         """Of frames that have come in part. Where all have too much of it, who adds to it goes."""
@@ -440,10 +426,10 @@ class Peer:
     def check(self, now: float) -> None:
         """Now and then: whether it may go on."""
         loop_now = self._loop.time()
-        slow = self._begun and self._is_reading and loop_now - self._begun > REQUEST_SECONDS
+        is_slow = self._begun and loop_now - self._begun > REQUEST_SECONDS
         if self._principal is None and loop_now - self._made > self._info.handshake_seconds:
             self._fail_all(refusals.NEEDS_AUTH)
-        elif slow:
+        elif is_slow and self._backpressure.is_reading:
             self._fail_all(refusals.TOO_SLOW)
         elif loop_now - self._heard > IDLE_SECONDS and not self._replies:
             self.end()
@@ -584,7 +570,7 @@ class Peer:
             into = list(zip(map(queue_in, form.tasks), tasks, strict=True))
             return orders.batch_told(await orders.push_together(call, into))
 
-        self._busy = self._loop.create_task(self._take_steps(reply, push, call))
+        self._begin_steps(reply, push, call)
 
     def _tasks_in(self, forms: list[PushForm]) -> list[NewTask]:
         """Raises Failed."""

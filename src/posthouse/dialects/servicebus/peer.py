@@ -38,15 +38,13 @@ from posthouse.core.errors import Refused, Throttled
 from posthouse.core.message import NewMessage
 from posthouse.core.model import QueueProperties
 from posthouse.core.room import Used
+from posthouse.dialects.backpressure import TURN_SECONDS, Backpressure, Turn
 from posthouse.dialects.connections import (
     END_SECONDS,
-    TURN_SECONDS,
     ConnectionInfo,
     PeerRegistry,
-    Turn,
     guarded,
     hang_up,
-    read_or_not,
 )
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
@@ -131,11 +129,13 @@ class Peer:
             idle_ms=IDLE_MS,
         )
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
-        self._turn = Turn(self._go_on)
+        self._backpressure = Backpressure(
+            self._go_on, commands_max=COMMANDS_MAX, bytes_max=UNANSWERED_BYTES_MAX
+        )
+        self.count_unanswered = self._backpressure.count_unanswered
         self._looking: Iterator[Event | None] | None = None  # at what has come, frame by frame
         self._come: deque[bytes] = deque()  # behind that
         self._steps: Iterator[None] | None = None  # of what takes long, with the last frame
-        self._is_behind = False  # something is left for the next turn
         self._refusals = 0
         self.contexts: dict[Link, Context] = {}
         self._gathered: dict[IncomingLink | OutgoingLink, None] = {}
@@ -146,16 +146,13 @@ class Peer:
         self._spoken = False  # since the last beat
         self.is_closing = False
         self._stopping: asyncio.Task[None] | None = None
-        self.is_paused = False  # the client does not read
         self.is_trusted = False  # it has shown who it is
-        self._unanswered_bytes = self._under_way = 0
-        self._reading = True
         self._id_prefix, self._ids = secrets.token_hex(12), 0
 
     # As asyncio sees it.
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self._transport = self._backpressure.transport = transport
         self._peers.add(self)
         self._deadline = self._loop.call_later(self._info.handshake_seconds, self._too_late)
 
@@ -165,7 +162,7 @@ class Peer:
             self._looking = self._amqp.look(data)
         else:
             self._come.append(data)
-        if not self._turn.is_waiting and not self.is_paused:
+        if self._backpressure.may_look:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -173,9 +170,9 @@ class Peer:
 
         Who does not read that is not looked at either, so it cannot make us keep more of it.
         """
-        if self._looking is None or self.is_paused:
+        if self._looking is None or self._backpressure.is_paused:
             return
-        turn = self._turn
+        turn = self._backpressure.turn
         turn.begin()
         try:
             self._look(turn)
@@ -189,11 +186,7 @@ class Peer:
             return
         turn.end()
         self.flush()
-        self._is_behind = self._looking is not None
-        if self._is_behind and not self.is_paused:
-            turn.wait()
-        if self._is_behind or not self._reading:
-            self._read_or_not()
+        self._backpressure.end_turn(is_behind=self._looking is not None)
 
     def take_steps(self, steps: Iterator[None]) -> None:
         """For what takes long with one frame: no other is looked at before it is done."""
@@ -228,27 +221,10 @@ class Peer:
 
     def pause_writing(self) -> None:
         """Who does not read is not read from, and is given nothing more."""
-        self.is_paused = True
-        self._read_or_not()
-
-    def _read_or_not(self) -> None:
-        """Nothing is read that could not be dealt with."""
-        wanted = (
-            not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-            and self._under_way < COMMANDS_MAX and not self._stopping and not self._is_behind
-        )  # fmt: skip
-        self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
-
-    def count_unanswered(self, change: int) -> None:
-        """Bytes of messages that were sent and are not answered yet."""
-        self._unanswered_bytes += change
-        self._read_or_not()
+        self._backpressure.pause()
 
     def resume_writing(self) -> None:
-        self.is_paused = False
-        if self._looking is not None:
-            self._turn.wait()
-        self._read_or_not()
+        self._backpressure.resume()
         for each in list(self.contexts.values()):
             if isinstance(each, OutgoingLink | RequestLink):
                 each.on_flowed()
@@ -269,7 +245,7 @@ class Peer:
         """The broker is going: what has come is answered first. Clients come back to the next."""
         if self._stopping is None and not self.is_closing:
             self._stopping = self._loop.create_task(self._stop())
-            self._read_or_not()
+            self._backpressure.hold()
 
     async def _stop(self) -> None:
         if self._peers.engine is not None:
@@ -278,8 +254,7 @@ class Peer:
         for context in list(self.contexts.values()):
             self.turn_away(context, conditions.DETACH_FORCED, "The broker is being stopped.")
         self._close(conditions.FORCED, "The broker is being stopped. Connect again.")
-        if not self._transport.is_closing() and not self._reading:
-            self._transport.resume_reading()  # for the client's goodbye
+        self._backpressure.release()  # for the client's goodbye
 
     # Writing.
 
@@ -380,7 +355,7 @@ class Peer:
         if not self._info.identified(principal.name):
             return False
         self.is_trusted = True
-        self._turn.seconds = TURN_SECONDS
+        self._backpressure.turn.seconds = TURN_SECONDS
         self._amqp.trust()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -408,6 +383,11 @@ class Peer:
         return self._amqp.hostname or ""
 
     @property
+    def is_paused(self) -> bool:
+        """The client does not read, and is given nothing more."""
+        return self._backpressure.is_paused
+
+    @property
     def is_open(self) -> bool:
         """The broker: until it is there is no engine."""
         return self._peers.engine is not None
@@ -428,9 +408,7 @@ class Peer:
         """
 
         def answered(answer: Answer | Refused | StoreError) -> None:
-            self._under_way -= 1
-            if not self._reading:
-                self._read_or_not()
+            self._backpressure.command_done()
             reply(answer)
 
         reply = guarded(reply, self.abort)
@@ -441,9 +419,7 @@ class Peer:
             except Throttled as throttled:
                 reply(throttled)
                 return False
-        self._under_way += 1
-        if self._under_way >= COMMANDS_MAX:
-            self._read_or_not()
+        self._backpressure.command_begun()
         principal = self.identity.acting(target.principal)
         return self.engine.submit(principal, target.namespace, command, answered)
 

@@ -15,15 +15,8 @@ from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.broker.view import View
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
-from posthouse.dialects.connections import (
-    TURN_SECONDS,
-    ConnectionInfo,
-    PeerRegistry,
-    Turn,
-    guarded,
-    hang_up,
-    read_or_not,
-)
+from posthouse.dialects.backpressure import TURN_SECONDS, Backpressure, Turn
+from posthouse.dialects.connections import ConnectionInfo, PeerRegistry, guarded, hang_up
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -138,8 +131,10 @@ class Peer:
         self.blocked: dict[int, str] = {}  # sends that may wait for room, and their queues
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
-        self._turn = Turn(self._go_on)
-        self._is_behind = False  # frames are left for the next turn
+        self._backpressure = Backpressure(
+            self._go_on, commands_max=COMMANDS_MAX, bytes_max=UNANSWERED_BYTES_MAX
+        )
+        self.count_unanswered = self._backpressure.count_unanswered
         self._is_unpacking = False  # a frame, in a thread
         self._is_packing = False  # likewise; what was said behind it waits for it
         self._out: deque[bytes | _Late] = deque()
@@ -148,10 +143,6 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = self._loop.time()
         self._refusals = self._strange_frames = 0
-        self._under_way = self._unanswered_bytes = 0
-        self._reading = True
-        self.is_paused = False  # the client does not read
-        self.is_waiting = False  # it is being looked at who this is; nothing else is until then
         self.is_over = False
         self._stopping = False
         self._empty: asyncio.Event | None = None  # where it is waited for: all is acknowledged
@@ -160,7 +151,7 @@ class Peer:
     # As asyncio sees it.
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self._transport = self._backpressure.transport = transport
         self.peers.add(self)
         self._deadline = self._loop.call_later(self.info.handshake_seconds, self._too_late)
 
@@ -169,10 +160,10 @@ class Peer:
         if self.is_over:
             return
         self.decoder.feed(data)
-        if self.is_waiting and self.decoder.held_bytes > HELD_BYTES_MAX:
+        if self._is_waiting and self.decoder.held_bytes > HELD_BYTES_MAX:
             text = "Too much has come before it is known from whom."
             self.close(answers.INVALID_MESSAGE, text)
-        elif not self._turn.is_waiting:
+        elif self._backpressure.may_look:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -182,10 +173,11 @@ class Peer:
         """
         if not self._may_look:
             return
-        turn = self._turn
+        turn = self._backpressure.turn
+        is_behind = False
         turn.begin()
         try:
-            self._is_behind = self._look(turn)
+            is_behind = self._look(turn)
             self._flush_gathered()
             if self._empty is not None and not self._unacknowledged:
                 self._empty.set()
@@ -197,15 +189,23 @@ class Peer:
             return
         turn.end()
         self._flush()
-        if self._is_behind and self._may_look:
-            turn.wait()
-        if self._is_behind or not self._reading:
-            self._read_or_not()
+        self._backpressure.end_turn(is_behind=is_behind)
 
     @property
     def _may_look(self) -> bool:
         """At a frame. None is overtaken by one that came behind it."""
-        return not (self.is_over or self.is_waiting or self.is_paused or self._is_unpacking)
+        pressure = self._backpressure
+        return not (self.is_over or pressure.is_held or pressure.is_paused or self._is_unpacking)
+
+    @property
+    def is_paused(self) -> bool:
+        """The client does not read, and is given nothing more."""
+        return self._backpressure.is_paused
+
+    @property
+    def _is_waiting(self) -> bool:
+        """It is being looked at who this is; nothing else is until then."""
+        return self._backpressure.is_held
 
     def _look(self, turn: Turn) -> bool:
         """Whether there may be more. Raises Malformed."""
@@ -228,7 +228,7 @@ class Peer:
             self._close_malformed(malformed)
         finally:
             self._is_unpacking = False
-        self._turn.wait()
+        self._backpressure.turn.wait()
 
     def _close_malformed(self, malformed: Malformed) -> None:
         self.close(answers.INVALID_MESSAGE, f"The frame cannot be read: {malformed}.")
@@ -238,14 +238,10 @@ class Peer:
 
     def pause_writing(self) -> None:
         """Who does not read is not read from, and is given nothing more."""
-        self.is_paused = True
-        self._read_or_not()
+        self._backpressure.pause()
 
     def resume_writing(self) -> None:
-        self.is_paused = False
-        if self._is_behind:
-            self._turn.wait()
-        self._read_or_not()
+        self._backpressure.resume()
         for each in list(self.subscriptions.values()):
             each.fill()
 
@@ -292,20 +288,6 @@ class Peer:
 
     # Reading.
 
-    def _read_or_not(self) -> None:
-        """Nothing is read that could not be dealt with."""
-        wanted = (
-            not self.is_paused and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-            and self._under_way < COMMANDS_MAX and not self.is_waiting and not self._is_behind
-        )  # fmt: skip
-        self._reading = read_or_not(self._transport, now=self._reading, wanted=wanted)
-
-    def count_unanswered(self, change: int) -> None:
-        """Bytes of messages that were sent and are not answered yet."""
-        self._unanswered_bytes += change
-        if not self._reading or self._unanswered_bytes >= UNANSWERED_BYTES_MAX:
-            self._read_or_not()
-
     def _take(self, frame: Frame) -> bool:
         """Whether what comes behind it can be looked at now."""
         if self.principal is None:
@@ -327,7 +309,7 @@ class Peer:
                 self._refusals += 1
                 if self._refusals >= REFUSALS_MAX:
                     self.close(answers.AUTH_REQUIRED, "The client was refused too often.")
-        return not self.is_waiting and not self.is_over
+        return not self._backpressure.is_held and not self.is_over
 
     def _route(self, frame: Frame) -> requests.Route:
         """Who answers it. Raises Wrong or Throttled."""
@@ -359,7 +341,7 @@ class Peer:
         self.principal = principal
         self._engine = self.peers.engine
         self._voucher = vouched(principal)
-        self._turn.seconds = TURN_SECONDS
+        self._backpressure.turn.seconds = TURN_SECONDS
         self.decoder.frame_bytes_max = FRAME_BYTES_MAX
         self.stop_waiting()
         if self._deadline is not None:
@@ -368,17 +350,15 @@ class Peer:
 
     def wait(self) -> None:
         """Until it is known who this is."""
-        self.is_waiting = True
-        self._read_or_not()
+        self._backpressure.hold()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
 
     def stop_waiting(self) -> None:
-        if self.is_waiting:
-            self.is_waiting = False
-            self._read_or_not()
-            self._turn.wait()
+        if self._is_waiting:
+            self._backpressure.release()
+            self._backpressure.turn.wait()
 
     @property
     def rights(self) -> Rights:
@@ -438,9 +418,7 @@ class Peer:
         """What was found to be allowed. Where too much is under way, nothing more is read."""
 
         def answered(answer: Answer | Refused | StoreError) -> None:
-            self._under_way -= 1
-            if not self._reading:
-                self._read_or_not()
+            self._backpressure.command_done()
             if isinstance(answer, StoreError):
                 self.close(answers.SERVER_ERROR, answer.for_clients)
             reply(answer)
@@ -453,9 +431,7 @@ class Peer:
             except Throttled as throttled:
                 reply(throttled)
                 return
-        self._under_way += 1
-        if self._under_way >= COMMANDS_MAX:
-            self._read_or_not()
+        self._backpressure.command_begun()
         self.engine.submit(self._voucher, self.namespace, command, answered)
 
     def abort(self) -> None:
@@ -599,7 +575,8 @@ class Peer:
         silence = self._loop.time() - self._heard
         if self.principal is None or self.is_over:
             return
-        if silence > MISSED_MAX * self.settings.keep_alive_seconds and self._reading:
+        missed = silence / self.settings.keep_alive_seconds
+        if missed > MISSED_MAX and self._backpressure.is_reading:
             self._say_goodbye("keep_alive_timeout")
             self._end()
             return
