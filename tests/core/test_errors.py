@@ -120,10 +120,34 @@ def test_a_refusal_says_what_happened_and_what_to_do(refusal: Refused, says: str
     assert str(refusal) == says
 
 
-def test_no_text_gives_a_token_away() -> None:
+def test_no_text_and_no_fact_gives_a_token_away() -> None:
     for refusal, _ in EVERY:
-        assert str(TOKEN) not in str(refusal)
-        assert f"{TOKEN:x}" not in str(refusal)
+        for told in (str(refusal), refusal.detail, str(refusal.facts)):
+            assert str(TOKEN) not in told
+            assert f"{TOKEN:x}" not in told
+
+
+def test_every_refusal_has_a_code_of_its_own_and_facts_that_every_wire_can_carry() -> None:
+    assert len({kind.code for kind in REFUSALS}) == len(REFUSALS)
+    for refusal, _ in EVERY:
+        assert all(type(fact) in (str, int) for fact in refusal.facts.values())
+
+
+def test_facts_are_the_fields_that_say_something() -> None:
+    assert NotFound("rule", "cheap").facts == {"kind": "rule", "name": "cheap"}
+    assert LockLost(None, TOKEN).facts == {}
+    assert MessageTooLarge("orders", 300, 256).facts == {
+        "queue": "orders", "size_bytes": 300, "maximum": 256,
+    }  # fmt: skip
+
+
+def test_what_is_not_found_is_told_with_the_namespace_where_that_is_known() -> None:
+    missing = NotFound("queue", "orders", "shop")
+    assert missing.detail == (
+        "There is no queue 'orders' in the namespace 'shop'; check the name, or create it first."
+    )
+    assert str(missing) == NotFound("queue", "orders").detail
+    assert TimedOut("orders").detail == str(TimedOut("orders"))
 
 
 def test_the_family_is_closed() -> None:

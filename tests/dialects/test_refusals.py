@@ -23,7 +23,7 @@ def test_a_broker_that_follows_is_unavailable_in_every_dialect_and_says_who_lead
     assert LATER in told_by_rest(refused).headers
     assert LATER in failed_by(refused).headers
     assert vibemq.CODES[NotLeader] == ("SERVER_BUSY", 503)
-    assert problems.CODES[NotLeader] == (503, "not-leader")
+    assert (problems.STATUS[NotLeader], NotLeader.code) == (503, "not-leader")
 
 
 def test_clients_are_told_of_a_takeover_and_nothing_of_the_disk() -> None:

@@ -294,8 +294,11 @@ def test_refusals_say_what_to_do_and_echo_who_asked(broker: Running) -> None:
         "type": "urn:posthouse:problem:not-found",
         "title": "Not found",
         "status": 404,
-        "detail": "There is no queue 'nowhere'; check the name, or create it first.",
+        "detail": "There is no queue 'nowhere' in the namespace 'default'; check the name, or"
+        " create it first.",
         "correlation_id": "abc-1",
+        "code": "not-found",
+        "facts": {"kind": "queue", "name": "nowhere", "namespace": "default"},
     }
     for method, path, body in [
         ("POST", "q/messages", {"messages": []}),

@@ -75,7 +75,15 @@ from posthouse.core.commands import (
     Waiting,
     Work,
 )
-from posthouse.core.errors import Busy, InvalidArgument, NotFound, NotLeader, Refused, Unauthorized
+from posthouse.core.errors import (
+    ABOVE_NAMESPACES,
+    Busy,
+    InvalidArgument,
+    NotFound,
+    NotLeader,
+    Refused,
+    Unauthorized,
+)
 from posthouse.core.model import State
 from posthouse.core.namespaces import CreateNamespace, ListNamespaces, Namespaces, SpaceCommand
 from posthouse.core.plan import Delivered, Outcome
@@ -515,6 +523,8 @@ class Engine:
             self.figures.refused[type(refused).__name__] += 1
             if isinstance(refused, Unauthorized):
                 note_refusal(refused, command)
+            elif isinstance(refused, NotFound) and refused.kind not in ABOVE_NAMESPACES:
+                refused.namespace = namespace
             # Its traceback knows this frame, which knows the batch, which would know it: a cycle
             # for each refusal, and a garbage collection of a tenth of a second for many.
             refused.__traceback__ = refused.__context__ = None

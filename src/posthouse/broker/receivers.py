@@ -165,7 +165,7 @@ class Receivers:
                 self._pushed.pop(number, None)
 
     def _answer(self, wait: Wait, deliveries: Sequence[Delivered]) -> None:
-        answer = _as_answer(deliveries, wait.command)
+        answer = _as_answer(deliveries, wait)
         tell(wait.reply, answer)
         if isinstance(answer, Granted):
             self._granted(wait, answer.token)
@@ -186,16 +186,16 @@ def may_leave(deliveries: Sequence[Delivered], safe: int) -> bool:
     )
 
 
-def _as_answer(deliveries: Sequence[Delivered], command: CanWait) -> Answer | Refused:
+def _as_answer(deliveries: Sequence[Delivered], wait: Wait) -> Answer | Refused:
     """What one who asked once and waited is told."""
-    first = deliveries[0]
+    first, command = deliveries[0], wait.command
     if isinstance(first, Admitted):
         return first.enqueued
     if isinstance(first, Granted):
         return first
     if isinstance(first, Notice):
         if first.kind == "deleted":
-            return NotFound("queue", command.queue)
+            return NotFound("queue", command.queue, wait.namespace)
         if first.kind == "session-lost" and isinstance(command, Receive):
             return SessionLockLost(command.queue, command.session)
         return nothing_for(command)

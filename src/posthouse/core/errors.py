@@ -2,26 +2,57 @@
 
 The family is closed. Each refusal carries the facts a dialect needs to say it in its own words; its
 text says what happened and what to do. A refused command has changed nothing.
+
+Programs never look into the text. They go by `code`, a name that stays, and by the fields, which
+`facts` tells; both cross every wire that has a place for them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+ABOVE_NAMESPACES = frozenset(("namespace", "principal", "reader"))  # kinds of things in none
+_SECRET = {"secret": True}  # a token: who holds it may settle
 
 
+@dataclass(eq=False)
 class Refused(Exception):
     """The command was turned down and nothing has changed."""
+
+    code: ClassVar[str]
+
+    @property
+    def detail(self) -> str:
+        """The text for clients that know of namespaces."""
+        return str(self)
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """The fields by their names, without tokens and without those that say nothing."""
+        told = {e.name: getattr(self, e.name) for e in fields(self) if not e.metadata}
+        return {name: value for name, value in told.items() if value not in ("", None)}
 
 
 @dataclass(eq=False)
 class NotFound(Refused):
+    code = "not-found"
     kind: str
     name: str
+    namespace: str = ""  # where it was looked for; the core does not know it, the engine adds it
 
     def __str__(self) -> str:
-        return f"There is no {self.kind} {self.name!r}; check the name, or create it first."
+        return self._say("")
+
+    @property
+    def detail(self) -> str:
+        return self._say(f" in the namespace {self.namespace!r}" if self.namespace else "")
+
+    def _say(self, where: str) -> str:
+        return f"There is no {self.kind} {self.name!r}{where}; check the name, or create it first."
 
 
 @dataclass(eq=False)
 class AlreadyExists(Refused):
+    code = "already-exists"
     kind: str
     name: str
 
@@ -33,6 +64,7 @@ class AlreadyExists(Refused):
 class MessageNotFound(Refused):
     """No message with this sequence number is in the state the command needs."""
 
+    code = "message-not-found"
     queue: str
     sequence: int
     state: str
@@ -45,8 +77,9 @@ class MessageNotFound(Refused):
 class LockLost(Refused):
     """The lock has expired, was settled before, or never was. `lock` is a token or message id."""
 
+    code = "lock-lost"
     queue: str | None
-    lock: int | str
+    lock: int | str = field(metadata=_SECRET)
 
     def __str__(self) -> str:
         return "The lock has expired or was settled already; receive the message again."
@@ -54,6 +87,7 @@ class LockLost(Refused):
 
 @dataclass(eq=False)
 class SessionLocked(Refused):
+    code = "session-locked"
     queue: str
     session: str
 
@@ -63,8 +97,9 @@ class SessionLocked(Refused):
 
 @dataclass(eq=False)
 class SessionLockLost(Refused):
+    code = "session-lock-lost"
     queue: str
-    session: int
+    session: int = field(metadata=_SECRET)
 
     def __str__(self) -> str:
         return f"The session lock on {self.queue!r} has expired or was released; accept it again."
@@ -78,6 +113,7 @@ class QuotaExceeded(Refused):
     transaction". `holder`: only that principal's share of the limit is used up.
     """
 
+    code = "quota-exceeded"
     queue: str
     limit: str
     maximum: int
@@ -107,6 +143,7 @@ class QuotaExceeded(Refused):
 
 @dataclass(eq=False)
 class MessageTooLarge(Refused):
+    code = "message-too-large"
     queue: str
     size_bytes: int
     maximum: int
@@ -121,6 +158,7 @@ class MessageTooLarge(Refused):
 class Duplicate(Refused):
     """A message with this key was accepted inside the window, under `sequence`."""
 
+    code = "duplicate"
     queue: str
     key: str
     sequence: int
@@ -131,6 +169,7 @@ class Duplicate(Refused):
 
 @dataclass(eq=False)
 class Disabled(Refused):
+    code = "disabled"
     queue: str
     status: str
 
@@ -140,6 +179,7 @@ class Disabled(Refused):
 
 @dataclass(eq=False)
 class InvalidArgument(Refused):
+    code = "invalid-argument"
     argument: str
     rule: str
 
@@ -151,6 +191,7 @@ class InvalidArgument(Refused):
 class NotAllowed(Refused):
     """The command does not fit this kind of queue or message."""
 
+    code = "not-allowed"
     queue: str
     reason: str
 
@@ -162,6 +203,7 @@ class NotAllowed(Refused):
 class TimedOut(Refused):
     """Nothing came before the deadline. The core tells it as a notice; a dialect may raise it."""
 
+    code = "timed-out"
     queue: str
 
     def __str__(self) -> str:
@@ -172,7 +214,8 @@ class TimedOut(Refused):
 class TransactionLost(Refused):
     """It has been committed or rolled back, its time was up, or it never was."""
 
-    transaction: int
+    code = "transaction-lost"
+    transaction: int = field(metadata=_SECRET)
 
     def __str__(self) -> str:
         return "The transaction is over, or its time was up; begin another."
@@ -182,6 +225,8 @@ class TransactionLost(Refused):
 class Unauthenticated(Refused):
     """It says the same for a name that is not there and a key that does not fit."""
 
+    code = "unauthenticated"
+
     def __str__(self) -> str:
         return "The credentials are missing, or not valid; check the name and the key."
 
@@ -190,6 +235,7 @@ class Unauthenticated(Refused):
 class Unauthorized(Refused):
     """It says the same whether the entity is there or not."""
 
+    code = "unauthorized"
     principal: str
     right: str
     namespace: str
@@ -202,6 +248,7 @@ class Unauthorized(Refused):
 class Busy(Refused):
     """The broker has too much to do, or too little memory, for this now. It may be sent again."""
 
+    code = "busy"
     reason: str
 
     def __str__(self) -> str:
@@ -212,6 +259,7 @@ class Busy(Refused):
 class NotLeader(Refused):
     """This broker follows another one, which alone takes commands. `leader` may not be known."""
 
+    code = "not-leader"
     leader: str
 
     def __str__(self) -> str:
@@ -224,6 +272,7 @@ class NotLeader(Refused):
 class Throttled(Refused):
     """Too much was asked for in too short a time."""
 
+    code = "throttled"
     wait_ms: int
 
     def __str__(self) -> str:

@@ -242,9 +242,9 @@ async def get_topic(call: Call, namespace: Name, topic: Name) -> Response:
     try:
         info = await _queue(call, namespace, topic)
     except NotFound:
-        raise NotFound("topic", topic) from None
+        raise NotFound("topic", topic, namespace) from None
     if info.properties.delivery != "topic":
-        raise NotFound("topic", topic)
+        raise NotFound("topic", topic, namespace)
     return _json(_info(call, namespace, info))
 
 
@@ -313,7 +313,7 @@ async def get_rule(
     for each in found:
         if isinstance(each, Rule) and each.name.casefold() == rule.casefold():
             return _json(shapes.rule_out(each))
-    raise NotFound("rule", rule)
+    raise NotFound("rule", rule, namespace)
 
 
 @_route("PUT", SUB + "/rules/{rule}", shapes.RuleForm, status=204)

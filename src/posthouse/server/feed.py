@@ -126,7 +126,7 @@ class Feed:
         found = None if namespace is None or entity is None else self._found(namespace, entity)
         self._check(request, namespace, found or entity)
         if entity is not None and found is None:
-            raise NotFound("queue, topic or subscription", entity)
+            raise NotFound("queue, topic or subscription", entity, namespace or "")
         first, last = self.range()
         status: dict[str, object] = {"first": first, "last": last}
         if namespace is None:
@@ -338,8 +338,10 @@ class Feed:
         found = await self._lives(Lives(namespace, last + 1, id))
         if not found:
             raise HttpProblem(
-                404, "message-not-found", f"No message with id {id!r} was sent, or it was trimmed."
-            )
+                404, "message-not-found",
+                f"No message with id {id!r} was sent in the namespace {namespace!r}, or it was"
+                " trimmed.",
+            )  # fmt: skip
         return found
 
     async def life(self, namespace: str, queue: str, sequence: int) -> list[LifeForm]:

@@ -38,7 +38,8 @@ from posthouse.server.host import BrokerHost
 from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
 from posthouse.server.listener import Connection, Limits
 from posthouse.server.log import correlation
-from posthouse.server.problems import CODES, HttpProblem, problem
+from posthouse.server.problems import STATUS, HttpProblem, problem
+from posthouse.server.shapes import Problem
 from posthouse.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -433,12 +434,13 @@ class App:
                               " far it is.")  # fmt: skip
 
     def _refused(self, refused: Refused, name: str) -> Answer:
-        status, slug = CODES[type(refused)]
-        self.refusals[slug] += 1
+        status = STATUS[type(refused)]
+        self.refusals[refused.code] += 1
         headers = retry_after(refused)
         if status == 401:
             headers = ((b"www-authenticate", b'Basic realm="Posthouse"'),)
-        return _problem(status, slug, str(refused), name, headers, close=status == 401)
+        document = problem(status, refused.code, refused.detail, name, refused.facts)
+        return _answered(document, headers, close=status == 401)
 
     def _identify(self, request: Request) -> Principal:
         """Raises Unauthenticated."""
@@ -524,16 +526,14 @@ def name_in(part: bytes) -> str:
 
 
 def _problem(
-    status: int,
-    name: str,
-    detail: str,
-    correlation_id: str,
-    headers: tuple[tuple[bytes, bytes], ...] = (),
-    *,
-    close: bool = False,
+    status: int, name: str, detail: str, correlation_id: str, *, close: bool = False
 ) -> Answer:
-    body = msgspec.json.encode(problem(status, name, detail, correlation_id))
-    return Answer(body, status, (PROBLEM, *headers, *((CLOSE,) if close else ())))
+    return _answered(problem(status, name, detail, correlation_id), (), close=close)
+
+
+def _answered(document: Problem, headers: tuple[Header, ...], *, close: bool) -> Answer:
+    more = (*headers, CLOSE) if close else headers
+    return Answer(msgspec.json.encode(document), document.status, (PROBLEM, *more))
 
 
 _BUSY = msgspec.json.encode(problem(503, "busy", "Too much is being read; try again shortly."))

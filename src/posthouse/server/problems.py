@@ -24,27 +24,26 @@ from posthouse.core.errors import (
 )
 from posthouse.server.shapes import Problem
 
-# The status, and a name that stays.
-CODES: dict[type[Refused], tuple[int, str]] = {
-    NotFound: (404, "not-found"),
-    AlreadyExists: (409, "already-exists"),
-    MessageNotFound: (404, "message-not-found"),
-    LockLost: (410, "lock-lost"),
-    SessionLocked: (409, "session-locked"),
-    SessionLockLost: (410, "session-lock-lost"),
-    QuotaExceeded: (429, "quota-exceeded"),
-    MessageTooLarge: (413, "message-too-large"),
-    Duplicate: (409, "duplicate"),
-    Disabled: (409, "disabled"),
-    InvalidArgument: (400, "invalid-argument"),
-    NotAllowed: (409, "not-allowed"),
-    TimedOut: (408, "timed-out"),
-    TransactionLost: (410, "transaction-lost"),
-    Unauthenticated: (401, "unauthenticated"),
-    Unauthorized: (403, "unauthorized"),
-    Busy: (503, "busy"),
-    NotLeader: (503, "not-leader"),
-    Throttled: (429, "throttled"),
+STATUS: dict[type[Refused], int] = {
+    NotFound: 404,
+    AlreadyExists: 409,
+    MessageNotFound: 404,
+    LockLost: 410,
+    SessionLocked: 409,
+    SessionLockLost: 410,
+    QuotaExceeded: 429,
+    MessageTooLarge: 413,
+    Duplicate: 409,
+    Disabled: 409,
+    InvalidArgument: 400,
+    NotAllowed: 409,
+    TimedOut: 408,
+    TransactionLost: 410,
+    Unauthenticated: 401,
+    Unauthorized: 403,
+    Busy: 503,
+    NotLeader: 503,
+    Throttled: 429,
 }
 
 
@@ -59,6 +58,13 @@ class HttpProblem(Exception):
         self.close = close  # what follows on this connection cannot be read any more
 
 
-def problem(status: int, name: str, detail: str, correlation_id: str = "") -> Problem:
-    title = name.replace("-", " ").capitalize()
-    return Problem(f"urn:posthouse:problem:{name}", title, status, detail, correlation_id)
+def problem(
+    status: int,
+    name: str,
+    detail: str,
+    correlation_id: str = "",
+    facts: dict[str, str | int] | None = None,
+) -> Problem:
+    """`name` is the problem's code; the facts are a refusal's."""
+    title, type_ = name.replace("-", " ").capitalize(), f"urn:posthouse:problem:{name}"
+    return Problem(type_, title, status, detail, correlation_id, name, facts or {})

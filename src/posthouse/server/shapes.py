@@ -616,13 +616,15 @@ class SnapshotForm(msgspec.Struct):
 
 
 class Problem(msgspec.Struct, omit_defaults=True):
-    """RFC 9457."""
+    """RFC 9457. Programs go by `code`, and by `facts`: what it is about, by name."""
 
     type: str
     title: str
     status: int
     detail: str = ""
     correlation_id: str = ""
+    code: str = ""
+    facts: dict[str, str | int] = {}
 
 
 # From and to messages.

@@ -138,7 +138,7 @@ async def _update(call: Call, queue: str, node: Node, wanted: bytes) -> Answer:
     if wanted.strip() not in (b"*", _etag(old)):
         raise HttpError(412, "SubCode=41200. The entity has changed since; get it again.")
     if node.name != _kind(old):
-        raise NotFound("queue", queue)
+        raise NotFound("queue", queue, call.namespace)
     keys = descriptions.read_keys(node)
     _check_keys(call, queue, keys)
     properties = _read(call, node, old.properties, _kind(old))
@@ -340,7 +340,7 @@ async def _rule(call: Call, queue: str, name: str) -> Rule:
     for rule in await _rules(call, queue):
         if rule.name.casefold() == name.casefold():
             return rule
-    raise NotFound("rule", name)
+    raise NotFound("rule", name, call.namespace)
 
 
 async def _put_rule(call: Call) -> Answer:

@@ -101,7 +101,7 @@ class Call:
         """For who may receive from it. Raises Unauthorized or NotFound."""
         self.check("listen")
         if not self.view.exists(self.namespace, self.queue):
-            raise NotFound("queue", self.queue)
+            raise NotFound("queue", self.queue, self.namespace)
 
     def missing(self) -> tuple[str, str]:
         """What is not there of the place: its kind and its name."""

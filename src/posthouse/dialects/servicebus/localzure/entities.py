@@ -56,7 +56,7 @@ async def _info(call: Call) -> QueueInfo:
     assert isinstance(info, QueueInfo)
     is_topic = info.properties.delivery == "topic"
     if (call.place.kind == "topic") != is_topic:
-        raise NotFound(call.place.kind, call.place.name)
+        raise NotFound(call.place.kind, call.place.name, call.namespace)
     return info
 
 
