@@ -17,9 +17,10 @@ import tracemalloc
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from posthouse.broker.engine import Engine
+from tests.dialects.rig import EngineRig
 from tests.server.running import Running, running
 
 SAY_BYTES = 16 << 20  # that a peer may say in one case
@@ -62,6 +63,27 @@ class Surface(Protocol):
 
     def kept(self) -> dict[str, int]:
         """What the dialect itself keeps of connections, by name; zeros where there are none."""
+
+
+Rig = TypeVar("Rig", bound=EngineRig)
+
+
+class Rigged(Generic[Rig]):
+    """A surface whose peers are on the rig of their dialect; `open` makes it."""
+
+    rig: Rig
+
+    async def close(self) -> None:
+        await self.rig.close()
+
+    @property
+    def engine(self) -> Engine:
+        assert self.rig.engine is not None
+        return self.rig.engine
+
+    @property
+    def failures(self) -> list[Any]:
+        return self.rig.failures.found
 
 
 class Turns:

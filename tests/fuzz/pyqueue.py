@@ -7,9 +7,9 @@ with something changed in it.
 import random
 from typing import Any
 
-from posthouse.broker.engine import Engine
 from tests.dialects.pyqueue.client import binary_frame, frame
 from tests.dialects.pyqueue.rig import ROOT_KEY, Rig
+from tests.fuzz.playing import Rigged
 from tests.fuzz.playing import run as play
 
 WHOLE = 0.02  # of the cases are the whole conversation
@@ -81,36 +81,19 @@ def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
     return frames
 
 
-class PyQueue:
+class PyQueue(Rigged[Rig]):
     name = "pyqueue"
     anew_every = 100  # ADMIN_REPLAY reads all that was said since
     keeps_transactions = True
 
     def __init__(self) -> None:
         self._frames = conversation()
-        self._rig: Rig | None = None
 
     async def open(self, number: int) -> None:
-        self._rig = await Rig.open(is_open=number % 200 == 0)
-
-    async def close(self) -> None:
-        assert self._rig is not None
-        await self._rig.close()
-
-    @property
-    def engine(self) -> Engine:
-        assert self._rig is not None
-        assert self._rig.engine is not None
-        return self._rig.engine
-
-    @property
-    def failures(self) -> list[Any]:
-        assert self._rig is not None
-        return self._rig.failures.found
+        self.rig = await Rig.open(is_open=number % 200 == 0)
 
     def connect(self) -> tuple[Any, Any]:
-        assert self._rig is not None
-        client = self._rig.connect()
+        client = self.rig.connect()
         return client.peer, client.transport
 
     def data(self, chance: random.Random) -> bytes:
@@ -121,8 +104,7 @@ class PyQueue:
         return b"".join(changed(frames, chance))
 
     def kept(self) -> dict[str, int]:
-        assert self._rig is not None
-        context = self._rig.context
+        context = self.rig.context
         return {"connections": len(context._registry.peers), "clients": len(context._clients)}
 
 

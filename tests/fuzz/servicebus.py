@@ -18,8 +18,8 @@ from posthouse.amqp.performatives import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
 from posthouse.broker.access import ROOT
-from posthouse.broker.engine import Engine
 from tests.dialects.servicebus.rig import KEY, Client, Rig, session_filter
+from tests.fuzz.playing import Rigged
 from tests.fuzz.playing import run as play
 
 ALL_OF_THEM = 0.02  # of the cases are the whole conversation
@@ -208,13 +208,10 @@ def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
     return frames
 
 
-class ServiceBus:
+class ServiceBus(Rigged[Rig]):
     name = "servicebus"
     anew_every = 500
     keeps_transactions = False
-
-    def __init__(self) -> None:
-        self._rig: Rig | None = None
 
     @cached_property
     def _whole(self) -> list[bytes]:
@@ -231,34 +228,17 @@ class ServiceBus:
         return self
 
     async def open(self, number: int) -> None:
-        self._rig = await Rig.open(auto_create=number % 1_000 == 0, strict=number % 1_500 == 0)
-
-    async def close(self) -> None:
-        assert self._rig is not None
-        await self._rig.close()
-
-    @property
-    def engine(self) -> Engine:
-        assert self._rig is not None
-        assert self._rig.engine is not None
-        return self._rig.engine
-
-    @property
-    def failures(self) -> list[Any]:
-        assert self._rig is not None
-        return self._rig.failures.found
+        self.rig = await Rig.open(auto_create=number % 1_000 == 0, strict=number % 1_500 == 0)
 
     def connect(self) -> tuple[Any, Any]:
-        assert self._rig is not None
-        return self._rig.connect()
+        return self.rig.connect()
 
     def data(self, chance: random.Random) -> bytes:
         frames = self._whole if chance.random() < ALL_OF_THEM else chance.choice(self._scenes)
         return b"".join(changed(frames, chance))
 
     def kept(self) -> dict[str, int]:
-        assert self._rig is not None
-        return {"connections": len(self._rig.peers._registry.peers)}
+        return {"connections": len(self.rig.peers._registry.peers)}
 
 
 def run(seed: int, cases: int, seconds: float) -> int:

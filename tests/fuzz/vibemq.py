@@ -8,9 +8,9 @@ import random
 from functools import cached_property
 from typing import Any
 
-from posthouse.broker.engine import Engine
 from tests.dialects.vibemq.client import FLAGGED, GENERATIONS, Said, written
 from tests.dialects.vibemq.rig import Rig, Wire
+from tests.fuzz.playing import Rigged
 from tests.fuzz.playing import run as play
 
 WHOLE = 0.02  # of the cases are the whole conversation
@@ -79,13 +79,10 @@ def changed(frames: list[bytes], head: int, chance: random.Random) -> list[bytes
     return frames
 
 
-class VibeMq:
+class VibeMq(Rigged[Rig]):
     name = "vibemq"
     anew_every = 500
     keeps_transactions = False
-
-    def __init__(self) -> None:
-        self._rig: Rig | None = None
 
     @cached_property
     def _written(self) -> dict[tuple[str, bool], list[bytes]]:
@@ -99,26 +96,10 @@ class VibeMq:
         }  # fmt: skip
 
     async def open(self, number: int) -> None:
-        self._rig = await Rig.open()
-
-    async def close(self) -> None:
-        assert self._rig is not None
-        await self._rig.close()
-
-    @property
-    def engine(self) -> Engine:
-        assert self._rig is not None
-        assert self._rig.engine is not None
-        return self._rig.engine
-
-    @property
-    def failures(self) -> list[Any]:
-        assert self._rig is not None
-        return self._rig.failures.found
+        self.rig = await Rig.open()
 
     def connect(self) -> tuple[Any, Any]:
-        assert self._rig is not None
-        wire = Wire(self._rig, FLAGGED)
+        wire = Wire(self.rig, FLAGGED)
         return wire.peer, wire.transport
 
     def data(self, chance: random.Random) -> bytes:
@@ -132,8 +113,7 @@ class VibeMq:
         return b"".join(changed(frames, 5 if generation == FLAGGED else 4, chance))
 
     def kept(self) -> dict[str, int]:
-        assert self._rig is not None
-        return {"connections": len(self._rig.peers.peers)}
+        return {"connections": len(self.rig.peers.peers)}
 
 
 def run(seed: int, cases: int, seconds: float) -> int:
