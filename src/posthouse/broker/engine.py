@@ -18,7 +18,8 @@ import gc
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -255,19 +256,10 @@ class Engine:
         """
         assert self.follows
         self._journal.check_next(frame)
-        whole = False
-        try:
-            figures = Batch()  # nothing of it is written
+        figures = Batch()  # nothing of it is written
+        with self._stopping_at_failure():
             for position, namespace, record in self._replay.evolved(frame):
                 self._note_applied(figures, position, namespace, record)
-            whole = True
-        except StoreError as error:
-            self._fail(error)
-            whole = True
-            raise
-        finally:
-            if not whole:
-                self._stop_for_a_bug()
         self._clocks.follow(frame.time_ms)
         self._journal.follow(frame)
         self._memory.relieve(figures.messages, figures.bytes, figures.weight)
@@ -303,17 +295,8 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
-        whole = False
-        try:
+        with self._stopping_at_failure():
             await self._begin_epoch()
-            whole = True
-        except StoreError as error:
-            self._fail(error)
-            whole = True
-            raise
-        finally:
-            if not whole:
-                self._stop_for_a_bug()
         self._gate = Busy(_STOPPING) if self._closing else None
         self._arm()  # what is due is done beside what is asked from now on
 
@@ -767,6 +750,21 @@ class Engine:
         for sync in syncing:
             await sync
         await fill_in(bare, self._memory)
+
+    @contextmanager
+    def _stopping_at_failure(self) -> Iterator[None]:
+        """The engine stops where what is done here fails, and the failure rises."""
+        whole = False
+        try:
+            yield
+            whole = True
+        except StoreError as error:
+            self._fail(error)
+            whole = True
+            raise
+        finally:
+            if not whole:
+                self._stop_for_a_bug()
 
     def _stop_for_a_bug(self) -> None:
         """It rises to the log. The state may be half changed, and nobody is to wait for ever."""
