@@ -54,9 +54,23 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
     with_rig(work)
 
 
+def test_frames_that_are_left_when_a_connection_is_lost_are_not_looked_at() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        client.peer._backpressure.turn.seconds = 0  # has room for one frame
+        client.peer.data_received(frame("PING") + frame("PUSH", {"payload": "1", "queue": "q"}))
+        client.peer.connection_lost(None)
+        await rig.settle()
+        assert "q" not in state_of(rig.context.engine, "default").queues
+        assert not rig.context._clients
+
+    with_rig(work)
+
+
 def test_pipelined_answers_are_one_write() -> None:
     async def work(rig: Rig) -> None:
         client = rig.connect()
+        client.peer._backpressure.turn.seconds = 60  # all of it, also on a busy machine
         client.peer.data_received(frame("PUSH", b"task") * 50)
         await rig.settle()
         assert len(client.transport.written) == 1

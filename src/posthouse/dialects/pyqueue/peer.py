@@ -203,7 +203,8 @@ class Peer:
         self._backpressure.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_ending = self.is_gone = True
+        self.is_gone = True
+        self.end()  # frames that are left for the next turn are not looked at any more
         self._let_go()
         self._count_held(0, is_new=True)
         self.context.remove(self)
