@@ -81,7 +81,7 @@ PLACES = {
     ("dialects/servicebus/credentials.py", "Credentials.identify"): (
         "the dev profile: whoever has the root's key, by another name"
     ),
-    ("dialects/servicebus/peer.py", "Peer.leave"): GIVES_BACK,
+    ("dialects/servicebus/commands.py", "Commands.leave"): GIVES_BACK,
     ("dialects/servicebus/rest.py", "_peek_lock"): GIVES_BACK,
     ("dialects/servicebus/transactions.py", "Coordinator._roll_back"): GIVES_BACK,
     ("dialects/vibemq/peer.py", "Peer.__init__"): "before anybody has come; no command is given",

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
@@ -18,14 +18,14 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address, parse, path_of, queue_of, told_name
-from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink, Target
+from posthouse.dialects.servicebus.commands import Commands
+from posthouse.dialects.servicebus.identity import Identity
+from posthouse.dialects.servicebus.links import IncomingLink, LinkOwner, OutgoingLink
 from posthouse.dialects.servicebus.management import ManagementNode
-from posthouse.dialects.servicebus.requests import address_in, is_coordinator
+from posthouse.dialects.servicebus.requests import Requests, address_in, is_coordinator
+from posthouse.dialects.servicebus.target import Target
 from posthouse.dialects.servicebus.transactions import COORDINATOR_BYTES_MAX, Coordinator
 from posthouse.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.peer import Peer
 
 _audit = logging.getLogger("posthouse.audit")
 
@@ -41,11 +41,37 @@ _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _TICKS_1970 = 621_355_968_000_000_000  # of 100 ns, since the year 1
 
 
+class AttachingOwner(LinkOwner, Protocol):
+    """A connection, as it is seen by who attaches its links."""
+
+    is_closing: bool
+
+    def add(self, context: IncomingLink | OutgoingLink | Coordinator) -> None:
+        """A link that is attached."""
+
+    def session_token(self, target: Target, session: str) -> int:
+        """Of a session that this connection holds; 0 where it does not."""
+
+    def is_refused_once_more(self) -> bool:
+        """Whether that is worth a line in the log."""
+
+    def is_shown(self, principal: Principal, now: float) -> bool: ...
+
+    def turn_away(
+        self, context: IncomingLink | OutgoingLink | Coordinator, condition: str, text: str
+    ) -> None: ...
+
+
 class Attaching:
     """Of one connection."""
 
-    def __init__(self, peer: "Peer") -> None:
+    def __init__(
+        self, peer: AttachingOwner, commands: Commands, identity: Identity, requests: Requests
+    ) -> None:
         self._peer = peer
+        self._commands = commands
+        self._identity = identity
+        self._requests = requests
         self._accepting: dict[Link, tuple[Target, int]] = {}  # who waits for a session
 
     def give_up(self, link: Link) -> None:
@@ -53,12 +79,12 @@ class Attaching:
         waiting = self._accepting.pop(link, None)
         if waiting is not None:
             target, number = waiting
-            self._peer.leave(target, Detach(number))
+            self._commands.leave(target, Detach(number))
 
     def check(self, scopes: Mapping[Principal, Collection[tuple[str, ...]]]) -> None:
         """Who waits for a session, and may not any more, does not."""
         for link, (target, _) in list(self._accepting.items()):
-            if not self._peer.identity.may(target, scopes.get(target.principal, ())):
+            if not self._identity.may(target, scopes.get(target.principal, ())):
                 self.give_up(link)
                 link.refuse(error(conditions.UNAUTHORIZED, conditions.LAPSED))
 
@@ -69,7 +95,7 @@ class Attaching:
         if is_coordinator(attach.target):
             self._attach_coordinator(link)
             return
-        requests = self._peer.requests
+        requests = self._requests
         text = address_in(attach.source if link.sends else attach.target)
         try:
             address = parse(text or "")
@@ -77,29 +103,31 @@ class Attaching:
             link.refuse(error(conditions.NOT_FOUND, f"There is no such address: {problem}."))
             return
         if address.kind == "cbs":
-            requests.attach(link, address, None, self._peer.identity.put_token, _TOKEN_BYTES_MAX)
+            requests.attach(link, address, None, self._identity.put_token, _TOKEN_BYTES_MAX)
             return
         target = self._target(link, address, path_of(text or ""))
         if target is None:
             return
         if address.kind == "management":
-            most = max(_REQUEST_BYTES_MIN, 2 * self._peer.message_bytes(target))
-            requests.attach(link, address, target, ManagementNode(self._peer, target).answer, most)
+            node = ManagementNode(self._commands, target, self._peer.session_token)
+            most = max(_REQUEST_BYTES_MIN, 2 * self._commands.message_bytes(target))
+            requests.attach(link, address, target, node.answer, most)
         elif link.sends:
             self._attach_outgoing(link, address, target)
         else:
             self._attach_incoming(link, address, target)
 
     def _attach_coordinator(self, link: Link) -> None:
-        attach, peer = link.attach, self._peer
+        attach, identity = link.attach, self._identity
         assert attach is not None
-        principal = next(iter(peer.identity.everybody(time.time())), None)
+        principal = next(iter(identity.everybody(time.time())), None)
         if principal is None:
             text = "A token or a name and key are needed before transactions."
             link.refuse(error(conditions.UNAUTHORIZED, text))
             return
-        namespace = peer.identity.namespace(principal)
-        coordinator = peer.contexts[link] = Coordinator(peer, link, principal, namespace)
+        namespace = identity.namespace(principal)
+        coordinator = Coordinator(self._peer, self._commands, link, principal, namespace)
+        self._peer.add(coordinator)
         link.accept(
             source=attach.source, target=attach.target, max_message_size=COORDINATOR_BYTES_MAX
         )
@@ -109,18 +137,18 @@ class Attaching:
         """Where a link leads, if its client may go there; else it is refused."""
         right = "any" if address.kind == "management" else "listen" if link.sends else "send"
         entity, exact = None, address.entity
-        for principal in self._peer.identity.principals(address.path, time.time()):
-            namespace = self._peer.identity.namespace(principal)
-            view = self._peer.engine.view
+        for principal in self._identity.principals(address.path, time.time()):
+            namespace = self._identity.namespace(principal)
+            view = self._commands.engine.view
             entity = view.find(namespace, address.entity)
             exact = address.entity if entity is None else entity
             target = Target(
                 principal, namespace, exact, queue_of(exact, address), address.path, right
             )
-            if self._peer.identity.has_right(principal, target):
-                if self._peer.settings.auto_create and not view.has_namespace(namespace):
+            if self._identity.has_right(principal, target):
+                if self._commands.settings.auto_create and not view.has_namespace(namespace):
                     command = CreateNamespace(namespace)
-                    self._peer.engine.submit(vouched(principal), "", command, _ignore)
+                    self._commands.engine.submit(vouched(principal), "", command, _ignore)
                 break
         else:
             claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
@@ -137,8 +165,8 @@ class Attaching:
                 )
             )
             return None
-        is_there = entity is not None or self._peer.settings.auto_create
-        if not is_there or (address.transfer and self._peer.properties(target) is None):
+        is_there = entity is not None or self._commands.settings.auto_create
+        if not is_there or (address.transfer and self._commands.properties(target) is None):
             link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
             return None
         return target
@@ -153,8 +181,8 @@ class Attaching:
             text = "A subscription cannot be sent to. Send to its topic."
             link.refuse(error(conditions.NOT_ALLOWED, text))
             return
-        most = self._peer.message_bytes(target)
-        properties = self._peer.properties(target)
+        most = self._commands.message_bytes(target)
+        properties = self._commands.properties(target)
         if properties is not None and properties.status in ("disabled", "send-disabled"):
             link.refuse(
                 error(
@@ -163,7 +191,8 @@ class Attaching:
                 )
             )
             return
-        incoming = self._peer.contexts[link] = IncomingLink(self._peer, link, target, most)
+        incoming = IncomingLink(self._peer, self._commands, link, target, most)
+        self._peer.add(incoming)
         link.accept(
             source=attach.source, target=attach.target, max_message_size=most,
             properties={_BATCH_SIZE: ULong(most)},
@@ -176,14 +205,21 @@ class Attaching:
         delete = attach.snd_settle_mode == 1
         wanted, session = _session_filter(attach.source)
         if not wanted:
-            outgoing = OutgoingLink(self._peer, link, target, delete=delete, session=None)
-            outgoing.start(partial(self._outgoing_attached, link, outgoing))
+            self._start_outgoing(link, target, None, delete=delete)
         elif session is not None and type(session) is not str:
             link.refuse(error(conditions.ARGUMENT, "A session id must be text."))
         elif address.dead:
             link.refuse(error(conditions.NOT_ALLOWED, "A dead-letter queue has no sessions."))
         else:
             self._accept_session(link, target, session, delete=delete)
+
+    def _start_outgoing(
+        self, link: Link, target: Target, session: Granted | None, *, delete: bool
+    ) -> None:
+        outgoing = OutgoingLink(
+            self._peer, self._commands, link, target, delete=delete, session=session
+        )
+        outgoing.start(partial(self._outgoing_attached, link, outgoing))
 
     def _outgoing_attached(self, link: Link, outgoing: OutgoingLink, answer: object) -> None:
         attach = link.attach
@@ -194,11 +230,11 @@ class Attaching:
             condition, text = conditions.told_any(answer)
             link.refuse(error(condition, text))
             if outgoing.session is not None:
-                self._peer.leave(
+                self._commands.leave(
                     outgoing.target, ReleaseSession(outgoing.target.queue, outgoing.session.token)
                 )
         else:
-            self._peer.contexts[link] = outgoing
+            self._peer.add(outgoing)
             source, properties = attach.source, {}
             if outgoing.session is not None:
                 source = _with_session(attach.source, outgoing.session.session)
@@ -206,7 +242,7 @@ class Attaching:
                 properties = {Symbol(_LOCKED_UNTIL): ticks}
             link.accept(
                 source=source, target=attach.target,
-                max_message_size=self._peer.settings.message_bytes, properties=properties,
+                max_message_size=self._commands.settings.message_bytes, properties=properties,
             )  # fmt: skip
             outgoing.on_flowed()  # credit may have come before
         self._peer.flush_soon()
@@ -216,18 +252,18 @@ class Attaching:
     ) -> None:
         attach = link.attach
         assert attach is not None
-        number = self._peer.engine.new_receiver()
+        number = self._commands.engine.new_receiver()
         given = (attach.properties or {}).get(Symbol(_TIMEOUT))
         wait_ms = WAIT_MS
         if isinstance(given, int | float) and given >= 0:  # of any type, and it may be infinite
             wait_ms = int(min(given, WAIT_MS_MAX))
         if session is not None:
             wait_ms = 0
-        deadline_ms = self._peer.engine.clock_ms(target.namespace) + wait_ms if wait_ms else 0
+        deadline_ms = self._commands.engine.clock_ms(target.namespace) + wait_ms if wait_ms else 0
         command = AcceptSession(target.queue, number, session, deadline_ms=deadline_ms, bound=True)
         # A namespace's clock may stand still; the client does not wait for ever.
         timer = asyncio.get_running_loop().call_later(
-            wait_ms / 1000 + 1, self._peer.engine.give_up, number
+            wait_ms / 1000 + 1, self._commands.engine.give_up, number
         )
         self._accepting[link] = (target, number)
 
@@ -236,13 +272,12 @@ class Attaching:
             waited = self._accepting.pop(link, None)
             if isinstance(answer, Granted):
                 if waited is None or link.is_gone or self._peer.is_closing:
-                    self._peer.leave(target, ReleaseSession(target.queue, answer.token))
+                    self._commands.leave(target, ReleaseSession(target.queue, answer.token))
                     return
                 try:
-                    outgoing = OutgoingLink(self._peer, link, target, delete=delete, session=answer)
-                    outgoing.start(partial(self._outgoing_attached, link, outgoing))
+                    self._start_outgoing(link, target, answer, delete=delete)
                 except BaseException:
-                    self._peer.leave(target, ReleaseSession(target.queue, answer.token))
+                    self._commands.leave(target, ReleaseSession(target.queue, answer.token))
                     raise
                 return
             if waited is None or link.is_gone or self._peer.is_closing:
@@ -255,8 +290,8 @@ class Attaching:
             self._peer.flush_soon()
 
         # It may wait for long, so it does not count among what is under way.
-        told = guarded(reply, self._peer.abort)
-        self._peer.engine.submit(target.principal, target.namespace, command, told)
+        told = guarded(reply, self._commands.abort)
+        self._commands.engine.submit(target.principal, target.namespace, command, told)
 
 
 def _session_filter(source: Described | None) -> tuple[bool, Value]:

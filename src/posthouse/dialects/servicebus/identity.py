@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from posthouse.amqp.types import Int
 from posthouse.broker.access import Principal, key_is
@@ -12,11 +12,9 @@ from posthouse.core.errors import Unauthenticated, Unauthorized
 from posthouse.core.model import Right
 from posthouse.dialects.servicebus import conditions, sas
 from posthouse.dialects.servicebus.address import ADDRESS_CHARS_MAX, at
-from posthouse.dialects.servicebus.links import Target
+from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.requests import Reply, Request
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.peer import Peer
+from posthouse.dialects.servicebus.target import Target
 
 _audit = logging.getLogger("posthouse.audit")
 
@@ -31,12 +29,33 @@ class Claim(NamedTuple):
     expires: float  # unix seconds
 
 
+class IdentityOwner(Protocol):
+    """A connection whose client shows who it is."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def host(self) -> str:
+        """That the client thinks it has connected to."""
+
+    @property
+    def namespace(self) -> str:
+        """The one that a client has asked for; nothing where it has not."""
+
+    def trust(self, principal: Principal) -> bool:
+        """It has shown who it is; whether that one may have one more connection."""
+
+    def is_refused_once_more(self) -> bool:
+        """Whether that is worth a line in the log."""
+
+
 class Identity:
     """Of one connection."""
 
-    def __init__(self, peer: "Peer") -> None:
+    def __init__(self, peer: IdentityOwner, credentials: Credentials) -> None:
         self._peer = peer
-        self._credentials = peer.credentials
+        self._credentials = credentials
         self.plain: Principal | None = None  # who it is by SASL
         self._claims: dict[tuple[str, ...], Claim] = {}  # by audience
         # Whose newest token was signed with another key than the one before: with that one.
@@ -67,7 +86,7 @@ class Identity:
         """None where it is to try again later: the broker starts, or there are too many of it."""
         if mechanism != "PLAIN":
             return True
-        if not self._peer.is_open:
+        if not self._credentials.is_open:
             return None
         _, name, key = (*response.split(b"\0"), b"", b"")[:3]
         if response.count(b"\0") != 2:
@@ -92,7 +111,7 @@ class Identity:
 
     def identify_again(self) -> None:
         """Keys that were taken back are good for nothing any more."""
-        knows, accounts = self._peer.guard.knows, self._peer.engine.view.accounts
+        knows, accounts = self._credentials.guard.knows, self._credentials.engine.view.accounts
         if self.plain is not None and not knows(accounts, self.plain):
             self.plain = None
         self._claims = {
@@ -129,7 +148,7 @@ class Identity:
         audience, text = request.text("name"), request.body
         if request.text("operation") != "put-token" or not isinstance(text, str):
             return 400, "The request is not a put-token with a token."
-        if not self._peer.is_open:
+        if not self._credentials.is_open:
             return 503, "The broker is starting."
         if not text.strip().startswith(sas.PREFIX):
             return 401, "The token is not a shared access signature; others are not taken."
@@ -154,7 +173,7 @@ class Identity:
             return 401, f"The token is not for {audience!r}."
         if len(self._claims) >= CLAIMS_MAX and path not in self._claims:
             return 403, f"A connection has at most {CLAIMS_MAX} tokens."
-        if self._peer.settings.strict and not self._is_there(principal, path):
+        if self._credentials.settings.strict and not self._is_there(principal, path):
             return 404, conditions.missing("/".join(path))
         if not self._peer.trust(principal):
             return 503, "This principal has too many connections; close some, and try again."
@@ -174,7 +193,7 @@ class Identity:
             entity = at("/".join(path)).entity
         except ValueError:
             return False
-        return self._peer.engine.view.find(namespace, entity) is not None
+        return self._credentials.engine.view.find(namespace, entity) is not None
 
     def principals(self, path: tuple[str, ...], now: float) -> Iterable[Principal]:
         """On whose behalf an entity may be used, those first whose tokens are made out to it."""
@@ -199,14 +218,14 @@ class Identity:
         return known and self.has_right(target.principal, target)
 
     def has_right(self, principal: Principal, target: Target) -> bool:
-        accounts = self._peer.engine.view.accounts
+        accounts = self._credentials.engine.view.accounts
         principal = self.acting(principal)
         rights: tuple[Right, ...] = ("send", "listen", "manage")
         if target.right != "any":
             rights = (cast(Right, target.right),)
         for right in rights:
             try:
-                self._peer.guard.check_right(
+                self._credentials.guard.check_right(
                     accounts, principal, right, target.namespace, target.entity
                 )
             except Unauthorized:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.performatives import (
@@ -22,7 +22,6 @@ from posthouse.amqp.performatives import (
 from posthouse.amqp.runs import bytes_of
 from posthouse.amqp.session import Link, Tags
 from posthouse.amqp.types import Described, Malformed, Symbol, Value
-from posthouse.broker.access import Principal
 from posthouse.core.commands import (
     BATCH_MAX,
     CREDIT_MAX,
@@ -58,6 +57,7 @@ from posthouse.core.settling import Ending
 from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import told_name
+from posthouse.dialects.servicebus.commands import Commands
 from posthouse.dialects.servicebus.message import (
     BATCH_FORMAT,
     Messages,
@@ -66,11 +66,9 @@ from posthouse.dialects.servicebus.message import (
     split_batch,
     write_deliveries,
 )
+from posthouse.dialects.servicebus.target import Target
 from posthouse.dialects.servicebus.transactions import transaction_in, within
 from posthouse.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.peer import Peer
 
 INCOMING_CREDIT = 1_000  # messages that a client may send before it hears of the first
 INCOMING_GRACE = 10_000  # beyond its credit: some clients think that they have so much at first
@@ -88,26 +86,43 @@ _OF_ONE = (QuotaExceeded, MessageTooLarge, InvalidArgument, NotAllowed)
 Reply = Answer | Refused | StoreError
 
 
-class Target(NamedTuple):
-    """The entity that a link leads to, and on whose behalf it was attached."""
+class LinkOwner(Protocol):
+    """A connection, as its links to queues see it."""
 
-    principal: Principal
-    namespace: str
-    entity: str
-    queue: str  # as the core calls it
-    path: tuple[str, ...]  # as tokens call it
-    right: str  # that the link needs, or "any"
+    @property
+    def is_paused(self) -> bool:
+        """The client does not read, and is given nothing more."""
+
+    @property
+    def link_bytes(self) -> int:
+        """Of messages: what may be asked for at a time for one link."""
+
+    def gathered(self, context: "IncomingLink | OutgoingLink") -> None:
+        """It has something to be sent on when all that has come was looked at."""
+
+    def take_steps(self, steps: Iterator[None]) -> None:
+        """For what takes long with one frame: no other is looked at before it is done."""
+
+    def turn_away(self, context: "IncomingLink | OutgoingLink", condition: str, text: str) -> None:
+        """Detaches a link from this side, of which nothing more is told."""
+
+    def flush(self) -> None: ...
+
+    def flush_soon(self) -> None: ...
 
 
 class IncomingLink:
     """A client sends through it."""
 
-    def __init__(self, peer: "Peer", link: Link, target: Target, most_bytes: int) -> None:
+    def __init__(
+        self, peer: LinkOwner, commands: Commands, link: Link, target: Target, most_bytes: int
+    ) -> None:
         self._peer = peer
+        self._commands = commands
         self.link = link
         self.target = target
         self._most_bytes = most_bytes
-        self._reads = Messages(peer.new_id)
+        self._reads = Messages(commands.new_id)
         self._groups: deque[_Group] = deque()  # that wait for the one before them
         self._group: _Group | None = None  # the last of them
         self._new = self._new_bytes = 0  # messages that were not counted yet
@@ -206,14 +221,14 @@ class IncomingLink:
 
     def _enlist(self, id: bytes, messages: list[NewMessage], number: int | None, size: int) -> None:
         """They are sent when the transaction is committed."""
-        transaction = self._peer.transactions.get(id)
+        transaction = self._commands.transactions.get(id)
         if transaction is None:
             self._reject([number], conditions.UNKNOWN_TRANSACTION, _NO_TRANSACTION)
             return
 
         def reply(answer: Reply) -> None:
             self._unanswered -= 1
-            self._peer.count_unanswered(-size)
+            self._commands.count_unanswered(-size)
             if isinstance(answer, Refused):
                 condition, text, _ = conditions.told(answer)
                 self._reject([number], condition, text)
@@ -224,9 +239,9 @@ class IncomingLink:
                 self._top_up()
 
         self._unanswered += 1
-        self._peer.count_unanswered(size)
+        self._commands.count_unanswered(size)
         command = Work(transaction, Send(self.target.queue, messages))
-        self._peer.submit(self.target, command, reply)
+        self._commands.submit(self.target, command, reply)
 
     def _add(
         self, messages: list[NewMessage], ids: list[int | None], size: int, *, whole: bool
@@ -250,7 +265,7 @@ class IncomingLink:
         it stays behind it. What comes meanwhile makes up the next group.
         """
         self._unanswered += self._new
-        self._peer.count_unanswered(self._new_bytes)
+        self._commands.count_unanswered(self._new_bytes)
         self._new = self._new_bytes = 0
         while self._groups and not self._asking:
             group = self._groups.popleft()
@@ -274,11 +289,13 @@ class IncomingLink:
                 assert isinstance(answer, Refused | StoreError)
                 self._reject(group.ids, *conditions.told_any(answer))
             self._unanswered -= len(group.ids)
-            self._peer.count_unanswered(-group.size_bytes)
+            self._commands.count_unanswered(-group.size_bytes)
             self.flush()
 
         self._asking += 1
-        certain = self._peer.submit(self.target, self._peer.send(self.target, messages), reply)
+        certain = self._commands.submit(
+            self.target, self._commands.send(self.target, messages), reply
+        )
         if certain:
             self._asking -= 1
 
@@ -338,14 +355,22 @@ class OutgoingLink:
     """A client receives through it."""
 
     def __init__(
-        self, peer: "Peer", link: Link, target: Target, *, delete: bool, session: Granted | None
+        self,
+        peer: LinkOwner,
+        commands: Commands,
+        link: Link,
+        target: Target,
+        *,
+        delete: bool,
+        session: Granted | None,
     ) -> None:
         self._peer = peer
+        self._commands = commands
         self.link = link
         self.target = target
         self._delete = delete
         self.session = session
-        self._number = peer.engine.new_receiver(guarded(self._deliver, peer.abort))
+        self._number = commands.engine.new_receiver(guarded(self._deliver, commands.abort))
         self._completing: list[int] = []  # tokens of what was accepted,
         self._answered: list[int] = []  # its deliveries, of which the client wants to hear,
         self._completing_quietly: list[int] = []  # and tokens of what it does not ask about
@@ -368,7 +393,7 @@ class OutgoingLink:
                 self._gone = True
             attached(answer)
 
-        self._peer.submit(self.target, command, reply)
+        self._commands.submit(self.target, command, reply)
 
     # Credit.
 
@@ -393,11 +418,11 @@ class OutgoingLink:
         else:
             command = Credit(self._number, wanted, given=self._given)
         self._asked = wanted
-        self._peer.submit(self.target, command, self._refused)
+        self._commands.submit(self.target, command, self._refused)
 
     def _first_window(self) -> int:
         """How many messages fit, as large as they are in the queue on the average."""
-        count, size = self._peer.queue_size(self.target)
+        count, size = self._commands.queue_size(self.target)
         fit = self._peer.link_bytes * count // size if size else OUTGOING_MESSAGES
         return max(1, min(OUTGOING_MESSAGES, fit))
 
@@ -480,7 +505,7 @@ class OutgoingLink:
     def _release(self, tokens: list[int]) -> None:
         if tokens:
             command = Release(self.target.queue, tokens, partial=True, session=self._session_token)
-            self._peer.leave(self.target, command)
+            self._commands.leave(self.target, command)
 
     # Settlement.
 
@@ -529,7 +554,7 @@ class OutgoingLink:
         self, id: bytes, outcome: Described | None, tokens: list[int], told: list[int]
     ) -> None:
         """They are settled when the transaction is committed."""
-        transaction = self._peer.transactions.get(id)
+        transaction = self._commands.transactions.get(id)
         if transaction is None or outcome is None:
             self._answer(told, rejected(conditions.UNKNOWN_TRANSACTION, _NO_TRANSACTION))
             return
@@ -597,7 +622,7 @@ class OutgoingLink:
                 condition, text, _ = conditions.told(answer)
                 self._answer(told, rejected(condition, text))
 
-        self._peer.submit(self.target, command, reply)
+        self._commands.submit(self.target, command, reply)
 
     def _answer(self, ids: list[int], outcome: bytes) -> None:
         if ids and self.link.is_open:
@@ -614,7 +639,7 @@ class OutgoingLink:
         self._release(list(self.link.unsent))
         if not self._gone:
             self._gone = True
-            self._peer.leave(self.target, Detach(self._number))  # with its session
+            self._commands.leave(self.target, Detach(self._number))  # with its session
 
 
 _NO_TRANSACTION = "There is no such transaction on this connection."

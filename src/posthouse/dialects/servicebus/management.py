@@ -5,7 +5,7 @@ status is 200 where something was done and 204 where nothing was found: clients 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from posthouse.amqp.types import Array, Int, Malformed, Symbol, Timestamp, Value
@@ -49,14 +49,13 @@ from posthouse.core.message import ACTIVE
 from posthouse.core.rules import Rule
 from posthouse.core.settling import Ending
 from posthouse.dialects.servicebus import conditions
-from posthouse.dialects.servicebus.links import Target, changes
+from posthouse.dialects.servicebus.commands import Commands
+from posthouse.dialects.servicebus.links import changes
 from posthouse.dialects.servicebus.message import Unfit, read_message, write_deferred, write_seen
 from posthouse.dialects.servicebus.requests import Reply, Request
 from posthouse.dialects.servicebus.rules import read_rule, write_rule
+from posthouse.dialects.servicebus.target import Target
 from posthouse.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.peer import Peer
 
 OK, NOTHING = 200, 204
 SESSIONS_WITH_MESSAGES_MS = 253_402_300_800_000  # what clients say for "never mind the time"
@@ -86,9 +85,12 @@ class Ask(NamedTuple):
 class ManagementNode:
     """Answers the requests of one node, on behalf of whoever attached to it."""
 
-    def __init__(self, peer: "Peer", target: Target) -> None:
-        self._peer = peer
+    def __init__(
+        self, commands: Commands, target: Target, session_token: Callable[[Target, str], int]
+    ) -> None:
+        self._commands = commands
         self._target = target
+        self._session_token = session_token  # of a session that the connection holds; or 0
 
     def answer(self, request: Request, reply: Reply) -> None:
         """Raises nothing: every request has an answer."""
@@ -121,7 +123,7 @@ class ManagementNode:
 
     def _enlist(self, id: bytes, asked: Ask | Callable[[Tell], None], tell: Tell) -> None:
         """Of what $management can be asked, locks can be settled in a transaction."""
-        transaction = self._peer.transactions.get(id)
+        transaction = self._commands.transactions.get(id)
         if transaction is None:
             text = "There is no such transaction on this connection."
             tell(Told(400, {}, conditions.UNKNOWN_TRANSACTION, text))
@@ -140,7 +142,7 @@ class ManagementNode:
             else:
                 tell(asked.tell(answer))
 
-        self._peer.submit(self._target, asked.command, reply)
+        self._commands.submit(self._target, asked.command, reply)
 
     # Looking.
 
@@ -169,9 +171,9 @@ class ManagementNode:
             data = each.get("message") if isinstance(each, dict) else None
             if not isinstance(data, bytes):
                 raise Unfit("A message to be scheduled is not there.")
-            if len(data) > (most := self._peer.message_bytes(self._target)):
+            if len(data) > (most := self._commands.message_bytes(self._target)):
                 raise MessageTooLarge(self._target.entity, len(data), most)
-            messages.append(read_message(data, self._peer.new_id))
+            messages.append(read_message(data, self._commands.new_id))
 
         def tell(answer: Answer) -> Told:
             assert isinstance(answer, Enqueued)
@@ -277,7 +279,7 @@ class ManagementNode:
             raise Unfit(f"message-count must be from 1 to {DELETE_MAX}.",
                         "com.microsoft:argument-out-of-range")  # fmt: skip
         if request.body.get("session-id") is not None:
-            number = self._peer.engine.new_receiver()
+            number = self._commands.engine.new_receiver()
             command = Receive(
                 self._target.queue, number, count, delete=True, session=self._held(request)
             )
@@ -307,7 +309,7 @@ class ManagementNode:
                 assert isinstance(answer, StoreError)
                 tell(Told(500, {}, conditions.INTERNAL, answer.for_clients))
 
-        self._peer.submit(self._target, command, reply)
+        self._commands.submit(self._target, command, reply)
 
     # Rules.
 
@@ -343,8 +345,8 @@ class ManagementNode:
     def _held(self, request: Request) -> int:
         """Raises SessionLockLost where this connection does not hold it; or Unauthorized."""
         session = _get(request, "session-id", str)
-        self._peer.check_right(self._target, RenewSession(self._target.queue, 0))
-        token = self._peer.session_token(self._target, session)
+        self._commands.check_right(self._target, RenewSession(self._target.queue, 0))
+        token = self._session_token(self._target, session)
         if not token:
             raise SessionLockLost(self._target.entity, 0)
         return token

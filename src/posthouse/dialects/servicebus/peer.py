@@ -8,7 +8,6 @@ principal may not any more, the link is detached.
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -30,28 +29,19 @@ from posthouse.amqp.events import (
 )
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
-from posthouse.broker.access import BROKER, Guard, Principal
+from posthouse.broker.access import Principal
 from posthouse.broker.engine import Engine
-from posthouse.broker.throttle import cost_of
-from posthouse.core.commands import Answer, Command, Detach, Release, ReleaseSession, Send
-from posthouse.core.errors import Refused, Throttled
-from posthouse.core.message import NewMessage
-from posthouse.core.model import QueueProperties
-from posthouse.core.room import Used
+from posthouse.core.errors import Refused
 from posthouse.dialects.backpressure import TURN_SECONDS, Backpressure, Turn
-from posthouse.dialects.connections import (
-    END_SECONDS,
-    ConnectionInfo,
-    PeerRegistry,
-    guarded,
-    hang_up,
-)
+from posthouse.dialects.connections import END_SECONDS, ConnectionInfo, PeerRegistry, hang_up
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.attaching import Attaching
+from posthouse.dialects.servicebus.commands import Commands
 from posthouse.dialects.servicebus.credentials import Credentials
 from posthouse.dialects.servicebus.identity import Identity
-from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink, Target
+from posthouse.dialects.servicebus.links import IncomingLink, OutgoingLink
 from posthouse.dialects.servicebus.requests import ReplyLink, RequestLink, Requests
+from posthouse.dialects.servicebus.target import Target
 from posthouse.dialects.servicebus.transactions import Coordinator
 from posthouse.store.errors import StoreError
 
@@ -63,7 +53,6 @@ IDLE_SECONDS_MIN = 0.4  # that a client may want to hear of us, at least
 CHECK_SECONDS = 2.0  # how often it is looked whether tokens have lapsed
 IDLE_LINK_SECONDS = 600  # where it is to be as in the cloud: a link without any traffic,
 IDLE_CONNECTION_SECONDS = 300  # and a connection without links to entities
-BLOCK_MS = 50_000  # that a sender waits for room, where a queue has it so; clients wait a minute
 OUTGOING_BYTES = 16 << 20  # of messages that are asked of queues at a time for one client,
 LINK_BYTES_MAX, LINK_BYTES_MIN = 4 << 20, 16 << 10  # and for one of its links
 UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is not read from
@@ -74,7 +63,6 @@ NAMESPACE = "posthouse:namespace"  # among the properties with which a client op
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
 Context: TypeAlias = IncomingLink | OutgoingLink | RequestLink | ReplyLink | Coordinator
-Reply = Callable[[Answer | Refused | StoreError], None]
 
 
 class Peers:
@@ -115,16 +103,12 @@ class Peer:
     def __init__(self, peers: Peers, info: ConnectionInfo) -> None:
         self._peers = peers
         self._info = info
-        self.credentials = peers.credentials
-        self.settings = peers.credentials.settings
-        self.identity = Identity(self)
-        self._attaching = Attaching(self)
-        self.requests = Requests(self)
-        self.transactions: dict[bytes, int] = {}  # open ones of this connection, by their ids
+        self._settings = peers.credentials.settings
+        self._identity = Identity(self, peers.credentials)
         self._loop = asyncio.get_running_loop()
         self._amqp = Connection(
             "posthouse",
-            authenticate=self.identity.authenticate,
+            authenticate=self._identity.authenticate,
             mechanisms=MECHANISMS,
             idle_ms=IDLE_MS,
         )
@@ -132,7 +116,10 @@ class Peer:
         self._backpressure = Backpressure(
             self._go_on, commands_max=COMMANDS_MAX, bytes_max=UNANSWERED_BYTES_MAX
         )
-        self.count_unanswered = self._backpressure.count_unanswered
+        self._commands = Commands(
+            peers.credentials, self._identity.acting, info.address, self._backpressure, self.abort
+        )
+        self._attaching = Attaching(self, self._commands, self._identity, Requests(self))
         self._looking: Iterator[Event | None] | None = None  # at what has come, frame by frame
         self._come: deque[bytes] = deque()  # behind that
         self._steps: Iterator[None] | None = None  # of what takes long, with the last frame
@@ -147,7 +134,6 @@ class Peer:
         self.is_closing = False
         self._stopping: asyncio.Task[None] | None = None
         self.is_trusted = False  # it has shown who it is
-        self._id_prefix, self._ids = secrets.token_hex(12), 0
 
     # As asyncio sees it.
 
@@ -295,13 +281,13 @@ class Peer:
     def check(self, now: float, *, changed: bool = False) -> None:
         """Now and then: whether it may go on. `changed`: somebody's rights or keys are new."""
         if changed:
-            self.identity.identify_again()
+            self._identity.identify_again()
         if self._loop.time() - self._heard > 2 * IDLE_MS / 1000:
             self._close("amqp:resource-limit-exceeded", "Nothing was heard for too long.")
             return
-        if self.settings.strict:
+        if self._settings.strict:
             self._drop_what_is_idle()
-        scopes = self.identity.scopes(now)
+        scopes = self._identity.scopes(now)
         for context in list(self.contexts.values()):
             target = context.target
             if isinstance(context, Coordinator):
@@ -311,17 +297,17 @@ class Peer:
                 continue
             elif isinstance(context, IncomingLink) and self._is_gone(target):
                 self.turn_away(context, conditions.NOT_FOUND, conditions.missing(target.entity))
-            elif not self.identity.may(target, scopes.get(target.principal, ())):
+            elif not self._identity.may(target, scopes.get(target.principal, ())):
                 self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
         self._attaching.check(scopes)
-        if self.is_trusted and not self.identity.is_anybody:  # it may show again who it is
+        if self.is_trusted and not self._identity.is_anybody:  # it may show again who it is
             self.is_trusted = False
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
         self.flush()
 
     def _is_gone(self, target: Target) -> bool:
         """The queue tells an OutgoingLink that it is gone; an IncomingLink has to be told."""
-        return self.properties(target) is None and not self.settings.auto_create
+        return self._commands.properties(target) is None and not self._settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
         """As the cloud does it, which clients know to come back from."""
@@ -365,12 +351,6 @@ class Peer:
     # For links.
 
     @property
-    def engine(self) -> Engine:
-        engine = self._peers.engine
-        assert engine is not None  # there is no link before it is open
-        return engine
-
-    @property
     def namespace(self) -> str:
         """The one that a client has asked for, as ours do; nothing where it has not."""
         told = self._amqp.open
@@ -387,63 +367,17 @@ class Peer:
         """The client does not read, and is given nothing more."""
         return self._backpressure.is_paused
 
-    @property
-    def is_open(self) -> bool:
-        """The broker: until it is there is no engine."""
-        return self._peers.engine is not None
-
-    @property
-    def guard(self) -> Guard:
-        return self.credentials.guard
-
-    def new_id(self) -> str:
-        """For a message that has none."""
-        self._ids += 1
-        return f"{self._id_prefix}{self._ids:08x}"
-
-    def submit(self, target: Target, command: Command, reply: Reply) -> bool:
-        """Where too much is under way already, nothing more is read meanwhile.
-
-        Returns whether it is certain to be done, as the engine does.
-        """
-
-        def answered(answer: Answer | Refused | StoreError) -> None:
-            self._backpressure.command_done()
-            reply(answer)
-
-        reply = guarded(reply, self.abort)
-        throttle = self.engine.throttle
-        if throttle.is_on:
-            try:
-                throttle.check_address(self._info.address, cost_of(command))
-            except Throttled as throttled:
-                reply(throttled)
-                return False
-        self._backpressure.command_begun()
-        principal = self.identity.acting(target.principal)
-        return self.engine.submit(principal, target.namespace, command, answered)
-
     def abort(self) -> None:
         """What the client had goes back when the connection is lost."""
         self._transport.abort()
 
-    def check_right(self, target: Target, command: Command) -> None:
-        """Before something is looked at that is not asked of the engine. Raises Unauthorized."""
-        self.engine.check(self.identity.acting(target.principal), target.namespace, command)
+    def add(self, context: Context) -> None:
+        """A link that is attached."""
+        self.contexts[context.link] = context
 
-    def send(self, target: Target, messages: list[NewMessage]) -> Send:
-        """Where its queue is full and blocks, it waits for room as long as the client would."""
-        properties = self.properties(target)
-        if properties is None or properties.overflow != "block":
-            return Send(target.queue, messages)
-        deadline_ms = self.engine.clock_ms(target.namespace) + BLOCK_MS
-        return Send(
-            target.queue, messages, deadline_ms=deadline_ms, sender=self.engine.new_receiver()
-        )
-
-    def leave(self, target: Target, command: Detach | Release | ReleaseSession) -> None:
-        """Gives back what a client had; that needs no right, which it may have lost meanwhile."""
-        self.engine.submit(BROKER, target.namespace, command, _ignore)
+    def is_shown(self, principal: Principal, now: float) -> bool:
+        """Whether the client has shown to be this one, and what it has shown is still good."""
+        return principal in self._identity.everybody(now)
 
     def gathered(self, context: IncomingLink | OutgoingLink) -> None:
         """It has something to be sent on when all that has come was looked at."""
@@ -455,25 +389,11 @@ class Peer:
         self.contexts.pop(context.link, None)
         context.on_detached()
 
-    def properties(self, target: Target) -> QueueProperties | None:
-        """What the queue is like; None where there is none."""
-        return self.engine.view.properties(target.namespace, target.queue)
-
-    def queue_size(self, target: Target) -> Used:
-        """How many messages there are in a queue, and their bytes."""
-        return self.engine.view.size(target.namespace, target.queue)
-
     @property
     def link_bytes(self) -> int:
         """What may be asked for at a time for one link."""
         share = OUTGOING_BYTES // max(1, len(self.contexts))
         return max(LINK_BYTES_MIN, min(LINK_BYTES_MAX, share))
-
-    def message_bytes(self, target: Target) -> int:
-        """The size that a message may have."""
-        properties = self.properties(target)
-        most = None if properties is None else properties.max_message_bytes
-        return self.settings.message_bytes if most is None else most
 
     def session_token(self, target: Target, session: str) -> int:
         """Of a session that this connection holds; 0 where it does not."""
@@ -497,8 +417,8 @@ class Peer:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
-        if self.identity.plain is not None:
-            self.trust(self.identity.plain)
+        if self._identity.plain is not None:
+            self.trust(self._identity.plain)
         seconds = self._amqp.idle_seconds
         if seconds is not None and seconds < IDLE_SECONDS_MIN / 2:  # 2.4.5: it may be refused
             self._close(conditions.ARGUMENT, f"An idle time-out is {IDLE_SECONDS_MIN} s at least.")
@@ -541,10 +461,6 @@ class Peer:
 
     def _on_closed(self, event: Closed) -> None:
         self.is_closing = True
-
-
-def _ignore(_: object) -> None:
-    """Nobody waits for this answer."""
 
 
 _ON: dict[type[Event], Callable[[Peer, Any], None]] = {

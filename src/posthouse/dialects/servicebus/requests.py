@@ -7,7 +7,7 @@ in its reply-to, by target address or by name; else on the last that was attache
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.encode import described, encode, encode_list
@@ -19,11 +19,8 @@ from posthouse.dialects.connections import guarded
 from posthouse.dialects.servicebus import conditions
 from posthouse.dialects.servicebus.address import Address
 from posthouse.dialects.servicebus.message import APPLICATION, PROPERTIES, VALUE
+from posthouse.dialects.servicebus.target import Target
 from posthouse.dialects.servicebus.transactions import transaction_in, within
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.links import Target
-    from posthouse.dialects.servicebus.peer import Peer
 
 REQUEST_CREDIT = 10
 REQUESTS_MAX = 50  # that wait for the one before them; some clients send before they have credit
@@ -73,21 +70,42 @@ def read_request(payload: bytes, link: Link) -> Request:
     return Request(id, reply_to if isinstance(reply_to, str) else "", properties, body, link)
 
 
+class RequestsOwner(Protocol):
+    """A connection, as its requests and replies see it."""
+
+    is_trusted: bool  # its client has shown who it is
+
+    @property
+    def is_paused(self) -> bool:
+        """The client does not read, and is given nothing more."""
+
+    def add(self, context: "RequestLink | ReplyLink") -> None:
+        """A link that is attached."""
+
+    def turn_away(self, context: "RequestLink | ReplyLink", condition: str, text: str) -> None:
+        """Detaches a link from this side, of which nothing more is told."""
+
+    def flush_soon(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class RequestLink:
     """Requests come in through it."""
 
     def __init__(
         self,
-        peer: "Peer",
+        peer: RequestsOwner,
+        requests: "Requests",
         link: Link,
         address: Address,
-        target: "Target | None",
+        target: Target | None,
         answerer: Answerer,
     ) -> None:
         self.target = target  # None: of $cbs, which is open to everybody
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
-        self._requests = peer.requests
+        self._requests = requests
         self.link = link
         self.address = address
         self._answerer = answerer
@@ -142,16 +160,24 @@ class RequestLink:
 
     def on_detached(self) -> None:
         self._waiting.clear()
+        self._requests.forget_requests(self.link)
 
 
 class ReplyLink:
     """Replies go out through it, as far as the client gives credit."""
 
-    def __init__(self, peer: "Peer", link: Link, address: Address, target: "Target | None") -> None:
+    def __init__(
+        self,
+        peer: RequestsOwner,
+        requests: "Requests",
+        link: Link,
+        address: Address,
+        target: Target | None,
+    ) -> None:
         self.target = target
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
-        self._requests = peer.requests
+        self._requests = requests
         self.link = link
         self.address = address
         self._waiting: deque[bytes] = deque()
@@ -205,8 +231,9 @@ class ReplyLink:
 class Requests:
     """Of one connection: its links for requests, and those for replies."""
 
-    def __init__(self, peer: "Peer") -> None:
+    def __init__(self, peer: RequestsOwner) -> None:
         self._peer = peer
+        self._requests: dict[Link, RequestLink] = {}
         self._replies: dict[Address, list[ReplyLink]] = {}
         self._working = False  # on somebody's request
         self.reply_bytes = 0  # of replies that wait to be taken
@@ -215,7 +242,7 @@ class Requests:
         self,
         link: Link,
         address: Address,
-        target: "Target | None",
+        target: Target | None,
         answerer: Answerer,
         most_bytes: int,
     ) -> None:
@@ -223,18 +250,19 @@ class Requests:
         assert attach is not None
         context: RequestLink | ReplyLink
         if link.sends:
-            context = ReplyLink(self._peer, link, address, target)
+            context = ReplyLink(self._peer, self, link, address, target)
             self._replies.setdefault(address, []).append(context)
         else:
-            context = RequestLink(self._peer, link, address, target, answerer)
-        self._peer.contexts[link] = context
+            context = RequestLink(self._peer, self, link, address, target, answerer)
+            self._requests[link] = context
+        self._peer.add(context)
         link.accept(source=attach.source, target=attach.target, max_message_size=most_bytes)
         if isinstance(context, RequestLink):
             context.start()
 
     def _reply_link(self, request: Request) -> ReplyLink | None:
-        asked = self._peer.contexts.get(request.link)
-        if not isinstance(asked, RequestLink):
+        asked = self._requests.get(request.link)
+        if asked is None:
             return None
         links = self._replies.get(asked.address, [])
         named = [each for each in links if request.reply_to in each.names]
@@ -247,6 +275,9 @@ class Requests:
         if not links:
             self._replies.pop(link.address, None)
 
+    def forget_requests(self, link: Link) -> None:
+        self._requests.pop(link, None)
+
     def begin(self) -> bool:
         """One at a time on a connection, as the replies are taken: a reply may be large."""
         if self._working or self._peer.is_paused:
@@ -256,9 +287,8 @@ class Requests:
 
     def _go_on(self, _: None) -> None:
         """With the requests that have come meanwhile."""
-        for each in list(self._peer.contexts.values()):
-            if isinstance(each, RequestLink):
-                each.on_flowed()
+        for each in list(self._requests.values()):
+            each.on_flowed()
         self._peer.flush_soon()
 
     def answer(self, request: Request, answerer: Answerer) -> None:

@@ -1,7 +1,7 @@
 """Transactions (part 4 of AMQP): a coordinator to declare and discharge them, and their states."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from posthouse.amqp.decode import Reader, sections
 from posthouse.amqp.encode import described, encode, encode_list
@@ -13,11 +13,9 @@ from posthouse.broker.access import BROKER, Principal
 from posthouse.core.commands import Answer, Begin, Begun, Commit, RollBack, RolledBack
 from posthouse.core.errors import Refused, Unauthorized
 from posthouse.dialects.servicebus import conditions
+from posthouse.dialects.servicebus.commands import Commands
 from posthouse.dialects.servicebus.message import VALUE
 from posthouse.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from posthouse.dialects.servicebus.peer import Peer
 
 COORDINATOR_CREDIT = 100
 OPEN_MAX = 1_000  # transactions of one connection
@@ -45,13 +43,33 @@ def within(id: bytes, outcome: bytes) -> bytes:
     return described(TRANSACTIONAL, encode_list((encode(id), outcome)))
 
 
+class CoordinatorOwner(Protocol):
+    """A connection, as its coordinators see it."""
+
+    def is_shown(self, principal: Principal, now: float) -> bool:
+        """Whether the client has shown to be this one, and what it has shown is still good."""
+
+    def turn_away(self, context: "Coordinator", condition: str, text: str) -> None:
+        """Detaches a link from this side, of which nothing more is told."""
+
+    def flush_soon(self) -> None: ...
+
+
 class Coordinator:
     """Transactions are declared and discharged through it, and end with it."""
 
-    def __init__(self, peer: "Peer", link: Link, principal: Principal, namespace: str) -> None:
+    def __init__(
+        self,
+        peer: CoordinatorOwner,
+        commands: Commands,
+        link: Link,
+        principal: Principal,
+        namespace: str,
+    ) -> None:
         self.target = None
         self.is_idle, self.idle_since = False, 0.0
         self._peer = peer
+        self._commands = commands
         self.link = link
         self._principal = principal
         self._namespace = namespace
@@ -62,18 +80,18 @@ class Coordinator:
 
     def may_stay(self, now: float) -> bool:
         """As long as a token of its principal is good, and it may do something."""
-        identity, engine = self._peer.identity, self._peer.engine
-        if self._principal not in identity.everybody(now):
+        commands = self._commands
+        if not self._peer.is_shown(self._principal, now):
             return False
         try:
-            engine.check(identity.acting(self._principal), self._namespace, Begin())
+            commands.engine.check(commands.acting(self._principal), self._namespace, Begin())
         except Unauthorized:
             return False
         return True
 
     def _submit(self, command: Begin | Commit | RollBack, reply: Callable[[Reply], None]) -> None:
-        principal = self._peer.identity.acting(self._principal)
-        self._peer.engine.submit(principal, self._namespace, command, reply)
+        principal = self._commands.acting(self._principal)
+        self._commands.engine.submit(principal, self._namespace, command, reply)
 
     def on_arrived(self, event: Arrived) -> None:
         self.is_idle = False
@@ -95,7 +113,7 @@ class Coordinator:
             self._tell(event.delivery_id, rejected(conditions.NOT_IMPLEMENTED, text))
 
     def _declare(self, delivery_id: int) -> None:
-        if len(self._peer.transactions) >= OPEN_MAX:
+        if len(self._commands.transactions) >= OPEN_MAX:
             text = f"A connection has at most {OPEN_MAX} open transactions."
             self._tell(delivery_id, rejected("amqp:resource-limit-exceeded", text))
             return
@@ -108,14 +126,14 @@ class Coordinator:
                 self._roll_back(answer.transaction)
             else:
                 id = answer.transaction.to_bytes(16, "big")
-                self._peer.transactions[id] = answer.transaction
+                self._commands.transactions[id] = answer.transaction
                 self._mine.add(id)
                 self._tell(delivery_id, described(_DECLARED, encode_list((encode(id),))))
 
         self._submit(Begin(), reply)
 
     def _discharge(self, delivery_id: int, id: Value, *, fail: bool) -> None:
-        number = self._peer.transactions.pop(id, None) if isinstance(id, bytes) else None
+        number = self._commands.transactions.pop(id, None) if isinstance(id, bytes) else None
         if number is None:
             text = "There is no such transaction on this connection."
             self._tell(delivery_id, rejected(conditions.UNKNOWN_TRANSACTION, text))
@@ -148,7 +166,7 @@ class Coordinator:
 
     def _roll_back(self, number: int) -> None:
         """That needs no right, which the client may have lost meanwhile."""
-        self._peer.engine.submit(BROKER, self._namespace, RollBack(number), lambda _: None)
+        self._commands.engine.submit(BROKER, self._namespace, RollBack(number), lambda _: None)
 
     def on_disposed(self, event: Disposed) -> None:
         pass
@@ -159,7 +177,7 @@ class Coordinator:
     def on_detached(self) -> None:
         """What was not discharged is rolled back (4.3)."""
         for id in self._mine:
-            number = self._peer.transactions.pop(id, None)
+            number = self._commands.transactions.pop(id, None)
             if number is not None:  # else it was discharged
                 self._roll_back(number)
         self._mine.clear()

@@ -1,0 +1,16 @@
+"""Where the links of a connection lead."""
+
+from typing import NamedTuple
+
+from posthouse.broker.access import Principal
+
+
+class Target(NamedTuple):
+    """The entity that a link leads to, and on whose behalf it was attached."""
+
+    principal: Principal
+    namespace: str
+    entity: str
+    queue: str  # as the core calls it
+    path: tuple[str, ...]  # as tokens call it
+    right: str  # that the link needs, or "any"
