@@ -245,7 +245,7 @@ without.handler("orders")(on_order)
         ("shop:app", ("--url", "http://x"), 2, "url must begin with"),
         ("shop:app", ("--concurrency", "9999"), 2, "concurrency must be from 1"),
         ("shop:empty", (), 2, "has no handler"),
-        ("shop:without", (), 3, "There is no queue 'orders'."),
+        ("shop:without", (), 3, "There is no queue 'orders' in the namespace 'default';"),
     ],
 )
 def test_what_cannot_be_run_is_said(

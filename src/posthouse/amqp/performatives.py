@@ -373,8 +373,8 @@ def error(condition: str, text: str, info: dict[Value, Value] | None = None) -> 
     return described(0x1D, encode_list((encode(Symbol(condition)), encode(text), encode(info))))
 
 
-def rejected(condition: str, text: str) -> bytes:
-    return described(0x25, encode_list((error(condition, text),)))
+def rejected(condition: str, text: str, info: dict[Value, Value] | None = None) -> bytes:
+    return described(0x25, encode_list((error(condition, text, info),)))
 
 
 class Problem(NamedTuple):

@@ -33,6 +33,7 @@ def _on_spark(run: Run) -> Run:
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
+        from posthouse.pipeline.failures import sentence_in
         from posthouse.pipeline.lake import LakeError
         from posthouse.pipeline.session import NoSpark
         from posthouse.pipeline.wire import PosthouseError
@@ -44,17 +45,9 @@ def _on_spark(run: Run) -> Run:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
                 raise
-            return fail(_said(error), FAILED)
+            return fail(sentence_in(error) or f"Spark failed: {error}", FAILED)
 
     return guarded
-
-
-def _said(error: Exception) -> str:
-    """What went wrong in Spark: of what was raised in a task of ours, the sentence."""
-    for line in reversed(str(error).splitlines()):
-        if "PosthouseError: " in line:
-            return line.partition("PosthouseError: ")[2]
-    return f"Spark failed: {error}"
 
 
 def _spark(options: argparse.Namespace) -> "SparkSession":

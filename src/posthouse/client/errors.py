@@ -32,9 +32,10 @@ def _again(kind: type[QueueError], args: tuple[Any, ...]) -> QueueError:
 
 
 class QueueNotFound(QueueError):
-    def __init__(self, queue_name: str) -> None:
-        self.queue_name = queue_name
-        super().__init__(f"There is no queue {queue_name!r}.")
+    def __init__(self, queue_name: str, namespace: str = "") -> None:
+        self.queue_name, self.namespace = queue_name, namespace
+        where = f" in the namespace {namespace!r}" if namespace else ""
+        super().__init__(f"There is no queue {queue_name!r}{where}; check the name, or create it.")
 
 
 class MessageNotFound(QueueError):

@@ -515,8 +515,8 @@ def _received(
 def _error(refused: refusals.Refused, receipt: str, session: str) -> QueueError:
     """A refusal in the client's words."""
     match refused:
-        case refusals.NotFound(kind="queue", name=name):
-            return QueueNotFound(entity_of(name))
+        case refusals.NotFound(kind="queue", name=name, namespace=namespace):
+            return QueueNotFound(entity_of(name), namespace)
         case refusals.LockLost():
             return MessageNotFound(receipt)
         case refusals.MessageNotFound(sequence=sequence):

@@ -5,7 +5,6 @@ has said about waiting goes before it. A breaker stops trying for everybody once
 """
 
 import random
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from posthouse.client.errors import (
     Timeout,
 )
 
-_WAIT = re.compile(r"\bwait (\d{1,6}) (ms|seconds?)\b", re.ASCII)
 _random = random.Random()  # noqa: S311 (spreads calls out; guards nothing)
 
 
@@ -98,13 +96,6 @@ class RetryByError:
             if policy is not None:
                 return policy.delay(tries, error)
         return self.otherwise.delay(tries, error)
-
-
-def wait_in(text: str, otherwise: float) -> float:
-    """Seconds that a busy service asks for: "wait 250 ms" is our broker's, "wait 2 seconds" Azure's
-    way to say it."""
-    found = _WAIT.search(text)
-    return otherwise if found is None else int(found[1]) / (1_000 if found[2] == "ms" else 1)
 
 
 BreakerState = Literal["closed", "open", "half-open"]

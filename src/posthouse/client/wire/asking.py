@@ -119,7 +119,8 @@ class ManagementClient:
         else:
             condition = str(said.get("errorCondition") or "")
             text = str(said.get("statusDescription") or "")
-            answered.set_exception(error_of(Problem(condition, text, {}), about or self.what))
+            told = Problem(condition, text, said)  # the facts are among what is said
+            answered.set_exception(error_of(told, about or self.what))
 
     def on_lost(self, error: QueueError) -> None:
         self._lost = error

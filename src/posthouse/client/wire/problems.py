@@ -1,10 +1,15 @@
-"""What the broker refuses, in the client's words."""
+"""Errors of the broker, in the client's words.
+
+The broker tells a code and facts beside each refusal's text. The text is for people alone.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from posthouse.amqp.performatives import Problem, code_of, problem_in
-from posthouse.amqp.types import Described
+from posthouse.amqp.types import Described, Value
 from posthouse.client.errors import (
+    AuthenticationFailed,
     ConnectionFailed,
     MessageNotFound,
     MessageTooLarge,
@@ -18,40 +23,95 @@ from posthouse.client.errors import (
     Timeout,
     ValidationError,
 )
-from posthouse.client.retry import wait_in
 
 _PROVIDER = "posthouse"
+_PREFIX = "posthouse:"  # of the code and the facts, in the info of an error
+BUSY_S = 1.0  # how long to wait where the broker is busy, and does not say it
+_ENTITIES = frozenset(("queue", "topic", "subscription", "queue or topic"))
 _TRANSIENT = frozenset((
     "amqp:internal-error", "amqp:resource-limit-exceeded", "amqp:transaction:rollback",
     "amqp:transaction:timeout",
 ))  # fmt: skip
 
-# For a condition: from what was told, and what it was about.
-_ERRORS: dict[str, Callable[[Problem, str], QueueError]] = {
-    "amqp:not-found": lambda told, what: QueueNotFound(what),
-    "amqp:unauthorized-access": lambda told, what: PermissionDenied(f"use {what!r}", told.text),
-    "amqp:link:message-size-exceeded": lambda told, what: _too_large(told),
-    "com.microsoft:message-lock-lost": lambda told, what: MessageNotFound(what),
-    "com.microsoft:message-not-found": lambda told, what: MessageNotFound(what),
-    "com.microsoft:session-lock-lost": lambda told, what: SessionLockLost(what),
-    "com.microsoft:session-cannot-be-locked": lambda told, what: SessionLocked(what),
-    "com.microsoft:timeout": lambda told, what: Timeout(0.0),
-    "com.microsoft:server-busy": lambda told, what: Throttled(
-        _PROVIDER, told.condition, told.text, wait_in(told.text, 1.0)
+# The code of a refusal, where the broker says none: by AMQP's condition. Also what is no refusal.
+_CODES = {
+    "amqp:not-found": "not-found",
+    "amqp:unauthorized-access": "unauthorized",
+    "amqp:link:message-size-exceeded": "message-too-large",
+    "com.microsoft:message-lock-lost": "lock-lost",
+    "com.microsoft:message-not-found": "message-not-found",
+    "com.microsoft:session-lock-lost": "session-lock-lost",
+    "com.microsoft:session-cannot-be-locked": "session-locked",
+    "com.microsoft:timeout": "timed-out",
+    "com.microsoft:server-busy": "busy",
+    "com.microsoft:argument-error": "invalid-argument",
+    "amqp:connection:forced": "ended",
+    "amqp:link:detach-forced": "ended",
+}
+
+
+class _Told(NamedTuple):
+    """A problem, with what there is for programs."""
+
+    condition: str
+    text: str
+    what: str  # it was about
+    info: dict[Value, Value]
+
+    def fact(self, name: str) -> str:
+        """Nothing where it was not told."""
+        fact = self.info.get(_PREFIX + name)
+        return str(fact) if isinstance(fact, str) else ""
+
+    def number(self, name: str, otherwise: int = 0) -> int:
+        fact = self.info.get(_PREFIX + name)
+        return int(fact) if isinstance(fact, int) else otherwise
+
+
+def _missing(told: _Told) -> QueueError:
+    if told.fact("kind") in ("", *_ENTITIES):
+        return QueueNotFound(told.what, told.fact("namespace"))
+    return ProviderError(_PROVIDER, told.condition, told.text, is_transient=False)
+
+
+def _throttled(told: _Told) -> QueueError:
+    wait = told.number("wait_ms", round(BUSY_S * 1_000)) / 1_000
+    return Throttled(_PROVIDER, told.condition, told.text, wait)
+
+
+def _invalid(told: _Told) -> QueueError:
+    rule = told.fact("rule")
+    return ValidationError(told.fact("argument") if rule else "request", rule or told.text)
+
+
+_ERRORS: dict[str, Callable[[_Told], QueueError]] = {
+    "not-found": _missing,
+    "unauthorized": lambda told: PermissionDenied(f"use {told.what!r}", told.text),
+    "unauthenticated": lambda told: AuthenticationFailed(told.text),
+    "message-too-large": lambda told: MessageTooLarge(
+        told.number("size_bytes"), told.number("maximum")
     ),
-    "com.microsoft:argument-error": lambda told, what: ValidationError("request", told.text),
-    "amqp:connection:forced": lambda told, what: ConnectionFailed(told.text or "It was ended."),
-    "amqp:link:detach-forced": lambda told, what: ConnectionFailed(told.text or "It was ended."),
+    "lock-lost": lambda told: MessageNotFound(told.what),
+    "message-not-found": lambda told: MessageNotFound(told.what),
+    "session-lock-lost": lambda told: SessionLockLost(told.what),
+    "session-locked": lambda told: SessionLocked(told.what),
+    "timed-out": lambda told: Timeout(0.0),
+    "busy": _throttled,
+    "not-leader": _throttled,
+    "throttled": _throttled,
+    "invalid-argument": _invalid,
+    "ended": lambda told: ConnectionFailed(told.text or "It was ended."),
 }
 
 
 def error_of(problem: Problem | None, what: str = "") -> QueueError:
-    """`what` is the queue, the receipt or the session that was asked about."""
+    """By the code alone. `what` is the queue, the receipt or the session that was asked about."""
     if problem is None:
         return ConnectionFailed("The broker has ended the link.")
-    make = _ERRORS.get(problem.condition)
+    told = _Told(problem.condition, problem.text, what, problem.info)
+    make = _ERRORS.get(told.fact("code") or _CODES.get(problem.condition, ""))
     if make is not None:
-        error = make(problem, what)
+        error = make(told)
         error.add_note(problem.text)
         return error
     return ProviderError(
@@ -74,9 +134,3 @@ def refusal_in(state: Described | None, what: str) -> QueueError | None:
     fields = state.value if isinstance(state.value, list) else []
     problem = problem_in(fields[0]) if fields else None
     return None if problem is None else error_of(problem, what)
-
-
-def _too_large(told: Problem) -> MessageTooLarge:
-    numbers = [int(each) for each in told.text.replace(",", "").split() if each.isdigit()]
-    size, most = (*numbers, 0, 0)[:2]
-    return MessageTooLarge(size, most)

@@ -22,7 +22,7 @@ from posthouse.dialects.pyqueue import finding
 from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.finding import Place, Task, counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call, Order, told
-from posthouse.dialects.pyqueue.refusals import Failed
+from posthouse.dialects.pyqueue.refusals import Failed, Missing
 from posthouse.dialects.pyqueue.replay import replay
 from posthouse.dialects.pyqueue.tasks import DEFAULT_QUEUE, priority_of, text_of, ttl_in
 from posthouse.dialects.pyqueue.topics import unbind_all
@@ -43,7 +43,7 @@ def _properties(call: Call, name: str) -> QueueProperties:
     """Of a queue. Raises Failed where there is none."""
     properties = call.context.properties_of(name)
     if properties is None:
-        raise Failed(f"Queue '{name}' not found")
+        raise Missing(f"Queue '{name}' not found")
     return properties
 
 
@@ -160,7 +160,7 @@ async def _change(call: Call, name: str, **properties: int | None) -> None:
 def queue_metrics(call: Call) -> Facts:
     name = call.name()
     if not _knows(call, name):
-        raise Failed(f"Queue '{name}' not found")
+        raise Missing(f"Queue '{name}' not found")
     properties, there = _properties(call, name), counts_of(call.context, name)
     most, ttl_ms = properties.max_messages, properties.ttl_ms
     used = call.context.view.used(call.context.namespace, name).messages
@@ -185,7 +185,7 @@ async def get_task(call: Call) -> Facts:
         return _of_schedule(schedule)
     task = await _found(call, id)
     if task is None:
-        raise Failed(f"Task '{id}' not found")
+        raise Missing(f"Task '{id}' not found")
     return {
         "task_id": id,
         "payload": task.payload,

@@ -40,6 +40,10 @@ class Failed(Exception):
     """Something that was asked for cannot be; the text is for the client."""
 
 
+class Missing(Failed):
+    """It is not there."""
+
+
 def told(refused: Refused, op: str, on: str) -> str:
     begin = _BEGIN.get(op, "")
     form = CODES[type(refused)]

@@ -26,7 +26,7 @@ from posthouse.core.model import QueueProperties, Right, subscription_queue
 from posthouse.core.rules import PatternFilter, Rule
 from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.orders import Call, Order, send_together, told
-from posthouse.dialects.pyqueue.refusals import Failed
+from posthouse.dialects.pyqueue.refusals import Failed, Missing
 from posthouse.dialects.pyqueue.tasks import PushForm, new_task
 
 _audit = logging.getLogger("posthouse.audit")
@@ -186,7 +186,7 @@ async def unsubscribe(call: Call) -> bytes:
     topic, queue = form.topic, form.queue
     bound = [each for each in bindings(call.context) if each.pattern == topic]
     if not bound:
-        raise Failed(f"Topic '{topic}' not found")
+        raise Missing(f"Topic '{topic}' not found")
     if queue is not None:
         bound = [each for each in bound if each.queue == queue]
         if not bound:

@@ -37,7 +37,7 @@ from posthouse.dialects.pyqueue import admin, credentials, orders
 from posthouse.dialects.pyqueue.context import PyQueueContext
 from posthouse.dialects.pyqueue.finding import counts_of, depth_of, queues_of
 from posthouse.dialects.pyqueue.orders import Call
-from posthouse.dialects.pyqueue.refusals import Failed, told
+from posthouse.dialects.pyqueue.refusals import Failed, Missing, told
 from posthouse.dialects.pyqueue.tasks import BatchForm, PushForm, new_task, queue_in
 
 TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -68,8 +68,7 @@ class Web:
         except HttpError as error:
             return _failed(error.status, error.detail)
         except Failed as failed:
-            status = 404 if str(failed).endswith(" not found") else 400
-            return _failed(status, str(failed))
+            return _failed(404 if isinstance(failed, Missing) else 400, str(failed))
         except Refused as refused:
             op, on = ("", "") if call is None else (call.op, call.on)
             return _failed(_STATUS.get(type(refused), 400), told(refused, op, on))

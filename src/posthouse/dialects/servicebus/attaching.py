@@ -12,7 +12,7 @@ from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.broker.access import Principal, vouched
 from posthouse.core.commands import LAST_MS, AcceptSession, Answer, Detach, Granted, ReleaseSession
-from posthouse.core.errors import Refused
+from posthouse.core.errors import NotFound, Refused, TimedOut
 from posthouse.core.model import SUBSCRIPTION
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.dialects.connections import guarded
@@ -167,7 +167,7 @@ class Attaching:
             return None
         is_there = entity is not None or self._commands.settings.auto_create
         if not is_there or (address.transfer and self._commands.properties(target) is None):
-            link.refuse(error(conditions.NOT_FOUND, conditions.missing(text)))
+            link.refuse(self._peer.error_of(NotFound("queue", text, target.namespace)))
             return None
         return target
 
@@ -227,8 +227,7 @@ class Attaching:
         if link.is_gone or self._peer.is_closing:
             outgoing.on_detached()
         elif isinstance(answer, Refused | StoreError):
-            condition, text = conditions.told_any(answer)
-            link.refuse(error(condition, text))
+            link.refuse(self._peer.error_of(answer))
             if outgoing.session is not None:
                 self._commands.leave(
                     outgoing.target, ReleaseSession(outgoing.target.queue, outgoing.session.token)
@@ -283,10 +282,10 @@ class Attaching:
             if waited is None or link.is_gone or self._peer.is_closing:
                 return
             if isinstance(answer, Refused | StoreError):
-                condition, text = conditions.told_any(answer)
+                link.refuse(self._peer.error_of(answer))
             else:
-                condition, text = conditions.TIMEOUT, "No session became free in time."
-            link.refuse(error(condition, text))
+                text = "No session became free in time."
+                link.refuse(self._peer.error_of(TimedOut(target.queue), text))
             self._peer.flush_soon()
 
         # It may wait for long, so it does not count among what is under way.

@@ -1,11 +1,14 @@
 """How refusals are told to Service Bus clients: AMQP conditions, and numbers on $management.
 
 The conditions are what the clients make their exceptions of, and some look at the text as well.
+Our own client goes by the refusal's code and facts, which are beside them: in the info of an error
+(2.8.14), and among the properties of an answer of $management.
 """
 
+from posthouse.amqp.performatives import error, rejected
+from posthouse.amqp.types import Symbol, Value
 from posthouse.core import errors
 from posthouse.core.errors import InvalidArgument, NotFound, Refused
-from posthouse.core.model import DEAD, SUBSCRIPTION
 from posthouse.dialects.servicebus.address import told_name
 from posthouse.store.errors import StoreError
 
@@ -28,6 +31,11 @@ MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
 BUSY = "com.microsoft:server-busy"
 UNKNOWN_TRANSACTION = "amqp:transaction:unknown-id"
 ROLLED_BACK = "amqp:transaction:rollback"
+PREFIX = "posthouse:"  # of the code and the facts
+
+# A smaller frame has room for the condition and the text alone.
+INFO_FRAME_BYTES_MIN = 4_096
+FACT_CHARS_MAX = 500
 
 # Of a link whose client was allowed to have it, and is not any more.
 LAPSED = "The token has expired, or may not be used for this any more. Put a new one."
@@ -76,7 +84,31 @@ def told(refused: Refused) -> tuple[str, str, int]:
         return condition, missing(refused.name), status
     if isinstance(refused, InvalidArgument) and refused.argument == "group":
         return NOT_ALLOWED, "The entity takes messages with a session id only; set one.", status
-    text = str(refused)
-    if SUBSCRIPTION in text or DEAD in text:
-        text = told_name(text)
-    return condition, text, status
+    return condition, told_name(str(refused)), status
+
+
+def facts_of(refused: Refused) -> dict[str, str | int]:
+    """The code and the facts of a refusal, as they are told beside the text."""
+    told: dict[str, str | int] = {f"{PREFIX}code": refused.code}
+    for name, fact in refused.facts.items():
+        told[PREFIX + name] = fact if isinstance(fact, int) else fact[:FACT_CHARS_MAX]
+    return told
+
+
+def error_of(answer: Refused | StoreError, frame_bytes: int, text: str | None = None) -> bytes:
+    """An AMQP error, for a client that takes such frames; `text` stands for the refusal's own."""
+    return error(*_said(answer, frame_bytes, text))
+
+
+def rejection_of(answer: Refused | StoreError, frame_bytes: int, text: str | None = None) -> bytes:
+    return rejected(*_said(answer, frame_bytes, text))
+
+
+def _said(
+    answer: Refused | StoreError, frame_bytes: int, text: str | None
+) -> tuple[str, str, dict[Value, Value] | None]:
+    condition, own = told_any(answer)
+    info: dict[Value, Value] | None = None
+    if isinstance(answer, Refused) and frame_bytes >= INFO_FRAME_BYTES_MIN:
+        info = {Symbol(name): fact for name, fact in facts_of(answer).items()}
+    return condition, own if text is None else text, info

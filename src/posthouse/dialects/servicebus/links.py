@@ -46,10 +46,12 @@ from posthouse.core.commands import (
 from posthouse.core.errors import (
     Busy,
     InvalidArgument,
+    LockLost,
     MessageTooLarge,
     NotAllowed,
     QuotaExceeded,
     Refused,
+    SessionLockLost,
 )
 from posthouse.core.message import NewMessage, Properties
 from posthouse.core.plan import Delivered
@@ -105,6 +107,20 @@ class LinkOwner(Protocol):
 
     def turn_away(self, context: "IncomingLink | OutgoingLink", condition: str, text: str) -> None:
         """Detaches a link from this side, of which nothing more is told."""
+
+    def turn_away_for(
+        self,
+        context: "IncomingLink | OutgoingLink",
+        refused: Refused | StoreError,
+        text: str | None = None,
+    ) -> None:
+        """As `turn_away`, with the refusal's code and facts."""
+
+    def error_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
+        """A refusal as this client is told it; `text` stands for the refusal's own."""
+
+    def rejection_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
+        """The same as the outcome of a delivery."""
 
     def flush(self) -> None: ...
 
@@ -175,10 +191,10 @@ class IncomingLink:
         if self._is_beyond_its_credit():
             return
         if payload is None or len(payload) > self._most_bytes:
-            self._reject(
-                [number], conditions.TOO_LARGE,
-                f"The message is larger than the {self._most_bytes} bytes that are allowed.",
-            )  # fmt: skip
+            size = self._most_bytes + 1 if payload is None else len(payload)  # else not all came
+            refused = MessageTooLarge(self.target.queue, size, self._most_bytes)
+            text = f"The message is larger than the {self._most_bytes} bytes that are allowed."
+            self._reject_for([number], refused, text)
             return
         try:
             parts = [payload]
@@ -229,11 +245,8 @@ class IncomingLink:
         def reply(answer: Reply) -> None:
             self._unanswered -= 1
             self._commands.count_unanswered(-size)
-            if isinstance(answer, Refused):
-                condition, text, _ = conditions.told(answer)
-                self._reject([number], condition, text)
-            elif isinstance(answer, StoreError):
-                self._reject([number], conditions.INTERNAL, answer.for_clients)
+            if isinstance(answer, Refused | StoreError):
+                self._reject_for([number], answer)
             else:
                 self._settle([number], within(id, ACCEPTED))
                 self._top_up()
@@ -287,7 +300,7 @@ class IncomingLink:
                 return
             else:
                 assert isinstance(answer, Refused | StoreError)
-                self._reject(group.ids, *conditions.told_any(answer))
+                self._reject_for(group.ids, answer)
             self._unanswered -= len(group.ids)
             self._commands.count_unanswered(-group.size_bytes)
             self.flush()
@@ -325,6 +338,13 @@ class IncomingLink:
 
     def _reject(self, ids: Sequence[int | None], condition: str, text: str) -> None:
         self._settle(ids, rejected(condition, text))
+        self._top_up()
+
+    def _reject_for(
+        self, ids: Sequence[int | None], refused: Refused | StoreError, text: str | None = None
+    ) -> None:
+        """As `_reject`, with the refusal's code and facts."""
+        self._settle(ids, self._peer.rejection_of(refused, text))
         self._top_up()
 
     def on_disposed(self, event: Disposed) -> None:
@@ -432,8 +452,7 @@ class OutgoingLink:
                 self._draining = self._asked = 0
                 asyncio.get_running_loop().call_later(0.5, self._ask)
                 return
-            condition, text, _ = conditions.told(answer)
-            self._peer.turn_away(self, condition, text)
+            self._peer.turn_away_for(self, answer)
 
     # Deliveries.
 
@@ -482,10 +501,10 @@ class OutgoingLink:
             else:  # it gave as much as is asked for at a time: there may be more
                 self._ask()
         elif notice.kind == "session-lost":
-            self._lose(conditions.SESSION_LOST, "The session lock has expired. Accept the session"
-                       " again.")  # fmt: skip
+            text = "The session lock has expired. Accept the session again."
+            self._lose(SessionLockLost(self.target.queue, self._session_token), text)
         elif notice.kind == "deleted":
-            self._lose(conditions.NOT_FOUND, conditions.missing(self.target.entity))
+            self._lose(self.target.missing)
         elif notice.kind == "paused":
             self._peer.turn_away(
                 self,
@@ -493,10 +512,10 @@ class OutgoingLink:
                 f"The messaging entity '{told_name(self.target.entity)}' is disabled.",
             )
 
-    def _lose(self, condition: str, text: str) -> None:
+    def _lose(self, refused: Refused, text: str | None = None) -> None:
         """The queue has forgotten it already."""
         self._gone = True
-        self._peer.turn_away(self, condition, text)
+        self._peer.turn_away_for(self, refused, text)
 
     def _forget_oldest(self) -> None:
         for each in list(self.link.unsettled)[: UNSETTLED_MAX // 10]:
@@ -619,8 +638,7 @@ class OutgoingLink:
                 else:
                     self._answer(told, outcome)
             elif isinstance(answer, Refused):
-                condition, text, _ = conditions.told(answer)
-                self._answer(told, rejected(condition, text))
+                self._answer(told, self._peer.rejection_of(answer))
 
         self._commands.submit(self.target, command, reply)
 
@@ -643,9 +661,10 @@ class OutgoingLink:
 
 
 _NO_TRANSACTION = "There is no such transaction on this connection."
-_LOCK_LOST = rejected(
-    conditions.LOCK_LOST, "The lock has expired or was settled already. Receive the message again."
-)
+_LOCK_LOST = conditions.rejection_of(  # it has no facts, and so fits into every frame
+    LockLost(None, 0), conditions.INFO_FRAME_BYTES_MIN,
+    "The lock has expired or was settled already. Receive the message again.",
+)  # fmt: skip
 
 
 def tags_of(tokens: list[int]) -> Tags:

@@ -4,7 +4,7 @@ Each operation reads its request and says which command that is, and how its ans
 status is 200 where something was done and 204 where nothing was found: clients look at it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -70,6 +70,7 @@ class Told(NamedTuple):
     body: dict[Value, Value]
     condition: str = ""
     text: str = ""
+    facts: Mapping[str, str | int] = {}
 
 
 Tell = Callable[[Told], None]
@@ -377,7 +378,7 @@ def _properties(told: Told) -> dict[Value, Value]:
     }
     if told.condition:
         found["errorCondition"] = Symbol(told.condition)
-    return found
+    return {**found, **told.facts}
 
 
 def _done(_: Answer) -> Told:
@@ -395,7 +396,7 @@ def _count(count: int) -> Told:
 
 def _refused(refused: Refused) -> Told:
     condition, text, status = conditions.told(refused)
-    return Told(status, {}, condition, text)
+    return Told(status, {}, condition, text, conditions.facts_of(refused))
 
 
 _NEEDED: Value = object()

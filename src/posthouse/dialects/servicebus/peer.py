@@ -296,7 +296,7 @@ class Peer:
             elif target is None:
                 continue
             elif isinstance(context, IncomingLink) and self._is_gone(target):
-                self.turn_away(context, conditions.NOT_FOUND, conditions.missing(target.entity))
+                self.turn_away_for(context, target.missing)
             elif not self._identity.may(target, scopes.get(target.principal, ())):
                 self.turn_away(context, conditions.UNAUTHORIZED, conditions.LAPSED)
         self._attaching.check(scopes)
@@ -385,7 +385,23 @@ class Peer:
 
     def turn_away(self, context: Context, condition: str, text: str) -> None:
         """Detaches a link from this side, of which nothing more is told."""
-        context.link.detach(error(condition, text))
+        self._turn_away(context, error(condition, text))
+
+    def turn_away_for(
+        self, context: Context, refused: Refused | StoreError, text: str | None = None
+    ) -> None:
+        """As `turn_away`, with the refusal's code and facts."""
+        self._turn_away(context, self.error_of(refused, text))
+
+    def error_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
+        """A refusal as this client is told it; `text` stands for the refusal's own."""
+        return conditions.error_of(refused, self._amqp.remote_frame_max, text)
+
+    def rejection_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
+        return conditions.rejection_of(refused, self._amqp.remote_frame_max, text)
+
+    def _turn_away(self, context: Context, problem: bytes) -> None:
+        context.link.detach(problem)
         self.contexts.pop(context.link, None)
         context.on_detached()
 

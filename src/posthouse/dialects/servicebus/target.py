@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from posthouse.broker.access import Principal
+from posthouse.core.errors import NotFound
 
 
 class Target(NamedTuple):
@@ -14,3 +15,8 @@ class Target(NamedTuple):
     queue: str  # as the core calls it
     path: tuple[str, ...]  # as tokens call it
     right: str  # that the link needs, or "any"
+
+    @property
+    def missing(self) -> NotFound:
+        """The refusal where its entity is gone."""
+        return NotFound("queue", self.entity, self.namespace)

@@ -52,6 +52,9 @@ class CoordinatorOwner(Protocol):
     def turn_away(self, context: "Coordinator", condition: str, text: str) -> None:
         """Detaches a link from this side, of which nothing more is told."""
 
+    def rejection_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
+        """A refusal as the outcome of a delivery."""
+
     def flush_soon(self) -> None: ...
 
 
@@ -153,8 +156,7 @@ class Coordinator:
         self._submit(command, reply)
 
     def _refuse(self, delivery_id: int, answer: Refused | StoreError) -> None:
-        condition, text = conditions.told_any(answer)
-        self._tell(delivery_id, rejected(condition, text))
+        self._tell(delivery_id, self._peer.rejection_of(answer))
 
     def _tell(self, delivery_id: int, state: bytes) -> None:
         link = self.link

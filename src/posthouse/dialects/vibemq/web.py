@@ -171,18 +171,18 @@ class Web:
     async def _health(self, word: str) -> Answer:
         """Not healthy: what is sent cannot be made durable, or there is no memory for it."""
         engine, level = self.engine, self.engine.now().level
-        status = word if level < REFUSE else "unhealthy: memory is used up by messages"
+        why_not = "memory is used up by messages" if level >= REFUSE else ""
         try:
             async with asyncio.timeout(READY_SECONDS):
                 await engine.prove()
         except TimeoutError:
-            status = f"unhealthy: a sync takes more than {READY_SECONDS} s"
+            why_not = f"a sync takes more than {READY_SECONDS} s"
         except (StoreError, Busy, NotLeader) as error:
-            status = f"unhealthy: {error}"
-        figures, healthy = self._figures(), status == word
+            why_not = str(error)
+        figures, healthy = self._figures(), not why_not
         found = {
             "is_healthy": healthy,
-            "status": status,
+            "status": f"unhealthy: {why_not}" if why_not else word,
             "active_connections": figures["active_connections"],
             "queue_count": figures["active_queues"],
             "in_flight_messages": figures["in_flight_messages"],

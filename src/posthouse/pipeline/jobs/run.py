@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posthouse.pipeline.declared import Declared, Sink, Source, Wrong
+from posthouse.pipeline.failures import sentence_in
 from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.options import READING, WRITING, Options
 from posthouse.pipeline.sink import target
@@ -110,10 +111,7 @@ def _read(
 
 def _sentence(error: Exception) -> str:
     """Of what was raised on the way through Spark."""
-    lines = [line for line in str(error).splitlines() if "PosthouseError: " in line]
-    if lines:
-        return lines[-1].partition("PosthouseError: ")[2]
-    return str(error).strip().partition("\n")[0]
+    return sentence_in(error) or str(error).strip().partition("\n")[0]
 
 
 def _sink_options(sink: Sink, broker: FeedClient) -> dict[str, str]:

@@ -4,7 +4,6 @@ import msgspec
 
 from posthouse.core import errors
 from posthouse.core.errors import Refused
-from posthouse.core.model import DEAD, SUBSCRIPTION
 from posthouse.dialects.http import JSON, Answer, Header, retry_after, seconds_to_wait
 from posthouse.dialects.servicebus.address import told_name
 
@@ -92,7 +91,4 @@ def failed_by(refused: Refused, **known: object) -> Failed:
         headers = ((b"www-authenticate", b'SharedAccessSignature realm="Posthouse"'),)
     elif isinstance(refused, errors.SessionLocked):
         details["session_id"] = refused.session
-    text = str(refused)
-    if SUBSCRIPTION in text or DEAD in text:
-        text = told_name(text)
-    return Failed(status, code, text, headers, **details)
+    return Failed(status, code, told_name(str(refused)), headers, **details)
