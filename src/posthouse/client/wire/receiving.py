@@ -119,9 +119,15 @@ class Receiving:
     # Taking.
 
     async def take(self, most: int, seconds: float) -> list[ReceivedMessage]:
-        """What is there, or what comes first within the time. Raises QueueError."""
-        if not self._came and seconds >= 0:
-            await self._wait(min(most, PULL_MAX), seconds)
+        """What is there, or what comes first within the time. Raises QueueError.
+
+        Another may take what came for one who waits, before that one runs: then it waits on, first
+        in the row.
+        """
+        end, again = self._loop.time() + seconds, False
+        while not self._came and seconds >= 0:
+            await self._wait(min(most, PULL_MAX), seconds, first=again)
+            seconds, again = end - self._loop.time(), True
         if self._lost is not None and not self._came:
             raise self._lost
         came = self._came
@@ -130,12 +136,15 @@ class Receiving:
             self._top_up()
         return taken
 
-    async def _wait(self, most: int, seconds: float) -> None:
+    async def _wait(self, most: int, seconds: float, *, first: bool) -> None:
         if self._lost is not None:
             raise self._lost
         there: asyncio.Future[None] = self._loop.create_future()
         waiter = most, there
-        self._waiting.append(waiter)
+        if first:
+            self._waiting.appendleft(waiter)
+        else:
+            self._waiting.append(waiter)
         self._ask()
         try:
             await asyncio.wait([there], timeout=seconds)
