@@ -121,3 +121,35 @@ def test_a_receiver_whose_broker_stays_away_says_so(
                 await waiting
 
     asyncio.run(run())
+
+
+DOWN_SECONDS = 3.0
+
+
+def test_ten_sends_over_a_restart_of_the_broker_all_succeed(tmp_path: Path) -> None:
+    """With the settings that a client has by default."""
+
+    async def main() -> None:
+        port = free_port()
+        broker = await asyncio.to_thread(start, tmp_path, port)
+        url = f"posthouse://RootManageSharedAccessKey:SAS_KEY_VALUE@127.0.0.1:{port}"
+        async with posthouse.create_client(url) as client:
+            await client.send_message("over", Message(b"before"))
+            await asyncio.to_thread(broker.stop)
+            sending = [
+                asyncio.create_task(client.send_message("over", Message(b"%d" % number)))
+                for number in range(10)
+            ]
+            await asyncio.sleep(DOWN_SECONDS)
+            broker = await asyncio.to_thread(start, tmp_path, port)
+            try:
+                await asyncio.gather(*sending)
+                assert client.breaker.state == "closed"
+                received = await client.receive_messages("over", 20, 5)
+                bodies = {each.body for each in received}
+                assert bodies == {b"before", *(b"%d" % number for number in range(10))}
+            finally:
+                await client.close()
+                await asyncio.to_thread(broker.stop)
+
+    asyncio.run(main())

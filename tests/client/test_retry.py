@@ -168,8 +168,7 @@ def test_half_open_opens_again_with_one_failure() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += 30
-    breaker.check()
-    breaker.note(LOST)
+    breaker.note(LOST, is_probe=breaker.check())
     assert state(breaker) == "open"
     clock.now += 29.9
     with pytest.raises(CircuitOpen):
@@ -213,7 +212,7 @@ def test_only_the_probe_leaves_its_place_when_it_is_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_a_probe_that_failed_has_no_place_to_leave() -> None:
+def test_a_probe_keeps_its_place_for_all_its_tries() -> None:
     clock = Clock()
     calls = Calls(QueueConfig(operation_timeout=999), FixedRetry(wait=100))
     calls.breaker = CircuitBreaker(1, 30.0, clock)
@@ -226,11 +225,50 @@ def test_a_probe_that_failed_has_no_place_to_leave() -> None:
         await turn()
         assert failing.tries == 1
         clock.now += 30
-        assert calls.breaker.check()  # another
-        first.cancel()  # while it waits for its next try
-        await asyncio.wait([first])
         with pytest.raises(CircuitOpen):
             calls.breaker.check()
+        first.cancel()  # while it waits for its next try
+        await asyncio.wait([first])
+        assert calls.breaker.check()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_began_before_the_outage_was_known_does_not_prolong_it() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += 29
+    breaker.note(LOST)
+    clock.now += 1
+    assert breaker.check()
+    breaker.note(LOST)  # nor does it take the place of the probe
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+
+
+def test_the_breaker_counts_calls_and_not_their_tries() -> None:
+    calls = Calls(QueueConfig(breaker_failures=2), FixedRetry(attempts=10, wait=0.0))
+
+    async def main() -> None:
+        assert await calls.make("send", "orders", Failing(*[LOST] * 9)) == "done"
+        for expected in ("closed", "open"):
+            with pytest.raises(ConnectionFailed):
+                await calls.make("send", "orders", Failing(*[LOST] * 99))
+            assert state(calls.breaker) == expected
+
+    asyncio.run(main())
+
+
+def test_a_call_in_its_tries_is_not_refused_by_a_breaker_that_opens_meanwhile() -> None:
+    calls = Calls(QueueConfig(breaker_failures=1), FixedRetry(attempts=3, wait=0.01))
+
+    async def main() -> None:
+        tried = asyncio.create_task(calls.make("send", "orders", Failing(LOST, LOST)))
+        await asyncio.sleep(0)
+        calls.breaker.note(LOST)
+        assert state(calls.breaker) == "open"
+        assert await tried == "done"
+        assert state(calls.breaker) == "closed"
 
     asyncio.run(main())
 
@@ -318,15 +356,6 @@ def test_an_outage_makes_calls_fail_at_once_until_its_time_is_over(slept: list[f
     assert state(calls.breaker) == "closed"
     counted = {each.outcome: each.count for each in calls.figures.all()}
     assert counted == {"ConnectionFailed": 4, "CircuitOpen": 3, "ok": 1}
-
-
-def test_the_tries_of_one_call_can_open_the_breaker(slept: list[float]) -> None:
-    calls = Calls(QueueConfig(breaker_failures=2, max_retry_attempts=9), None)
-    failing = Failing(*[LOST] * 9)
-    with pytest.raises(CircuitOpen) as caught:
-        made(failing, calls)
-    assert failing.tries == 2
-    assert caught.value.__context__ is LOST
 
 
 def test_a_call_that_takes_too_long_is_a_timeout() -> None:

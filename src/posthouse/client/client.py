@@ -105,9 +105,7 @@ class Calls:
                     if patient:
                         raise
                     tries += 1
-                    is_probe = False  # it has shown something
-                    end = begun + seconds
-                    is_probe = await self._before_the_next(operation, where, tries, error, end)
+                    await self._before_the_next(operation, where, tries, error, begun + seconds)
                 else:
                     self.breaker.note(None)
                     outcome = "ok"
@@ -118,10 +116,12 @@ class Calls:
                     self.breaker.give_up()
                 raise
             late = Timeout(seconds, f"To {operation}")
-            self.breaker.note(late)
+            self.breaker.note(late, is_probe=is_probe)
             outcome = "Timeout"
             raise late from None
         except QueueError as error:
+            if not patient:
+                self.breaker.note(error, is_probe=is_probe)
             outcome = type(error).__name__
             raise
         finally:
@@ -130,9 +130,8 @@ class Calls:
 
     async def _before_the_next(
         self, operation: str, where: str, tries: int, error: QueueError, end: float
-    ) -> bool:
-        """Waits until it may be tried again, as `check` says. Raises the error where it may not."""
-        self.breaker.note(error)
+    ) -> None:
+        """Waits until it may be tried again. Raises the error where it may not."""
         wait = None
         if not isinstance(error, SessionLocked):  # who has it may keep it for long
             wait = self._retry.delay(tries, error)
@@ -143,7 +142,6 @@ class Calls:
             extra={"operation": operation, "queue": where, "tries": tries},
         )  # fmt: skip
         await asyncio.sleep(wait)
-        return self.breaker.check()
 
 
 class QueueClient:

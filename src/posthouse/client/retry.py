@@ -102,7 +102,10 @@ BreakerState = Literal["closed", "open", "half-open"]
 
 
 class CircuitBreaker:
-    """Closed: calls go through. Open: they fail at once. Half-open: one is let through, to see."""
+    """Closed: calls go through. Open: they fail at once. Half-open: one is let through, to see.
+
+    It counts calls, each with all its tries. A call that went through is not stopped any more.
+    """
 
     def __init__(
         self, failures: int, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -130,14 +133,16 @@ class CircuitBreaker:
         self._probing = True
         return True
 
-    def note(self, error: BaseException | None) -> None:
-        """What has become of a call that went through."""
+    def note(self, error: BaseException | None, *, is_probe: bool = False) -> None:
+        """What has become of a call that went through, as `check` has let it."""
         if error is None or not _is_outage(error):
             if self._failed or self._until:
                 self._failed, self._until, self._probing = 0, 0.0, False
             return
+        if self._until and not is_probe:
+            return  # it began before the breaker was opened, and shows nothing new
         self._failed += 1
-        if self._most and (self._probing or self._failed >= self._most):
+        if self._most and (is_probe or self._failed >= self._most):
             self._until, self._probing = self._clock() + self._seconds, False
 
     def give_up(self) -> None:
