@@ -24,7 +24,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def receive(client: SyncQueueClient, queue: str) -> tuple[list[bytes], int]:
     """What one thread got, and how often it was told that there was nothing before its time."""
-    got, early = [], 0
+    got: list[bytes] = []
+    early = 0
     while len(got) < EACH:
         begun = time.monotonic()
         message = client.receive_message(queue, timeout=SECONDS)
@@ -54,7 +55,9 @@ def test_nobody_is_told_early_that_there_is_nothing(broker: Running, late_s: flo
         client = create_sync_client(f"posthouse://{KEY}@127.0.0.1:{proxy.port}")
         try:
             waiting = [asyncio.to_thread(receive, client, queue) for _ in range(THREADS)]
-            *found, _ = await asyncio.gather(*waiting, asyncio.to_thread(send, client, queue))
+            sending = asyncio.create_task(asyncio.to_thread(send, client, queue))
+            found = await asyncio.gather(*waiting)
+            await sending
             return found
         finally:
             await asyncio.to_thread(client.close)

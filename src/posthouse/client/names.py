@@ -10,29 +10,31 @@ QUEUE_CHARS_MAX = 260
 SESSION_CHARS_MAX = 128
 MESSAGE_CHARS_MAX = 128
 
-_QUEUE = re.compile(r"[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*")
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 
 @lru_cache(1_000)  # a program has few, and names them with every call
 def _check_queue(name: str) -> None:
-    """Raises ValidationError."""
+    """Whatever a broker takes as a name, the client takes. Raises ValidationError."""
     if not name:
         raise ValidationError("queue name", "must be text of 1 character or more")
     if len(name) > QUEUE_CHARS_MAX:
         raise ValidationError(
             "queue name", f"has {len(name)} characters; {QUEUE_CHARS_MAX} are the most"
         )
-    if _QUEUE.fullmatch(name) is None:
+    if not name.isprintable() or name != name.strip() or "\\" in name:
         raise ValidationError(
             "queue name",
-            f"{name!r} must be ASCII letters, digits, hyphens and underscores, without a hyphen"
-            " at the beginning or the end and without two in a row",
+            f"{name!r} must be printable, without a space at an end and without a backslash",
+        )
+    if any(part in ("", ".", "..") or part.startswith("$") for part in name.split("/")):
+        raise ValidationError(
+            "queue name", f"{name!r} must have no part that is empty, . or .., or begins with $"
         )
 
 
 class QueueName(str):
-    """1 to 260 ASCII letters, digits, hyphens and underscores; no hyphen at an end or doubled."""
+    """1 to 260 printable characters; parts between slashes are not empty, and begin with no $."""
 
     __slots__ = ()
 
@@ -46,7 +48,7 @@ class QueueName(str):
     @classmethod
     def with_prefix(cls, prefix: str, base_name: str) -> "QueueName":
         """Both with a hyphen between them. Raises ValidationError."""
-        return cls(f"{prefix}-{base_name}")
+        return cls(f"{cls(prefix)}-{cls(base_name)}")
 
 
 class MessageId(str):

@@ -137,7 +137,7 @@ class PosthouseProvider:
 
     async def _sender(self, queue: str) -> Sending:
         async def make() -> Sending:
-            return await sending(await self.wire(), queue, queue).attached()
+            return await sending(await self.wire(), _node(queue), queue).attached()
 
         return await self._senders.get(queue, make)
 
@@ -331,7 +331,7 @@ class PosthouseProvider:
     ) -> "WireSession | None":
         wire = await self.wire()
         name = None if session_id is None else str(session_id)
-        wanted = node(queue, {_SESSION_FILTER: name}, sends=False)
+        wanted = node(_node(queue), {_SESSION_FILTER: name}, sends=False)
         what = name or queue
         place = Place("q" + queue, False)
 
@@ -528,7 +528,13 @@ def _look_at(made: "asyncio.Future[Any]") -> None:
 
 
 def _address(source: Source) -> str:
-    return source.queue + _DEAD if source.dead_letter else source.queue
+    name = _node(source.queue)
+    return name + _DEAD if source.dead_letter else name
+
+
+def _node(queue: str) -> str:
+    """The address of a queue: the broker decodes %XX in addresses, as Service Bus does."""
+    return queue.replace("%", "%25")
 
 
 def _place(source: Source) -> Place:
