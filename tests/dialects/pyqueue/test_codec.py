@@ -12,6 +12,7 @@ from posthouse.dialects.pyqueue.codec import (
     Decoder,
     Frame,
     Malformed,
+    Pattern,
     encode,
 )
 
@@ -112,3 +113,36 @@ def test_who_is_not_trusted_may_send_less() -> None:
     decoder.feed(b"PUSH 101 ")
     with pytest.raises(Malformed):
         decoder.take()
+
+
+PATTERN = Pattern(b"ACK 3 ", 3, ord("{"), b"PULL 1 q", 7)
+
+
+@given(
+    st.lists(st.sampled_from([b"ACK 3 abc", b"PULL 1 q", b"ACK 3 {bc", b"PULL 1 r", b"ACK 2 ab"])),
+    st.integers(0, 8), st.integers(0, 8), st.integers(0, 8), st.integers(0, 3),
+)  # fmt: skip
+def test_repeated_frames_are_those_that_would_be_taken_one_by_one(
+    frames: list[bytes], most: int, sized_max: int, same_max: int, cut: int
+) -> None:
+    data = b"".join(frames)
+    data = data[: len(data) - cut]
+    decoder, other = Decoder(), Decoder()
+    decoder.feed(data)
+    other.feed(data)
+    marks, payloads, end = decoder.repeats(PATTERN, most, sized_max, same_max)
+    assert len(marks) <= most
+    assert marks.count(0) == len(payloads) <= sized_max
+    assert marks.count(7) <= same_max
+    decoder.skip_to(end)
+    left = iter(payloads)
+    for mark in marks:
+        word, payload = (b"PULL", b"q") if mark else (b"ACK", next(left))
+        assert other.take() == Frame(word, payload)
+    assert decoder.take() == other.take()
+
+
+def test_no_frame_is_repeated_where_there_was_none_to_repeat() -> None:
+    decoder = Decoder()
+    decoder.feed(b"PULL 1 qACK 3 abc")
+    assert decoder.repeats(PATTERN._replace(same=b"", mark=0), 9, 9, 9) == ([], [], 0)

@@ -27,6 +27,24 @@ class Frame(NamedTuple):
     binary: bool = False  # its length is in four bytes
 
 
+class Pattern(NamedTuple):
+    """Frames that come again and again, of two kinds."""
+
+    head: bytes  # of one kind: its word and length,
+    size: int  # the length of its payload,
+    barred: int  # and a byte with which that does not begin
+    same: bytes  # the other kind, byte for byte
+    mark: int  # what that is known by, not 0; or 0, where there is none
+
+
+class Repeats(NamedTuple):
+    """Frames that were found to be as a pattern has them."""
+
+    marks: list[int]  # in their order: 0 where it is of the first kind, or the mark of the other
+    payloads: list[bytes]  # of those of the first kind
+    end: int  # where the last of them ends
+
+
 class Decoder:
     """Cuts what comes into frames, however the network has cut it."""
 
@@ -55,14 +73,35 @@ class Decoder:
         self._at = self._missing = self._more_bytes = 0
         self._more.clear()
 
-    @property
-    def rest(self) -> tuple[bytes, int]:
-        """What has come, and where the next frame begins in it."""
-        return self._data, self._at
+    def repeats(self, pattern: Pattern, most: int, sized_max: int, same_max: int) -> Repeats:
+        """The next frames, as far as they are as the pattern has it: at most so many, in all and
+        of either kind. They are taken only by `skip_to`."""
+        data, at = self._data, self._at
+        head, size, barred, same, mark = pattern
+        marks: list[int] = []
+        payloads: list[bytes] = []
+        while most > 0 and sized_max > 0 and same_max > 0:
+            if data.startswith(head, at):
+                begin = at + len(head)
+                end = begin + size
+                if end > len(data) or data[begin] == barred:
+                    break
+                payloads.append(data[begin:end])
+                marks.append(0)
+                sized_max -= 1
+                at = end
+            elif mark and data.startswith(same, at):
+                marks.append(mark)
+                same_max -= 1
+                at += len(same)
+            else:
+                break
+            most -= 1
+        return Repeats(marks, payloads, at)
 
-    def skip_to(self, at: int) -> None:
-        """Whole frames were taken from `rest` by who knows what they look like."""
-        self._at = at
+    def skip_to(self, end: int) -> None:
+        """What `repeats` has found is taken up to there."""
+        self._at = end
 
     def take(self) -> Frame | None:
         """The next frame; None until it is whole. Raises Malformed."""

@@ -275,13 +275,11 @@ class Peer:
         gathered = self._gathered
         if type(gathered) is not WorkerReplyBatch:
             return 0
-        (data, at), pressure = self._decoder.rest, self._backpressure
-        before, size = len(gathered.asked), gathered.size
-        most = min(most, COMMANDS_MAX - pressure.under_way)
-        self._decoder.skip_to(gathered.follow(data, at, most))
+        pressure, size = self._backpressure, gathered.size
+        count = gathered.follow(self._decoder, min(most, COMMANDS_MAX - pressure.under_way))
         pressure.unanswered_bytes += gathered.size - size
-        pressure.under_way += len(gathered.asked) - before
-        return len(gathered.asked) - before
+        pressure.under_way += count
+        return count
 
     def _say_last(self, text: str) -> None:
         """Behind what is to be answered yet."""

@@ -10,7 +10,7 @@ from functools import partial
 from posthouse.core.commands import Complete, Delivery, Received, Send, Settled
 from posthouse.core.errors import QuotaExceeded, Refused
 from posthouse.core.message import NewMessage, size_bytes
-from posthouse.dialects.pyqueue.codec import encode
+from posthouse.dialects.pyqueue.codec import Decoder, Pattern, encode
 from posthouse.dialects.pyqueue.refusals import NOT_FOUND
 from posthouse.dialects.pyqueue.replies import Asker, Result, refusal
 from posthouse.dialects.pyqueue.tasks import ID_BYTES, JOB_BYTES_MAX, job_of
@@ -21,7 +21,8 @@ GATHERED_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
 _ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
 _LOST = encode(b"ERROR", NOT_FOUND.encode())
-_ACK = b"ACK %d " % ID_BYTES  # and an id as we give them
+# With an id as we give them, and nothing else: not JSON.
+_BARE_ACKS = Pattern(b"ACK %d " % ID_BYTES, ID_BYTES, ord("{"), b"", 0)
 
 
 class PushReplyBatch:
@@ -88,7 +89,8 @@ class WorkerReplyBatch:
         self.asked: list[int] = []  # 0: an acknowledgement; or how many tasks, negative: in a batch
         self.tokens: dict[int, int] = {}  # of what is acknowledged: until when it is locked
         self.size = self.limit = 0  # of requests, in bytes; of tasks that are pulled
-        self._again = (b"", 0)  # the last pull as it came, and what it has asked
+        self._pattern = _BARE_ACKS  # what may follow: acknowledgements, and the last pull again,
+        self._pattern_limit, self._pattern_bytes = 1, 0  # its tasks, and the size of its payload
         self.left = 0  # answers that are still to come from the engine
         self._lost: set[int | str] = set()
         self._refused = _LOST  # what is told of those
@@ -106,54 +108,35 @@ class WorkerReplyBatch:
 
     def pull(self, limit: int, payload: bytes, *, batch: bool) -> None:
         asked = -limit if batch else limit
-        self._again = encode(b"PULL_BATCH" if batch else b"PULL", payload), asked
+        same = encode(b"PULL_BATCH" if batch else b"PULL", payload)
+        self._pattern = _BARE_ACKS._replace(same=same, mark=asked)
+        self._pattern_limit, self._pattern_bytes = limit, len(payload)
         self.asked.append(asked)
         self.limit += limit
         self.size += len(payload)
 
-    def follow(self, data: bytes, at: int, most: int) -> int:
+    def follow(self, decoder: Decoder, most: int) -> int:
         """Takes requests that are as those before: bare acknowledgements, and the same pull.
 
-        Not more than so many. Returns where they end; what is there is looked at by itself.
+        At most so many; returns how many. The next frame is looked at by itself.
         """
         context = self.peer.context
-        asked, ids, end = self._alike(data, at, most, GATHERED_MAX - len(self.tokens))
+        acks = GATHERED_MAX - len(self.tokens)
+        pulls = -(-(GATHERED_MAX - self.limit) // self._pattern_limit)
+        marks, payloads, end = decoder.repeats(self._pattern, most, acks, pulls)
+        ids = [payload.decode(errors="surrogateescape") for payload in payloads]
         found = context.view.messages.sole_locks(context.namespace, self.queue, ids)
         if not self.tokens.keys().isdisjoint(found):
-            return at
+            return 0
         if len(found) < len(ids):  # some of them are not held here, or not alone
-            asked, _, end = self._alike(data, at, most, len(found))
+            marks, _, end = decoder.repeats(self._pattern, most, len(found), pulls)
+        decoder.skip_to(end)
         self.tokens.update(found)
-        self.asked += asked
-        self.limit += (len(asked) - len(found)) * abs(self._again[1])
-        self.size += end - at
-        return end
-
-    def _alike(
-        self, data: bytes, at: int, most: int, acks: int
-    ) -> tuple[list[int], list[str], int]:
-        """What is asked there, the ids of the tasks that are acknowledged, and where that ends."""
-        asked: list[int] = []
-        ids: list[str] = []
-        pull, what = self._again
-        pulls = GATHERED_MAX - self.limit  # that it may have yet
-        while len(asked) < most and pulls > 0 and acks > 0:
-            if data.startswith(_ACK, at):
-                end = at + len(_ACK) + ID_BYTES
-                id = data[at + len(_ACK) : end].decode(errors="surrogateescape")
-                if id[:1] == "{" or end > len(data):
-                    break
-                ids.append(id)
-                asked.append(0)
-                acks -= 1
-                at = end
-            elif what and data.startswith(pull, at):
-                asked.append(what)
-                pulls -= abs(what)
-                at += len(pull)
-            else:
-                break
-        return asked, ids, at
+        self.asked += marks
+        pulled = len(marks) - len(found)
+        self.limit += pulled * self._pattern_limit
+        self.size += len(found) * ID_BYTES + pulled * self._pattern_bytes
+        return len(marks)
 
     def ask(self) -> None:
         """Both before either is answered, which may be at once."""
