@@ -741,6 +741,27 @@ def test_others_see_a_sensible_message_and_theirs_can_be_pulled() -> None:
     with_rig(work)
 
 
+def test_a_worker_is_answered_in_the_form_of_each_request() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        ids = [await client.push(str(at), queue="q") for at in range(4)]
+        pull, both = b'{"queue":"q"}', (True, False)
+        asked = [encode(b"PULL", pull, binary=binary) for binary in both * 2]
+        said = await client.say(b"".join(asked))
+        assert [(each.word, each.binary) for each in said] == [(b"JOB", way) for way in both * 2]
+        assert [json.loads(each.payload)["task_id"] for each in said] == ids
+        first = encode(b"ACK", ids[0].encode(), binary=True)
+        said = await client.say(first + first + b"".join(frame("ACK", id) for id in ids))
+        told = [(each.word, each.binary) for each in said]
+        assert told[:3] == [(b"OK", True), (b"ERROR", True), (b"ERROR", False)]
+        assert told[3:] == [(b"OK", False)] * 3
+        assert rig.context.processed == 4
+        batch = encode(b"PULL_BATCH", pull, binary=True)
+        assert await client.say(batch) == [Frame(b"NO_JOB", b"", binary=True)]
+
+    with_rig(work)
+
+
 def test_the_beginning_of_an_id_is_not_taken_for_a_shorter_one() -> None:
     async def work(rig: Rig) -> None:
         client = rig.connect()

@@ -44,14 +44,7 @@ from posthouse.dialects.pyqueue.context import HELD_BYTES_MAX, PyQueueContext
 from posthouse.dialects.pyqueue.ledger import number_of
 from posthouse.dialects.pyqueue.orders import Call
 from posthouse.dialects.pyqueue.refusals import Failed
-from posthouse.dialects.pyqueue.replies import (
-    PendingAck,
-    PendingPull,
-    PendingPushBatch,
-    PendingReply,
-    Replies,
-    Result,
-)
+from posthouse.dialects.pyqueue.replies import PendingPushBatch, PendingReply, Replies, Result
 from posthouse.dialects.pyqueue.reply_batches import PushReplyBatch, WorkerReplyBatch
 from posthouse.dialects.pyqueue.tasks import (
     DEFAULT_QUEUE,
@@ -258,7 +251,7 @@ class Peer:
             pressure.under_way += 1
             word, payload, binary = frame
             gather = _GATHERED.get(word)
-            if gather is None or binary or not gather(self, payload):
+            if gather is None or not gather(self, payload, binary):
                 self._do(frame)
                 is_over = turn.is_over()
             else:
@@ -476,11 +469,11 @@ class Peer:
 
     # Pushing.
 
-    def _gather_push(self, payload: bytes) -> bool:
+    def _gather_push(self, payload: bytes, binary: bool) -> bool:
         """Whether it was gathered: if it is plain, and none is refused for another."""
         context = self.context
         settings = context.settings
-        if settings.rate or settings.deduplicate or context.engine.throttle.is_on:
+        if binary or settings.rate or settings.deduplicate or context.engine.throttle.is_on:
             return False
         try:
             form = read_push(payload)
@@ -584,42 +577,44 @@ class Peer:
 
     # Pulling.
 
-    def _gather_pull(self, payload: bytes) -> bool:
-        return self._gather_tasks(payload, batch=False)
+    def _worker_batch(self, queue: str, *, binary: bool) -> WorkerReplyBatch | None:
+        """What a worker's next request is gathered in; None where there is no such queue."""
+        gathered = self._gathered
+        if (
+            type(gathered) is WorkerReplyBatch and gathered.queue == queue
+            and gathered.binary == binary and not gathered.is_full
+        ):  # fmt: skip
+            return gathered
+        like = self.context.view.properties(self.context.namespace, queue)
+        if like is None or self._principal is None:
+            return None
+        return self._begin(WorkerReplyBatch(self, queue, like.lock_ms, binary=binary))
 
-    def _gather_pull_batch(self, payload: bytes) -> bool:
-        return self._gather_tasks(payload, batch=True)
+    def _gather_pull(self, payload: bytes, binary: bool) -> bool:
+        return self._gather_tasks(payload, binary=binary, batch=False)
 
-    def _gather_tasks(self, payload: bytes, *, batch: bool) -> bool:
+    def _gather_pull_batch(self, payload: bytes, binary: bool) -> bool:
+        return self._gather_tasks(payload, binary=binary, batch=True)
+
+    def _gather_tasks(self, payload: bytes, *, binary: bool, batch: bool) -> bool:
         try:
             name, limit = _pull_form(payload)
         except Failed:
             return False
-        gathered = self._gathered
         if batch and limit < 1:
             return False
-        if type(gathered) is not WorkerReplyBatch or gathered.queue != name or gathered.is_full:
-            like = self.context.view.properties(self.context.namespace, name)
-            if like is None or self._principal is None:
-                return False
-            gathered = self._begin(WorkerReplyBatch(self, name, like.lock_ms))
+        gathered = self._worker_batch(name, binary=binary)
+        if gathered is None:
+            return False
         gathered.pull(limit if batch else 1, payload, batch=batch)
         return True
 
-    def _pull(self, reply: PendingPull, payload: bytes) -> None:
-        self._receive(reply, _pull_form(payload)[0], 1)
-
-    def _pull_batch(self, reply: PendingPull, payload: bytes) -> None:
-        self._receive(reply, *_pull_form(payload))
-
-    def _receive(self, reply: PendingPull, queue: str, limit: int) -> None:
+    def _pull_nothing(self, reply: PendingReply, payload: bytes) -> None:
+        """From a queue that is not there, or no tasks at all. Raises Failed or Refused."""
         assert self._principal is not None
-        reply.on = queue
-        if limit < 1 or not self.context.view.exists(self.context.namespace, queue):
-            self.context.check(self._principal, "listen", queue)
-            reply.fill(b"", b"NO_JOB")
-        else:
-            self.ask(self.receive_of(queue, limit), reply)
+        reply.on, _ = _pull_form(payload)
+        self.context.check(self._principal, "listen", reply.on)
+        reply.fill(b"", b"NO_JOB")
 
     def receive_of(self, queue: str, limit: int) -> Receive:
         bound = self._receiver(queue) if self._worker else 0
@@ -688,26 +683,34 @@ class Peer:
                 return token, lock
         return 0, None
 
-    def _gather_ack(self, payload: bytes) -> bool:
-        """Whether it was gathered: if it is of a task that is held, by that id alone."""
+    def _lock_of(self, task: str) -> tuple[int, str, int] | None:
+        """The token, the queue and the end of the lock under which a task is worked on."""
+        found = self.context.view.messages.sole_lock(self.context.namespace, task)
+        if found is not None:
+            return found
+        token, lock = self._held(task)
+        return None if lock is None else (token, lock.queue, lock.until_ms)
+
+    def _gather_ack(self, payload: bytes, binary: bool) -> bool:
+        """Whether it was gathered: if it is of a task that is held, and of no transaction."""
         try:
             form = None if _is_bare(payload) else _settled(payload)
         except Failed:
             return False
         if form is not None and form.transaction_id is not None:
             return False
-        view, namespace, gathered = self.context.view, self.context.namespace, self._gathered
         task = payload.decode() if form is None else form.task_id
-        lock = view.messages.sole_lock(namespace, task)
+        lock = self._lock_of(task)
+        if lock is None and self._gathered is not None:
+            self._ask_gathered()  # it may be pulled there
+            lock = self._lock_of(task)
         if lock is None:
             return False
         token, queue, until_ms = lock
-        if type(gathered) is not WorkerReplyBatch or gathered.queue != queue or gathered.is_full:
-            like = view.properties(namespace, queue)
-            if like is None or self._principal is None:
-                return False
-            gathered = self._begin(WorkerReplyBatch(self, queue, like.lock_ms))
-        elif token in gathered.tokens:
+        if type(self._gathered) is WorkerReplyBatch and token in self._gathered.tokens:
+            self._ask_gathered()  # twice the same; the second is lost
+        gathered = self._worker_batch(queue, binary=binary)
+        if gathered is None:
             return False
         gathered.acknowledge(token, until_ms, len(payload))
         return True
@@ -717,14 +720,11 @@ class Peer:
         found = self.context.view.properties(self.context.namespace, queue)
         return self.context.properties() if found is None else found
 
-    def _ack(self, reply: PendingAck, payload: bytes) -> None:
+    def _ack(self, reply: PendingReply, payload: bytes) -> None:
+        """In a transaction, or of a task that is not held, which is refused."""
         form = _settled(payload)
         token, lock = self._held(form.task_id)
-        reply.since_ms = self.context.now_ms
-        reply.on = ""
-        if lock is not None:
-            reply.on = lock.queue
-            reply.since_ms = lock.until_ms - self._like(lock.queue).lock_ms
+        reply.on = "" if lock is None else lock.queue
         self._end(reply, form, Complete(reply.on, [token]), b"Task acknowledged")
 
     def _nack(self, reply: PendingReply, payload: bytes) -> None:
@@ -834,12 +834,9 @@ def _ignore(_: object) -> None:
 
 _FAILING = {b"PUSH": "Failed to add task: ", b"PUSH_BATCH": "Failed to add batch: "}
 _PENDING: dict[bytes, type[PendingReply]] = {
-    b"ACK": PendingAck,
-    b"PULL": PendingPull,
-    b"PULL_BATCH": PendingPull,
     b"PUSH_BATCH": PendingPushBatch,
 }
-_GATHERED: dict[bytes, Callable[[Peer, bytes], bool]] = {
+_GATHERED: dict[bytes, Callable[[Peer, bytes, bool], bool]] = {
     b"PUSH": Peer._gather_push,
     b"PULL": Peer._gather_pull,
     b"PULL_BATCH": Peer._gather_pull_batch,
@@ -849,8 +846,8 @@ _HOT: dict[bytes, Callable[[Peer, Any, bytes], None]] = {
     b"AUTH": Peer._auth,
     b"PUSH": Peer._push,
     b"PUSH_BATCH": Peer._push_batch,
-    b"PULL": Peer._pull,
-    b"PULL_BATCH": Peer._pull_batch,
+    b"PULL": Peer._pull_nothing,
+    b"PULL_BATCH": Peer._pull_nothing,
     b"ACK": Peer._ack,
     b"NACK": Peer._nack,
     b"HEARTBEAT": Peer._heartbeat,

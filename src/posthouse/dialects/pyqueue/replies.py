@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Receive, Received
+from posthouse.core.commands import Answer, Command, Delivery, Enqueued, Receive
 from posthouse.core.errors import Refused, TransactionLost
 from posthouse.dialects.pyqueue import orders
 from posthouse.dialects.pyqueue.codec import Frame, encode
@@ -93,32 +93,6 @@ class PendingReply:
             self.refuse(answer)
         else:
             self.is_filled()
-
-
-class PendingAck(PendingReply):
-    __slots__ = ("since_ms",)
-    since_ms: int  # when the task was pulled
-
-    def __call__(self, answer: Result) -> None:
-        if isinstance(answer, Refused | StoreError):
-            self.refuse(answer)
-        else:
-            if not self.transaction:
-                self.peer.context.acknowledged([self.since_ms])
-            self.is_filled()
-
-
-class PendingPull(PendingReply):
-    __slots__ = ()
-
-    def __call__(self, answer: Result) -> None:
-        if isinstance(answer, Received):
-            batch = self.word == b"PULL_BATCH"
-            word, payload = self.peer.pulled(self.on, answer.deliveries, batch=batch)
-            self.fill(payload, word)
-        else:
-            assert isinstance(answer, Refused | StoreError)
-            self.refuse(answer)
 
 
 class PendingPushBatch(PendingReply):

@@ -19,8 +19,6 @@ from posthouse.store.errors import StoreError
 GATHERED_MAX = 500  # acknowledgements, or tasks, in one batch
 GATHERED_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
-_ACKNOWLEDGED = encode(b"OK", b"Task acknowledged")
-_LOST = encode(b"ERROR", NOT_FOUND.encode())
 # With an id as we give them, and nothing else: not JSON.
 _BARE_ACKS = Pattern(b"ACK %d " % ID_BYTES, ID_BYTES, ord("{"), b"", 0)
 
@@ -81,10 +79,11 @@ class WorkerReplyBatch:
     Acknowledgements go before the pulls that came between them, of which they cannot be.
     """
 
-    def __init__(self, peer: Asker, queue: str, lock_ms: int) -> None:
+    def __init__(self, peer: Asker, queue: str, lock_ms: int, *, binary: bool) -> None:
         self.peer = peer
         self.queue = queue
         self.lock_ms = lock_ms  # of the queue
+        self.binary = binary  # how its requests came, and its replies are written
         self.frames: list[bytes] = []  # the answers; empty where one is still to come
         self.asked: list[int] = []  # 0: an acknowledgement; or how many tasks, negative: in a batch
         self.tokens: dict[int, int] = {}  # of what is acknowledged: until when it is locked
@@ -93,7 +92,7 @@ class WorkerReplyBatch:
         self._pattern_limit, self._pattern_bytes = 1, 0  # its tasks, and the size of its payload
         self.left = 0  # answers that are still to come from the engine
         self._lost: set[int | str] = set()
-        self._refused = _LOST  # what is told of those
+        self._refused = self._encode(b"ERROR", NOT_FOUND.encode())  # what is told of those
         self._received: Received | Refused | StoreError = Received([])
 
     @property
@@ -120,6 +119,8 @@ class WorkerReplyBatch:
 
         At most so many; returns how many. The next frame is looked at by itself.
         """
+        if self.binary:
+            return 0
         context = self.peer.context
         acks = GATHERED_MAX - len(self.tokens)
         pulls = -(-(GATHERED_MAX - self.limit) // self._pattern_limit)
@@ -149,7 +150,8 @@ class WorkerReplyBatch:
 
     def _completed(self, answer: Result) -> None:
         if isinstance(answer, Refused | StoreError):
-            self._refused = encode(b"ERROR", refusal(self.peer, "ACK", self.queue, answer))
+            text = refusal(self.peer, "ACK", self.queue, answer)
+            self._refused = self._encode(b"ERROR", text)
             self._lost = set(self.tokens)
         else:
             assert isinstance(answer, Settled)
@@ -183,11 +185,12 @@ class WorkerReplyBatch:
         pulled, queue = self.peer.pulled, self.queue
         context = self.peer.context
         view, namespace = context.engine.view.messages, context.namespace
-        plain = 0 if self.peer.is_gone else len(given)
+        plain = 0 if self.peer.is_gone or self.binary else len(given)
+        acknowledged = self._encode(b"OK", b"Task acknowledged")
         for limit in self.asked:
             if not limit:
                 is_lost = lost and next(tokens) in lost
-                frames.append(self._refused if is_lost else _ACKNOWLEDGED)
+                frames.append(self._refused if is_lost else acknowledged)
                 continue
             if limit == 1 and at < plain:
                 job = job_of(given[at], queue, view, namespace)
@@ -199,17 +202,20 @@ class WorkerReplyBatch:
             if is_cut and not mine and not self.peer.is_gone:
                 self._pull_again(limit)
             elif given:
-                frames.append(encode(*pulled(queue, mine, batch=limit < 0)))
+                frames.append(self._encode(*pulled(queue, mine, batch=limit < 0)))
             else:
                 frames.append(self._told(limit, received))
 
     def _told(self, limit: int, answer: Result) -> bytes:
         if isinstance(answer, Received):
             given = answer.deliveries
-            return encode(*self.peer.pulled(self.queue, given, batch=limit < 0))
+            return self._encode(*self.peer.pulled(self.queue, given, batch=limit < 0))
         assert isinstance(answer, Refused | StoreError)
         word = "PULL_BATCH" if limit < 0 else "PULL"
-        return encode(b"ERROR", refusal(self.peer, word, self.queue, answer))
+        return self._encode(b"ERROR", refusal(self.peer, word, self.queue, answer))
+
+    def _encode(self, word: bytes, payload: bytes) -> bytes:
+        return encode(word, payload, binary=self.binary)
 
     def _pull_again(self, limit: int) -> None:
         """What it should have had may have been too much for one answer."""
