@@ -36,9 +36,11 @@ class Address:
 
     @property
     def azure_connection_string(self) -> str:
-        host = "localhost" if self.namespace == "default" else f"{self.namespace}.localhost"
+        # The key's name says which namespace. A host label (`t1.localhost`) would too, but only
+        # machines with a resolver of their own know such names.
+        name = KEY_NAME if self.namespace == "default" else self.namespace
         return (
-            f"Endpoint=sb://{host}:{self.port};SharedAccessKeyName={KEY_NAME};"
+            f"Endpoint=sb://localhost:{self.port};SharedAccessKeyName={name};"
             f"SharedAccessKey={KEY};UseDevelopmentEmulator=true"
         )
 
@@ -48,18 +50,25 @@ class Address:
 
     def ask(self, method: str, path: str = "", form: object = None) -> Any:
         """Of the API over HTTP, below the namespace, as in `ask("PUT", "queues/orders", {})`."""
+        where = f"/api/v1/namespaces/{self.namespace}" + (f"/{path}" if path else "")
+        status, answer = self._request(method, where, form)
+        if status >= 300:
+            raise AssertionError(f"{method} {where}: {status} {answer.decode()}")
+        return json.loads(answer) if answer else None
+
+    def remove(self) -> None:
+        """Deletes the namespace with all that is in it, unless that was done already."""
+        self._request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def _request(self, method: str, where: str, form: object = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
         try:
-            where = f"/api/v1/namespaces/{self.namespace}" + (f"/{path}" if path else "")
             body = None if form is None else json.dumps(form)
             connection.request(method, where, body, {"content-type": "application/json"})
             response = connection.getresponse()
-            answer = response.read()
+            return response.status, response.read()
         finally:
             connection.close()
-        if response.status >= 300:
-            raise AssertionError(f"{method} {where}: {response.status} {answer.decode()}")
-        return json.loads(answer) if answer else None
 
 
 @pytest.fixture
@@ -78,12 +87,13 @@ def posthouse_broker() -> Iterator[Address]:
     stop: list[Callable[[], object]] = []
 
     async def serve(folder: Path) -> None:
+        import posthouse.server.api  # noqa: F401 (else the first namespace would wait for it)
         from posthouse.server.config import load
         from posthouse.server.serve import Server
 
         settings = {
             "memory": True, "dev": True, "host": "127.0.0.1", "port": 0,
-            "servicebus_namespace": "host", "stop_limit": 1,
+            "servicebus_namespace": "key", "stop_limit": 1,
         }  # fmt: skip
         config = load(settings, {})
 
@@ -117,11 +127,12 @@ def posthouse_broker() -> Iterator[Address]:
 
 
 @pytest.fixture
-def posthouse_namespace(posthouse_broker: Address) -> Address:
-    """A namespace of the broker for this test alone."""
+def posthouse_namespace(posthouse_broker: Address) -> Iterator[Address]:
+    """A namespace of the broker for this test alone, removed after it."""
     address = Address(posthouse_broker.port, f"t{uuid.uuid4().hex[:12]}")
     address.ask("PUT")
-    return address
+    yield address
+    address.remove()
 
 
 @pytest.fixture
