@@ -1,4 +1,4 @@
-"""Who may do what. The engine asks once for every command; the right it needs is on its class.
+"""Access control. The engine checks every command; the right it needs is on the command's class.
 
 A principal is somebody whose credentials were checked. What it may do is looked up in its account
 each time, so a revoked one is out at once, on connections that are open too. It carries a proof of
@@ -185,9 +185,9 @@ class Guard:
         return self.identify_by(accounts, name, key_is(key))
 
     def identify_by(self, accounts: Accounts, name: str, fits: Callable[[str], bool]) -> Principal:
-        """By what was made with a key of the principal, such as a signature.
+        """Identifies a principal by something made with one of its keys, such as a signature.
 
-        Raises Unauthenticated: after the same work whether name or key is wrong.
+        Raises Unauthenticated, after the same work whether the name or the key is wrong.
         """
         account = accounts.get(name)
         sealed = self._nobody.keys if account is None else account.keys or self._nobody.keys
@@ -200,10 +200,10 @@ class Guard:
         return self._principal(accounts, name, self.proof(fitting[0]))
 
     def identify_by_key(self, accounts: Accounts, key: str) -> Principal:
-        """By the key alone, where a protocol knows no names. Raises Unauthenticated.
+        """Identifies a principal by its key alone, as protocols without names do.
 
-        The key is found by its proof, among the accounts that were noted: the work is the same for
-        every key, and however many accounts there are.
+        Raises Unauthenticated. The key is found by its proof, among the accounts that were noted:
+        the work is the same for every key, and however many accounts there are.
         """
         proof = self.proof(key)
         is_root = hmac.compare_digest(proof, self._root_proof)
@@ -222,7 +222,7 @@ class Guard:
         return Principal(name, accounts[name].number, proof=proof)
 
     def proof(self, secret: str) -> bytes:
-        """That somebody came with a key or a password's hash: neither can be told from it."""
+        """The proof that somebody came with this key or password hash, which it does not reveal."""
         given = secret.encode(errors="surrogatepass")
         return blake2b(given, digest_size=_PROOF_BYTES, key=self._salt).digest()
 

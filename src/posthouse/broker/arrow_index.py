@@ -1,4 +1,4 @@
-"""What is where in an Arrow segment: for who hands its bytes on without looking into them.
+"""The index of an Arrow segment, by which its bytes are passed on without being parsed.
 
 An Arrow segment is an Arrow IPC stream, as it goes over the wire: the schema, batches of rows, an
 end mark. Behind that is an index, which readers of the stream do not see:
@@ -49,7 +49,10 @@ def encode(index: Index) -> bytes:
 
 
 def checked_index(arrow_segment: Path) -> Index | None:
-    """As `read_index`; None, too, where the file is not what was written. Looked at once."""
+    """Returns the index, as `read_index` does, or None where the file does not match its checksum.
+
+    The result is cached until the file changes.
+    """
     try:
         return _checked(arrow_segment, arrow_segment.stat().st_mtime_ns)
     except OSError:

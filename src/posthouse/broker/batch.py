@@ -26,7 +26,7 @@ _HOLDS = frozenset((Delivery, Seen))  # the items that hold a message
 
 
 class Batch:
-    """What becomes one frame: records, the answers to be given after the sync, deliveries."""
+    """The content of one frame: records, the answers to be given after the sync, and deliveries."""
 
     __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "probe", "weight")
 

@@ -1,4 +1,4 @@
-"""What time it is: milliseconds since 1970 that never go back."""
+"""The broker's clock: milliseconds since 1970 that never go back."""
 
 import time
 from typing import Protocol
@@ -16,7 +16,7 @@ class Clock(Protocol):
         """The machine's clock as it is now; it may have gone back."""
 
     def take_step_ms(self) -> int:
-        """By how much it has jumped forward since this was last asked; 0 but for real jumps."""
+        """The milliseconds of forward jumps since the last call; 0 unless there was a real jump."""
 
     def seconds_until(self, moment_ms: int) -> float | None:
         """How long to wait in real time; None where time does not pass by itself."""

@@ -56,7 +56,7 @@ class Clocks:
         return now_ms
 
     def now_ms(self, namespace: str) -> int:
-        """What time it is in a namespace; where there is none, for the broker."""
+        """The current time in a namespace; where there is no such namespace, the broker's."""
         clock = self.own.get(namespace)
         return self.time_ms() if clock is None else clock.now_ms()
 

@@ -1,4 +1,4 @@
-"""What falls due: expired locks and messages, schedules, idle queues. The core says when.
+"""Due work: expired locks and messages, schedules, idle queues. The core says when.
 
 It is done in slices beside traffic, and namespaces take turns.
 """

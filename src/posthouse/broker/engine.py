@@ -343,7 +343,7 @@ class Engine:
 
     @property
     def access_watchers(self) -> Watchers:
-        """Who looks again when an account has changed."""
+        """The callbacks that check again, when an account has changed, whether they may go on."""
         return self._rights.watchers
 
     def now(self) -> Now:
@@ -383,7 +383,7 @@ class Engine:
     async def ask(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand
     ) -> Answer:
-        """As `submit`, for who can wait. Raises Refused or StoreError."""
+        """Submits a command and waits for its answer. Raises Refused or StoreError."""
         asked = asyncio.get_running_loop().create_future()
         self.submit(principal, namespace, command, asked.set_result)
         try:
@@ -550,7 +550,7 @@ class Engine:
         return bool(wanted)
 
     def _forget_if_gone(self, receiver: int) -> None:
-        """Of one whose attach or detach was refused, unless it is attached all the same."""
+        """Forgets a receiver whose attach or detach was refused, unless it is still attached."""
         if not any(receiver in state.receivers for state in self._world.states.values()):
             self._receivers.forget(receiver)
 
@@ -791,9 +791,9 @@ class Engine:
         await self.ask(BROKER, "", ListNamespaces(limit=1))
 
     async def prove(self) -> None:
-        """That something was synced within the last second; else an empty frame is.
+        """Proves that the journal can be written, by syncing an empty frame if need be.
 
-        Raises StoreError, Busy or NotLeader.
+        A sync within the last second is proof enough. Raises StoreError, Busy or NotLeader.
         """
         if isinstance(self._gate, StoreError | NotLeader):
             raise self._gate.with_traceback(None)
@@ -813,7 +813,7 @@ class Engine:
         return self._clocks.time_ms()
 
     def clock_ms(self, namespace: str) -> int:
-        """What time it is in a namespace; where there is none, for the broker."""
+        """The current time in a namespace; where there is no such namespace, the broker's."""
         return self._clocks.now_ms(namespace)
 
     def ahead_ms(self) -> int:

@@ -35,7 +35,7 @@ def oldest_ms(queue: Queue) -> int | None:
 
 
 class Figures:
-    """What has happened since the start."""
+    """The engine's counters since the start."""
 
     def __init__(self) -> None:
         self.records: Counter[type] = Counter()  # positions, by kind of record

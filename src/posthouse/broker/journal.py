@@ -15,7 +15,7 @@ from posthouse.store.frames import CLOSING, Frame
 
 
 class Journal:
-    """What the engine writes of it, or follows. It counts `position` on as it evolves records."""
+    """The journal as the engine writes or follows it. The engine advances `position` by records."""
 
     def __init__(
         self,

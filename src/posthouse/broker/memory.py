@@ -60,7 +60,7 @@ def machine_bytes() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine may use. Each has an answer for being reached."""
+    """The limits of an engine. Each has an answer for being reached."""
 
     bodies_bytes: int = field(default_factory=lambda: machine_bytes() // 4)  # then evicted
     memory_bytes: int = field(default_factory=lambda: machine_bytes() // 2)  # then see MARKS
@@ -98,7 +98,7 @@ class Memory:
 
     @property
     def held_bytes(self) -> int:
-        """What cannot be dropped, at most."""
+        """The bytes that cannot be freed by evicting bodies, at most."""
         return self._fixed + self._new_fixed + self._passing
 
     @property
@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def receivers_max(self) -> int:
-        """That may be attached at a time: the limit that they share."""
+        """The receivers that may be attached at a time, all together."""
         return max(1, int(RECEIVERS_PART * self._limits.memory_bytes) // RECEIVER_BYTES)
 
     @property
@@ -237,7 +237,7 @@ class Memory:
             pass  # trimmed meanwhile, and not needed
 
     def _has_room(self, queue: Queue) -> bool:
-        """Where there is none, each queue still has a little of its own."""
+        """Whether a body may be read back; each queue may have a few even at the limit."""
         mine = queue.body_bytes - queue.evicted_bytes
         return self.bodies_bytes < self._limits.bodies_bytes or mine < self._ahead_bytes
 

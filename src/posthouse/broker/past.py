@@ -59,7 +59,7 @@ async def state_at(store: Store, snapshots: Snapshots | None, position: int) -> 
 
 
 class Place(NamedTuple):
-    """Where a message stands: it has a new number wherever it goes."""
+    """The queue and sequence number of a message, which has a new number in each queue."""
 
     queue: str
     sequence: int
@@ -83,7 +83,7 @@ class _Entry(NamedTuple):
 
 
 async def find(store: Readable, namespace: str, id: str) -> list[Place]:
-    """Where messages with this id were sent to, the oldest first."""
+    """Finds the places that messages with this id were sent to, the oldest first."""
     found = []
     async for entry in _entries(store, namespace, 0, END):
         record = entry.record
@@ -145,7 +145,7 @@ async def life(store: Readable, namespace: str, place: Place) -> list[Event]:
 
 
 def _copies_of(record: Routed, place: Place) -> list[Place]:
-    """Where a message went that was handed on."""
+    """The places of the copies that were made of a routed message."""
     return [
         Place(copies.queue, copies.first_sequence + at)
         for copies in record.every()
@@ -219,7 +219,7 @@ def _target(record: Activated | DeadLettered | Resubmitted) -> str:
 
 
 def _next(record: Kept | OfNamespaces, place: Place) -> Place:
-    """Where the message stands after a record that touched it."""
+    """The place of the message after a record that touched it."""
     if isinstance(record, Activated | DeadLettered | Resubmitted):
         index = record.sequences.index(place.sequence)
         return Place(_target(record), record.first_sequence + index)
@@ -237,7 +237,7 @@ def _ends(record: Kept | OfNamespaces, namespace: str, place: Place) -> bool:
 
 
 def _say(record: Kept | OfNamespaces, index: int) -> str:
-    """What a record did to the message that is number `index` in it."""
+    """Describes what a record did to the message with the number `index` in it."""
     match record:
         case Sent():
             due_ms = record.messages[index].due_ms
@@ -291,7 +291,7 @@ def moment(unix_ms: int) -> str:
 
 
 class Range(NamedTuple):
-    """What was sent at positions from `first` up to `end`, to one queue or to any."""
+    """The messages sent at positions from `first` up to `end`, to one queue or to any."""
 
     first: int
     end: int

@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 
 
 class Receivers:
-    """By number. `granted` is called when somebody who waited for a session was given it."""
+    """The receivers by number. `granted` is called when one that waited for a session has it."""
 
     def __init__(self, granted: Callable[[Wait, int], None]) -> None:
         self._granted = granted
@@ -138,7 +138,7 @@ class Receivers:
         return is_free and may_leave(deliveries, safe)
 
     def _push(self, number: int, deliveries: Sequence[Delivered]) -> None:
-        """What the callback asks for in turn is pushed later, not from within it."""
+        """Calls a receiver's callback. Deliveries that it asks for are pushed after it returns."""
         deliver = self._pushed.get(number)
         if deliver is not None:  # else it was detached from within another's
             within, self._pushing = self._pushing, True
@@ -187,7 +187,7 @@ def may_leave(deliveries: Sequence[Delivered], safe: int) -> bool:
 
 
 def _as_answer(deliveries: Sequence[Delivered], wait: Wait) -> Answer | Refused:
-    """What one who asked once and waited is told."""
+    """The answer to a command that has waited: its deliveries, or the refusal of a notice."""
     first, command = deliveries[0], wait.command
     if isinstance(first, Admitted):
         return first.enqueued
@@ -203,7 +203,7 @@ def _as_answer(deliveries: Sequence[Delivered], wait: Wait) -> Answer | Refused:
 
 
 def nothing_for(command: CanWait) -> Answer | Refused:
-    """What is answered where nothing has come."""
+    """The answer to a command that has waited in vain."""
     if isinstance(command, Send):
         return QuotaExceeded(command.queue, "room", 0, 0)
     return Received([]) if isinstance(command, Receive) else None

@@ -57,7 +57,7 @@ _SYNC_BYTES = 16 << 20
 
 
 class Report(msgspec.Struct):
-    """What a repair has kept and lost."""
+    """The result of a repair: the content it has kept, and the content that is lost."""
 
     frames: int = 0  # kept
     missing: int = 0  # positions whose records could not be kept
@@ -68,7 +68,7 @@ class Report(msgspec.Struct):
 
 
 class _Plan(msgspec.Struct):
-    """What is left to do when everything is ready: the file REPAIRED."""
+    """The file REPAIRED: the moves of files that are left to do when the new ones are complete."""
 
     report: Report
     old: list[str]
@@ -292,7 +292,7 @@ class _Repair:
         await self._write(kept, frame)
 
     def _made_so(self, position: int, namespace: str, record: payload.Record) -> Iterator[Entry]:
-        """What is left of a record, evolved."""
+        """Fits a record to the state and evolves it. Yields the records that are kept of it."""
         for part in fitting(self._world, namespace, record):
             make_so(self._world, namespace, part, position)
             if isinstance(part, Sent):

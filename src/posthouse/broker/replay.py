@@ -165,7 +165,7 @@ async def recover(
 
 
 def _cut(frame: Frame, end: int) -> Frame:
-    """As much of a frame as lies before a position."""
+    """The part of a frame that lies before a position."""
     kept = [
         (namespace, head(record, end - position))
         for position, namespace, record in payload.entries(frame)

@@ -134,13 +134,13 @@ def _is_due(segments: Segments, snapshots: Snapshots, retention: Retention) -> b
 
 
 async def _make_arrow_segments(segments: Segments, is_due: Callable[[], bool]) -> None:
-    """Of what is complete; a snapshot that falls due meanwhile does not wait for them."""
+    """Makes Arrow segments of sealed segments, until a snapshot falls due or room is short."""
     making = run_arrow_segments(segments)
     await _unless(segments, making, lambda: segments.is_short or is_due())
 
 
 async def _fold(segments: Segments, *, now: bool) -> list[int] | None:
-    """As `run_fold`. Where the disk becomes short of room meanwhile it is begun again, `now`."""
+    """Runs a fold. Where the disk becomes short of room meanwhile, it begins again with `now`."""
     if not now:
         kept = await _unless(segments, run_fold(segments), lambda: segments.is_short)
         if not isinstance(kept, _Interrupted):
@@ -366,7 +366,7 @@ async def _ask_to_move(
 
 
 async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
-    """As they are in memory, or else in the journal."""
+    """The bodies of the messages: from memory, or from the journal where they are evicted."""
     evicted = [message.position for message in messages if isinstance(message.body, int)]
     found: dict[int, bytes] = {}
     for frame in {f.number: f for f in await store.get(evicted)}.values():

@@ -1,4 +1,4 @@
-"""What ends with somebody's rights: transactions and sessions that a principal has begun.
+"""Transactions and sessions end when the principal that has begun them loses its rights.
 
 Waits, streams and connections look again by themselves (`Watchers`) when an account has changed. A
 transaction or a session has no connection that would: its owner is known here.

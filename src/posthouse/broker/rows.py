@@ -167,7 +167,7 @@ COLUMNS: tuple[str, ...] = Row.__struct_fields__
 
 
 def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
-    """Of the records of one frame."""
+    """Yields the feed's rows of the records of one frame."""
     for position, namespace, record in located:
         kind = KINDS[type(record)]
         queue = getattr(record, "queue", None)
@@ -223,9 +223,9 @@ def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iter
 def columns(
     position: int, time_ms: int, namespace: str, record: Sent | Locked | Completed, first: int
 ) -> dict[str, Sequence[Any]]:
-    """What `rows` makes of a part of a record, but column by column, which is faster.
+    """The same rows as `rows` makes of a part of a record, but as columns, which is faster.
 
-    Of its messages from `first` on, SOME at most.
+    They are those of its messages from `first` on, SOME at most.
     """
     numbers: Sequence[int]
     if isinstance(record, Sent):
@@ -296,7 +296,7 @@ def _envelope(encoded: bytes) -> Envelope:
 
 
 def _fill(row: Row, message: NewMessage) -> None:
-    """What a sender gave."""
+    """Sets the columns of the content that the sender gave."""
     envelope = _envelope(message.envelope)
     row.message_id = envelope.id or None
     row.session_id = envelope.session_id
@@ -321,7 +321,7 @@ _TIMED = (Locked, Taken, Completed, Returned, Deferred, DeadLettered)
 
 
 def _tell(row: Row, record: Any, at: int) -> None:
-    """What else a record says of one of its messages."""
+    """Sets the columns of the other fields that a record has of one of its messages."""
     if isinstance(record, _TIMED):
         _tell_times(row, record, at)
     match record:
@@ -364,7 +364,7 @@ def _tell_times(row: Row, record: Any, at: int) -> None:
 
 
 def _other(row: Row, record: Record) -> Row:
-    """Of what concerns no message."""
+    """Fills the row of a record that concerns no message."""
     match record:
         case SessionAccepted() | SessionRenewed() | SessionReleased() | SessionStateSet():
             row.session_id = record.session
@@ -428,7 +428,7 @@ def _json(properties: Properties) -> str | None:
 
 
 def plain_properties(properties: Properties) -> dict[str, Any]:
-    """As JSON can say them: what it lacks becomes an object with one member."""
+    """The properties as JSON values; a type that JSON lacks becomes an object with one member."""
     return {name: _plain(value) for name, value in properties.items()} if properties else {}
 
 

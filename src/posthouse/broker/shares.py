@@ -1,4 +1,4 @@
-"""Whose is what: for whom something counts that is limited in number, and what his share is.
+"""Shares of limits: the principal that something limited counts for, and how much it may have.
 
 The core counts what there is by who made it, and refuses more than a share. The engine says who
 that is; nobody else can. It counts itself what waits to be decided.
@@ -108,7 +108,7 @@ class Remembered(Generic[K, V]):
         self._by: dict[str, OrderedDict[K, None]] = {}
 
     def put(self, key: K, value: V, name: str, percent: int) -> None:
-        """As the latest, for whom it counts."""
+        """Puts an entry as the latest of a principal; forgets the oldest if there are too many."""
         self.pop(key)
         self._all[key] = (name, value)
         own = self._by.setdefault(name, OrderedDict())

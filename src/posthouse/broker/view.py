@@ -72,7 +72,7 @@ class Overview(msgspec.Struct, frozen=True, gc=False):
 
 
 class View:
-    """What there is: namespaces, entities, schedules, accounts, readers; `messages` apart."""
+    """The namespaces, entities, schedules, accounts and readers; messages are in `messages`."""
 
     def __init__(self, world: Namespaces) -> None:
         self._world = world
@@ -99,7 +99,7 @@ class View:
         return next((each for each in self._world.names if each.casefold() == folded), None)
 
     def overview(self, namespace: str | None = None) -> Overview:
-        """Of one namespace, or of all together. It takes a look at every entity."""
+        """The totals of one namespace, or of all together. It visits every entity."""
         if namespace is None:
             return _overview(self._states.values())
         state = self._states.get(namespace)
@@ -134,7 +134,7 @@ class View:
         return state is not None and queue in state.queues
 
     def names(self, namespace: str, kind: Literal["queue", "topic"] | None = None) -> list[str]:
-        """Of queues and topics, in order."""
+        """The names of queues and topics, in order."""
         state = self._states.get(namespace)
         if state is None:
             return []
@@ -169,7 +169,7 @@ class View:
         return _NO_ROOM_USED if found is None else Used(sum(found.counts), found.size_bytes)
 
     def used(self, namespace: str, queue: str) -> Used:
-        """As `size`, and with the messages of its subscriptions: what its limits are about."""
+        """The size of a queue with the messages of its subscriptions, to which its limits apply."""
         found = self._queue(namespace, queue)
         return _NO_ROOM_USED if found is None else used(found)
 

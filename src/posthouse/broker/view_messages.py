@@ -85,7 +85,7 @@ class MessagesView:
         return _lock(token, lock, enlisted=token in state.enlisted)
 
     def tokens(self, namespace: str, id: str) -> tuple[int, ...]:
-        """Of the locks that can be settled by a message id."""
+        """The tokens of the locks that can be settled by a message id."""
         state = self._states.get(namespace)
         return () if state is None else tuple(state.ids.get(id, ()))
 
@@ -103,9 +103,10 @@ class MessagesView:
         return token, lock.queue.name, lock.until_ms
 
     def sole_locks(self, namespace: str, queue: str, ids: Iterable[str]) -> dict[int, int]:
-        """As `sole_lock`, of many messages of one queue: the ends of their locks by their tokens.
+        """The ends of the sole locks of several messages of one queue, by token.
 
-        It goes as far as each id is of one lock in that queue, and of another than those before.
+        It stops at the first id that has not exactly one lock, or one in another queue, or the lock
+        of an id before it.
         """
         found: dict[int, int] = {}
         state = self._states.get(namespace)

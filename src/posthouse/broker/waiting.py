@@ -35,10 +35,10 @@ async def until_gone(
     wait_ms: int,
     gone: Callable[[], Coroutine[Any, Any, None]],
 ) -> Answer:
-    """What was asked for, or nothing, in real time: a namespace's clock may stand still.
+    """Asks a command that may wait, and gives up when the time is over or the client has gone.
 
-    `gone` returns when the client has gone away; what was for it goes back then. Raises Refused,
-    StoreError, or ConnectionResetError.
+    The wait is in real time: a namespace's clock may stand still. `gone` returns when the client
+    has gone away; its messages go back then. Raises Refused, StoreError, or ConnectionResetError.
     """
     asked = asyncio.ensure_future(engine.ask(principal, namespace, command))
     leaving = asyncio.ensure_future(gone())

@@ -68,6 +68,6 @@ async def watch_clock(engine: Engine, mend: str) -> None:
 
 
 def ahead_of(engine: Engine) -> int:
-    """By how many milliseconds, where that is worth a word; else 0."""
+    """The milliseconds that the broker's clock is ahead, where they are worth a warning; else 0."""
     ahead_ms = engine.ahead_ms()
     return ahead_ms if ahead_ms > STEP_MS else 0
