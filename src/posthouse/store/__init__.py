@@ -35,7 +35,7 @@ class Room(NamedTuple):
 
 
 class Readable(Protocol):
-    """Where frames are."""
+    """The frames of a journal, to be read."""
 
     def read(self, first: int, end: int) -> AsyncIterator[Frame]:
         """The frames that hold positions from `first` up to, not including, `end`.
@@ -45,7 +45,7 @@ class Readable(Protocol):
 
 
 class Store(Readable, Protocol):
-    """Where frames go. One writer; positions and frame numbers have no gaps."""
+    """An append-only journal with one writer: positions and frame numbers have no gaps."""
 
     @property
     def last(self) -> Frame | None:
@@ -61,7 +61,7 @@ class Store(Readable, Protocol):
 
     @property
     def spare_bytes(self) -> int:
-        """What can be appended for sure, also while it is full; settling needs some of it."""
+        """The bytes that can certainly be appended, even while it is full; settling needs some."""
 
     @property
     def durable(self) -> int:
@@ -77,7 +77,7 @@ class Store(Readable, Protocol):
 
     @property
     def snapshots(self) -> "Snapshots":
-        """Where the snapshots of this journal are kept."""
+        """The snapshots of this journal."""
 
     def append(self, frame: Frame) -> None:
         """In memory; cannot fail."""
@@ -92,7 +92,7 @@ class Store(Readable, Protocol):
         """For each position the frame that holds it. Raises NotThere or Damaged."""
 
     def extents(self) -> list[Extent]:
-        """What there is, the oldest first. The last one is still being written."""
+        """The extents of the journal, the oldest first. The last one is still being written."""
 
     async def trim(self, before: int) -> None:
         """Frames that end at or before a position may go. It may keep more than it must."""
@@ -106,11 +106,11 @@ class Segments(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where the files are; other processes may read them there."""
+        """The folder of the files; other processes may read them there."""
 
     @property
     def segment_bytes(self) -> int:
-        """What a new segment takes on disk."""
+        """The bytes that a new segment takes on disk."""
 
     @property
     def rolled(self) -> asyncio.Event:
@@ -134,18 +134,18 @@ class Segments(Protocol):
         """Removes Arrow segments, the oldest first, until so many bytes are free."""
 
     def note_trimmed(self) -> None:
-        """What could give way has: senders are not slowed down for it any more."""
+        """Notes that retention has trimmed what it could: senders are no longer slowed down."""
 
 
 class Snapshot(NamedTuple):
-    """What all frames up to and including `last` have come to, in parts."""
+    """The state after all frames up to and including `last`, in parts."""
 
     last: Frame  # without its payload
     parts: Iterable[bytes]
 
 
 class Snapshots(Protocol):
-    """Where snapshots are kept: the newest and the one before it, and none that is not whole."""
+    """The stored snapshots: the newest and the one before it, and none that is incomplete."""
 
     async def save(self, snapshot: Snapshot) -> None:
         """All of it or nothing, whatever happens meanwhile."""
@@ -157,4 +157,4 @@ class Snapshots(Protocol):
         """Up to where each of them goes, the newest first."""
 
     def whole(self) -> list[int]:
-        """As `positions`, without those that are damaged. Reads all of them."""
+        """The positions of the snapshots that are not damaged. Reads all of them."""

@@ -88,7 +88,7 @@ class Disk:
             offset += _write(file, offset, chunks[at : at + _VECTOR_MAX])
 
     def write_durably(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
-        """As `write`, and synced: by one call where that can be, and other threads run meanwhile.
+        """Writes and syncs: by one call where that is possible, and other threads run meanwhile.
 
         After two calls it would wait for its turn twice.
         """

@@ -1,4 +1,4 @@
-"""What can go wrong with a journal. None of it is an answer to a client."""
+"""The errors of a journal. None of them is an answer to a client."""
 
 from pathlib import Path
 

@@ -67,7 +67,7 @@ def encode(frame: Frame, salt: int = 0) -> bytes:
 
 
 def encode_header(frame: Frame, salt: int) -> bytes:
-    """What comes before the payload."""
+    """Encodes the header of a frame, which comes before its payload."""
     rest = _REST.pack(
         frame.kind, frame.epoch, frame.count, frame.number, frame.first, frame.durable,
         frame.time_ms,

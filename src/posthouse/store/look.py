@@ -35,7 +35,7 @@ REPAIRED = "repaired"  # a repair is done but for putting its files in place
 
 
 class Found(NamedTuple):
-    """What there is. All that was looked at is sound; a tail may have to be cut."""
+    """The journal that was found in a folder. It is sound; a tail may have to be cut."""
 
     segments: list[Segment]
     frames: int
@@ -192,7 +192,7 @@ def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
 
 
 class Hole(NamedTuple):
-    """Where frames should be and are not, as far as can be told."""
+    """A place in a file where frames are missing, as far as can be told."""
 
     path: Path
     offset: int

@@ -26,7 +26,10 @@ class Reading:
         self._known: dict[Path, Segment] = {}
 
     def all_frames(self, first: int, end: int) -> Iterator[Frame]:
-        """As a store's; `end` must not be beyond what is durable. Raises NotThere or Damaged."""
+        """The frames that hold positions from `first` up to `end`, which must be durable.
+
+        Raises NotThere or Damaged.
+        """
         for segment, following in self.with_ends():
             if segment.first < end and following > first:
                 yield from self.frames(segment, first, min(end, following))

@@ -94,7 +94,7 @@ def _decode_copy(path: Path, data: bytes) -> Header:
 
 
 def name(number: int) -> str:
-    """Of the segment that begins with a frame."""
+    """The file name of the segment whose first frame has this number."""
     return f"{number:020}{SUFFIX}"
 
 
