@@ -61,7 +61,7 @@ Authenticate = Callable[[str, bytes], bool | None]
 
 
 class Limits(NamedTuple):
-    """What one connection may cost. Those before it is trusted hold until `trust` is called."""
+    """The limits of one connection. Those named `first_` hold until `trust` is called."""
 
     frame_bytes: int = 1 << 20
     channels: int = 4_096
@@ -135,14 +135,14 @@ class Connection:
     # For who drives it.
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """What has come, event by event: each is to be acted on before the next is asked for.
+        """Yields the events in the data that has come; act on each before asking for the next.
 
         After an error of the other side there is a `Closed` among them.
         """
         return (event for event in self.look(data) if event is not None)
 
     def look(self, data: bytes) -> Iterator[Event | None]:
-        """As `receive`, with None for each frame that is no event."""
+        """Yields events like `receive`, and None for each frame that is no event."""
         if self.closed:
             return
         pos = 0
@@ -166,7 +166,7 @@ class Connection:
         return events
 
     def take(self) -> bytes:
-        """What is to be sent."""
+        """Returns the bytes that are to be sent, and forgets them."""
         out, self._out = self._out, []
         return out[0] if len(out) == 1 else b"".join(out)
 
@@ -315,7 +315,7 @@ class Connection:
             self._kept, self._kept_bytes = [data[pos:]], end - pos
 
     def _read_run(self, shape: Shape, data: bytes, pos: int) -> tuple[Run | None, int]:
-        """What is written as the one before it was, if that is how it goes on."""
+        """Reads the deliveries that are encoded like the one before; None where the next is not."""
         link = shape.link
         if shape.is_over or link.is_within:
             self._shape = None

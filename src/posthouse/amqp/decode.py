@@ -110,7 +110,7 @@ class Reader:
         return Described(descriptor, value)
 
     def head(self, *, wide: bool) -> tuple[int, int]:
-        """Of a compound: how many values there are, and where they end."""
+        """Reads the head of a compound value: how many values it has, and where they end."""
         form = _PAIR32 if wide else _PAIR8
         size, count = form.unpack_from(self.data, self.pos)
         end = self.pos + form.size // 2 + size
@@ -361,7 +361,7 @@ _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
 def skip(data: bytes, pos: int) -> int:
-    """Where the value ends that begins here; it may be beyond the end. Raises Malformed."""
+    """Returns the end of the value that begins here, perhaps beyond the data. Raises Malformed."""
     try:
         code = data[pos]
         while code == 0:

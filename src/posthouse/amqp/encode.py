@@ -53,24 +53,24 @@ def _compound(short: int, wide: int, count: int, content: bytes) -> bytes:
 
 
 def encode_list(encoded: Iterable[bytes]) -> bytes:
-    """Of values that are encoded already."""
+    """Encodes a list of values that are encoded already."""
     values = list(encoded)
     return _compound(0xC0, 0xD0, len(values), b"".join(values))
 
 
 def encode_map(count: int, content: bytes) -> bytes:
-    """Of so many keys and values that are encoded already."""
+    """Encodes a map of keys and values that are encoded already; `count` counts both."""
     return _compound(0xC1, 0xD1, count, content)
 
 
 def encode_array(code: int, encoded: Iterable[bytes]) -> bytes:
-    """Of values that are encoded with this constructor, each without it."""
+    """Encodes an array of values that are encoded with this constructor, each without it."""
     values = list(encoded)
     return _compound(0xE0, 0xF0, len(values), b"%c" % code + b"".join(values))
 
 
 def described(code: int, value: bytes) -> bytes:
-    """Of an encoded value; the descriptor is a number, in the form that every client knows."""
+    """Puts a descriptor before an encoded value: a number, in the form that every client knows."""
     return b"\x00\x53%c%b" % (code, value)
 
 
@@ -113,7 +113,7 @@ _WIDE: dict[int, Callable[[Value], bytes]] = {
 
 
 def _array(value: Array) -> bytes:
-    """Of simple values; those of compound ones are only ever passed on as the bytes they were."""
+    """Encodes an array of simple values; those of compound values are passed on as they came."""
     if not value.code or value.code not in _WIDE:
         return encode_list(map(encode, value))
     return encode_array(value.code, map(_WIDE[value.code], value))

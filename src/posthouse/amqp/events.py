@@ -1,4 +1,4 @@
-"""What a connection tells whoever drives it."""
+"""The events that a connection reports to the code that drives it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -57,7 +57,7 @@ class Run(msgspec.Struct, gc=False):
 
 
 class Disposed(msgspec.Struct, gc=False):
-    """What the other side says of deliveries that we sent, or says again of those it sent."""
+    """The other side has set the state of deliveries that we sent, or again of those it sent."""
 
     link: "Link"
     delivery_ids: list[int]

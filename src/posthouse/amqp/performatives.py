@@ -21,7 +21,7 @@ _u32 = Struct(">I").unpack_from
 
 
 class _Kind(NamedTuple):
-    """What a field may be when it is read, and how it is written."""
+    """A type of field: the Python types it may have when it is read, and how it is written."""
 
     types: frozenset[type]
     write: Callable[[Any], bytes]
@@ -262,7 +262,7 @@ def read(data: bytes, pos: int, end: int) -> tuple[Performative, int]:
 
 
 class Whole(NamedTuple):
-    """Of a transfer that is a whole delivery, the fields behind its tag."""
+    """The fields behind the tag of a transfer that is a whole delivery."""
 
     fields: int  # how many there are in all
     format: int
@@ -398,7 +398,7 @@ def problem_in(told: Described | bytes | None) -> Problem | None:
 
 
 def code_of(value: Described) -> int:
-    """What a described value is, by its number; -1 where it is not known."""
+    """The numeric descriptor of a described value; -1 where it is not known."""
     descriptor = value.descriptor
     if isinstance(descriptor, Symbol):
         return _STATES.get(descriptor, -1)

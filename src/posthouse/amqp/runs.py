@@ -30,7 +30,7 @@ class Alike(Sequence[bytes]):
         self.size = distance - head
 
     def columns(self, layout: str) -> Iterator[tuple[Any, ...]]:
-        """Of all, field by field, as a format of `struct` that is as long as they are says."""
+        """The columns of all payloads, for a format of `struct` that is as long as one payload."""
         return zip(*_struct(f">{self._head}x{layout}").iter_unpack(self._data), strict=True)
 
     def behind(self, count: int) -> "Alike":
@@ -56,14 +56,14 @@ class Alike(Sequence[bytes]):
 
 
 def bytes_of(payloads: Sequence[bytes]) -> int:
-    """Of all together."""
+    """The bytes of all payloads together."""
     if isinstance(payloads, Alike):
         return payloads.size * len(payloads)
     return sum(map(len, payloads))
 
 
 def runs_of(given: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Where the very same stands there once or more in a row: from where, and up to where."""
+    """Yields the first and the end index of each run of the same object."""
     first = 0
     for at in range(1, len(given)):
         if given[at] is not given[first]:
@@ -164,7 +164,7 @@ def _count_of(data: bytes, pos: int, size: int) -> int:
 
 
 def shape_of(link: "Link", frame: bytes, *, settled: bool) -> Shape | None:
-    """Of a frame that holds a whole delivery; None where it is written in another way."""
+    """The shape of a frame with a whole delivery; None where it is encoded in another way."""
     if frame[4] != 2 or frame[_LIST_AT] != 0xC0:
         return None
     width = _HANDLE_BYTES.get(frame[_LIST_AT + 3])

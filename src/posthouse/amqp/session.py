@@ -125,7 +125,7 @@ class Link:
 
     @property
     def is_held_up(self) -> bool:
-        """What is sent waits for the session's window."""
+        """Whether transfers wait for the session's window."""
         return bool(self.session.pending)
 
     @property
@@ -458,7 +458,7 @@ class Link:
 
 
 def _following(first: int, count: int) -> Iterable[int]:
-    """As many numbers as that, across the end of them."""
+    """So many numbers from the first on, which wrap around at 32 bits."""
     if first + count <= MASK:
         return range(first, first + count)
     return (first + at & MASK for at in range(count))
@@ -782,7 +782,7 @@ class Session:
             self.connection.count_link(-1)
 
     def drop_pending(self, of: Link | None) -> None:
-        """What waits for the window and has nobody any more; None: all of it."""
+        """Drops the frames of a link, or of all links, that wait for the window."""
         if self.pending:
             dropped = [each for each in self.pending if of is None or each[0] is of]
             self.pending = deque(

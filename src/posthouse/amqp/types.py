@@ -44,7 +44,7 @@ class Int(int):
 
 
 class Long(int):
-    """Where a plain number would be taken for one without a sign."""
+    """A long in a performative's fields, where a plain int stands for an unsigned number."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Timestamp(int):
 
 
 class Float(float):
-    """Of single precision."""
+    """A number of single precision."""
 
     __slots__ = ()
 
