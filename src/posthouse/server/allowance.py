@@ -43,7 +43,7 @@ class Allowances:
         self._strangers = Allowance(strangers)
 
     def of(self, connection: Connection) -> tuple[Allowance, Holder]:
-        """As it is now; what was taken has to be given back to the same."""
+        """The allowance that a connection counts for now; its bytes are given back to the same."""
         if connection.principal is None:
             return self._strangers, ("", connection.source)
         return self._clients, (connection.principal, connection.source)

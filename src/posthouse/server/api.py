@@ -149,21 +149,21 @@ SUB = TOPIC + "/subscriptions/{subscription}"
 
 @_route("GET", V1 + "/namespaces", gives=shapes.NamesForm)
 async def list_namespaces(call: Call, after: str = "", limit: Limit = 100) -> Response:
-    """Their names, page by page."""
+    """List the names of the namespaces, page by page."""
     names = await call.ask("", ListNamespaces(after, limit))
     return _json({"names": names})
 
 
 @_route("PUT", NS, gives=shapes.NameForm, status=201)
 async def create_namespace(call: Call, namespace: Name) -> Response:
-    """Make a namespace, an isolated world of queues."""
+    """Make a namespace, an isolated set of queues and topics."""
     await call.ask("", CreateNamespace(namespace))
     return _json(shapes.NameForm(namespace), 201)
 
 
 @_route("DELETE", NS, status=204)
 async def delete_namespace(call: Call, namespace: Name) -> Response:
-    """With all that is in it."""
+    """Delete a namespace with everything in it."""
     await call.ask("", DeleteNamespace(namespace))
     return _DONE
 
@@ -173,7 +173,7 @@ async def delete_namespace(call: Call, namespace: Name) -> Response:
 
 @_route("GET", NS + "/queues", gives=shapes.QueuesForm)
 async def list_queues(call: Call, namespace: Name, after: str = "", limit: Limit = 100) -> Response:
-    """With their properties and counts, by name, page by page."""
+    """List queues with their properties and counts, by name, page by page."""
     queues = _infos(call, namespace, await call.ask(namespace, ListQueues(after, limit, "queue")))
     following = queues[-1].name if len(queues) == limit else None
     return _json(shapes.QueuesForm(queues, following))
@@ -191,13 +191,13 @@ async def _queue(call: Call, namespace: str, queue: str) -> QueueInfo:
 
 @_route("GET", QUEUE, gives=shapes.QueueInfoForm)
 async def get_queue(call: Call, namespace: Name, queue: Name) -> Response:
-    """Its properties and counts."""
+    """Get the properties and counts of a queue."""
     return _json(_info(call, namespace, await _queue(call, namespace, queue)))
 
 
 @_route("PUT", QUEUE, shapes.QueueForm, shapes.QueueInfoForm, 201)
 async def create_queue(call: Call, namespace: Name, queue: Name) -> Response:
-    """Make a queue. What is left out of its properties has its default."""
+    """Make a queue. A property that is left out has its default."""
     properties = shapes.properties_over(await call.form(shapes.QueueForm), QueueProperties())
     await call.ask(namespace, CreateQueue(queue, properties))
     return _json(_info(call, namespace, await _queue(call, namespace, queue)), 201)
@@ -205,7 +205,7 @@ async def create_queue(call: Call, namespace: Name, queue: Name) -> Response:
 
 @_route("PATCH", QUEUE, shapes.QueueForm, shapes.QueueInfoForm)
 async def update_queue(call: Call, namespace: Name, queue: Name) -> Response:
-    """Change some of its properties."""
+    """Change some properties of a queue."""
     form = await call.form(shapes.QueueForm)
     # As it is at this moment.
     old = call.engine.view.properties(namespace, queue) or QueueProperties()
@@ -215,7 +215,7 @@ async def update_queue(call: Call, namespace: Name, queue: Name) -> Response:
 
 @_route("DELETE", QUEUE, status=204)
 async def delete_queue(call: Call, namespace: Name, queue: Name) -> Response:
-    """With its dead letters and all its messages."""
+    """Delete a queue with its messages and its dead-letter queue."""
     await call.ask(namespace, DeleteQueue(queue))
     return _DONE
 
@@ -225,7 +225,7 @@ async def delete_queue(call: Call, namespace: Name, queue: Name) -> Response:
 
 @_route("GET", NS + "/topics", gives=shapes.TopicsForm)
 async def list_topics(call: Call, namespace: Name, after: str = "", limit: Limit = 100) -> Response:
-    """With their properties and counts, by name, page by page."""
+    """List topics with their properties and counts, by name, page by page."""
     found = await call.ask(namespace, ListQueues(after, limit, "topic"))
     topics = _infos(call, namespace, found)
     return _json(shapes.TopicsForm(topics, topics[-1].name if len(topics) == limit else None))
@@ -238,7 +238,7 @@ def _infos(call: Call, namespace: str, found: Answer) -> list[shapes.QueueInfoFo
 
 @_route("GET", TOPIC, gives=shapes.QueueInfoForm)
 async def get_topic(call: Call, namespace: Name, topic: Name) -> Response:
-    """Its properties and counts."""
+    """Get the properties and counts of a topic."""
     try:
         info = await _queue(call, namespace, topic)
     except NotFound:
@@ -250,7 +250,7 @@ async def get_topic(call: Call, namespace: Name, topic: Name) -> Response:
 
 @_route("PUT", TOPIC, shapes.QueueForm, shapes.QueueInfoForm, 201)
 async def create_topic(call: Call, namespace: Name, topic: Name) -> Response:
-    """Make a topic: what is sent to it goes to its subscriptions."""
+    """Make a topic. Messages that are sent to it go to its subscriptions."""
     plain = QueueProperties(delivery="topic")
     properties = shapes.properties_over(await call.form(shapes.QueueForm), plain)
     await call.ask(namespace, CreateQueue(topic, properties))
@@ -261,7 +261,7 @@ async def create_topic(call: Call, namespace: Name, topic: Name) -> Response:
 async def list_subscriptions(
     call: Call, namespace: Name, topic: Name, after: str = "", limit: Limit = 100
 ) -> Response:
-    """With their properties and counts, by name, page by page."""
+    """List the subscriptions of a topic with their properties and counts, by name, page by page."""
     after = after if not after or SUBSCRIPTION in after else subscription_queue(topic, after)
     found = _infos(
         call, namespace, await call.ask(namespace, ListSubscriptions(topic, after, limit))
@@ -294,7 +294,7 @@ async def list_rules(
     after: str = "",
     limit: Limit = 100,
 ) -> Response:
-    """By name, page by page."""
+    """List the rules of a subscription, by name, page by page."""
     command = ListRules(subscription_queue(topic, subscription), after, limit)
     found = await call.ask(namespace, command)
     assert isinstance(found, list)
@@ -306,7 +306,7 @@ async def list_rules(
 async def get_rule(
     call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
-    """Which messages it wants, and what it changes of them."""
+    """Get a rule: its filter, and the changes it makes to messages."""
     command = ListRules(subscription_queue(topic, subscription), limit=RULES_MAX)
     found = await call.ask(namespace, command)
     assert isinstance(found, list)
@@ -320,7 +320,7 @@ async def get_rule(
 async def add_rule(
     call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
-    """Add a rule. It concerns what is sent from now on."""
+    """Add a rule. It applies to messages that are sent from now on."""
     form = await call.form(shapes.RuleForm)
     command = SetRule(subscription_queue(topic, subscription), shapes.rule_in(rule, form))
     await call.ask(namespace, command)
@@ -331,7 +331,7 @@ async def add_rule(
 async def replace_rule(
     call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
-    """Put another in the place of a rule."""
+    """Replace a rule."""
     form = await call.form(shapes.RuleForm)
     queue = subscription_queue(topic, subscription)
     await call.ask(namespace, SetRule(queue, shapes.rule_in(rule, form), new=False))
@@ -342,7 +342,7 @@ async def replace_rule(
 async def remove_rule(
     call: Call, namespace: Name, topic: Name, subscription: Name, rule: Name
 ) -> Response:
-    """A subscription without rules gets nothing."""
+    """Remove a rule. A subscription without rules gets nothing."""
     await call.ask(namespace, RemoveRule(subscription_queue(topic, subscription), rule))
     return _DONE
 
@@ -352,7 +352,7 @@ async def remove_rule(
 
 @_route("POST", QUEUE + "/pause", shapes.SidesForm, status=204)
 async def pause(call: Call, namespace: Name, queue: Name) -> Response:
-    """Refuse sends, hold deliveries back, or both."""
+    """Pause a queue: refuse sends, hold deliveries back, or both."""
     form: shapes.SidesForm = await call.form(shapes.SidesForm)
     await call.ask(namespace, Pause(queue, form.sending, form.receiving))
     return _DONE
@@ -360,7 +360,7 @@ async def pause(call: Call, namespace: Name, queue: Name) -> Response:
 
 @_route("POST", QUEUE + "/resume", shapes.SidesForm, status=204)
 async def resume(call: Call, namespace: Name, queue: Name) -> Response:
-    """Take sends and make deliveries again."""
+    """Resume a paused queue: take sends, make deliveries, or both."""
     form: shapes.SidesForm = await call.form(shapes.SidesForm)
     await call.ask(namespace, Resume(queue, form.sending, form.receiving))
     return _DONE
@@ -453,7 +453,7 @@ async def list_sessions(
     limit: Limit = 100,
     since_ms: First | None = None,
 ) -> Response:
-    """Those with messages or state; or whose state was set since a moment."""
+    """List the sessions that have messages or state, or whose state was set since a moment."""
     names = await call.ask(namespace, ListSessions(queue, since_ms, skip, limit))
     return _json({"names": names})
 
@@ -497,7 +497,7 @@ async def release_session(call: Call, namespace: Name, queue: Name) -> Response:
 
 @_route("GET", QUEUE + "/sessions/held/{token}/state", gives=shapes.StateForm)
 async def get_session_state(call: Call, namespace: Name, queue: Name, token: Token) -> Response:
-    """The state of a session that you hold."""
+    """Get the state of a session that you hold."""
     state = await call.ask(namespace, GetSessionState(queue, int(token, 16)))
     assert state is None or isinstance(state, bytes)
     return _json(shapes.StateForm(None if state is None else b64encode(state).decode()))
@@ -519,7 +519,7 @@ async def set_session_state(call: Call, namespace: Name, queue: Name, token: Tok
 async def list_schedules(
     call: Call, namespace: Name, after: str = "", limit: Limit = 100
 ) -> Response:
-    """What is sent again and again, by name, page by page."""
+    """List schedules by name, page by page."""
     found = await call.ask(namespace, ListSchedules(after, limit))
     assert isinstance(found, list)
     schedules = [shapes.schedule_out(each) for each in found if isinstance(each, Schedule)]
@@ -529,13 +529,13 @@ async def list_schedules(
 
 @_route("PUT", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
 async def create_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
-    """Send a message to a queue or topic again and again."""
+    """Make a schedule, which sends a message to a queue or topic repeatedly."""
     return await _set_schedule(call, namespace, schedule, new=True)
 
 
 @_route("PATCH", NS + "/schedules/{schedule}", shapes.ScheduleForm, status=204)
 async def replace_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
-    """Put another in the place of a schedule."""
+    """Replace a schedule."""
     return await _set_schedule(call, namespace, schedule, new=False)
 
 
@@ -552,21 +552,21 @@ async def _set_schedule(call: Call, namespace: str, name: str, *, new: bool) -> 
 
 @_route("DELETE", NS + "/schedules/{schedule}", status=204)
 async def cancel_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
-    """Nothing more is sent."""
+    """Cancel a schedule. It sends nothing more."""
     await call.ask(namespace, CancelSchedule(schedule))
     return _DONE
 
 
 @_route("POST", NS + "/schedules/{schedule}/pause", status=204)
 async def pause_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
-    """Nothing is sent until it is resumed."""
+    """Pause a schedule. It sends nothing until it is resumed."""
     await call.ask(namespace, PauseSchedule(schedule))
     return _DONE
 
 
 @_route("POST", NS + "/schedules/{schedule}/resume", status=204)
 async def resume_schedule(call: Call, namespace: Name, schedule: Name) -> Response:
-    """Go on with the next time; what was left out is not sent."""
+    """Resume a schedule at its next time. Messages that were due meanwhile are not sent."""
     await call.ask(namespace, ResumeSchedule(schedule))
     return _DONE
 
@@ -576,7 +576,7 @@ async def resume_schedule(call: Call, namespace: Name, schedule: Name) -> Respon
 
 @_route("POST", NS + "/transactions", shapes.BeginForm, shapes.TransactionForm, 201)
 async def begin(call: Call, namespace: Name) -> Response:
-    """Begin a transaction. Name it when you send and settle; that happens with its commit."""
+    """Begin a transaction. The sends and settlements that name it happen when it is committed."""
     form: shapes.BeginForm = await call.form(shapes.BeginForm)
     begun = await call.ask(namespace, Begin(form.timeout_ms))
     assert isinstance(begun, Begun)
@@ -585,7 +585,7 @@ async def begin(call: Call, namespace: Name) -> Response:
 
 @_route("POST", NS + "/transactions/{transaction}/commit", gives=shapes.CommittedForm)
 async def commit(call: Call, namespace: Name, transaction: Token) -> Response:
-    """All that was asked in it, or nothing: then it is rolled back, and over."""
+    """Commit a transaction. If one of its operations fails, all of it is rolled back."""
     number = call.engine.owned(call.principal, int(transaction, 16))
     answer = await call.ask(namespace, Commit(number))
     if isinstance(answer, RolledBack):
@@ -597,7 +597,7 @@ async def commit(call: Call, namespace: Name, transaction: Token) -> Response:
 
 @_route("POST", NS + "/transactions/{transaction}/rollback", status=204)
 async def roll_back(call: Call, namespace: Name, transaction: Token) -> Response:
-    """Nothing of it happens. What was settled in it stays locked."""
+    """Roll a transaction back. Messages that were settled in it stay locked."""
     number = call.engine.owned(call.principal, int(transaction, 16))
     await call.ask(namespace, RollBack(number))
     return _DONE
@@ -608,21 +608,21 @@ async def roll_back(call: Call, namespace: Name, transaction: Token) -> Response
 
 @_route("GET", NS + "/messages/{id}/life", gives=shapes.LivesForm)
 async def life(call: Call, namespace: Name, id: Name) -> Response:
-    """Everything that happened to the messages with an id."""
+    """Get everything that happened to the messages with an id."""
     call.broker.check(call.principal, "manage", namespace, "*")
     return _json(shapes.LivesForm(await call.feed.lives(namespace, id)))
 
 
 @_route("GET", QUEUE + "/messages/{sequence}/life", gives=shapes.LivesForm)
 async def life_of(call: Call, namespace: Name, queue: Name, sequence: int) -> Response:
-    """Everything that happened to the message with this number."""
+    """Get everything that happened to the message with this number."""
     call.broker.check(call.principal, "manage", namespace, entity_of(queue))
     return _json(shapes.LivesForm(await call.feed.life(namespace, queue, sequence)))
 
 
 @_route("POST", NS + "/replay", shapes.ReplayForm, shapes.SentForm)
 async def replay(call: Call, namespace: Name) -> Response:
-    """Send what was sent at some positions once more, into a queue."""
+    """Send the messages of a range of positions once more, into a queue."""
     form: shapes.ReplayForm = await call.form(shapes.ReplayForm)
     call.broker.check(call.principal, "listen", namespace, form.source or "*")
     what = Range(form.first, form.last + 1, form.source)
@@ -635,7 +635,7 @@ async def replay(call: Call, namespace: Name) -> Response:
 
 @_route("GET", NS + "/clock", gives=shapes.ClockNowForm)
 async def get_clock(call: Call, namespace: Name) -> Response:
-    """What time it is in a namespace."""
+    """Get the time of a namespace's clock."""
     call.broker.check(call.principal, "manage", namespace, "*")
     if not call.engine.view.has_namespace(namespace):
         raise NotFound("namespace", namespace)
@@ -652,7 +652,7 @@ def _clock(call: Call, namespace: str) -> shapes.ClockNowForm:
 
 @_route("POST", NS + "/clock", shapes.ClockForm, shapes.ClockNowForm)
 async def set_clock(call: Call, namespace: Name) -> Response:
-    """Freeze, set, advance: only with `--dev`. It says what fell due on the way."""
+    """Freeze, set or advance a namespace's clock, only with `--dev`. Lists what fell due."""
     form: shapes.ClockForm = await call.form(shapes.ClockForm)
     call.broker.check(call.principal, "manage", namespace, "*")
     if not call.broker.config.dev:
@@ -682,7 +682,7 @@ async def set_clock(call: Call, namespace: Name) -> Response:
 
 @_route("GET", V1 + "/principals", gives=shapes.PrincipalsForm)
 async def list_principals(call: Call, after: str = "", limit: Limit = 100) -> Response:
-    """With what they may do. Keys are not shown."""
+    """List principals with their grants. Keys are not shown."""
     found = await call.ask("", ListAccounts(after, limit))
     assert isinstance(found, list)
     accounts = [_account(each) for each in found if isinstance(each, Account)]
@@ -698,7 +698,7 @@ def _account(account: Account) -> shapes.PrincipalInfoForm:
 
 @_route("POST", V1 + "/principals", shapes.PrincipalForm, shapes.KeyForm, 201)
 async def add_principal(call: Call) -> Response:
-    """Its key is in the answer, and nowhere else."""
+    """Add a principal. Its key is in the answer, and nowhere else."""
     form: shapes.PrincipalForm = await call.form(shapes.PrincipalForm)
     grants = [Grant(each.namespace, each.entity, each.rights) for each in form.grants]
     key = new_key()
@@ -709,7 +709,7 @@ async def add_principal(call: Call) -> Response:
 
 @_route("POST", V1 + "/principals/{principal}/rotate", gives=shapes.KeyForm)
 async def rotate(call: Call, principal: Name) -> Response:
-    """A new key. The one before it works on, until the next rotation."""
+    """Give a principal a new key. The previous one works until the next rotation."""
     account = call.engine.view.accounts.get(principal)
     key = new_key()
     keys = [call.broker.guard.seal(principal, key), *(account.keys[:1] if account else ())]
@@ -719,7 +719,7 @@ async def rotate(call: Call, principal: Name) -> Response:
 
 @_route("DELETE", V1 + "/principals/{principal}", status=204)
 async def revoke(call: Call, principal: Name) -> Response:
-    """It is out at once, on open connections too."""
+    """Revoke a principal at once, on open connections too."""
     await call.ask("", RevokeAccount(principal))
     return _DONE
 
@@ -729,14 +729,14 @@ async def revoke(call: Call, principal: Name) -> Response:
 
 @_route("GET", V1 + "/readers", gives=shapes.ReadersForm)
 async def list_readers(call: Call) -> Response:
-    """Who reads the feed, and how far each is behind."""
+    """List the readers of the feed, and how far each is behind."""
     await call.ask("", ListReaders())
     return _json(shapes.ReadersForm(call.feed.readers()))
 
 
 @_route("PUT", V1 + "/readers/{reader}", shapes.ReaderForm, status=204)
 async def set_reader(call: Call, reader: Name) -> Response:
-    """Register a reader, or say that it has everything below a position."""
+    """Register a reader, or acknowledge everything up to a position for it."""
     form: shapes.ReaderForm = await call.form(shapes.ReaderForm)
     call.broker.check(call.principal, "listen", "*", "*")
     call.feed.check_reader(call.engine.view.reader(reader), form.position)
@@ -746,7 +746,7 @@ async def set_reader(call: Call, reader: Name) -> Response:
 
 @_route("DELETE", V1 + "/readers/{reader}", status=204)
 async def remove_reader(call: Call, reader: Name) -> Response:
-    """Nothing is kept for it any more."""
+    """Remove a reader. The journal is no longer kept for it."""
     await call.ask("", RemoveReader(reader))
     return _DONE
 
@@ -756,7 +756,7 @@ async def remove_reader(call: Call, reader: Name) -> Response:
 
 @_route("GET", V1 + "/store", gives=shapes.StoreForm)
 async def get_store(call: Call) -> Response:
-    """Where the journal is, and how it is."""
+    """Get the state of the journal: its positions, its size, its snapshots and its folder."""
     call.broker.check(call.principal, "manage", "*", "*")
     store = call.broker.store
     assert store is not None
@@ -772,7 +772,7 @@ async def get_store(call: Call) -> Response:
 
 @_route("POST", V1 + "/store/snapshot", gives=shapes.SnapshotForm)
 async def make_snapshot(call: Call) -> Response:
-    """Fold what is sealed of the journal now, beside the running broker."""
+    """Make a snapshot of the sealed segments now, beside the running broker."""
     call.broker.check(call.principal, "manage", "*", "*")
     return _json(shapes.SnapshotForm(await call.broker.fold()))
 
@@ -781,7 +781,7 @@ async def make_snapshot(call: Call) -> Response:
 
 
 def openapi() -> dict[str, Any]:
-    """Of everything under `/api/v1`, the hot routes too."""
+    """The OpenAPI document of everything under `/api/v1`, the hot routes too."""
     return _router.document(
         "Posthouse",
         "Names in paths are percent-encoded, / in them too: the dead-letter queue of orders is"
@@ -814,7 +814,7 @@ _DELIVERIES = Operation(
 
 
 def _as_of_a_queue(method: str, parts: Sequence[bytes]) -> Sequence[bytes]:
-    """What is asked of a topic or a subscription, where it is asked in the same way of a queue."""
+    """Rewrites the path of a topic or subscription to a queue's, where both are served alike."""
     if len(parts) < 6 or parts[4] != b"topics":
         return parts
     name, rest = parts[5], parts[6:]

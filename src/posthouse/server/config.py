@@ -195,7 +195,7 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict)  # of what is not a default
 
     def value(self, name: str) -> object:
-        """Of a setting, the server's or a dialect's."""
+        """The value of a setting, the server's or a dialect's."""
         owner = _OWNERS.get(name)
         return getattr(self if owner is None else self.dialects[owner], name)
 

@@ -1,4 +1,4 @@
-"""What a configuration file declares to exist at start.
+"""The entities that a configuration file declares to exist at start.
 
 namespaces: [shop]
 queues:
@@ -53,7 +53,7 @@ class ScheduleDeclared(ScheduleForm, kw_only=True):
 
 @dataclass(frozen=True)
 class Declared:
-    """What is to exist at start. What is there already is left as it is."""
+    """The declared entities. Those that exist already are left as they are."""
 
     namespaces: tuple[str, ...] = ()
     queues: tuple[QueueDeclared, ...] = ()

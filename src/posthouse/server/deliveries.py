@@ -98,7 +98,7 @@ class _Line:
             self._submit(Detach(self.number))
 
     def _end(self, refused: "asyncio.Future[None]") -> None:
-        """Who may not receive any more holds nothing back, also where he does not read."""
+        """Detaches a client that may not receive any more; cuts it off if it does not read."""
         if not refused.cancelled():
             self._submit(Detach(self.number))
             asyncio.get_running_loop().call_later(END_SECONDS, self._cut_off)

@@ -70,7 +70,10 @@ class FeedWorker:
         return self._process.returncode is None
 
     async def ask(self, ask: Ask) -> AsyncIterator[bytes]:
-        """What it writes, as it comes. Raises HttpProblem, or ConnectionError if it has died."""
+        """Yields the bytes that the worker writes.
+
+        Raises HttpProblem, or ConnectionError if the worker has died.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         reader = self._process.stdout
@@ -119,7 +122,7 @@ class Feed:
                 raise HttpProblem(404, "not-found", "There are /feed and /feed/status.")
 
     async def _told_status(self, request: Request) -> dict[str, object]:
-        """Who asks for a part of the feed is told where it begins and ends, and what is in it."""
+        """The status of the feed or a part of it: the positions, the entity, a time's position."""
         query = request.query
         _check_known(query, _OF_STATUS)
         namespace, entity = query.get("namespace"), query.get("entity")
@@ -139,7 +142,7 @@ class Feed:
         return status
 
     def _found(self, namespace: str, entity: str) -> str | None:
-        """What is called so, as its rows have it; a subscription may be TOPIC/SUBSCRIPTION."""
+        """The entity's name as its rows have it; subscriptions may be TOPIC/SUBSCRIPTION."""
         assert self._broker.engine is not None
         exists = self._broker.engine.view.exists
         topic, _, name = entity.rpartition("/")
@@ -278,7 +281,10 @@ class Feed:
             raise ConnectionResetError
 
     async def _until_beyond(self, after: int) -> None:
-        """Where an acknowledgement does not wait for the disk, what can be read comes behind it."""
+        """Waits until a position behind `after` can be read.
+
+        Where acknowledgements do not wait for the disk, that is later than the engine has it.
+        """
         engine = self._broker.engine
         assert engine is not None
         while self.range()[1] <= after and not engine.is_over:
@@ -333,7 +339,7 @@ class Feed:
     # Asking feed workers.
 
     async def lives(self, namespace: str, id: str) -> list[LifeForm]:
-        """Of the messages with an id. Raises NotFound."""
+        """The lives of the messages with an id. Raises HttpProblem where there is none."""
         _, last = self.range()
         found = await self._lives(Lives(namespace, last + 1, id))
         if not found:

@@ -37,7 +37,7 @@ GARBAGE = 100_000  # lists and so on that are made before it is looked for; 700 
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What of the feed: positions from `first` up to `end`, and of them what fits the rest."""
+    """A selection of the feed: positions from `first` up to `end`, and filters on their rows."""
 
     first: int
     end: int
@@ -62,7 +62,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Lives(msgspec.Struct, frozen=True):
-    """What happened to messages: those with an id, or one in its place."""
+    """A request for the lives of messages: those with an id, or one by its queue and number."""
 
     namespace: str
     end: int
@@ -81,7 +81,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What went wrong."""
+    """The error of a request that failed."""
 
     gone: bool  # it was trimmed, or never there
     text: str

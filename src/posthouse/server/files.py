@@ -29,10 +29,10 @@ def keep_secret(path: Path, content: bytes, *, replace: bool = True) -> None:
 
 
 def read_secret(path: Path, make: bytes) -> bytes:
-    """What the file holds; where there is none, `make`, which it holds from now on.
+    """Reads a secret from a file; where there is none, writes `make` to it first.
 
-    Whoever else makes it at the same time, all have the same. Raises OSError. An empty one is not
-    taken for a secret.
+    Processes that do so at the same time get the same secret. An empty file is not taken for a
+    secret. Raises OSError.
     """
     if not path.exists():
         with contextlib.suppress(FileExistsError):

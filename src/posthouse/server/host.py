@@ -205,7 +205,7 @@ class BrokerHost:
     # What is to exist.
 
     async def _declare(self, engine: Engine) -> None:
-        """What is there already stays as it is, but for principals: those are as declared."""
+        """Creates the declared entities that do not exist, and sets principals as declared."""
         view, declared = engine.view, self.config.declared
         named = [each.namespace for each in declared.queues]
         named += [each.namespace for each in declared.topics]

@@ -124,7 +124,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
 def _in(
     engine: Engine, request: Request, transaction: str | None, command: Send | Settle
 ) -> Command:
-    """As part of a transaction, if one is named."""
+    """Makes the command part of a transaction, if one is named."""
     if transaction is None:
         return command
     number = engine.owned(request.principal, token_in(transaction))

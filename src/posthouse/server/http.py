@@ -101,7 +101,7 @@ class Request:
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
+        """The address of the client."""
         client = self.peer.client
         return client[0] if client else "?"
 
@@ -128,7 +128,7 @@ class Request:
 
     @property
     def login(self) -> Login:
-        """What its connection has come with so far. The broker is open."""
+        """The login state of its connection. The broker must be open."""
         found = self.peer.login
         if found is None:
             engine = self._app.broker.engine
@@ -138,12 +138,12 @@ class Request:
 
     @property
     def version(self) -> str:
-        """Of HTTP."""
+        """The version of HTTP."""
         return "1.1" if self._scope is None else str(self._scope["http_version"])
 
     @property
     def scope(self) -> Scope:
-        """As ASGI has it."""
+        """The ASGI scope of the request."""
         if self._scope is None:
             peer, head = self.peer, self.head
             self._scope = {
@@ -250,7 +250,7 @@ class HttpDialect(NamedTuple):
 
 
 class HttpDialects(NamedTuple):
-    """Who answers what is not ours. Those that are asked come in the order of asking."""
+    """The dialects that answer HTTP beside our own API, in the order in which they are asked."""
 
     marked: Sequence[HttpDialect]  # asked before a path is ours
     rest: Sequence[HttpDialect]  # asked where it is not
@@ -284,7 +284,7 @@ class App:
             self._open.add(part)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it, for a request whose body is still to come."""
+        """The ASGI entry point, for a request whose body is still to come."""
         assert scope["type"] == "http"
         head = Head(
             scope["method"], scope["raw_path"], scope["query_string"], scope["headers"],
@@ -551,7 +551,7 @@ async def _slices(body: memoryview, size: int, connection: Connection, send: Sen
 
 
 async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:
-    """As it comes."""
+    """Sends the chunks of an answer as they come."""
     async with aclosing(chunks):  # type: ignore[type-var]  # all of them are generators
         async for chunk in chunks:
             if connection.is_closing:
@@ -568,7 +568,7 @@ async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Se
 
 
 async def _send_slices_of(piece: FileRange, connection: Connection, send: Send) -> None:
-    """Where it is encrypted on the way, or too many files are open already."""
+    """Sends a file range in slices, where it is encrypted or too many files are open already."""
     end = piece.offset + piece.length
     for at in range(piece.offset, end, SLICE_BYTES):
         if connection.is_closing:

@@ -57,7 +57,7 @@ class FileRange(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a request says before its body."""
+    """The head of a request: everything before its body."""
 
     method: str
     raw_path: bytes
@@ -67,7 +67,7 @@ class Head(NamedTuple):
 
 
 class _Exchange:
-    """What of uvicorn's cycle is needed for a request that came whole."""
+    """The part of uvicorn's request cycle that is needed for a request that came whole."""
 
     __slots__ = ("disconnected", "keep_alive", "method", "response_complete")
 
@@ -204,11 +204,11 @@ class HttpPeer(HttpToolsProtocol):
 
     @property
     def has_unread_body(self) -> bool:
-        """Of the request that is running, some is still to come."""
+        """Whether a part of the running request's body is still to come."""
         return self._running is not None and self._running.more_body
 
     def take_whole_body(self) -> bytes | None:
-        """Of the request that is running, if all of it is there."""
+        """Takes the body of the running request, if all of it has come; else returns None."""
         cycle = self._running
         if not isinstance(cycle, RequestResponseCycle) or cycle.more_body:
             return None
@@ -309,7 +309,7 @@ class HttpPeer(HttpToolsProtocol):
     def _run(
         self, exchange: RequestResponseCycle | _Exchange, work: Coroutine[Any, Any, None]
     ) -> None:
-        """What is running has a task, always, and its end is looked at."""
+        """Runs a request in a task of its own, whose end is always looked at."""
         task = self.loop.create_task(work)
         self._running, self._task = exchange, task
         task.add_done_callback(self._is_done)
@@ -325,7 +325,7 @@ class HttpPeer(HttpToolsProtocol):
             self.cut_off()
 
     def _begin_cycle(self) -> None:
-        """As uvicorn does it, for a request of which the head is known, and perhaps more."""
+        """Begins uvicorn's cycle for a request whose head, and perhaps more, has come."""
         url, headers, body = self.url, self.headers, self._gathered
         expects, self._gathered = self.expect_100_continue, None
         super().on_message_begin()
@@ -337,7 +337,7 @@ class HttpPeer(HttpToolsProtocol):
             super().on_body(each)
 
     def cycle_of(self, scope: Any) -> RequestResponseCycle:
-        """Of the request that is running; made now if it came whole."""
+        """The uvicorn cycle of the running request; it is made now if the request came whole."""
         running = self._running
         assert running is not None
         if not isinstance(running, _Exchange):
@@ -352,7 +352,7 @@ class HttpPeer(HttpToolsProtocol):
         return made
 
     def send_400_response(self, msg: str) -> None:
-        """What came before is answered first."""
+        """Answers that a request is malformed, after the requests before it are answered."""
         running = self._running
         if running is None or running.response_complete or running.more_body:
             if running is not None and running.response_started and not running.response_complete:
@@ -413,7 +413,7 @@ class HttpPeer(HttpToolsProtocol):
         last.keep_alive = False
 
     def cut_off(self) -> None:
-        """Where an answer cannot be given to its end."""
+        """Closes the connection because an answer cannot be completed."""
         if self._running is not None:
             self._running.disconnected = True
         self._end()
@@ -461,9 +461,9 @@ class HttpPeer(HttpToolsProtocol):
         self.on_response_complete()
 
     async def send_file(self, piece: FileRange) -> None:
-        """As one chunk of the answer that is running, by the kernel: it may be large.
+        """Sends a file range as one chunk of the running answer, by the kernel: it may be large.
 
-        Threads do the copying, and come behind who writes. Raises OSError.
+        Threads do the copying, after the bytes that were written before. Raises OSError.
         """
         cycle = self._running
         assert cycle is not None
@@ -548,7 +548,7 @@ class HttpPeer(HttpToolsProtocol):
             self._stall = self.loop.call_later(self._limits.stalled_seconds, self._look_for_a_stall)
 
     def _untaken(self) -> int:
-        """What the other side has not taken. The kernel asks for more only in large steps."""
+        """The bytes that the other side has not taken. The kernel asks for more in large steps."""
         through = self.transport.get_extra_info("socket")
         in_kernel = 0 if through is None else _unsent(through)  # None: TLS that is just gone
         return self.transport.get_write_buffer_size() + in_kernel
@@ -584,7 +584,7 @@ def _target_in(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 async def _answer_that_it_is_bad(scope: Any, receive: Any, send: Any) -> None:
-    """As ASGI has it."""
+    """An ASGI application that answers 400."""
     text = b"Invalid HTTP request received."
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), CLOSE]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
@@ -603,7 +603,7 @@ def _come_behind() -> None:
 
 
 def _send_some(through: int, file: int, at: int, end: int) -> int:
-    """As much as goes in a while, without waiting long; up to where that is. Raises OSError."""
+    """Sends a part of a file without waiting long; returns the offset reached. Raises OSError."""
     poll = select.poll()
     poll.register(through, select.POLLOUT)
     for _ in range(FILE_SLICES):

@@ -61,7 +61,7 @@ class PortProtocol(NamedTuple):
 
 
 class Connection:
-    """What the listener knows of one connection. Its peer calls `gone` when it is over."""
+    """One connection as the listener knows it. Its peer calls `gone` when it is over."""
 
     __slots__ = (
         "_listener", "address", "closed_at", "deadline", "dialect", "ends_with_input",
@@ -142,7 +142,7 @@ class Limits(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """What a port is known by."""
+    """A port that is listened on, and the HTTP profile it is declared for."""
 
     host: str
     port: int
@@ -303,7 +303,7 @@ class Listener:
         task.add_done_callback(lambda _: self._handed_on(accepted, connection))
 
     def _may_come(self, host: str) -> bool:
-        """By the address it comes from, not the one it came to."""
+        """Whether connections from this client address are allowed."""
         return self.limits.networks is None or is_among(host, self.limits.networks)
 
     def demand_tls(self, connection: Connection) -> None:

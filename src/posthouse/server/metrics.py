@@ -279,6 +279,6 @@ def _by_queue(gauges: Any, view: View, total: int) -> "Iterator[Metric]":
 
 
 def _age(engine: Engine, namespace: str) -> float:
-    """Of the oldest message that could be received."""
+    """The age in seconds of the oldest message that could be received."""
     oldest = engine.view.oldest_ms(namespace)
     return 0.0 if oldest is None else max(0, engine.clock_ms(namespace) - oldest) / 1000

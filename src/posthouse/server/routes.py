@@ -23,7 +23,7 @@ _POLICY = (
 
 
 def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDialects:
-    """Of dialects, each with what its requests share."""
+    """The HTTP handlers of dialects, each bound to the state that its requests share."""
     found = sorted(
         ((path, shared) for dialect, shared in dialects for path in dialect.paths),
         key=lambda each: each[0].precedence,
@@ -62,7 +62,7 @@ def add_routes(app: App, broker: BrokerHost, feed: Feed, metrics: Metrics) -> No
         return await administration.run(request, broker, feed)
 
     async def docs(request: Request) -> Answer:
-        """Of what is in them nothing is secret, so they are open."""
+        """Serves the documents. Nothing in them is secret, so they need no credentials."""
         from posthouse.server import api as documents
 
         match request.parts[1:]:

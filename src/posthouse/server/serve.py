@@ -183,7 +183,7 @@ class Server:
         return await self._end()
 
     def _due_later(self) -> Iterator[Callable[[], object]]:
-        """What is made when there is time for it."""
+        """The preparations that are made once the server is running."""
         for dialect, shared in self._dialects:
             if dialect.warm is not None:
                 yield partial(dialect.warm, shared)
@@ -274,7 +274,7 @@ def _files_max() -> int:
 def welcome(
     config: Config, broker: BrokerHost, listening: list[Listening], tls_folder: Path
 ) -> str:
-    """What listens where, and what to paste into which client."""
+    """The text shown at start: the ports, and what to paste into which client."""
     hosts = list(dict.fromkeys(each.host for each in listening))
     here = [each for each in listening if each.host == hosts[0]]
     ports = [each.port for each in here if not each.http_profile] or [here[0].port]

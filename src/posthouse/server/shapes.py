@@ -1,4 +1,4 @@
-"""What `/api/v1` says in JSON, and how that becomes messages and back.
+"""The JSON forms of `/api/v1`, and their conversion to messages and back.
 
 A body that is text is in `body`, any other in `body_base64`. Property values that JSON lacks are
 objects with one member: {"bytes": base64}, {"timestamp_ms": number}, {"uuid": text}, and durations
@@ -71,7 +71,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Content(msgspec.Struct):
-    """What a message says. Text is in `body`, other bytes are in `body_base64`."""
+    """The content of a message. Text is in `body`, other bytes are in `body_base64`."""
 
     body: str | None = None
     body_base64: str | None = None
@@ -113,7 +113,7 @@ class EnqueuedForm(msgspec.Struct, omit_defaults=True):
 
 
 class MessageForm(_Content, omit_defaults=True, kw_only=True):
-    """A message as it is received or seen. What it does not have is left out."""
+    """A message as it is received or peeked. Fields that it does not have are left out."""
 
     sequence: int
     enqueued_ms: int
@@ -209,11 +209,11 @@ class _FilterForm(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
 
 
 class TrueForm(_FilterForm, tag="true"):
-    """Every message."""
+    """Matches every message."""
 
 
 class FalseForm(_FilterForm, tag="false"):
-    """None."""
+    """Matches no message."""
 
 
 class SqlForm(_FilterForm, tag="sql"):
@@ -223,7 +223,7 @@ class SqlForm(_FilterForm, tag="sql"):
 
 
 class CorrelationForm(_FilterForm, tag="correlation"):
-    """All that is given has to be equal."""
+    """Matches messages whose fields equal all that are given."""
 
     id: str | None = None
     correlation_id: str | None = None
@@ -237,14 +237,14 @@ class CorrelationForm(_FilterForm, tag="correlation"):
 
 
 class PatternForm(_FilterForm, tag="pattern"):
-    """Of the subject: * is one level; # (amqp) or > (nats) is any number of them."""
+    """Matches the subject: * is one level; # (amqp) or > (nats) is any number of them."""
 
     pattern: str
     style: Style = "amqp"
 
 
 class RuleForm(_Request):
-    """Which messages, and what is changed of them, in SQL."""
+    """A filter, and an action in SQL that changes the messages it matches."""
 
     filter: TrueForm | FalseForm | SqlForm | CorrelationForm | PatternForm = msgspec.field(
         default_factory=TrueForm
@@ -370,7 +370,7 @@ class TopicsForm(msgspec.Struct):
 
 
 class SubscriptionsForm(msgspec.Struct):
-    """Their names are TOPIC/$sub/NAME: a subscription is a queue, and can be used as one."""
+    """A page of subscriptions. Their names are TOPIC/$sub/NAME: each can be used as a queue."""
 
     subscriptions: list[QueueInfoForm]
     next: str | None
@@ -385,7 +385,7 @@ State = Literal["active", "scheduled", "delayed", "deferred"]
 
 
 class PurgeForm(_Request):
-    """Messages from `first` on, or these."""
+    """The messages to purge: those from `first` on, or those with these numbers."""
 
     states: tuple[State, ...] = ("active",)
     sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=1_000)] | None = None
@@ -482,7 +482,7 @@ def schedule_out(schedule: Schedule) -> ScheduleInfoForm:
 
 
 class BeginForm(_Request):
-    """Unless it is committed in time it is rolled back."""
+    """A transaction's time limit. Unless it is committed in time it is rolled back."""
 
     timeout_ms: Annotated[int, Meta(ge=1, le=TRANSACTION_MS_MAX)] = TRANSACTION_MS
 
@@ -517,7 +517,7 @@ class LivesForm(msgspec.Struct):
 
 
 class ReplayForm(_Request):
-    """What was sent at positions from `first` to `last`, once more into a queue."""
+    """The messages to replay, sent at positions from `first` to `last`, and the target queue."""
 
     first: Sequence
     last: Sequence
@@ -526,7 +526,7 @@ class ReplayForm(_Request):
 
 
 class ClockForm(_Request):
-    """What to do to a namespace's own clock; what is left out stays as it is."""
+    """A change of a namespace's own clock; a field that is left out stays as it is."""
 
     advance_ms: Duration | None = None
     set_ms: Ms | None = None
@@ -571,7 +571,7 @@ class PrincipalsForm(msgspec.Struct):
 
 
 class KeyForm(msgspec.Struct):
-    """It is shown this once."""
+    """A principal's key. It is shown this once."""
 
     name: str
     key: str
@@ -598,7 +598,7 @@ class SentForm(msgspec.Struct):
 
 
 class StoreForm(msgspec.Struct):
-    """Where the journal is, and how it is."""
+    """The state of the journal."""
 
     first: int
     end: int
@@ -610,7 +610,7 @@ class StoreForm(msgspec.Struct):
 
 
 class SnapshotForm(msgspec.Struct):
-    """Up to where a snapshot was made."""
+    """The position up to which a snapshot was made."""
 
     position: int
 
