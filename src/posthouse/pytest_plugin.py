@@ -49,7 +49,7 @@ class Address:
         return f"posthouse://{KEY_NAME}:{KEY}@localhost:{self.port}/{self.namespace}"
 
     def ask(self, method: str, path: str = "", form: object = None) -> Any:
-        """Of the API over HTTP, below the namespace, as in `ask("PUT", "queues/orders", {})`."""
+        """Asks the HTTP API, below the namespace, as in `ask("PUT", "queues/orders", {})`."""
         where = f"/api/v1/namespaces/{self.namespace}" + (f"/{path}" if path else "")
         status, answer = self._request(method, where, form)
         if status >= 300:

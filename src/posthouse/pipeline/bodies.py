@@ -28,7 +28,7 @@ def _read(body: bytes | None, fit: _Fit) -> Any:
 
 
 def _fit(kind: pa.DataType) -> _Fit:
-    """What makes values of a type, and None of what is none."""
+    """Returns a function that converts a JSON value to a type, or to None where it does not fit."""
     if pa.types.is_struct(kind):
         fields = [(each.name, _fit(each.type)) for each in kind]
         return lambda value: (
@@ -69,7 +69,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _meant(text: str, kind: pa.DataType) -> Any:
-    """Of what JSON has no other way to say. Raises ValueError."""
+    """Parses text of a type that JSON lacks: a timestamp, a date, bytes. Raises ValueError."""
     if pa.types.is_timestamp(kind):
         moment = datetime.fromisoformat(text)
         if kind.tz is None:

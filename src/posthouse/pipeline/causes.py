@@ -1,4 +1,4 @@
-"""What dead letters have in common: the kind of error, the text without what varies, the body."""
+"""The features that dead letters share: the kind of error, its text without variables, the body."""
 
 import json
 from typing import TYPE_CHECKING, Any

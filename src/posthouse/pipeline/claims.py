@@ -1,6 +1,6 @@
-"""What producers say they have sent, or consumers that they have processed.
+"""Claims: the messages that producers say they have sent, or consumers that they have processed.
 
-It is read from files (Parquet, CSV, JSON), or from a table of a database through SQLAlchemy.
+They are read from files (Parquet, CSV, JSON), or from a table of a database through SQLAlchemy.
 """
 
 import atexit
@@ -85,7 +85,7 @@ def _named(given: "DataFrame", columns: Mapping[str, str], where: str) -> "DataF
 
 
 def _staged(url: str, query: str, staging: str | None) -> str:
-    """What a database gives, as Parquet: chunk by chunk, so that it may be large.
+    """Writes the rows of a database query to Parquet, chunk by chunk, so that it may be large.
 
     It is the user's data: the folder goes with the process, until when Spark may read it.
     """

@@ -1,4 +1,4 @@
-"""What a subscription got, put together from what its topic was sent and which copies were made.
+"""The messages of a subscription, joined from those sent to its topic and the copies made.
 
 The feed has a message's content once, where it was sent; a copy says of which message it is, and
 what an action has changed of it. Mostly both are close together.
@@ -22,7 +22,7 @@ _OWN = {"entity": "target", "sequence_number": "target_sequence_number"}
 
 @dataclass
 class Copies:
-    """Of one subscription, while a range is read."""
+    """The copies of one subscription, while a range is read."""
 
     broker: FeedClient
     namespace: str
@@ -67,7 +67,7 @@ class Copies:
         return self._changed(made, copies)
 
     def _find(self, copies: pa.Table) -> pa.Array:
-        """Where the messages stand of which these are copies; further back if need be.
+        """Finds the messages that these are copies of, further back in the feed if need be.
 
         Null where one was sent so long ago that the feed does not have it any more.
         """
@@ -90,7 +90,7 @@ class Copies:
             first, look = back, 4 * look
 
     def _changed(self, made: pa.Table, copies: pa.Table) -> pa.Table:
-        """As actions have it."""
+        """Merges the changes that actions have made into the properties."""
         added, detail = copies.column("properties"), copies.column("detail")
         if added.null_count == len(added) and detail.null_count == len(detail):
             return made

@@ -1,4 +1,4 @@
-"""What Spark starts its Python workers with on this machine: its own daemon, but for one thing.
+"""The daemon that starts Spark's Python workers on this machine: its own, but for one thing.
 
 A worker that has nothing more to do when Spark ends finds its socket closed. Over TCP it does not
 notice; over a Unix socket it does, and would tell of it with a traceback, after all went well.

@@ -24,7 +24,7 @@ _SINK = ("queue", "topic", "lake", "files", "console")
 
 
 class Wrong(PosthouseError):
-    """What is wrong in a file, and where."""
+    """An error in a file, and its place."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What happened, for jobs to work on: out of a lake, or of a broker itself.
+"""The events that jobs work on: out of a lake, or of a broker itself.
 
 A lake is what large jobs read: the broker then has to send its feed only once, to the archive.
 """

@@ -1,4 +1,4 @@
-"""What `format("posthouse")` is, for Spark."""
+"""The data source `format("posthouse")` for Spark."""
 
 from pyspark.sql.datasource import (
     DataSource,

@@ -30,7 +30,7 @@ _DIGITS = 12
 
 
 class LakeError(Exception):
-    """What is wrong with a lake, and what to do."""
+    """A problem with a lake, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Lake:
 
     @property
     def data(self) -> str:
-        """As Spark calls it."""
+        """The path of the data, as it is given to Spark."""
         return f"{self.where}/data"
 
     # What there is.
@@ -169,7 +169,7 @@ class Lake:
                     self._files.delete_dir(each.path)
 
     def check(self, manifest: Manifest) -> list[str]:
-        """What is wrong with a range's files."""
+        """Checks a range's files; returns a sentence for each problem."""
         wrong = []
         for file in manifest.files:
             try:
@@ -233,7 +233,7 @@ class Lake:
             raise LakeError(f"{path} is not a manifest: {error!r}.") from None
 
     def _write(self, path: str, content: bytes) -> None:
-        """As a whole or not at all."""
+        """Writes a file as a whole or not at all."""
         self._files.create_dir(f"{self._root}/manifests")
         unfinished = f"{path}-new"
         with self._files.open_output_stream(unfinished) as file:

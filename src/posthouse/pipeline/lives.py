@@ -19,9 +19,9 @@ _LINKS_MAX = 100  # that a message is followed along
 
 
 class Lives:
-    """Of the messages that were sent in the course of some events. What is costly is done once.
+    """The lives of the messages that were sent in the course of some events.
 
-    What was sent before these events begin is left out.
+    Messages that were sent before these events begin are left out. Costly results are cached.
     """
 
     def __init__(self, events: "DataFrame") -> None:
@@ -33,7 +33,7 @@ class Lives:
 
     @cached_property
     def sent(self) -> "DataFrame":
-        """What was sent, with its content, and as what it is known."""
+        """The messages that were sent, with their content and their keys."""
         rows = with_era(self._events.where("kind = 'sent'"), self._deletions)
         names = dict(zip(KEY[1:], ROOT, strict=True))
         return rows.withColumnsRenamed(names)
@@ -105,7 +105,7 @@ class Lives:
         )
 
     def lines(self, wanted: "DataFrame") -> "DataFrame":
-        """What happened in the course of some lives, in order: their namespaces and roots."""
+        """The events of some lives in order. `wanted` has their namespaces and roots."""
         from pyspark.sql import functions as f
 
         keys = ["namespace", *ROOT]

@@ -1,4 +1,4 @@
-"""What is said with `option(...)`, checked. Every mistake is told with what would be right."""
+"""The values of `option(...)`, checked. Every error says what would be right."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ READING = (
 
 
 class Options:
-    """What was asked for, checked. Every mistake is told with what would be right."""
+    """The options that were given, checked. Every error says what would be right."""
 
     def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
         names = {name.lower(): name for name in known}
@@ -121,7 +121,7 @@ class Options:
         )  # fmt: skip
 
     def namespace(self) -> str | None:
-        """Where an entity is named without one it is the default one's."""
+        """The namespace; the default one where an entity is named without one."""
         named = self._given.get("namespace")
         return "default" if named is None and self.named() else named
 
@@ -132,7 +132,7 @@ class Options:
         return self._given.get("entity", self._given.get("queue"))
 
     def entity(self, broker: FeedClient) -> str | None:
-        """As the feed calls it. Raises PosthouseError where there is none."""
+        """The entity's name in the feed. Raises PosthouseError where there is no such entity."""
         named, namespace = self.named(), self.namespace()
         if named is None or namespace is None:
             return None

@@ -207,7 +207,7 @@ def _shim(java: Path) -> str:
 
 
 def _worker() -> str | None:
-    """What runs what Spark leaves to Python: this one, if it finds us where we are found here."""
+    """The script that starts Spark's Python workers; None where they would import another copy."""
     import pyspark
 
     import posthouse

@@ -66,7 +66,7 @@ _NAMES = {"message_id": "id", "time_to_live_ms": "ttl_ms"}  # as the broker's AP
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What one task has sent."""
+    """The counts of messages that one task has sent."""
 
     rows: int = 0
     duplicates: int = 0
@@ -74,7 +74,7 @@ class Sent(WriterCommitMessage):
 
 @dataclass
 class Held(WriterCommitMessage):
-    """What one task would have sent, and in the course of which query."""
+    """The messages that one task holds until the commit, and the query they are of."""
 
     messages: list[dict[str, Any]]
     query: str | None
@@ -102,7 +102,7 @@ def check_schema(schema: StructType) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """Where messages go."""
+    """The queue or topic that messages are sent to, and how."""
 
     broker: FeedClient
     path: str
@@ -268,7 +268,7 @@ def _message(row: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
 
 
 def _key(row: dict[str, Any]) -> str:
-    """What is in a row, as a name: rows that are equal are one message."""
+    """The key of a row, made of its content: rows that are equal are one message."""
     return hashlib.sha256(_json(sorted(row.items())).encode()).hexdigest()[:32]
 
 
@@ -313,4 +313,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._target.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What was sent stays; when it is tried again it is known by its keys."""
+        """Keeps the messages that were sent; a retry recognises them by their keys."""

@@ -172,7 +172,7 @@ class Reader(DataSourceReader):
 
 
 def _parts(first: int, end: int, wanted: int) -> list[Part]:
-    """Where it is not said how many, each of a size that keeps a task busy for some seconds."""
+    """Splits a range into partitions, by default of a size that keeps a task busy for seconds."""
     if end <= first:
         return []
     return parts(first, end, wanted or round((end - first) / ROWS_OF_A_PARTITION))
@@ -247,7 +247,7 @@ class PushingReader(Reader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What comes, from an offset on. An offset is the position of the next row."""
+    """A stream of rows from an offset on. An offset is the position of the next row."""
 
     def __init__(
         self, wanted: Wanted, range: Range, partitions: int, rows: int, reader: str | None
@@ -278,11 +278,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"position": max(end, start["position"])}
 
     def _acknowledge(self, reader: str, start: int) -> None:
-        """What is before the start is done with: Spark has written down that it is.
+        """Acknowledges the positions before the start: Spark has written down that they are done.
 
-        An acknowledgement is itself a row, of which none is made, be it another's: there would be
-        no end to it. And one who begins anew, without a checkpoint, does not take back what was
-        acknowledged before.
+        Acknowledgements, of this reader or another, are rows themselves, and alone they are not
+        acknowledged: there would be no end to it. A stream that begins anew, without a checkpoint,
+        does not take back what was acknowledged before.
         """
         broker = self._wanted.broker
         if self._acknowledged is None:
@@ -294,7 +294,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._acknowledged = start
 
     def reportLatestOffset(self) -> dict[str, int]:
-        """What a run is to come to: what it writes itself, once it has begun, is none of it."""
+        """The end of this run. Rows that it writes itself, once it has begun, come after it."""
         return {"position": self._there()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:

@@ -22,9 +22,9 @@ _OF_STAYS = (*ENDS, "sent", "delivered", "abandoned", "copied")
 
 
 def steps(events: "DataFrame", *more: str) -> "DataFrame":
-    """What happened to messages, each where it did.
+    """The steps of messages, each in the entity where it happened.
 
-    Where one came from elsewhere there is a step of the kind `came` as well; `by` tells how.
+    A message that came from elsewhere has a step of the kind `came` as well; `by` tells how.
     """
     from pyspark.sql import functions as f
 

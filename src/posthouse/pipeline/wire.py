@@ -27,7 +27,7 @@ LIMIT_MAX = 100_000_000  # of positions that a broker looks at for one answer
 
 
 class PosthouseError(Exception):
-    """What went wrong, and what to do."""
+    """An error, with what went wrong and what to do."""
 
 
 class Unanswered(PosthouseError):
@@ -48,7 +48,7 @@ class Duplicate(PosthouseError):
 
 @dataclass(frozen=True)
 class FeedClient:
-    """Where it is, and who asks. What goes wrong in passing is tried again for a while."""
+    """An HTTP client of the feed. For a while it retries failures that may pass."""
 
     url: str
     name: str | None = None
@@ -58,7 +58,7 @@ class FeedClient:
     authority_file: str | None = None  # where they were read from
 
     def options(self) -> dict[str, str]:
-        """As they are given to Spark."""
+        """The options of this client, as they are given to Spark."""
         said = {
             "url": self.url, "accessKeyName": self.name, "accessKey": self.key,
             "caFile": self.authority_file, "retrySeconds": f"{self.retry_seconds:g}",
@@ -66,11 +66,11 @@ class FeedClient:
         return {name: value for name, value in said.items() if value is not None}
 
     def get(self, path: str) -> Any:
-        """What is said in JSON. Raises PosthouseError."""
+        """Gets a JSON answer. Raises PosthouseError."""
         return self._patiently("GET", path)
 
     def status(self, **query: str) -> Any:
-        """Where the feed, or a part of it, begins and ends. Raises PosthouseError."""
+        """The first and last position of the feed, or of a part of it. Raises PosthouseError."""
         return self.get(f"/feed/status?{urlencode(query)}")
 
     def first_at(self, moment: datetime, **query: str) -> int:
@@ -84,7 +84,7 @@ class FeedClient:
         return self._patiently("POST", path, json.dumps(content).encode())
 
     def post_once(self, path: str, content: Any) -> Any:
-        """What must not be done twice. Raises Unanswered, or PosthouseError."""
+        """Posts a request that must not be done twice. Raises Unanswered, or PosthouseError."""
         return self._patiently("POST", path, json.dumps(content).encode(), once=True)
 
     def acknowledge(self, reader: str, position: int) -> None:
@@ -110,7 +110,7 @@ class FeedClient:
         )
 
     def find(self, path: str) -> Any | None:
-        """As `get`, None where there is no such thing. Raises PosthouseError."""
+        """Gets a JSON answer, or None where there is no such thing. Raises PosthouseError."""
         try:
             return self.get(path)
         except NotFound:
@@ -119,9 +119,9 @@ class FeedClient:
     def rows(
         self, first: int, end: int, columns: Sequence[str] | None, **query: str
     ) -> Iterator[pa.RecordBatch]:
-        """Of the positions from the first on, and before the end. Raises PosthouseError.
+        """The rows of the positions from the first on, and before the end. Raises PosthouseError.
 
-        Where a connection breaks, it goes on behind what it has.
+        Where a connection breaks, it goes on after the rows it has.
         """
         if columns is not None:
             query["columns"] = ",".join(dict.fromkeys(("position", *columns)))

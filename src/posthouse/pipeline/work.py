@@ -1,4 +1,4 @@
-"""What Spark has done so far, as it tells itself."""
+"""The progress of Spark's stages, as Spark itself reports it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,7 +76,7 @@ def watched(spark: "SparkSession") -> Iterator[Callable[[], Work]]:
 
 
 class _Stages:
-    """Of a session in this process: out of what Spark's own pages would be made of."""
+    """The stages of a session in this process, from the store behind Spark's own pages."""
 
     def __init__(self, spark: "SparkSession") -> None:
         context: Any = spark.sparkContext
@@ -118,7 +118,7 @@ class _Stages:
 
 
 class _Told:
-    """Of a session elsewhere: what it tells every few seconds of what takes longer."""
+    """The stages of a remote session, which reports long ones every few seconds."""
 
     def __init__(self) -> None:
         self._stages: dict[int, Any] = {}

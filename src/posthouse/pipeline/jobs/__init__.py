@@ -1,1 +1,1 @@
-"""What is done with messages as data. Each job is a function on a Spark session."""
+"""Jobs on messages as data. Each job is a function on a Spark session."""

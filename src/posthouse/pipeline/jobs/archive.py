@@ -99,7 +99,7 @@ def backfill(
     rows: int = ROWS,
     told: Callable[[Progress], None] = lambda _: None,
 ) -> int:
-    """What of these positions is not in the lake yet; how many rows that was."""
+    """Archives those of these positions that are not in the lake yet; returns how many rows."""
     lake.sweep()
     begun, done = time.monotonic(), 0
     for gap_first, gap_end in missing(lake.manifests(), first, end):
@@ -112,7 +112,7 @@ def backfill(
 
 
 def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Of these positions, what no range has."""
+    """Yields the ranges of these positions that no manifest has."""
     for each in there:
         if each.end <= first:
             continue
@@ -139,7 +139,7 @@ def write(spark: "SparkSession", broker: FeedClient, lake: Lake, first: int, end
 
 
 def _date(broker: FeedClient, position: int) -> date | None:
-    """Of what happened there. Time does not go back along the feed."""
+    """The date of the event at a position. Time does not go back along the feed."""
     if position > int(broker.status()["last"]):
         return None
     [batch] = broker.rows(position, position + 1, ["time"])
@@ -162,7 +162,7 @@ def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found when a lake was looked through."""
+    """The result of checking a lake."""
 
     ranges: int
     rows: int

@@ -117,7 +117,7 @@ def _with_lives(found: "DataFrame", lives: Lives) -> "DataFrame":
 
 
 def _seen(lives: Lives) -> "DataFrame":
-    """What the journal saw: a row for each id in each queue that messages were sent to."""
+    """The journal's account: a row for each id in each queue that messages were sent to."""
     from pyspark.sql import functions as f
 
     keys = ["namespace", *ROOT]

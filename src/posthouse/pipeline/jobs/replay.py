@@ -46,7 +46,7 @@ _NAMES = {"message_id": "id", "time_to_live_ms": "ttl_ms"}  # as the broker's AP
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done."""
+    """The plan of a replay."""
 
     id: str
     source: str  # "dead" or "sent"
@@ -182,7 +182,7 @@ Name = tuple[str, str, int]
 
 
 def _name(plan: Plan, row: dict[str, Any]) -> Name:
-    """As what the feed tells of a message of the plan."""
+    """The name by which the feed identifies a message of the plan."""
     if plan.moves:
         return row["namespace"], row["queue"], row["sequence_number"]
     return "", "", row["position"]
@@ -235,7 +235,7 @@ def _path(namespace: str, queue: str) -> str:
 
 
 def _move(broker: FeedClient, rows: list[dict[str, Any]]) -> int:
-    """By the broker itself, which keeps them or sends them. How many that were."""
+    """Lets the broker move dead letters, or send them again; returns how many it did."""
     path = _path(rows[0]["namespace"], rows[0]["queue"])
     asked = {"sequences": [row["sequence_number"] for row in rows], "target": rows[0]["target"]}
     try:

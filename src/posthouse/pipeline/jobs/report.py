@@ -58,7 +58,7 @@ class Report:
 def report(
     events: "DataFrame", window_seconds: int | None = None, *, step: Step = nothing
 ) -> Report:
-    """Of the rows of a lake or a broker."""
+    """Makes a report from the rows of a lake or a broker."""
     from pyspark.sql import functions as f
 
     minutes = _minutes(events, min(60, window_seconds or 60)).persist()
@@ -129,11 +129,11 @@ def _counted(minutes: "DataFrame", times: "DataFrame", seconds: int) -> "DataFra
 
 
 def _times(found: "DataFrame", seconds: int) -> "DataFrame":
-    """Of each queue as a whole, and in each window of first deliveries.
+    """The times of each queue as a whole, and of each window of first deliveries.
 
-    Seconds in the queue until the first delivery, and from the last until it was settled; and what
-    is still there, the oldest of it, and what lies dead. It is all added up in one go: stays are as
-    many as messages.
+    They are the seconds in the queue until the first delivery, and from the last until it was
+    settled; with them come the messages that are still there, the oldest of them, and the dead
+    letters. All is added up in one go: there are as many stays as messages.
     """
     from pyspark.sql import functions as f
 

@@ -27,7 +27,7 @@ _OPTIONS = {  # of the format posthouse, as they are called in a file
 
 @dataclass(frozen=True)
 class Progress:
-    """Of one sink."""
+    """The progress of one sink."""
 
     sink: str
     batch: int
@@ -44,9 +44,9 @@ class Progress:
 def plan(
     spark: "SparkSession", declared: Declared, broker: FeedClient, *, streams: bool = True
 ) -> dict[str, "DataFrame"]:
-    """What each sink gets; all of it is checked, and nothing is read. Raises Wrong.
+    """The frame that each sink gets. All of it is checked, and nothing is read. Raises Wrong.
 
-    Without streams it is of what there is now, which Spark can explain.
+    Without streams the frames are of the events there are now, which Spark can explain.
     """
     from pyspark.errors import AnalysisException, ParseException
 
@@ -110,7 +110,7 @@ def _read(
 
 
 def _sentence(error: Exception) -> str:
-    """Of what was raised on the way through Spark."""
+    """The sentence that explains an error raised on the way through Spark."""
     return sentence_in(error) or str(error).strip().partition("\n")[0]
 
 

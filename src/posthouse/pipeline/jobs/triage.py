@@ -50,7 +50,7 @@ def triage(events: "DataFrame", *, step: Step = nothing) -> "DataFrame":
 
 @dataclass(frozen=True)
 class Plan:
-    """What could be done about a cause, and the command that does it."""
+    """A proposal to deal with a cause, and the command that does it."""
 
     kind: str
     text: str
@@ -81,7 +81,7 @@ _BY_REASON = {
 
 
 def plan(group: dict[str, Any]) -> Plan:
-    """What could be done about a row of `triage`."""
+    """Proposes how to deal with the cause in a row of `triage`."""
     said = f"{group['error'] or ''} {group['fingerprint'] or ''} {group['reason'] or ''}".lower()
     kind, text = "look", "There is no pattern known of this. Look at the examples first."
     if group["reason"] in _BY_REASON and not group["fingerprint"]:
