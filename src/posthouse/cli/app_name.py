@@ -1,10 +1,10 @@
-"""What a worker is called at the command line: MODULE:NAME."""
+"""The name of a worker at the command line: MODULE:NAME."""
 
 from posthouse.cli.codes import NOT_FOUND, USAGE
 
 
 class Missing(Exception):
-    """What was named cannot be run; the text says why, the code is the process's."""
+    """The named worker cannot be run; the text says why, `code` is the exit code."""
 
     def __init__(self, text: str, code: int = NOT_FOUND) -> None:
         super().__init__(text)

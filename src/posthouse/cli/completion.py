@@ -46,7 +46,7 @@ def complete(options: argparse.Namespace) -> int:
 
 
 def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """What could stand where the last word is begun."""
+    """The words that could complete the last one."""
     *before, begun = words or [""]
     for word in before:
         rooms = _rooms(parser)
@@ -71,7 +71,7 @@ def _rooms(
 
 
 def _queues() -> list[str]:
-    """Of the broker that is running, if one is."""
+    """The names of the running broker's queues; none where no broker runs."""
     from posthouse.cli.client import Client, Failure
 
     options = argparse.Namespace(url=None, key_file=None, namespace=None, ca=None)

@@ -29,7 +29,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def _on_spark(run: Run) -> Run:
-    """What can go wrong with any of them is told in a sentence."""
+    """Wraps a command so that its expected errors are printed as one sentence."""
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
@@ -178,7 +178,7 @@ def _watching(
 def _events(
     options: argparse.Namespace, spark: "SparkSession", columns: Sequence[str]
 ) -> "tuple[DataFrame, str]":
-    """What a job works on, and where that is from."""
+    """The events that a job works on, and the name of their source."""
     from posthouse.pipeline.events import events
 
     where = _broker(options) if options.lake is None else _lake(options)
@@ -187,7 +187,7 @@ def _events(
 
 
 def _rows(options: argparse.Namespace) -> int | None:
-    """That there are to be read, where that is all of them."""
+    """The number of rows to be read; None where a time range limits them."""
     if options.since is not None or options.until is not None:
         return None
     if options.lake is not None:

@@ -66,7 +66,7 @@ class _Told:
 
 
 def _folder(module: str) -> Path:
-    """Where its code is. Nothing of it is imported here. Raises Missing."""
+    """The folder of a module's code, found without importing it. Raises Missing."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

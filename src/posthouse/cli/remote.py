@@ -182,7 +182,7 @@ def _print(options: argparse.Namespace, message: dict[str, Any]) -> None:
 
 
 def printable_lines(text: str) -> str:
-    """As it is into a pipe; on a terminal nothing in it can do harm."""
+    """The text unchanged for a pipe; for a terminal, without characters that could do harm."""
     if not sys.stdout.isatty():
         return text
     return "\n".join(printable(line) for line in text.split("\n"))

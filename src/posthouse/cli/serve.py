@@ -71,7 +71,7 @@ def _text(value: object) -> str:
 
 
 def _name(declared: object) -> str:
-    """Of something declared; a principal's key is not for showing."""
+    """The name of something declared; a principal's key must not be shown."""
     return declared if isinstance(declared, str) else str(getattr(declared, "name", declared))
 
 

@@ -29,7 +29,7 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """What came from outside cannot move the cursor, or colour the terminal."""
+    """Escapes control characters, so that text cannot move the cursor or colour the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
