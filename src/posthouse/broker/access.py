@@ -102,7 +102,7 @@ LookAgain = Callable[[Collection[str]], None]
 
 
 class Watchers:
-    """Everything that lasts longer than a command: each looks again whether it may go on.
+    """The callbacks of everything that lasts longer than a command.
 
     All are called with the names of the accounts that have changed, soon after the change: nothing
     that is synced behind it is delivered before they were.
@@ -113,7 +113,7 @@ class Watchers:
         self._changed: set[str] = set()
 
     def add(self, look_again: LookAgain) -> None:
-        """Once; who is there already stays."""
+        """Adds a callback; adding it again has no effect."""
         self._watchers[look_again] = None
 
     def remove(self, look_again: LookAgain) -> None:
@@ -266,7 +266,7 @@ class Guard:
                 self._names.setdefault(proof, {})[name] = None
 
     def keys(self, accounts: Accounts, name: str) -> list[str]:
-        """Those that a principal may sign or come with, always two; none if there is no such."""
+        """The keys that a principal may sign or come with: always two, or none if it is unknown."""
         if name == ROOT:
             return [self._root_key, self._root_key]
         account = accounts.get(name)
@@ -284,7 +284,7 @@ class Guard:
         return found if account.password and account is not self._nobody else None
 
     def seal(self, name: str, key: str) -> bytes:
-        """Only for the principal of that name. Raises InvalidArgument."""
+        """Encrypts a key for the principal of that name alone. Raises InvalidArgument."""
         if name == ROOT or ":" in name:
             raise InvalidArgument(
                 "principal", f"must not be {ROOT!r}, nor have a colon in its name"
@@ -346,7 +346,7 @@ class Guard:
     def check_right(
         self, accounts: Accounts, principal: Principal, right: Right, namespace: str, entity: str
     ) -> None:
-        """On an entity; * stands for all there could be, nothing for any. Raises Unauthorized."""
+        """Checks a right on an entity; * is all there could be, "" is any. Raises Unauthorized."""
         if principal.everything:
             return
         account = self._account(accounts, principal)

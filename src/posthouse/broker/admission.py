@@ -69,7 +69,7 @@ class Admission:
             raise Busy("its memory is used up; receive messages, or delete what is not needed")
 
     def check_receivers(self, command: Attach) -> None:
-        """One more may be attached: they stay, and would use up the memory that others need.
+        """Checks that one more receiver may be attached: receivers stay, and use memory.
 
         Who asks once is not refused: that is bounded by connections. Raises Busy or QuotaExceeded.
         """
@@ -83,7 +83,7 @@ class Admission:
             check_share({key: mine}, command.by, RECEIVERS, "", most)
 
     def _needs_room(self, namespace: str, command: Command | SpaceCommand) -> bool:
-        """Not where it makes nothing new, so that messages can be received, and make room."""
+        """Whether a command makes something new; others pass, so that receiving makes room."""
         if isinstance(command, AcceptSession | UpdateQueue):
             state = self._world.states.get(namespace)
             queue = None if state is None else state.queues.get(command.queue)
@@ -101,18 +101,18 @@ class Admission:
         return True
 
     def fanout(self) -> Fanout:
-        """How freely topics and queues that forward hand on: one send may become millions."""
+        """The fanout that is allowed now: one send to a topic may become millions of copies."""
         if self._store.full:
             return "stopped"
         return "open" if self._memory.level < REFUSE else "limited"
 
     def slow_seconds(self) -> float:
-        """For how long a publisher's answer is held back, so that it sends less."""
+        """The seconds for which a publisher's answer is held back, so that it sends less."""
         slow_ms = _PRESSED_SLOW_MS if self._store.pressed else 0
         return max(slow_ms, self._memory.slow_ms) / 1000
 
 
 def _chars(properties: QueueProperties) -> int:
-    """How many characters of metadata and extras a queue has."""
+    """The number of characters of metadata and extras that a queue has."""
     extras = properties.extras.items()
     return len(properties.metadata) + sum(len(name) + len(text) for name, text in extras)

@@ -65,7 +65,7 @@ def batches(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
 
 
 def _many(record: Sent | Locked | Completed) -> int:
-    """How many messages it is of, where that is worth going through them column by column."""
+    """The number of its messages, where they are worth being read by columns; else 0."""
     if isinstance(record, Sent):
         count = len(record.messages)
         return count if record.size_bytes < count * _SMALL_BYTES and count >= _MANY else 0
@@ -118,7 +118,7 @@ def _bytes(value: bytes | str | None) -> int:
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Most columns have the same in every row, or nothing in any."""
+    """Makes a column, quickly where all rows have the same value or none, as in most."""
     first = values[0]
     if values.count(first) == len(values):
         return (
@@ -167,5 +167,5 @@ def _write(unfinished: Path, frames: Iterable[Frame], free: int) -> None:
 
 
 def read_batch(mapped: pa.MemoryMappedFile, place: Batch) -> pa.RecordBatch:
-    """One batch of an Arrow segment."""
+    """Reads one batch of an Arrow segment."""
     return pa.ipc.read_record_batch(mapped.read_at(place.length, place.offset), SCHEMA)

@@ -40,9 +40,10 @@ class Backlog:
     def add(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand, reply: Reply
     ) -> None:
-        """For the next batch. Raises Busy where too much waits already.
+        """Adds a command for the next batch. Raises Busy where too many commands wait already.
 
-        Where the broker itself gives back what somebody had who is gone, it is not turned down.
+        A command by which the broker itself gives back what a client held that is gone is always
+        taken.
         """
         size = load(command)
         frees = principal is BROKER and type(command) in _FREES

@@ -70,7 +70,7 @@ def bare_messages(batch: Batch) -> list[Bare]:
 
 
 def _delivered(batch: Batch) -> Iterator[_Items]:
-    """Everything in a batch that holds messages for somebody."""
+    """Yields the deliveries and peeked messages of a batch."""
     for _, answer in batch.answers:
         if isinstance(answer, Received):
             yield answer.deliveries

@@ -19,7 +19,7 @@ class Clock(Protocol):
         """The milliseconds of forward jumps since the last call; 0 unless there was a real jump."""
 
     def seconds_until(self, moment_ms: int) -> float | None:
-        """How long to wait in real time; None where time does not pass by itself."""
+        """The seconds to wait in real time; None where time does not pass by itself."""
 
 
 class SystemClock:
@@ -38,7 +38,7 @@ class SystemClock:
         return wall_ns // 1_000_000
 
     def _compare(self, wall_ns: int) -> int:
-        """Once a second, and when something is odd: what a clock says that nobody can set."""
+        """Compares the machine's clock with a steady one, once a second and when it looks odd."""
         steady_ns = time.monotonic_ns()
         passed_ns = steady_ns - self._steady_ns
         expected_ns = self._wall_ns + passed_ns

@@ -34,7 +34,7 @@ class Clocks:
             self.own[state.name] = VirtualClock(state.clock_ms + passed_ms, self.broker)
 
     def follow(self, time_ms: int) -> None:
-        """Another broker, which leads, has written a frame at this time."""
+        """Notes the time at which the leader has written a frame."""
         self._least_ms = time_ms
 
     def begin(self, states: Iterable[State]) -> None:
@@ -61,14 +61,15 @@ class Clocks:
         return self.time_ms() if clock is None else clock.now_ms()
 
     def ahead_ms(self) -> int:
-        """How far the broker's time is before the machine's: that was set back, or was wrong once.
+        """The milliseconds by which the broker's time is ahead of the machine's clock.
 
-        Time never goes back by itself, so it stays so until the machine has caught up.
+        The clock was set back, or was wrong once. Time never goes back by itself, so it stays so
+        until the machine has caught up.
         """
         return max(0, self.time_ms() - self.broker.machine_ms())
 
     def turn_back(self) -> int:
-        """From now on the broker's time is the machine's; returns it."""
+        """Sets the broker's time to the machine's; returns it."""
         self._least_ms = self._seen_ms = self.broker.machine_ms()
         return self._least_ms
 

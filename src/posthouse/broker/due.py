@@ -72,7 +72,7 @@ class DueWork:
         return [states[name] for name in names[at:] + names[:at]]
 
     def move_clocks_on(self) -> None:
-        """Nothing has happened since the timer was set, so clocks may move by themselves."""
+        """Moves the automatic clocks to what is due next, as nothing has happened meanwhile."""
         for name, clock in self._clocks.own.items():
             state = self._world.states.get(name)
             due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
@@ -83,7 +83,7 @@ class DueWork:
                 self._do(state, SetClock(clock.now_ms(), self._clocks.time_ms()))
 
     def seconds_until_next(self) -> float | None:
-        """In real time; None where nothing is due, or only by clocks that stand still."""
+        """The seconds in real time until something is due; None where nothing will be by itself."""
         waits: list[float] = []
         for state in self._world.states.values():
             due_ms = next_deadline_ms(state)

@@ -117,7 +117,7 @@ _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_tr
 
 
 class Now(NamedTuple):
-    """How the engine is at this moment, for metrics."""
+    """The engine's state at this moment, for metrics."""
 
     position: int  # of the next record
     durable: int
@@ -129,7 +129,7 @@ class Now(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """How an engine is made. `progress` is told the position that recovery has come to."""
+    """The options of an engine. `progress` is called with the position recovery has reached."""
 
     snapshots: Snapshots | None
     limits: Limits | None
@@ -140,7 +140,7 @@ class Options(TypedDict, total=False):
 
 
 class Engine:
-    """All namespaces of one journal. `open` it, or `follow`; it is complete then."""
+    """The engine of all namespaces of one journal. `open` or `follow` returns it complete."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Engine:
         return self._journal.last
 
     def note_leader(self, leader: str) -> None:
-        """From now on a follower names this one to those who ask for something."""
+        """Sets the leader that a follower names to its clients."""
         assert self.follows
         self._gate = NotLeader(leader)
 
@@ -315,7 +315,7 @@ class Engine:
 
     @property
     def world(self) -> Namespaces:
-        """For the broker's own modules, to look at; everybody else looks through `view`."""
+        """The states, for the broker's own modules to read; everybody else reads through `view`."""
         return self._world
 
     @property
@@ -324,7 +324,7 @@ class Engine:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is to wait for anything any more."""
+        """Whether the engine is stopping or has failed, so that nobody may wait for anything."""
         return self._receivers.are_dismissed or self._has_failed
 
     @property
@@ -338,7 +338,7 @@ class Engine:
 
     @property
     def store(self) -> Store:
-        """To read, not to write."""
+        """The store, to read, not to write."""
         return self._journal.store
 
     @property
@@ -404,7 +404,7 @@ class Engine:
         return self._receivers.new(deliver)
 
     def check(self, principal: Principal, namespace: str, command: Command | SpaceCommand) -> None:
-        """For who goes on with what a command has begun. Raises Unauthorized."""
+        """Checks the right to go on with what a command has begun. Raises Unauthorized."""
         self._rights.check(principal, namespace, command)
 
     def owned(self, principal: Principal, transaction: int) -> int:
@@ -412,16 +412,16 @@ class Engine:
         return self._rights.owned(principal, transaction)
 
     def dismiss(self) -> None:
-        """Nobody waits any more: who does gets what he would at his deadline, now and later."""
+        """Ends all waits, now and later, with the answer they would have at their deadlines."""
         self._receivers.are_dismissed = True
         self._journal.tail.release()
         for wait in self._receivers.waits:
             self._send_away(wait, nothing_for(wait.command))
 
     def give_up(self, receiver: int, refused: Refused | None = None) -> None:
-        """One who asked once does not wait longer; what is under way to him still comes.
+        """Ends the wait of a command; a delivery that is under way to it still comes.
 
-        He is told the refusal where there is one, else what he would be at his deadline.
+        Its answer is the refusal where there is one, else the one it would have at its deadline.
         """
         wait = self._receivers.wait(receiver)
         if wait is not None:
@@ -715,7 +715,7 @@ class Engine:
         self._arm()
 
     async def _commit(self) -> None:
-        """One frame, one sync, and then the answers."""
+        """Writes the batch as one frame, syncs once, and then answers."""
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
@@ -767,11 +767,11 @@ class Engine:
                 self._stop_for_a_bug()
 
     def _stop_for_a_bug(self) -> None:
-        """It rises to the log. The state may be half changed, and nobody is to wait for ever."""
+        """Stops the engine after a bug, which rises to the log: the state may be half changed."""
         self._fail(Lost("the engine has stopped; the log says why"))
 
     def _fail(self, error: StoreError) -> None:
-        """Everybody who has no answer yet gets this one."""
+        """Answers every command that has no answer yet with this error."""
         self._gate = error
         replies = [reply for reply, _ in (*self._writing.answers, *self._batch.answers)]
         while self._backlog:
@@ -787,7 +787,7 @@ class Engine:
         self.failed.set()
 
     async def flush(self) -> None:
-        """Until what was decided, and what is due, is durable and everybody has been told."""
+        """Waits until all that was decided or is due is durable, and answered."""
         await self.ask(BROKER, "", ListNamespaces(limit=1))
 
     async def prove(self) -> None:
@@ -802,7 +802,7 @@ class Engine:
             await self.flush()
 
     async def beyond(self, position: int) -> None:
-        """Until there is something behind a position, and it is durable."""
+        """Waits until there is a durable record behind a position."""
         if self._journal.safe <= position + 1 and not self.is_over:
             await self._journal.tail.beyond(position)
 
@@ -817,7 +817,7 @@ class Engine:
         return self._clocks.now_ms(namespace)
 
     def ahead_ms(self) -> int:
-        """How far the broker's time is before the machine's: that was set back, or was wrong."""
+        """The milliseconds by which the broker's time is ahead of the machine's clock."""
         return self._clocks.ahead_ms()
 
     def own_clock(self, namespace: str) -> VirtualClock | None:
@@ -901,7 +901,7 @@ class Engine:
 
 
 def _compile_rules(world: Namespaces) -> None:
-    """Not with the first send. If there are very many, the rest is compiled as it is used."""
+    """Compiles rules before the first send. If there are very many, the rest is compiled later."""
     begun = time.perf_counter()
     for state in world.states.values():
         for queue in state.queues.values():

@@ -12,7 +12,7 @@ _NEAR = 1_000  # messages that are looked at from the head on
 
 
 class Histogram:
-    """How often a value was at most each of some bounds."""
+    """A histogram: how often a value was at most each of some bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 

@@ -137,7 +137,7 @@ def make_arrow_segments(folder: Path) -> int:
 
 
 def work(folder: Path, *, only_arrow_segments: bool) -> int:
-    """All of it; the exit code."""
+    """Folds, and makes Arrow segments; returns the exit code."""
     try:
         folded = None if only_arrow_segments else fold(folder)
     except StoreError as error:

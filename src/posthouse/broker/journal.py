@@ -63,7 +63,7 @@ class Journal:
             self.tail.tell(frame.end)
 
     def append(self, entries: Sequence[payload.Entry], now_ms: int) -> None:
-        """At once when the batch is closed: what comes now has positions behind it."""
+        """Appends a frame as soon as the batch is closed: later records come behind it."""
         last = self._last
         frame = Frame(
             last.epoch, last.number + 1, last.end, self.position - last.end, self.store.durable,

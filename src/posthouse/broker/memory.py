@@ -1,4 +1,4 @@
-"""How much memory messages take, what of it can be dropped, and when it is too much.
+"""Memory use: how much messages take, what can be evicted, and when it is too much.
 
 Bodies are a cache: they are in the journal, and a message knows where. Above a budget the bodies of
 new messages are evicted as soon as they are durable, if enough others stand before them; when a
@@ -103,7 +103,7 @@ class Memory:
 
     @property
     def has_many_receivers(self) -> bool:
-        """So many that there are to be no more where memory is short."""
+        """Whether so many receivers are attached that no more may be while memory is short."""
         return self.receivers > self.receivers_max
 
     @property
@@ -118,14 +118,14 @@ class Memory:
 
     @property
     def slow_ms(self) -> float:
-        """How long to hold back the answer to a publisher."""
+        """The milliseconds for which the answer to a publisher is held back."""
         if self.level == FINE:
             return 0
         part = self.held_bytes / self._limits.memory_bytes
         return min(1.0, (part - MARKS[0]) / (MARKS[1] - MARKS[0])) * SLOW_MS_MAX
 
     def remember(self, state: State, record: Sent | Routed, position: int) -> None:
-        """While it is tight: something that could be evicted when it is durable."""
+        """Remembers, while memory is tight, messages whose bodies can be evicted once durable."""
         if isinstance(record, Sent):
             count = len(record.messages)
             new = _Run(state, record.queue, record.first_sequence, count, position + count)
@@ -136,7 +136,7 @@ class Memory:
             self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 
     def relieve(self, messages: int, size_bytes: int, weight: int) -> None:
-        """After a commit of so much: evicts what is too much of it, once it is durable."""
+        """Counts what a commit has added, and evicts bodies that are too many, once durable."""
         self._new_bodies += size_bytes
         self._new_fixed += messages * (MESSAGE_BYTES + KEY_BYTES) + weight
         limits = self._limits

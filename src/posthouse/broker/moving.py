@@ -18,7 +18,7 @@ Ask = Callable[[Principal, str, Command | SpaceCommand], Awaitable[Answer]]
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """Something that was due when a clock was moved, and how often."""
+    """The count of one kind of event that fell due when a clock was moved."""
 
     kind: str  # the name of the record
     queue: str
@@ -69,7 +69,7 @@ class ClockMover:
         await self._flush()
 
     def _next_due_ms(self, namespace: str | None) -> int | None:
-        """In that namespace, or in those that go by the broker's clock."""
+        """The next deadline in a namespace, or in those that go by the broker's clock."""
         states = self._world.states
         if namespace is not None:
             return next_due_ms([states[namespace]] if namespace in states else [])

@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened to a message."""
+    """An event in the life of a message."""
 
     position: int
     time_ms: int
@@ -193,7 +193,7 @@ async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, l
 
 
 def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]:
-    """If a record put a message there: which of its messages, and where that was before."""
+    """The index of the message that a record put into a place, and its place before."""
     if isinstance(record, Sent):
         index = place.sequence - record.first_sequence
         here = record.queue == place.queue and 0 <= index < len(record.messages)
@@ -227,7 +227,7 @@ def _next(record: Kept | OfNamespaces, place: Place) -> Place:
 
 
 def _ends(record: Kept | OfNamespaces, namespace: str, place: Place) -> bool:
-    """With everything else that was there."""
+    """Whether a record deleted the entity or namespace of the place."""
     if isinstance(record, NamespaceDeleted):
         return record.name == namespace
     if not isinstance(record, QueueDeleted):
@@ -279,7 +279,7 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
 
 
 def moment(unix_ms: int) -> str:
-    """For people."""
+    """A time for people to read, in UTC."""
     try:
         text = datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError):  # beyond the years that have four digits
@@ -324,7 +324,7 @@ async def resend(
 
 
 async def _send(engine: Engine, principal: Principal, namespace: str, command: Send) -> int:
-    """How many were not duplicates of what was sent before."""
+    """Sends messages; returns how many were not duplicates of earlier ones."""
     answer = await engine.ask(principal, namespace, command)
     assert isinstance(answer, Enqueued)
     return len(answer.sequences) - answer.duplicates

@@ -37,14 +37,14 @@ _GZIP_LEVEL, _GZIP_BITS = 1, 31  # the quickest; 31: with gzip's head
 
 
 class Compression(NamedTuple):
-    """How payloads are written from now on."""
+    """The way in which payloads are compressed from now on."""
 
     codec: int
     from_bytes: int = 1_024  # smaller ones are left as they are
 
 
 def compressed(data: bytes, how: Compression) -> bytes:
-    """Or as it is, where that is shorter."""
+    """The data compressed, or unchanged where that is shorter."""
     if len(data) < how.from_bytes:
         return data
     if how.codec == GZIP:
@@ -95,7 +95,7 @@ def encode(entries: Sequence[Entry], compression: Compression | None = None) -> 
 
 
 def entries(frame: Frame) -> Iterator[Located]:
-    """Every record with its position and namespace. Raises Unknown."""
+    """Yields every record with its position and namespace. Raises Unknown."""
     position = frame.first
     try:
         runs = _decoder.decode(plain(frame.payload)) if frame.payload else []
@@ -118,7 +118,7 @@ class Content(NamedTuple):
 
 
 def contents(located: Iterable[Located], *, moved: bool = True) -> Iterator[Content]:
-    """Those in these records; what was written again is there too, unless `moved` is False."""
+    """Yields the contents in these records; moved contents too, unless `moved` is False."""
     for position, namespace, record in located:
         if isinstance(record, Sent):
             first = record.first_sequence

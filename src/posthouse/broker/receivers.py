@@ -29,7 +29,7 @@ CanWait = Receive | AcceptSession | Send  # the commands that may have to wait
 
 
 class Wait(NamedTuple):
-    """Somebody who asked once, and waits."""
+    """A command that waits for its answer."""
 
     reply: Reply
     command: CanWait
@@ -62,7 +62,7 @@ class Receivers:
         return number
 
     def detach(self, number: int) -> None:
-        """It still gets what it is owed, to give that back."""
+        """Detaches a receiver. It still gets what it is owed, to give that back."""
         if number in self._owed:
             self._leaving.add(number)
         else:

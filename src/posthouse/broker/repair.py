@@ -135,7 +135,7 @@ def _put_in_place(folder: Path, disk: Disk) -> Report:
 
 
 def _check_plan(folder: Path, plan: _Plan) -> None:
-    """Only files of this folder are moved, and within it. Raises Unknown."""
+    """Checks that only files of this folder are moved, and within it. Raises Unknown."""
     old_files = plan.report.old_files
     if not _OLD_FOLDER.fullmatch(old_files) or (folder / old_files).is_symlink():
         raise Unknown(str(folder / REPAIRED), f"{old_files!r} is not a folder for old files")
@@ -193,7 +193,7 @@ class _Repair:
         return (f for f in salvage(self._disk, self._folder) if isinstance(f, Frame))
 
     async def _take_up(self, held: Snapshot) -> None:
-        """All up to the snapshot is written; from here on its state is what counts."""
+        """Continues from a snapshot: all before it is written, and its state replaces ours."""
         if self._last.end < held.last.end:
             missing = self._missing(held.last.end - self._last.end)
             await self._write([("", missing)], held.last)
@@ -211,9 +211,9 @@ class _Repair:
     # Gaps.
 
     def _lost_creations(self, begin: int, held: Snapshot | None) -> dict[int, list[Entry]]:
-        """For each gap, by the position behind it: changes to entities that must be from it.
+        """The changes to entities that must have been in each gap, by the position behind it.
 
-        What is sent to was created; what is created again was deleted.
+        A queue that is sent to was created; one that is created again was deleted.
         """
         world = Namespaces() if held is None else unfold(held)
         known = {name: set(state.queues) for name, state in world.states.items()}
@@ -222,7 +222,7 @@ class _Repair:
         end = begin
 
         def note(namespace: str, record: payload.Record) -> None:
-            """In the last gap that has room."""
+            """Adds a record to the last gap that has room."""
             for gap in reversed(rooms):
                 if rooms[gap] > len(lost[gap]):
                     lost[gap].append((namespace, record))

@@ -1,4 +1,4 @@
-"""From the journal to the state: what a start, the folding process and a look at the past share."""
+"""Replay of the journal into the state, shared by start, fold process and looks at the past."""
 
 import asyncio
 import time

@@ -45,7 +45,7 @@ FULL_SECONDS = 5.0  # before a full disk, on which nothing could give way, is lo
 
 @dataclass(frozen=True)
 class Retention:
-    """How much of the journal is kept, and how often it is folded."""
+    """The settings of retention: how much is kept, and how often the journal is folded."""
 
     keep_ms: int = 7 * 24 * 3_600_000
     keep_bytes: int = 16 << 30
@@ -74,7 +74,7 @@ def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
 async def retain(
     engine: Engine, segments: Segments, retention: Retention, folding: asyncio.Lock | None = None
 ) -> None:
-    """Until it is cancelled: folds in a process of its own, and trims.
+    """Folds in a process of its own, and trims, until it is cancelled.
 
     A segment that is complete gets its Arrow segment; a snapshot is taken when enough was written.
     `folding` is held meanwhile, where others fold too.
@@ -127,7 +127,7 @@ async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention)
 
 
 def _is_due(segments: Segments, snapshots: Snapshots, retention: Retention) -> bool:
-    """Enough was written since the last snapshot."""
+    """Whether enough was written since the last snapshot."""
     newest = next(iter(snapshots.positions()), 0)
     unfolded = [segment for segment in segments.sealed() if segment.end > newest]
     return sum(segment.size for segment in unfolded) >= retention.fold_bytes
@@ -237,7 +237,7 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
 
 
 def _past_retention(extents: list[Extent], retention: Retention, now_ms: int) -> list[Extent]:
-    """Those that are too old, or behind too much, up to the first that is neither."""
+    """The extents that are too old, or beyond the size to keep, the oldest first."""
     size = sum(extent.size_bytes for extent in extents)
     begun, least_ms = [], now_ms
     for extent in reversed(extents):  # by a clock that was ahead, one began after the next
@@ -286,7 +286,7 @@ def _queues(engine: Engine) -> list[tuple[str, Queue]]:
 
 
 async def _live_bytes(engine: Engine, extents: list[Extent]) -> list[int]:
-    """For each extent, how much of it are contents of messages that are still there."""
+    """The bytes in each extent of the contents of messages that still exist."""
     live = [0] * len(extents)
     firsts = [extent.first for extent in extents]
     end = extents[-1].end if extents else 0

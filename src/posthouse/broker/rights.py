@@ -98,13 +98,13 @@ class Rights:
         self.watchers.note(name)
 
     def _ended_transaction(self, state: State, number: int, owner: Principal) -> Iterator[Ending]:
-        """Unless its owner may still do all that was asked in it."""
+        """Yields what ends a transaction, unless its owner may still do all that it contains."""
         commands = (Commit(number), *state.transactions[number].work)
         if not all(self.may(owner, state.name, command) for command in commands):
             yield state, RollBack(number)
 
     def _ended_session(self, token: int, held: _Held) -> Iterator[Ending]:
-        """Unless its holder may still receive from it."""
+        """Yields what ends a session, unless its holder may still receive from it."""
         state = self._world.states.get(held.namespace)
         if state is None or token not in state.sessions:
             del self._sessions[token]

@@ -255,7 +255,7 @@ def columns(
 
 
 def _sent_columns(messages: Sequence[NewMessage]) -> dict[str, Sequence[Any]]:
-    """Without those that nobody gave a value for, as are most."""
+    """The columns of sent messages, without those that have no value, as most have none."""
     given = dict(_by_field(NewMessage, messages))
     envelopes = dict(_by_field(Envelope, _envelopes(given["envelope"])))
     found: dict[str, Sequence[Any]] = {

@@ -4,7 +4,7 @@ import asyncio
 
 
 class Tail:
-    """Those who wait until there is something durable behind a position."""
+    """The waits for something durable behind a position."""
 
     def __init__(self) -> None:
         self._waits: list[tuple[int, asyncio.Future[None]]] = []
@@ -22,13 +22,13 @@ class Tail:
             self._waits = [wait for wait in self._waits if wait[1] is not grown]
 
     def tell(self, end: int) -> None:
-        """Everything below `end` is durable."""
+        """Wakes the waits that this fulfils: everything below `end` is durable."""
         for position, grown in self._waits:
             if end > position + 1 and not grown.done():
                 grown.set_result(None)
 
     def release(self) -> None:
-        """Nobody waits any longer."""
+        """Ends all waits."""
         for _, grown in self._waits:
             if not grown.done():
                 grown.set_result(None)

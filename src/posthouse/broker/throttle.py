@@ -45,7 +45,7 @@ _COSTS = frozenset((
 
 
 class Buckets:
-    """One for each name."""
+    """Token buckets, one for each name."""
 
     def __init__(
         self, rate: int, now: Callable[[], float] = time.monotonic, burst: int = 0
@@ -96,7 +96,7 @@ class Failures:
         self.failed, self.lockouts, self.unseen = 0, 0, 0  # for metrics
 
     def login(self, address: str) -> "Login":
-        """For one connection, and all the credentials that it comes with."""
+        """Begins the login of one connection, with all the credentials that it will try."""
         return Login(self, address)
 
     def is_locked(self, address: str) -> bool:
@@ -106,7 +106,7 @@ class Failures:
         return count >= self._most and self._now() < until
 
     def add(self, address: str) -> None:
-        """Some that were looked at, and were not valid."""
+        """Counts credentials that were checked and are not valid."""
         self.failed += 1
         note_unknown(address)
         if not self._most:
@@ -176,7 +176,7 @@ def source_of(address: str) -> str:
 
 
 def note_unknown(address: str) -> None:
-    """For the record: somebody came without credentials, or with some that are not valid."""
+    """Logs that somebody came without credentials, or with invalid ones."""
     _audit.warning(
         "Somebody at %s came without valid credentials.", address,
         extra={"event": "access.unknown", "address": address},
@@ -222,12 +222,12 @@ class Throttle:
             self._addresses.take(address, cost)
 
     def charge_address(self, address: str, cost: int) -> None:
-        """For what turns out to be in a request that was let through."""
+        """Charges an address for the content of a request that was let through."""
         self._addresses.take(address, cost)
 
 
 def cost_of(command: Command | SpaceCommand) -> int:
-    """How many tokens it takes; 0: it is not limited."""
+    """The tokens that a command takes; 0: it is not limited."""
     if isinstance(command, Work):
         command = command.command
     if isinstance(command, Send):

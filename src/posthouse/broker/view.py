@@ -54,7 +54,7 @@ class Entity(msgspec.Struct, frozen=True, gc=False):
 
 
 class Overview(msgspec.Struct, frozen=True, gc=False):
-    """How much there is of everything, in a namespace or in all of them."""
+    """The totals of a namespace, or of all of them."""
 
     queues: int = 0
     topics: int = 0
@@ -147,7 +147,7 @@ class View:
         return None if found is None else _entity(namespace, found)
 
     def entities(self, limit: int | None = None) -> list[Entity]:
-        """Those of all namespaces, with dead-letter queues and transfer queues; so many at most."""
+        """The entities of all namespaces, with dead-letter and transfer queues; `limit` at most."""
         every = ((s.name, queue) for s in self._states.values() for queue in s.queues.values())
         return [_entity(namespace, queue) for namespace, queue in islice(every, limit)]
 
@@ -157,7 +157,7 @@ class View:
         return None if found is None else found.properties
 
     def counts(self, namespace: str, queue: str) -> Counts:
-        """Its messages by state, and those in its dead-letter queue."""
+        """The counts of a queue's messages by state, and of those in its dead-letter queue."""
         found = self._queue(namespace, queue)
         if found is None:
             return _NOTHING
@@ -205,7 +205,7 @@ class View:
         return [hit.queue.name for hit in hits if not hit.problem]
 
     def match_effort(self, namespace: str, topic: str) -> int:
-        """How much `matches` would do, as the core counts it (`HAND_ON_MAX`)."""
+        """The effort of `matches`, as the core counts it (`HAND_ON_MAX`)."""
         found = self._queue(namespace, topic)
         return 0 if found is None else router_of(found).effort
 
@@ -234,7 +234,7 @@ class View:
         return self._world.readers.get(name)
 
     def readers(self) -> list[Reader]:
-        """All of the feed, by name."""
+        """The readers of the feed, by name."""
         return [reader for _, reader in sorted(self._world.readers.items())]
 
     # Inside.

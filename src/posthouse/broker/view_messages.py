@@ -131,7 +131,7 @@ class MessagesView:
     # Sessions and receivers.
 
     def session_token(self, namespace: str, queue: str, session: str) -> int:
-        """Under which a session is held; 0: nobody holds it."""
+        """The token under which a session is held; 0: nobody holds it."""
         found = self._queue(namespace, queue)
         group = None if found is None else found.groups.get(session)
         return 0 if group is None else group.token
@@ -141,7 +141,7 @@ class MessagesView:
         return state is not None and number in state.receivers
 
     def receivers(self, namespace: str, queue: str) -> int:
-        """How many are attached to a queue or to its subscriptions."""
+        """The number of receivers attached to a queue or to its subscriptions."""
         found = self._queue(namespace, queue)
         if found is None:
             return 0

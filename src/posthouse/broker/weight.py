@@ -1,4 +1,4 @@
-"""How much a command makes wait, and how much its records take in a frame, without encoding them.
+"""The size of commands while they wait, and of their records in a frame, without encoding.
 
 Frames must not become larger than can be read again, whatever is asked at once.
 """
@@ -85,14 +85,14 @@ def is_too_much(records: Sequence[Record]) -> bool:
 
 
 def weight_of_sent(record: Sent) -> int:
-    """Its bytes, at most."""
+    """The bytes of a record, at most."""
     count = len(record.messages)
     keys = 0 if record.keys is None else 4 * KEY_CHARS_MAX + 8
     return record.size_bytes + count * (64 + 4 * GROUP_CHARS_MAX + keys)
 
 
 def weight(record: Kept | OfNamespaces) -> int:
-    """Its bytes, in a frame or in memory, at most; cheaply where it is small."""
+    """The bytes of a record in a frame or in memory, at most; found cheaply where it is small."""
     if isinstance(record, _BARE):
         return 2_048 + 30 * len(record.sequences)
     if isinstance(record, Locked) and record.ids is None:
