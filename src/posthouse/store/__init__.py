@@ -27,7 +27,7 @@ class Extent(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How the disk under a journal is used, in bytes."""
+    """The use of the disk under a journal, in bytes."""
 
     free: int
     journal: int  # segments
@@ -69,7 +69,7 @@ class Store(Readable, Protocol):
 
     @property
     def readable(self) -> int:
-        """Every position below can be read, and is as durable as was asked for."""
+        """The end of the readable positions: those below are as durable as was asked for."""
 
     @property
     def segments(self) -> "Segments | None":
@@ -80,16 +80,16 @@ class Store(Readable, Protocol):
         """The snapshots of this journal."""
 
     def append(self, frame: Frame) -> None:
-        """In memory; cannot fail."""
+        """Appends a frame in memory; cannot fail."""
 
     async def sync(self) -> None:
-        """All that was appended is as durable as this store was asked to make it.
+        """Makes everything that was appended as durable as this store was asked to.
 
         Raises Lost or Deposed: then the state is void.
         """
 
     async def get(self, positions: Sequence[int]) -> list[Frame]:
-        """For each position the frame that holds it. Raises NotThere or Damaged."""
+        """Returns for each position the frame that holds it. Raises NotThere or Damaged."""
 
     def extents(self) -> list[Extent]:
         """The extents of the journal, the oldest first. The last one is still being written."""
@@ -148,13 +148,13 @@ class Snapshots(Protocol):
     """The stored snapshots: the newest and the one before it, and none that is incomplete."""
 
     async def save(self, snapshot: Snapshot) -> None:
-        """All of it or nothing, whatever happens meanwhile."""
+        """Saves a snapshot completely or not at all, whatever happens meanwhile."""
 
     async def load(self, end: int) -> Snapshot | None:
         """The newest that is whole and holds no position from `end` on."""
 
     def positions(self) -> list[int]:
-        """Up to where each of them goes, the newest first."""
+        """The position at which each snapshot ends, the newest first."""
 
     def whole(self) -> list[int]:
         """The positions of the snapshots that are not damaged. Reads all of them."""

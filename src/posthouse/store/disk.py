@@ -38,7 +38,10 @@ class Disk:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> int:
-        """For one process at a time; it goes with the process, however that ends. Raises InUse."""
+        """Locks a file for one process; the lock ends with the process, however that ends.
+
+        Raises InUse.
+        """
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,7 +86,7 @@ class Disk:
         return os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
 
     def write(self, file: int, offset: int, chunks: Sequence[bytes]) -> None:
-        """All of it. In claimed space a short write is a failure like any other."""
+        """Writes all chunks. In claimed space a short write is a failure like any other."""
         for at in range(0, len(chunks), _VECTOR_MAX):
             offset += _write(file, offset, chunks[at : at + _VECTOR_MAX])
 

@@ -192,7 +192,10 @@ class FileStore:
         self._idle = None
 
     def _prezero(self) -> bool:
-        """Some of it; as far ahead as was written since the start. Whether there is more to do."""
+        """Prezeroes a part of the space ahead; returns whether there is more to do.
+
+        It goes as far ahead as was written since the start.
+        """
         segment = self._segments[-1]
         end = segment.offset + min(PREZERO_BYTES_MAX, max(PREZERO_BYTES, self._written_bytes))
         begin, wanted = max(self._prezeroed_to, segment.offset), min(segment.size, end)
@@ -210,7 +213,7 @@ class FileStore:
         return begin < wanted
 
     def _done_behind(self, done: "asyncio.Future[None]", size: int = 0) -> None:
-        """Nobody waited for it: the next sync tells of a failure."""
+        """Notes the end of a write that nobody waited for: the next sync raises its failure."""
         self._behind_bytes -= size
         self._tell_of_segments()
         error = done.exception()
@@ -240,7 +243,7 @@ class FileStore:
         self._lost = f"the journal could not be written: {error}"
 
     def _write(self, frames: list[Frame], now: bool) -> None:
-        """Everything in one write and one sync, unless a segment ends on the way."""
+        """Writes the frames in one write and one sync, unless a segment ends on the way."""
         gathered: list[Frame] = []
         size = 0
         for frame in frames:
@@ -402,7 +405,7 @@ class FileStore:
             pass
 
     def _mark_closed(self, frame: Frame) -> None:
-        """Under another name first: there is a `closed` only if it says where the end is.
+        """Writes `closed` under another name first, so that it always says where the end is.
 
         The closing frame is durable, so a disk without room for this does not make a stop fail; it
         only leaves less to tell damage by.
@@ -494,7 +497,7 @@ class FileStore:
         return [found[position] for position in positions]
 
     def _frames_near(self, position: int) -> list[Frame]:
-        """Some frames, among them the one that holds a position, if there is one."""
+        """Reads some frames, among them the one that holds a position, if there is one."""
         segments = self._segments  # a trim puts another list in its place
         at = bisect_right(segments, position, key=lambda segment: segment.first) - 1
         if at < 0:
@@ -579,7 +582,7 @@ class FileStore:
 
 
 def _nothing() -> None:
-    """Its turn comes when all that was handed in before is done."""
+    """Does nothing, in turn: when it returns, all work handed in before is done."""
 
 
 def _holding(frames: Sequence[Frame], position: int) -> Frame | None:

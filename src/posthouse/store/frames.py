@@ -79,7 +79,7 @@ def encode_header(frame: Frame, salt: int) -> bytes:
 
 
 def decode_time_ms(data: bytes) -> int:
-    """When a frame was written, by its header alone, which nobody has checked."""
+    """The time at which a frame was written, from its header, which nobody has checked."""
     return int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "big")
 
 

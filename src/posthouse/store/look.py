@@ -70,7 +70,7 @@ def is_part(name: str) -> bool:
 
 
 def look(disk: Disk, folder: Path, after: int = 0) -> Found:
-    """At all frames, or only at segments with frames after number `after`.
+    """Reads and checks all frames, or only segments with frames after number `after`.
 
     Raises Damaged, TooNew or Unfinished.
     """
@@ -152,7 +152,7 @@ def _tail_bytes(segment: Segment, data: bytes, last: Frame | None) -> int:
 
 
 def _check_closed(disk: Disk, folder: Path, found: Found) -> None:
-    """After a clean stop nothing was unsynced: what is missing was there."""
+    """Checks the journal against the mark of a clean stop, after which nothing may be missing."""
     path = folder / CLOSED
     words = disk.read(path, 0, 64).split()
     number = found.last.number if found.last is not None else 0
@@ -175,14 +175,14 @@ class Sealed(NamedTuple):
 
 
 def sealed(disk: Disk, folder: Path) -> list[Sealed]:
-    """They do not change any more, so another process may read them. Raises Damaged or TooNew."""
+    """The sealed segments, which another process may read. Raises Damaged or TooNew."""
     paths = segment_paths(disk, folder)
     heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
     return [Sealed(*each) for each in zip(paths, heads, heads[1:], strict=False)]
 
 
 def sealed_frames(disk: Disk, segment: Sealed) -> Iterator[Frame]:
-    """All of them, or Damaged."""
+    """Yields all frames of a sealed segment. Raises Damaged."""
     data = disk.read(segment.path, 0, disk.size(segment.path))
     found = Segment(segment.path, segment.head, len(data))
     last = None
@@ -200,7 +200,7 @@ class Hole(NamedTuple):
 
 
 def salvage(disk: Disk, folder: Path) -> Iterator[Frame | Hole]:
-    """Every frame that can be read and comes behind those before it, whatever lies between."""
+    """Yields every readable frame that follows those before it, and the holes between them."""
     last = Frame(0, 0, 1, 0, 1, 0, b"")
     for path in segment_paths(disk, folder):
         data = disk.read(path, 0, disk.size(path))

@@ -44,7 +44,7 @@ class MemoryJournal:
                 self._drop(self._keep_bytes)
 
     def _drop(self, keep_bytes: int) -> None:
-        """All but the newest, half of what may be kept at least."""
+        """Drops all but the newest frames; keeps at least half of `keep_bytes`."""
         at, size = len(self.frames), 0
         while at and size < keep_bytes // 2:
             at -= 1

@@ -40,7 +40,7 @@ class Reading:
         return list(zip(segments, [*(each.first for each in segments[1:]), END], strict=True))
 
     def segments(self) -> list[Segment]:
-        """Those there are now, the oldest first."""
+        """The segments there are now, the oldest first."""
         paths = segment_paths(self._disk, self._folder)
         self._known = {path: seg for path, seg in self._known.items() if path in set(paths)}
         for path in paths:
@@ -53,7 +53,7 @@ class Reading:
         return [self._known[path] for path in paths if path in self._known]
 
     def frames(self, segment: Segment, first: int, end: int) -> Iterator[Frame]:
-        """Those of one segment that hold positions from `first` up to `end`, all of them."""
+        """Yields the frames of one segment that hold positions from `first` up to `end`."""
         at, last = segment.offset_before(first), None
         while last is None or last.end < end:
             for frame in self._frames_at(segment, at):
@@ -66,7 +66,7 @@ class Reading:
                     yield frame
 
     def _frames_at(self, segment: Segment, at: int) -> list[Frame]:
-        """About a megabyte of them, at least one. Raises NotThere or Damaged."""
+        """Reads about a megabyte of frames, at least one. Raises NotThere or Damaged."""
         length = _READ_BYTES
         while True:
             try:

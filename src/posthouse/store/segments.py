@@ -72,7 +72,7 @@ def check_size(path: Path, header: Header, size: int) -> None:
 
 
 def decode_either_header(path: Path, data: bytes) -> Header:
-    """From whichever of the two is sound. Raises Damaged or TooNew."""
+    """Decodes whichever of the two headers is sound. Raises Damaged or TooNew."""
     try:
         return _decode_copy(path, data[:_COPY_BYTES])
     except Damaged:
@@ -99,7 +99,7 @@ def name(number: int) -> str:
 
 
 class Segment:
-    """One segment as the store knows it: where it is, how far it goes, and where to look."""
+    """A segment as the store knows it: its file, its end, and an index of its frames."""
 
     def __init__(self, path: Path, head: Header, size: int) -> None:
         self.path = path
@@ -144,7 +144,7 @@ def frames_from(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
 
 
 def frames_within(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
-    """Every good frame anywhere behind an offset, also behind damage, with its offset."""
+    """Yields every good frame behind an offset, also behind damage, with its offset."""
     while (at := data.find(MAGIC, at)) >= 0:
         frame = decode(data, at, salt)
         if frame is not None:

@@ -48,7 +48,7 @@ _PART = struct.Struct(">II")
 
 
 class FileSnapshots:
-    """Those in a data folder. Whoever writes the journal and whoever folds it share the files."""
+    """The snapshots in a data folder. The writer and the fold process share the files."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self._folder = folder
@@ -129,7 +129,7 @@ class FileSnapshots:
         return None
 
     def verify(self) -> int:
-        """How many there are. Raises Damaged or TooNew where one is not whole."""
+        """Returns the number of snapshots. Raises Damaged or TooNew where one is not whole."""
         return len([self._check(path) for path in self.paths()])
 
     def _check(self, path: Path) -> Frame:
@@ -183,7 +183,7 @@ class _Parts:
 
 
 class MemorySnapshots:
-    """For as long as the object lives."""
+    """Snapshots in memory."""
 
     def __init__(self) -> None:
         self.kept: list[Snapshot] = []  # the newest first

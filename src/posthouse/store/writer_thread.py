@@ -24,7 +24,7 @@ class WriterThread:
         self._end = weakref.finalize(self, self._work.put, None)  # also where nobody closes it
 
     def do(self, work: Callable[..., Done], *given: Any) -> "asyncio.Future[Done]":
-        """Behind all that it was given before, and whether anybody waits for it or not."""
+        """Queues work behind all that was given before. It is done even if nobody waits for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Done] = loop.create_future()
         self._work.put((loop, done, work, given))
