@@ -175,7 +175,7 @@ class Connection:
         return bool(self._out)
 
     def trust(self) -> None:
-        """From now on the wider limits hold: whoever it is has shown who he is."""
+        """Applies the wider limits from now on: the other side has authenticated."""
         self._trusted = True
         self._is_stranger = False
         self._performative_max = self.limits.performative_bytes
@@ -202,7 +202,7 @@ class Connection:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How often the other side wants to hear of us, at least: twice as often as it says."""
+        """The seconds after which we must send something: half of what the other side asks for."""
         if self.open is None or not self.open.idle_time_out:
             return None
         return self.open.idle_time_out / 2000
@@ -526,7 +526,7 @@ class Connection:
 
 
 def _shortened(attach: Attach) -> Attach:
-    """For a peer that takes small frames only: without what it knows already."""
+    """The attach without what the other side knows already, as it takes small frames only."""
     properties = attach.properties
     source, target = (
         Described(each.descriptor, each.value[:1]) if isinstance(each, Described) else each

@@ -82,7 +82,7 @@ class Ended(msgspec.Struct):
 
 
 class Closed(msgspec.Struct):
-    """Nothing comes any more, and nothing can be sent but what is to be taken still."""
+    """The connection is closed. Only bytes that are to be taken still can be sent."""
 
     problem: Problem | None
 

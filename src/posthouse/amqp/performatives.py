@@ -335,7 +335,7 @@ def _note_whole(data: bytes, pos: int, at: int, stop: int) -> Whole | None:
 
 
 def _descriptor(data: bytes, pos: int, end: int) -> tuple[int, int]:
-    """In its long form, or by name."""
+    """Reads a descriptor that is in its long form, or a name."""
     if end <= pos or data[pos] != 0:
         raise Malformed("a frame does not begin with a performative")
     reader = Reader(data, pos + 1, end)

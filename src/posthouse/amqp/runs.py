@@ -34,7 +34,7 @@ class Alike(Sequence[bytes]):
         return zip(*_struct(f">{self._head}x{layout}").iter_unpack(self._data), strict=True)
 
     def behind(self, count: int) -> "Alike":
-        """Without the first of them."""
+        """The payloads behind the first `count`."""
         return Alike(self._data[count * self._distance :], self._head, self._distance)
 
     def __len__(self) -> int:
@@ -74,12 +74,12 @@ def runs_of(given: Sequence[object]) -> Iterator[tuple[int, int]]:
 
 
 class Shape:
-    """How the transfers of one link are written."""
+    """The encoding that the transfers of one link have in common."""
 
     __slots__ = ("_fixed", "_layout", "_read", "_rest", "_size", "_tag_head", "link", "settled")
 
     def __init__(self, link: "Link", frame: bytes, *, settled: bool) -> None:
-        """From a frame that `shape_of` has found to be of the kind."""
+        """Takes the encoding from a frame that `shape_of` has accepted."""
         self.link = link
         self.settled = settled
         id_at = _LIST_AT + 3 + _HANDLE_BYTES[frame[_LIST_AT + 3]]
@@ -141,7 +141,7 @@ class Shape:
     def _of_one_size(
         self, data: bytes, pos: int, size: int, count: int
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes]] | None:
-        """So many deliveries of this size, if they are: read all at once, field by field."""
+        """Reads `count` deliveries of one size at once, column by column; None if they differ."""
         layout = _struct(f"{self._layout}{size - self._size}x")
         some = memoryview(data)[pos : pos + size * count]
         _, fixed, ids, heads, tags, rests = zip(*layout.iter_unpack(some), strict=True)
@@ -155,7 +155,7 @@ class Shape:
 
 
 def _count_of(data: bytes, pos: int, size: int) -> int:
-    """How many frames of this size follow each other from here on."""
+    """The number of frames of this size that follow each other from here on."""
     count = (len(data) - pos) // size
     for at in range(pos, pos + 4):
         column = data[at : pos + count * size : size]

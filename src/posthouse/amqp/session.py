@@ -50,7 +50,7 @@ _REST_UNSETTLED = b"\x43\x42\x42\x40\x40\x42\x42\x42"
 
 
 def after(first: int, second: int) -> int:
-    """How far the first number is behind the second, negative where it is before it (RFC 1982)."""
+    """The distance of the first number behind the second, negative if before it (RFC 1982)."""
     return (first - second + 0x80000000 & MASK) - 0x80000000
 
 
@@ -200,9 +200,9 @@ class Link:
         state: bytes | None = None,
         keep: int = 0,
     ) -> int:
-        """One delivery; returns its id. It waits where the session's window is used up.
+        """Sends one delivery; returns its id. It waits where the session's window is used up.
 
-        What is kept with it comes back with what the other side says of it.
+        `keep` comes back with the other side's dispositions of it.
         """
         session = self.session
         number = session.next_delivery_id
@@ -319,7 +319,7 @@ class Link:
     # Receiving.
 
     def grant(self, credit: int, *, drain: bool = False) -> None:
-        """From now on this much credit."""
+        """Grants this much credit from now on."""
         self.credit = credit
         self.drain = drain
         self.tell(drain=drain)
@@ -335,12 +335,12 @@ class Link:
                     self.forget_delivery(each)
 
     def forget_delivery(self, number: int) -> None:
-        """Nothing that is said of it any more is told."""
+        """Forgets a delivery: later dispositions of it are ignored."""
         self.session.unsettled.pop(number, None)
         self.unsettled.pop(number, None)
 
     def tell(self, *, drain: bool = False, echo: bool = False) -> None:
-        """How it stands, with the session's windows (2.7.4)."""
+        """Sends a flow of the link, with the session's windows (2.7.4)."""
         self.session.flow(
             self.handle, self.delivery_count, max(0, self.credit), drain=drain, echo=echo
         )
@@ -449,7 +449,7 @@ class Link:
             self.session.tell(Detached(self, problem_in(detach.error), bool(detach.closed)))
 
     def lose(self) -> None:
-        """Its session or connection is over."""
+        """Ends the link, because its session or connection is over."""
         if not self._gone:
             self._gone = True
             self._forget()
@@ -601,7 +601,7 @@ class Session:
         self.connection.put(frame)
 
     def has_room(self, count: int) -> bool:
-        """So many transfers can be sent at once."""
+        """Whether so many transfers can be sent at once."""
         return not self.ended and not self.pending and self.remote_window >= count
 
     def send_run(self, parts: list[bytes], count: int) -> None:
@@ -727,7 +727,7 @@ class Session:
             self.tell(Disposed(link, mine, list(map(link.unsettled.pop, mine)), state, settled))
 
     def _spoken_of(self, disposition: Disposition) -> list[int]:
-        """Which of our deliveries; what is said of many that are not there comes to an end."""
+        """The deliveries of ours that a disposition names; its range is cut to those there are."""
         unsettled, first = self.unsettled, disposition.first
         if disposition.last is None or disposition.last == first:
             return [first] if first in unsettled else []
