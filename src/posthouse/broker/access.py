@@ -104,8 +104,8 @@ LookAgain = Callable[[Collection[str]], None]
 class Watchers:
     """The callbacks of everything that lasts longer than a command.
 
-    All are called with the names of the accounts that have changed, soon after the change: nothing
-    that is synced behind it is delivered before they were.
+    Each is called with the names of the accounts that have changed, soon after the change, and
+    checks whether it may go on. Nothing that is synced behind the change is delivered before that.
     """
 
     def __init__(self) -> None:
