@@ -65,7 +65,7 @@ class Store(Readable, Protocol):
 
     @property
     def durable(self) -> int:
-        """Every position below is durable, whatever happens to this machine."""
+        """The end of the durable positions: those below are still there after a power cut."""
 
     @property
     def readable(self) -> int:
@@ -73,7 +73,7 @@ class Store(Readable, Protocol):
 
     @property
     def segments(self) -> "Segments | None":
-        """Its frames as files, where it keeps them in a folder of this machine."""
+        """The frames as files, where the store keeps them in a folder of this machine."""
 
     @property
     def snapshots(self) -> "Snapshots":
