@@ -28,7 +28,7 @@ class Allowance:
         return held + size <= self._most // holders
 
     def change(self, holder: Holder, size: int) -> None:
-        """So much more is held, or less."""
+        """Adds to the bytes that a holder has, or subtracts from them."""
         self._used += size
         self._by_holder[holder] += size
         if not self._by_holder[holder]:

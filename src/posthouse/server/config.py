@@ -84,7 +84,7 @@ def _defaults() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set, with its default."""
+    """The configuration: every setting with its default."""
 
     data: Path = setting(Path("posthouse-data"), as_path, "the folder that holds everything", "DIR")
     memory: bool = setting(False, as_flag, "keep nothing on disk: all is gone with the process")
@@ -277,7 +277,7 @@ def _by_owner(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_dialects(config: Config) -> Config:
-    """With the principals that settings of dialects make. Raises BadSetting."""
+    """Adds the principals that settings of dialects make. Raises BadSetting."""
     declared = config.declared.principals
     for dialect in DIALECTS:
         settings = config.dialects[dialect.name]

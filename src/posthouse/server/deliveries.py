@@ -44,7 +44,7 @@ async def deliveries(engine: Engine, request: Request, namespace: str, queue: st
 
 
 class _Line:
-    """One who is attached, and what is on its way to him."""
+    """A client that is attached, and the deliveries on their way to it."""
 
     def __init__(self, engine: Engine, request: Request, namespace: str, credit: int) -> None:
         self._engine = engine

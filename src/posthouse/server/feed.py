@@ -471,7 +471,7 @@ class Feed:
         return worker
 
     def _give_back(self, worker: FeedWorker, whole: bool) -> None:
-        """One that has not said all it had to say is no use any more."""
+        """Returns a worker to the free ones, or ends it if it has not written its whole answer."""
         if not whole or not worker.lives:
             worker.end()
             self._all.discard(worker)

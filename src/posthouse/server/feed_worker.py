@@ -214,7 +214,7 @@ def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> No
 
 
 def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
-    """From the Arrow segments of sealed segments where they are, else from the frames."""
+    """Yields batches from Arrow segments where there are any, else from the frames."""
     from posthouse.broker.arrow_segments import batches
 
     if isinstance(journal, Spool):
@@ -247,7 +247,7 @@ def _arrow_batches(arrow_segment: Path, index: Index, wanted: Wanted) -> "Iterat
 
 
 def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
-    """To the positions and rows that are wanted. Positions have no gaps."""
+    """Cuts a batch to the positions and rows that are wanted. Positions have no gaps."""
     import pyarrow.compute as pc
 
     first = batch.column(0)[0].as_py()

@@ -174,7 +174,7 @@ class BrokerHost:
         return self.guard.identify(self.engine.view.accounts, name, key)
 
     def check(self, principal: Principal, right: Right, namespace: str, entity: str) -> None:
-        """For what is not a command. Raises Unauthorized."""
+        """Checks a right for a request that is not a command. Raises Unauthorized."""
         if self.engine is None:
             raise Unauthorized(principal.name, right, namespace)
         accounts = self.engine.view.accounts
@@ -295,7 +295,7 @@ def _targets(command: CreateQueue | CreateSubscription) -> set[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """For its owner alone. Raises OSError."""
+    """Makes a folder for its owner alone. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"{folder} cannot be written to.")

@@ -87,7 +87,7 @@ class Request:
     def __init__(
         self, app: "App", peer: HttpPeer, head: Head, body: bytes | None, scope: Scope | None = None
     ) -> None:
-        """Without a body it is still to come, and there is a scope."""
+        """Takes a request. Without `body`, that is still to come, and there is a scope."""
         self._app = app
         self._body = body
         self._scope = scope
@@ -157,7 +157,7 @@ class Request:
 
     @property
     def send(self) -> Send:
-        """For an answer that is sent as it comes."""
+        """The ASGI `send`, for an answer that is streamed."""
         send: Send = self.peer.cycle_of(self.scope).send  # type: ignore[assignment]
         return send
 
@@ -167,7 +167,7 @@ class Request:
         return receive
 
     async def body(self) -> bytes:
-        """All of it. Raises HttpProblem."""
+        """Returns the whole body. Raises HttpProblem."""
         body = self._body
         if body is None:
             length = self.headers.get(b"content-length", b"0")
@@ -227,7 +227,7 @@ class Request:
                         pass
 
     def identified(self, principal: Principal) -> None:
-        """Whoever asks has shown who he is. Raises Busy where he has too many connections."""
+        """Notes that the client has authenticated. Raises Busy if it has too many connections."""
         if not self.connection.identified(principal.name):
             raise Busy("this principal has too many connections; close some, and try again")
 
@@ -294,7 +294,7 @@ class App:
         await self._respond(peer, head, None, scope)
 
     def answer_whole(self, peer: HttpPeer, head: Head, body: bytes) -> Coroutine[Any, Any, None]:
-        """For a request that is there, with its body. Nothing is looked at before it is awaited."""
+        """Answers a request that came with its body. Nothing is done before it is awaited."""
         return self._respond(peer, head, body)
 
     async def _respond(
@@ -366,7 +366,7 @@ class App:
             await _stream(body, connection, send)
 
     def _has_room(self, connection: Connection, size: int) -> bool:
-        """Else whoever asks has so much to take already that this is to be asked for again."""
+        """Whether the client may be sent so many bytes more, beside those it has not taken yet."""
         allowance, holder = self.answers.of(connection)
         return allowance.has_room(holder, size)
 
@@ -414,7 +414,7 @@ class App:
         return await route(request)
 
     async def _of(self, dialect: HttpDialect, request: Request) -> DialectAnswer:
-        """It looks at credentials in its own way, and says in its own words what is wrong."""
+        """The answer of a dialect, which checks credentials and reports errors in its own way."""
         if dialect.answer is None:
             raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")
         self._check_open()

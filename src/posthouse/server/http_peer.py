@@ -315,7 +315,7 @@ class HttpPeer(HttpToolsProtocol):
         task.add_done_callback(self._is_done)
 
     def _is_done(self, task: "asyncio.Task[None]") -> None:
-        """Without a whole answer nothing more can be said on this connection."""
+        """Ends the connection if the task ended without a complete answer."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error(
@@ -382,7 +382,7 @@ class HttpPeer(HttpToolsProtocol):
         return None
 
     def handle_websocket_upgrade(self) -> None:
-        """From here on the connection is another peer's; the request is told to it once more."""
+        """Hands the connection to a WebSocket peer, with the request's head once more."""
         route = self._websocket()
         assert route is not None
         self.connections.discard(self)
@@ -419,7 +419,7 @@ class HttpPeer(HttpToolsProtocol):
         self._end()
 
     def on_response_complete(self) -> None:
-        """In the place of uvicorn's, whose limit on idle connections is here `_set_deadline`."""
+        """Replaces uvicorn's, whose limit on idle connections is here `_set_deadline`."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():  # when it has taken what is still to be sent
             self._watch()
@@ -535,7 +535,7 @@ class HttpPeer(HttpToolsProtocol):
             self._stall = None
 
     def _hold(self, size: int) -> None:
-        """So much was answered that the other side has not taken; there is an allowance of it."""
+        """Counts the bytes that the other side has not taken against its allowance."""
         allowance, holder = self._held_of
         allowance.change(holder, -self._held_bytes)
         allowance, holder = self._held_of = self.app.answers.of(self.connection)

@@ -99,7 +99,7 @@ class Connection:
 
     @property
     def lacks_tls(self) -> bool:
-        """It is not encrypted, and has to be."""
+        """Whether it is not encrypted, and has to be."""
         return self.is_far and self._listener.limits.requires_tls and not self.is_tls
 
     @property
@@ -107,11 +107,11 @@ class Connection:
         return self.transport is None or self.transport.is_closing()
 
     def identified(self, principal: str) -> bool:
-        """Its client has shown who it is; whether that one may have one more connection."""
+        """Notes that the client has authenticated; returns whether it may have this connection."""
         return self.principal == principal or self._listener.identified(self, principal)
 
     def demand_tls(self) -> None:
-        """It is counted, and logged now and then."""
+        """Counts a client that came without TLS, and logs it now and then."""
         self._listener.demand_tls(self)
 
     def known_as(self, dialect: str) -> None:
@@ -150,7 +150,7 @@ class Listening(NamedTuple):
 
 
 class Listener:
-    """All ports. `open` it, `close` it; what it has accepted lives until its peers end."""
+    """The listener of all ports. Connections it has accepted live until their peers end."""
 
     def __init__(
         self, protocols: Sequence[PortProtocol], limits: Limits, tls: MakeContext | None = None
@@ -176,7 +176,7 @@ class Listener:
     # Opening and closing.
 
     def open(self, hosts: Sequence[str], ports: Sequence[tuple[int, str]]) -> list[Listening]:
-        """Each port with its HTTP profile. Raises OSError where it can listen on nothing at all."""
+        """Opens each port with its HTTP profile. Raises OSError where it can open none at all."""
         listening: list[Listening] = []
         failure: OSError | None = None
         for wanted, http_profile in ports:
@@ -257,7 +257,7 @@ class Listener:
             self._admit(accepted, address, self._sockets[listening])
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Nothing can be accepted just now; asking again at once would only burn CPU."""
+        """Stops accepting for a while, as no file is left: trying again at once would burn CPU."""
         _log.error(
             "Cannot accept connections: %s. Raise the limit on open files.", error.strerror,
             extra={"event": "listener.files"},
@@ -307,7 +307,7 @@ class Listener:
         return self.limits.networks is None or is_among(host, self.limits.networks)
 
     def demand_tls(self, connection: Connection) -> None:
-        """It is closed for want of it."""
+        """Counts a client that came without TLS, and logs it now and then."""
         self.refused["tls"] += 1
         self._warn(
             "listener.tls", connection.address, "A client at %s came without TLS, which is"
@@ -316,7 +316,7 @@ class Listener:
         )  # fmt: skip
 
     async def _hand_on(self, accepted: socket.socket, connection: Connection) -> None:
-        """From a bare socket to a transport with the sniffing protocol on it."""
+        """Makes a transport of a bare socket, with the sniffing protocol on it."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(connection.deadline):
@@ -343,7 +343,7 @@ class Listener:
             self.refused[_UNKNOWN] += 1
 
     def _handed_on(self, accepted: socket.socket, connection: Connection) -> None:
-        """Or not; a stop may have come before it was begun."""
+        """Cleans up after `_hand_on`, which a stop may have ended before it began."""
         del self._tasks[connection]
         if connection.transport is None:  # else its protocol sees to it
             accepted.close()
@@ -352,7 +352,7 @@ class Listener:
     # Strangers.
 
     def _make_room(self, connection: Connection) -> bool:
-        """For one more stranger: whether it may come in."""
+        """Makes room for one more stranger; returns whether it may come in."""
         host = connection.address
         if len(self._strangers.get(connection.source, ())) >= self.limits.strangers_per_address:
             self.refused["strangers"] += 1
@@ -394,7 +394,7 @@ class Listener:
                 del self._strangers[connection.source]
 
     def identified(self, connection: Connection, principal: str) -> bool:
-        """Its client has shown who it is; whether that one may have one more connection."""
+        """Notes that the client has authenticated; returns whether it may have this connection."""
         if connection not in self._connections:
             return True
         most = self.limits.per_principal
@@ -418,7 +418,7 @@ class Listener:
                 del self._by_principal[principal]
 
     def _warn(self, event: str, about: str, text: str) -> None:
-        """Once in a while, however often it happens."""
+        """Logs a warning once in a while, however often it happens."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(event, -WARN_SECONDS) >= WARN_SECONDS:
             self._warned[event] = now
@@ -513,7 +513,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 async def _first_byte(accepted: socket.socket) -> int | None:
-    """Without taking it; None where the other side has gone. Waits without looking again."""
+    """Peeks at the first byte, waiting for it; None where the other side has gone."""
     loop = asyncio.get_running_loop()
     try:
         first = accepted.recv(1, socket.MSG_PEEK)

@@ -34,7 +34,7 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """For people. What came from outside cannot end a line, or move the cursor."""
+    """Log lines for people. Text from outside cannot end a line, or move the cursor."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _time(record: logging.LogRecord, between: str) -> str:
 
 
 def set_up(form: str, level: str, *, colour: bool) -> None:
-    """Everything goes to standard error."""
+    """Sets up logging, all of it to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     plain = form == "text" or (form == "auto" and sys.stderr.isatty())
     handler.setFormatter(Lines(colour=colour and sys.stderr.isatty()) if plain else JsonLines())

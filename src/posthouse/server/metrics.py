@@ -58,7 +58,7 @@ _TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
 
 
 class Lag:
-    """How late the event loop is with what it has to do.
+    """The event loop's lag: how late it runs its timers.
 
     A timer that fires late was held up by a turn of the loop, or by other processes on the machine.
     `held` counts the first only: of the lateness, as much as the loop's thread has used of CPU.
@@ -93,7 +93,7 @@ class Lag:
 
 
 class Metrics:
-    """Everything that can be told."""
+    """The metrics of the whole process."""
 
     def __init__(self, app: App, broker: BrokerHost, listener: Listener, feed: Feed) -> None:
         self._app = app

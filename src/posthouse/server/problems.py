@@ -48,7 +48,7 @@ STATUS: dict[type[Refused], int] = {
 
 
 class HttpProblem(Exception):
-    """Something that HTTP itself turns down."""
+    """An error that HTTP itself answers with, such as a path that does not exist."""
 
     def __init__(self, status: int, name: str, detail: str, close: bool = False) -> None:
         super().__init__(detail)

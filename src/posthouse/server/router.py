@@ -153,7 +153,7 @@ class Router(Generic[C]):
 
 
 def _parameters(handler: Handler, path: str) -> tuple[Parameter, ...]:
-    """All but the first, which is the call; those of the path first, in its order."""
+    """The parameters but for the first, which is the call; those of the path first, in order."""
     kinds = get_type_hints(handler, include_extras=True)
     given = list(inspect.signature(handler).parameters.values())[1:]
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]

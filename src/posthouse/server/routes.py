@@ -1,4 +1,4 @@
-"""Which paths there are, and who answers them."""
+"""The paths of the HTTP server, and the handlers that answer them."""
 
 from collections.abc import Sequence
 from functools import partial

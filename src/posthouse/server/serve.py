@@ -68,7 +68,7 @@ def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> 
 
 
 class Server:
-    """One process: listener, HTTP, broker."""
+    """The server process: listener, HTTP, broker."""
 
     def __init__(
         self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits = LIMITS
@@ -134,7 +134,7 @@ class Server:
                 yield WebSocketRoute(offered.path, offered.subprotocol, make, self._admits)
 
     def _admits(self, headers: dict[bytes, bytes]) -> bool:
-        """With --dev the key is known to everybody, so no web page elsewhere may come in."""
+        """Whether a page may connect: with --dev, whose key everybody knows, only one from here."""
         return not self._config.dev or is_from_here(headers, self._config.tls_name)
 
     async def run(self) -> int:
@@ -244,7 +244,7 @@ class Server:
     # What people see.
 
     def _warn_that_it_is_insecure(self) -> None:
-        """At the start, and again and again."""
+        """Warns at the start, and repeatedly."""
         _log.warning(
             "Keys are taken in clear text from other machines (--insecure). Give clients the"
             " certificate, connect them with TLS, and start without --insecure.",
@@ -264,7 +264,7 @@ class Server:
 
 
 def _files_max() -> int:
-    """How many files may be open: as many as the machine's owner allows."""
+    """The number of files that may be open: as many as the machine's owner allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -141,7 +141,7 @@ class WebSocketPeer(asyncio.Protocol):
             self._end()
 
     def _says_little(self, frames: int, size: int) -> bool:
-        """So many frames for so few bytes that reading them is all that is done."""
+        """Whether it sends so many small frames that the broker does little else than read them."""
         now = asyncio.get_running_loop().time()
         if now > self._counted_from + COUNT_SECONDS:
             self._counted_from, self._spare = now, FRAMES_SPARE
@@ -181,7 +181,7 @@ class WebSocketPeer(asyncio.Protocol):
             self._put()
 
     def is_closing(self) -> bool:
-        """Also where the client has said goodbye, which may stand behind what we answer to."""
+        """Whether it is closing, or the client has said goodbye, perhaps behind a request."""
         said = self._frames.close_rcvd is not None or self._frames.close_sent is not None
         return said or self._closing or self._transport.is_closing()
 
