@@ -25,7 +25,7 @@ _ERROR = r"\b((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Fault|Timeout))\
 
 
 def with_causes(dead: "DataFrame") -> "DataFrame":
-    """With `error`, `fingerprint` and `shape`."""
+    """Adds the columns `error`, `fingerprint` and `shape`."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.functions import arrow_udf
 

@@ -124,7 +124,7 @@ def _chunks(answer: Any) -> Iterator[list[Any]]:
 
 
 def _table(names: list[str], rows: list[Any]) -> pa.Table:
-    """All as texts or bytes: one schema for every chunk, whatever is null in it."""
+    """Makes a table of bytes: one schema for every chunk, whatever is null in it."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
     made = [pa.array([_bytes(value) for value in column], pa.binary()) for column in columns]
     return pa.table(made, names)

@@ -54,7 +54,7 @@ class Copies:
         self._sent = sent if self._sent is None else pa.concat_tables([self._sent, sent])
 
     def _whole(self, copies: pa.Table) -> pa.Table:
-        """With the contents of what they are copies of."""
+        """The copies with the contents of the messages they are copies of."""
         found = self._find(copies)
         assert self._sent is not None
         made = self._sent.take(found)

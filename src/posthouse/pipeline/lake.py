@@ -35,7 +35,7 @@ class LakeError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """One of Parquet; its path is from the lake on."""
+    """A Parquet file; its path is relative to the lake."""
 
     path: str
     rows: int
@@ -87,7 +87,7 @@ class Lake:
     # What there is.
 
     def manifests(self) -> list[Manifest]:
-        """In order. One that lies within another was replaced by it."""
+        """The manifests in order. One that lies within another was replaced by it."""
         found = [self._read(each) for each in self._list(f"{self._root}/manifests", ".json")]
         kept: list[Manifest] = []
         for each in sorted(found, key=lambda m: (m.first, -m.end)):
@@ -103,7 +103,7 @@ class Lake:
         return kept
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Between what there is."""
+        """The gaps between the archived ranges."""
         there = self.manifests()
         return [(a.end, b.first) for a, b in pairwise(there) if a.end < b.first]
 
@@ -189,7 +189,7 @@ class Lake:
         return sorted(path for path in paths if path not in named)
 
     def _sync(self, files: Sequence[File]) -> None:
-        """To the disk: when the manifest is there, the broker may forget what they hold."""
+        """Syncs files: once the manifest is there, the broker may forget their content."""
         paths = [Path(self._root) / each.path for each in files]
         folders = {folder for path in paths for folder in path.parents}
         inside = [each for each in folders if each.is_relative_to(self._root)]

@@ -68,7 +68,7 @@ class Lives:
         return every.distinct()
 
     def _links(self) -> "DataFrame | None":
-        """From stays to those that messages went on to; None where no message did."""
+        """The links from stays to those that messages went on to; None where there are none."""
         from pyspark.sql import functions as f
 
         moved = self._events.where("target_sequence_number is not null").select(

@@ -180,7 +180,7 @@ class Options:
             )
 
     def range(self, broker: FeedClient, **part: str) -> Range:
-        """Within a part of the feed. Raises PosthouseError."""
+        """The range within a part of the feed. Raises PosthouseError."""
         status = broker.status(**part)
         first = self._position("from", broker, status, part)
         end = self._position("to", broker, status, part)

@@ -74,7 +74,7 @@ class NoSpark(Exception):
 def session(
     master: str = "local[*]", *, app: str = "posthouse", settings: dict[str, str] | None = None
 ) -> "SparkSession":
-    """One that is there is taken. Raises NoSpark."""
+    """Returns the Spark session there is, or makes one. Raises NoSpark."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -165,7 +165,7 @@ def java_home() -> str:
 
 
 def _javas() -> Iterator[Path]:
-    """Those that there could be, the one that was named first."""
+    """Yields the Java programs there could be, the one in JAVA_HOME first."""
     if named := os.environ.get("JAVA_HOME"):
         yield Path(named) / "bin" / "java"
     if found := shutil.which("java"):
@@ -230,7 +230,7 @@ def _worker() -> str | None:
 
 @cache
 def _sockets() -> dict[str, str]:
-    """Between Java and Python on one machine TCP does nothing but cost."""
+    """The settings for Unix sockets between Java and Python, which cost less than TCP."""
     folder = tempfile.mkdtemp(prefix="posthouse-")  # Spark would leave its sockets lying about
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if len(folder) > SOCKET_FOLDER_CHARACTERS_MAX:
@@ -245,7 +245,7 @@ def _knows_us(spark: "SparkSession") -> bool:
 
 
 def _script(name: str, path: str, text: str) -> Path:
-    """In a folder that is only ours. Raises NoSpark."""
+    """Writes a script into a folder that only its owner can use. Raises NoSpark."""
     folder = Path(tempfile.gettempdir()) / f"posthouse-{name}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():

@@ -111,11 +111,11 @@ class Target:
     batch: str | None  # by which name a batch is known, where somebody gave it one
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task. Raises PosthouseError."""
+        """Writes the batches of one task. Raises PosthouseError."""
         return self._hold(batches) if self.is_whole else self._send(batches)
 
     def commit(self, tasks: list[Any], number: int | None = None) -> None:
-        """When all tasks have ended; the number is that of a stream's batch."""
+        """Ends a write when all tasks have ended; `number` is that of a stream's batch."""
         if self.is_whole:
             held: list[Held] = [each for each in tasks if each is not None]
             self._send_whole([message for each in held for message in each.messages],
@@ -168,7 +168,7 @@ class Target:
 
 
 def _size(message: dict[str, Any]) -> int:
-    """About as much as it takes in a request."""
+    """The approximate bytes of a message in a request."""
     return len(message.get("body") or message.get("body_base64") or "") + 200
 
 
@@ -182,7 +182,7 @@ def _check_whole(rows: int, size: int) -> None:
 
 
 def _query() -> str | None:
-    """Which stream a task is part of: its id is kept in the checkpoint, and is a new one's own."""
+    """The id of the stream that a task is part of. It is kept in the checkpoint."""
     task = TaskContext.get()
     return None if task is None else task.getLocalProperty("sql.streaming.queryId")
 

@@ -43,7 +43,7 @@ ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows, in which shape."""
+    """The selection of rows, and their schema."""
 
     broker: FeedClient
     namespace: str | None
@@ -115,7 +115,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _by_value(column: pa.Array, kind: pa.DataType, make: Any) -> pa.Array:
-    """Each value that occurs is looked at once: there are mostly few."""
+    """Converts a column by converting each distinct value once: there are mostly few."""
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
     encoded = column.dictionary_encode()
@@ -146,14 +146,14 @@ class Part(InputPartition):
 
 
 def parts(first: int, end: int, count: int) -> list[Part]:
-    """So many, as equal as they can be; fewer where there are not as many rows."""
+    """Splits a range into `count` parts of equal size; into fewer if it has fewer rows."""
     count = max(1, min(count, end - first))
     cuts = [first + (end - first) * at // count for at in range(count + 1)]
     return [Part(cuts[at], cuts[at + 1]) for at in range(count)]
 
 
 class Reader(DataSourceReader):
-    """All that there is in a range when it is planned."""
+    """A reader of the rows that a range has when it is planned."""
 
     def __init__(self, wanted: Wanted, range: Range, partitions: int) -> None:
         self._wanted = wanted
@@ -305,7 +305,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._wanted.read(partition.first, partition.end)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing follows from it: Spark says so late, and of the last batch not at all."""
+        """Does nothing: Spark commits late, and does not commit the last batch at all."""
 
     def _there(self) -> int:
         return self._end() if self._target is None else self._target

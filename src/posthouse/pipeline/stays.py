@@ -46,12 +46,12 @@ def steps(events: "DataFrame", *more: str) -> "DataFrame":
 
 
 def stays(events: "DataFrame") -> "DataFrame":
-    """One row for each: when it came, was delivered first and last, how often, and how it ended."""
+    """A row for each stay: when it began, was delivered first and last, how often, how it ended."""
     return stays_of(events, deletions_in(events))
 
 
 def stays_of(events: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
-    """Only numbers and times are added up, so that Spark needs no sorting for it."""
+    """The stays, by sums of numbers and times alone, for which Spark needs no sorting."""
     from pyspark.sql import functions as f
 
     rows = with_era(steps(events.where(f.col("kind").isin(*_OF_STAYS))), deletions)
@@ -72,7 +72,7 @@ def stays_of(events: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
 
 
 def with_era(rows: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
-    """How often the entity had been deleted before."""
+    """Adds the column `era`: how often the entity had been deleted before."""
     from pyspark.sql import functions as f
 
     if deletions is None:
@@ -85,7 +85,7 @@ def with_era(rows: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
 
 
 def deletions_in(events: "DataFrame") -> "DataFrame | None":
-    """When what was deleted, where anything was: it is little, and mostly nothing."""
+    """The deletions of entities; None where there was none, as is most common."""
     from pyspark.sql import functions as f
 
     found = events.where("kind in ('queue-deleted', 'namespace-deleted')").select(

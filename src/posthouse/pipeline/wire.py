@@ -31,7 +31,7 @@ class PosthouseError(Exception):
 
 
 class Unanswered(PosthouseError):
-    """It is not known whether what was asked for was done."""
+    """No answer came: it is not known whether the request was done."""
 
 
 class NotFound(PosthouseError):
@@ -43,7 +43,7 @@ class NotAllowed(PosthouseError):
 
 
 class Duplicate(PosthouseError):
-    """It is there already."""
+    """The object exists already."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FeedClient:
         return int(self.status(time=str(ms), **query)["at"])
 
     def post(self, path: str, content: Any) -> Any:
-        """It may be asked several times for it. Raises PosthouseError."""
+        """Posts a request that may be repeated. Raises PosthouseError."""
         return self._patiently("POST", path, json.dumps(content).encode())
 
     def post_once(self, path: str, content: Any) -> Any:
@@ -93,12 +93,12 @@ class FeedClient:
         self._patiently("PUT", f"/api/v1/readers/{quote(reader, safe='')}", said)
 
     def acknowledged(self, reader: str) -> int | None:
-        """How far a named reader has read. Raises PosthouseError."""
+        """The position up to which a named reader has read. Raises PosthouseError."""
         known = self.get("/api/v1/readers")["readers"]
         return next((int(each["position"]) for each in known if each["name"] == reader), None)
 
     def is_idle(self, first: int, end: int) -> bool:
-        """Nothing has happened there but that readers have read: to tell of that would never end.
+        """Whether nothing happened there but acknowledgements, which need not be acknowledged.
 
         Raises PosthouseError.
         """
@@ -222,7 +222,7 @@ class FeedClient:
 
 
 class _Busy(Exception):
-    """It is to be tried again."""
+    """The request is to be tried again."""
 
 
 class _Patience:

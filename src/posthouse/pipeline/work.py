@@ -15,13 +15,14 @@ Step = Callable[[], None]  # told by a job whenever one is behind it
 
 
 def nothing() -> None:
-    """For whoever does not want to know."""
+    """Does nothing, for callers that do not want to be told."""
 
 
 class Way:
-    """How long a job still takes: by how long it took so far, and what share of it that is.
+    """An estimate of how long a job still takes, from the time so far and its share.
 
-    What its steps take of the whole was measured. Where they take longer, nobody knows.
+    The shares of its steps were measured. Where a step takes longer than that, there is no
+    estimate.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Way:
         self._end = self.seconds / self._shares[self._steps - 1]
 
     def seconds_left(self, rows: int | None) -> float | None:
-        """When so many were read."""
+        """The seconds left after so many rows were read; None where it is not known."""
         seconds, end = self.seconds, self._end
         if not self._steps and self._rows and rows:
             share = self._shares[0] if self._shares else 1.0

@@ -30,7 +30,7 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it has come."""
+    """The progress of an archive."""
 
     position: int  # behind the last that is archived
     last: int  # that there is
@@ -60,7 +60,7 @@ def archive(
     follow: bool = False,
     told: Callable[[Progress], None] = lambda _: None,
 ) -> int:
-    """All that there is when it begins, or for ever; how many rows that was.
+    """Archives the feed up to its end at the start, or for ever; returns how many rows.
 
     Raises PosthouseError or LakeError.
     """
@@ -126,7 +126,7 @@ def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, 
 
 
 def write(spark: "SparkSession", broker: FeedClient, lake: Lake, first: int, end: int) -> Manifest:
-    """One range. Raises PosthouseError or LakeError."""
+    """Archives one range. Raises PosthouseError or LakeError."""
     read = spark.read.format("posthouse").option("view", "events").options(**broker.options())
     rows = read.option("from", first).option("to", end).load()
     dates = {_date(broker, position) for position in (first, end - 1)}
@@ -176,7 +176,7 @@ class Verdict:
 
 
 def verify(spark: "SparkSession", lake: Lake) -> Verdict:
-    """Every file is as it was written, and every position is there once."""
+    """Checks that every file is as it was written, and every position is there once."""
     from pyspark.sql import functions as f
 
     there = lake.manifests()

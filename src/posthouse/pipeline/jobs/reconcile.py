@@ -61,7 +61,7 @@ INBOX = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many messages there are, and what is wrong with some of them."""
+    """The number of messages, and the faults that were found."""
 
     messages: int
     nameless: int  # which have no id by which they could be found
@@ -106,7 +106,7 @@ def reconcile(
 
 
 def _with_lives(found: "DataFrame", lives: Lives) -> "DataFrame":
-    """With what happened to each, of all messages that have its id."""
+    """Adds the lives of all messages that have the id of a fault."""
     from pyspark.sql import functions as f
 
     key = ["namespace", "entity", "message_id"]
@@ -200,7 +200,7 @@ def _together(seen: "DataFrame", keys: list[str]) -> "DataFrame":
 
 
 def write(found: Verdict, folder: str, form: str = "parquet", *, step: Step = nothing) -> str:
-    """All faults as a table; where it is."""
+    """Writes all faults as a table; returns its path."""
     into = Path(folder)
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"faults.{form}"

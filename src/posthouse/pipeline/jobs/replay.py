@@ -131,7 +131,7 @@ def load(folder: str) -> Plan | None:
 
 @dataclass
 class Progress:
-    """How far it has come."""
+    """The progress of a replay."""
 
     messages: int
     done: int = 0
@@ -207,7 +207,7 @@ def _done(broker: FeedClient, plan: Plan) -> set[Name]:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """In the order of their positions."""
+    """Yields the rows of the plan in the order of their positions."""
     for file in sorted((folder / "messages").glob("*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(BATCH):
             yield from batch.to_pylist(maps_as_pydicts="strict")

@@ -81,7 +81,7 @@ def report(
 
 
 def _minutes(events: "DataFrame", seconds: int) -> "DataFrame":
-    """How often what happened in each. What happens in dead-letter queues is not counted."""
+    """The counts of each kind of event by minute; dead-letter queues are not counted."""
     from pyspark.sql import functions as f
 
     rows = steps(events).where(
@@ -167,7 +167,7 @@ def _times(found: "DataFrame", seconds: int) -> "DataFrame":
 
 
 def _between(first: str, second: str) -> "Column":
-    """In seconds; null where one of them is. Where a clock was set back it is none."""
+    """The seconds between two times, null where one is null; 0 if a clock was set back."""
     from pyspark.sql import functions as f
 
     took = f"unix_micros({second}) - unix_micros({first})"
@@ -205,7 +205,7 @@ def _most(found: "DataFrame", by: str, count: int) -> "DataFrame":
 
 
 def _sorted(table: "DataFrame", by: "Column") -> "DataFrame":
-    """In one part, as it is small: for several, Spark would first look how to part them."""
+    """Sorts a small table in one partition; for several, Spark would sample it first."""
     return table.repartition(1).orderBy(by)
 
 

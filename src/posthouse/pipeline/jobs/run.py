@@ -127,7 +127,7 @@ def run(
     once: bool = False,
     told: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, int]:
-    """All that there is, or for ever; how many rows came to each sink.
+    """Runs the pipeline once or for ever; returns how many rows came to each sink.
 
     Raises Wrong before it begins, and PosthouseError where it cannot go on.
     """
@@ -180,7 +180,7 @@ def _write(rows: "DataFrame", sink: Sink, broker: FeedClient, batch: int | None)
 
 
 def _wait(queries: dict[str, "StreamingQuery"], told: Callable[[Progress], None]) -> dict[str, int]:
-    """Until all have ended, or one cannot go on."""
+    """Waits until all queries have ended, or one has failed; returns their rows."""
     rows = dict.fromkeys(queries, 0)
     seen: dict[str, int] = {}
     while True:
