@@ -20,7 +20,7 @@ _SECONDS = 90  # longer than any long poll
 
 
 class Failure(Exception):
-    """It did not work; the text says why, the code is the process's."""
+    """A command failed; the text says why, `code` is the exit code."""
 
     def __init__(self, text: str, code: int = FAILED) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class Failure(Exception):
 
 
 class Client:
-    """One connection to a broker, and the namespace that is meant."""
+    """A client of a broker's HTTP API, for one namespace."""
 
     def __init__(self, url: str, key: str | None, namespace: str, ca: str | None) -> None:
         self.namespace = namespace
@@ -63,7 +63,7 @@ class Client:
 
     @staticmethod
     def where(options: argparse.Namespace) -> tuple[str, str | None, str | None]:
-        """Which broker is meant, the key to it, and whom to trust. Raises Failure."""
+        """The broker's URL, the key, and the certificates to trust. Raises Failure."""
         environment = os.environ
         return (
             options.url or environment.get("POSTHOUSE_URL", URL),

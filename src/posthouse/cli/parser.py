@@ -29,7 +29,7 @@ _SAMPLES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Every command shows an example: its own, or one that is made of what it takes."""
+    """A parser that shows an example for every command: its own, or one of its arguments."""
 
     def format_help(self) -> str:
         is_room = any(isinstance(each, argparse._SubParsersAction) for each in self._actions)

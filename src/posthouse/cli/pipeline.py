@@ -91,7 +91,7 @@ def _filled_lake(options: argparse.Namespace) -> "tuple[Lake, list[Manifest]]":
 
 
 class _Telling:
-    """How far it has come: on a terminal in one line, else as lines of JSON."""
+    """The display of progress: on a terminal one line, else lines of JSON."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._rich = sys.stderr.isatty() and not options.json
@@ -150,7 +150,7 @@ def _watching(
     whole: int | None = None,
     way: "Way | None" = None,
 ) -> Iterator[None]:
-    """While Spark works: what it has read, of so many rows if each is read once."""
+    """Shows while Spark works what it has read, of `whole` rows if each is read once."""
     from posthouse.pipeline.work import Way, watched
 
     telling, over = _Telling(options), threading.Event()
@@ -272,7 +272,7 @@ def compact(options: argparse.Namespace) -> int:
 
 @_on_spark
 def status(options: argparse.Namespace) -> int:
-    """Without Spark: it is all in the manifests."""
+    """Shows the state of the lake, without Spark: it is all in the manifests."""
     lake, feed = _lake(options), _broker(options).status()
     there = lake.manifests()
     end = there[-1].end if there else int(feed["first"])

@@ -25,7 +25,7 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Until it is told to stop; returns the exit code of the last worker."""
+    """Runs the worker, and again when its files change; returns its last exit code."""
     folder = _folder(split(options.app)[0])
     command = [sys.executable, "-m", "posthouse.cli", "worker", options.app]
     command += [] if options.url is None else ["--url", options.url]
@@ -80,7 +80,7 @@ def _folder(module: str) -> Path:
 
 
 def _times(folder: Path) -> dict[str, int]:
-    """When each file was written."""
+    """The time at which each file was written."""
     found: dict[str, int] = {}
     for path in _files(folder):
         try:

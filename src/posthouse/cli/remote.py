@@ -254,7 +254,7 @@ def _queues(client: Client) -> list[dict[str, Any]]:
 
 
 def pages(client: Client, where: str, what: str) -> Iterator[dict[str, Any]]:
-    """All of something that comes page by page."""
+    """Yields all items of a listing that comes page by page."""
     after: str | None = ""
     while after is not None:
         page = client.ask("GET", where, after=after, limit=1_000)
@@ -263,7 +263,7 @@ def pages(client: Client, where: str, what: str) -> Iterator[dict[str, Any]]:
 
 
 def _all_queues(client: Client) -> list[dict[str, Any]]:
-    """With subscriptions, which are queues too."""
+    """All queues, with subscriptions, which are queues too."""
     found = _queues(client)
     for topic in pages(client, client.space("topics"), "topics"):
         where = client.space("topics", topic["name"], "subscriptions")

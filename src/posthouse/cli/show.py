@@ -1,4 +1,4 @@
-"""How things look on a terminal."""
+"""Tables, sizes, progress and safe text for a terminal."""
 
 import os
 import sys
@@ -67,7 +67,7 @@ def size(count: int) -> str:
 
 
 class Progress:
-    """How far something long has come, on a terminal; nothing where that is not one."""
+    """The progress of something long, shown on a terminal only."""
 
     def __init__(self, what: str) -> None:
         self._what = what
