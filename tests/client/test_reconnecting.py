@@ -140,7 +140,7 @@ def test_ten_sends_over_a_restart_of_the_broker_all_succeed(tmp_path: Path) -> N
                 asyncio.create_task(client.send_message("over", Message(b"%d" % number)))
                 for number in range(10)
             ]
-            await asyncio.sleep(DOWN_SECONDS)
+            await asyncio.sleep(DOWN_SECONDS)  # slept: the broker is down for that long
             broker = await asyncio.to_thread(start, tmp_path, port)
             try:
                 await asyncio.gather(*sending)

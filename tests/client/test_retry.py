@@ -264,7 +264,7 @@ def test_a_call_in_its_tries_is_not_refused_by_a_breaker_that_opens_meanwhile() 
 
     async def main() -> None:
         tried = asyncio.create_task(calls.make("send", "orders", Failing(LOST, LOST)))
-        await asyncio.sleep(0)
+        await turn()
         calls.breaker.note(LOST)
         assert state(calls.breaker) == "open"
         assert await tried == "done"

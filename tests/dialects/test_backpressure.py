@@ -7,6 +7,7 @@ import pytest
 
 from posthouse.dialects.backpressure import Backpressure
 from tests.dialects.rig import Transport
+from tests.waiting import turn
 
 
 def a_backpressure(turns: list[str] | None = None) -> Backpressure:
@@ -74,10 +75,10 @@ def test_what_has_come_from_who_does_not_read_is_looked_at_when_he_does() -> Non
         pressure.pause()
         assert not pressure.may_look
         pressure.end_turn(is_behind=True)
-        await asyncio.sleep(0)
+        await turn()
         assert not turns  # who does not read has no turn
         pressure.resume()
-        await asyncio.sleep(0)
+        await turn()
         assert turns == ["turn"]
         assert not pressure.transport.is_reading()  # frames are left
         pressure.end_turn(is_behind=False)
