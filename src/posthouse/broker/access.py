@@ -50,8 +50,8 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     name: str
     account: int = 0  # its number: another that has the name later is somebody else
     everything: bool = False  # needs no account
-    # Of the key or password it came with, as `Guard` makes them; empty: it came with neither, and
-    # who let it in sees to its end.
+    # The proof of the key or password it came with, as `Guard` makes it. Empty: it came with
+    # neither, and the code that let it in ends its access.
     proof: bytes = b""
 
     def __eq__(self, other: object) -> bool:
@@ -278,7 +278,7 @@ class Guard:
         return keys if len(keys) != 1 else keys * 2
 
     def password_hash(self, account: Account | None) -> str | None:
-        """None where it has no password, or one that cannot be opened; after the same work."""
+        """The password's hash; None where there is none that can be opened, after the same work."""
         account = account or self._nobody
         found = self._unsealed(account.name, account.password or self._nobody.password)
         return found if account.password and account is not self._nobody else None

@@ -37,8 +37,8 @@ from posthouse.core.shares import RECEIVERS, check_share, share_of
 from posthouse.store import Store
 
 _PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
-# What makes the state larger, and is refused where there is no room; see `_needs_room`. A test has
-# the list of those that do not.
+# The commands that make the state larger, and are refused where there is no room: see
+# `_needs_room`. A test has the list of those that do not.
 ROOMY = frozenset((
     Send, Resubmit, CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetSchedule,
     SetSessionState, AcceptSession, Attach, Receive, Abandon, Defer, DeadLetter, Begin,

@@ -72,7 +72,7 @@ def _checked(arrow_segment: Path, _: int) -> Index | None:
 
 
 def read_index(arrow_segment: Path) -> Index | None:
-    """None where there is no Arrow segment, or it is not one that this version has made."""
+    """Reads the index; None where there is no Arrow segment that this version has made."""
     try:
         with arrow_segment.open("rb") as file:
             size = file.seek(0, 2)

@@ -25,7 +25,10 @@ class Submitted(NamedTuple):
 
 
 class Backlog:
-    """Bounded in commands and bytes, and each principal has a share of both."""
+    """The commands that wait for the next batch.
+
+    Their number and bytes are bounded, and each principal has a share of both.
+    """
 
     def __init__(self, limits: Limits, shares: Shares) -> None:
         self._commands_max = limits.pending_commands

@@ -10,7 +10,7 @@ IDLE_SECONDS = 0.01  # how long nothing must happen before time is moved on by i
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Never less than before."""
+        """The time now, never less than before."""
 
     def machine_ms(self) -> int:
         """The machine's clock as it is now; it may have gone back."""
@@ -97,7 +97,7 @@ class VirtualClock:
         return seconds
 
     def move_to(self, moment_ms: int) -> None:
-        """Forward only; it goes on from there as it did."""
+        """Moves the clock forward; it goes on from there as it did."""
         self._now_ms = max(self.now_ms(), moment_ms)
         self._base_ms = 0 if self._base is None else self._base.now_ms()
 

@@ -178,7 +178,7 @@ class Engine:
         self._receivers = Receivers(self._note_granted)
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # What whoever comes is told; None while commands are taken. NotLeader: it follows. A
+        # The answer to every command; None while commands are taken. NotLeader: it follows. A
         # StoreError: it has failed.
         self._gate: Refused | StoreError | None = NotLeader("")
         self._closing = False
@@ -329,7 +329,7 @@ class Engine:
 
     @property
     def failure(self) -> StoreError | None:
-        """Why it has stopped: the journal is lost, or another broker has taken over."""
+        """The error that has stopped it: the journal is lost, or another broker has taken over."""
         return self._gate if isinstance(self._gate, StoreError) else None
 
     @property
@@ -658,7 +658,7 @@ class Engine:
         rest = self._receivers.push_early(deliveries, self._journal.safe)
         self._batch.deliveries.append(rest)
 
-    # What ends with somebody's rights.
+    # The end of a principal's rights.
 
     def _revoke(self, name: str) -> None:
         """Revokes the account that was a key of an entity, in the frame in which that goes."""
@@ -833,7 +833,7 @@ class Engine:
         self._check_leads()
         if namespace not in self._world.states:
             raise NotFound("namespace", namespace)
-        # What is due by it is looked at when whoever asks has touched it.
+        # The engine looks for due work once the caller has moved the clock.
         asyncio.get_running_loop().call_soon(self._wake)
         return self._clocks.of(namespace)
 

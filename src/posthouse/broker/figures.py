@@ -27,7 +27,7 @@ class Histogram:
 
 
 def oldest_ms(queue: Queue) -> int | None:
-    """When the oldest message that could be received was enqueued; None where none is near."""
+    """The time of the oldest receivable message; None where none is among the first few."""
     if not queue.counts[ACTIVE]:
         return None
     near = islice(queue.messages.walk(0), _NEAR)

@@ -1,4 +1,4 @@
-"""Folding: what the journal has come to, written down so that a start need not read it all.
+"""Folding: the state at a position, written down so that a start need not read all frames.
 
 A process of its own reads the segments that are complete, from the last snapshot on, runs the same
 `evolve` as the engine, and writes the next snapshot. Then it reads some old segments again to see

@@ -182,7 +182,7 @@ class Memory:
         self.level = sum(part >= mark for mark in MARKS)
 
     def _count_beside(self) -> None:
-        """Kept, and of no queue."""
+        """Counts everything that is kept and belongs to no queue."""
         world = self._world
         self._fixed += world.accounts_bytes + len(world.readers) * READER_BYTES
         for state in world.states.values():

@@ -1,4 +1,4 @@
-"""Repair: what can still be read of a damaged journal, made into a sound one.
+"""Repair: a sound journal made of all that can still be read of a damaged one.
 
 Frames that can be read are kept, with their positions; what lies between them becomes `Missing`.
 Records behind a gap that speak of what was in it are fitted (posthouse.core.fit_record). Messages

@@ -116,7 +116,11 @@ async def _give_arrow_segments(segments: Segments) -> bool:
 
 
 async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention) -> None:
-    """`kept`: up to where the snapshots go, the newest first; None where folding has failed."""
+    """Trims up to the snapshots.
+
+    `kept` has the positions at which they end, the newest first; it is None where folding has
+    failed.
+    """
     store = engine.store
     if kept is None and store.full:  # perhaps because there was no room for one
         kept = await asyncio.to_thread(store.snapshots.whole)

@@ -199,7 +199,7 @@ def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
 
 
 def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iterator[Row]:
-    """First the copies, each in the queue that got it; then what has left."""
+    """Yields the rows of the copies, each with the queue that got it; then of what has left."""
     for copies in record.every():
         for at, sequence in enumerate(copies.sequences):
             row = Row(position, time_ms, namespace, record.queue, COPIED)
@@ -271,7 +271,7 @@ def _sent_columns(messages: Sequence[NewMessage]) -> dict[str, Sequence[Any]]:
     return found
 
 
-# Of an envelope; what is empty was not given.
+# The text fields of an envelope; an empty one was not given.
 _TEXTS = (
     "content_type", "subject", "correlation_id", "to", "reply_to", "reply_to_session_id", "trace",
 )  # fmt: skip

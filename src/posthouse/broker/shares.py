@@ -23,7 +23,7 @@ from posthouse.core.commands import (
 from posthouse.core.namespaces import CreateNamespace, SetAccount, SetReader, SpaceCommand
 from posthouse.core.shares import NOBODY, Holder, share_of
 
-# What makes something that is limited in number; a send only where it may have to wait.
+# The commands that make something limited in number; a send only where it may have to wait.
 MAKES = frozenset((
     Attach, Begin, CreateQueue, CreateSubscription, Send, SetSchedule, CreateNamespace, SetAccount,
     SetReader,
@@ -49,11 +49,11 @@ class Shares:
         return share_of(most, self.percent)
 
     def name(self, principal: Principal) -> str:
-        """For whom something counts; nobody in particular for the root and the broker itself,
-        nor where no credentials are asked for.
+        """The name of the principal that something counts for.
 
-        A key of one entity can be made by whoever manages that, any number of them: what is done
-        with such keys counts for their maker.
+        It is empty for the root, for the broker itself, and where no credentials are asked for. A
+        key of one entity can be made by whoever manages that, any number of them: what is done with
+        such keys counts for their maker.
         """
         name = principal.name
         is_root = name == ROOT and principal.everything and not principal.account
@@ -74,7 +74,7 @@ class Shares:
         """A command of `MAKES` with who gives it, whatever it says itself."""
         return msgspec.structs.replace(command, by=self.holder(principal))
 
-    # What waits to be decided.
+    # Commands that wait to be decided.
 
     def may_wait(self, name: str, size_bytes: int, commands: int, bytes_: int) -> bool:
         """Whether somebody's command may wait too, of so many and so much that may in all."""

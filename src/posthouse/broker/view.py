@@ -106,7 +106,7 @@ class View:
         return Overview() if state is None else _overview([state])
 
     def oldest_ms(self, namespace: str, queue: str | None = None) -> int | None:
-        """When the oldest message that could be received was enqueued, in one queue or in all.
+        """The time at which the oldest receivable message was enqueued, in one queue or in all.
 
         None where there is none near the head.
         """
