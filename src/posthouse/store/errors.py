@@ -49,7 +49,7 @@ class TooNew(StoreError):
 
 
 class Unknown(StoreError):
-    """Whole, but not in words that this version knows."""
+    """A record or file is whole, but in a format that this version does not know."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(

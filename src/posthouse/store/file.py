@@ -176,7 +176,7 @@ class FileStore:
         self._idle = loop.call_later(PREZERO_SECONDS, self._prezero_if_idle, self._syncs)
 
     def _prezero_if_idle(self, syncs: int) -> None:
-        """`syncs`: there were so many when this was last asked."""
+        """Prezeroes if nothing was synced since the count was `syncs`; else tries again later."""
         if syncs != self._syncs:
             self._prezero_when_idle()
         else:
@@ -333,7 +333,7 @@ class FileStore:
         return folder / claims[0]
 
     def _claim(self) -> None:
-        """Space ahead. Where there is none, the store is full until a later try succeeds."""
+        """Claims space ahead. Where there is none, the store is full until a later try succeeds."""
         try:
             there = self._disk.names(self.folder)
             for each in (NEXT, RESERVE):
@@ -519,7 +519,7 @@ class FileStore:
         return self._segments[:-1]
 
     async def trim(self, before: int) -> None:
-        """Whole segments go, never the last, and their Arrow segments with them."""
+        """Removes whole segments, never the last, and their Arrow segments with them."""
         await self._writer.do(self._trim, before)
         self._tell_of_segments()
 

@@ -137,7 +137,7 @@ class Segment:
 
 
 def frames_from(data: bytes, at: int, salt: int) -> Iterator[tuple[int, Frame]]:
-    """Good frames one behind the other, with their offsets, up to the first place that is none."""
+    """Yields good frames one behind the other, with their offsets, up to the first bad one."""
     while (frame := decode(data, at, salt)) is not None:
         yield at, frame
         at += frame.size_bytes

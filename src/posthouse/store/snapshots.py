@@ -173,7 +173,7 @@ class FileSnapshots:
 
 
 class _Parts:
-    """Read anew each time they are gone through."""
+    """The parts of a snapshot, read from its file each time they are iterated."""
 
     def __init__(self, keeper: FileSnapshots, path: Path) -> None:
         self._keeper, self._path = keeper, path
