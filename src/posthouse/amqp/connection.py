@@ -327,7 +327,7 @@ class Connection:
         return Run(link, ids, tags, payloads, shape.settled), stop
 
     def _fail(self, problem: Malformed) -> None:
-        """2.4.3: says why, and hears nothing any more."""
+        """Says why the connection fails, and ignores all that comes then (2.4.3)."""
         if self._opened:
             self.close(error(problem.condition, f"{problem}."))
         self._over(Problem(problem.condition, str(problem), {}))
@@ -380,7 +380,7 @@ class Connection:
             self._turn_away()
 
     def _turn_away(self) -> None:
-        """2.2: the header we would have liked, and the end."""
+        """Answers a wrong protocol header with the one we speak, and closes (2.2)."""
         self._out.append(SASL if not self._sasl_done else AMQP)
         self._over(Problem("amqp:connection:framing-error", "another protocol", {}))
 

@@ -185,7 +185,7 @@ class Reader:
             raise Malformed("a compound value is not as long as it says")
 
 
-# What a map may have for a key: text, whose hash a sender does not know, and some numbers.
+# The types of a map's keys: text, whose hash a sender does not know, and some numbers.
 _TEXT_KEYS = frozenset((str, bytes, Symbol, Char))
 _NUMBER_KEYS = frozenset((
     type(None), bool, int, UByte, UShort, UInt, ULong, Byte, Short, Int, Timestamp,

@@ -32,7 +32,7 @@ def _symbols(value: list[str]) -> bytes:
 
 
 def _state(value: bytes | Described) -> bytes:
-    """Delivery states are most often written as they are kept: encoded."""
+    """Writes a delivery state; most are kept encoded."""
     return value if isinstance(value, bytes) else encode(value)
 
 
@@ -276,7 +276,7 @@ TRANSFER_HEAD = b"\x00\x53\x14\xc0"
 
 
 def read_whole(data: bytes, pos: int, end: int) -> tuple[int, int, bytes, Whole, int] | None:
-    """Handle, id, tag and the rest of a transfer, and where it ends, if it is a whole delivery.
+    """Reads handle, id, tag and the rest of a transfer that is a whole delivery, and its end.
 
     There is one for each message, so this looks at the bytes of the first three fields, and at
     those of the others all at once. None: it is to be read like any other performative.
@@ -368,7 +368,7 @@ REJECTED = described(0x25, b"\xc0\x02\x01\x40")
 
 
 def error(condition: str, text: str, info: dict[Value, Value] | None = None) -> bytes:
-    """2.8.14. A text that is too long for the smallest frame is cut."""
+    """Encodes an error (2.8.14). A text that is too long for the smallest frame is cut."""
     text = text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 3] + "..."
     return described(0x1D, encode_list((encode(Symbol(condition)), encode(text), encode(info))))
 

@@ -157,7 +157,7 @@ class Link:
         self._attached = True
         self.max_message_size = max_message_size
         modes = wanted.snd_settle_mode, wanted.rcv_settle_mode
-        # What was asked may be large, and is answered now.
+        # The other side's attach may be large, and is answered now: only this much is kept.
         self.attach = Attach(wanted.name, wanted.handle, wanted.role, *modes)
         self.session.write(
             Attach(
@@ -167,7 +167,7 @@ class Link:
         )  # fmt: skip
 
     def refuse(self, error: bytes) -> None:
-        """2.6.3: an attach without a terminus, and a detach at once behind it."""
+        """Refuses a link: an attach without a terminus, and a detach right after it (2.6.3)."""
         self.accept()
         self.detach(error)
 
@@ -234,9 +234,10 @@ class Link:
         keep: Sequence[int] | None,
         bodies: Sequence[bytes] | None = None,
     ) -> None:
-        """Several deliveries; without anything to keep they are settled.
+        """Sends several deliveries; without anything to keep they are settled.
 
-        Where there are bodies, each payload goes on with its own: so none is copied to be joined.
+        Where there are bodies, each payload goes on with its own, so that none is copied to be
+        joined.
         """
         session, count = self.session, len(payloads)
         first = session.next_delivery_id
@@ -304,7 +305,7 @@ class Link:
                 return
 
     def drained(self) -> None:
-        """2.6.7: all that was there has been sent, and the rest of the credit is used up."""
+        """Says that all messages were sent, and uses up the rest of the credit (2.6.7)."""
         if self.session.pending:
             self.session.pending.append((self, 0, b""))  # behind what waits
         else:
@@ -345,7 +346,7 @@ class Link:
             self.handle, self.delivery_count, max(0, self.credit), drain=drain, echo=echo
         )
 
-    # What the other side says.
+    # Frames of the other side.
 
     def on_flow(self, flow: Flow) -> None:
         if self.sends:
@@ -484,7 +485,7 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Session:
-    """2.5. `channel` is the number under which we write."""
+    """One end of a session (2.5). `channel` is the number under which we write."""
 
     __slots__ = (
         "_incoming",
@@ -525,7 +526,7 @@ class Session:
         self.pending: deque[tuple[Link, int, bytes]] = deque()
         self._misses = 0  # deliveries that were spoken of and are not there, less those that are
 
-    # What we say.
+    # Frames of ours.
 
     def attach(
         self,
@@ -611,7 +612,7 @@ class Session:
         self.remote_window -= count
         self.connection.put(*parts)
 
-    # What the other side says.
+    # Frames of the other side.
 
     def on_begin(self, begin: Begin, channel: int) -> None:
         self.remote_channel = channel
@@ -706,7 +707,7 @@ class Session:
             link.on_transfer(transfer, payload)
 
     def on_disposition(self, disposition: Disposition) -> None:
-        """2.7.6: the other end's role tells whose deliveries it speaks of."""
+        """Acts on a disposition; the other end's role tells whose deliveries it names (2.7.6)."""
         if disposition.role == SENDER:  # of what it sent; what we said of those was final
             self._told_by_sender(disposition)
             return
