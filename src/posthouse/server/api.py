@@ -207,7 +207,7 @@ async def create_queue(call: Call, namespace: Name, queue: Name) -> Response:
 async def update_queue(call: Call, namespace: Name, queue: Name) -> Response:
     """Change some properties of a queue."""
     form = await call.form(shapes.QueueForm)
-    # As it is at this moment.
+    # The change applies to the properties as they are at this moment.
     old = call.engine.view.properties(namespace, queue) or QueueProperties()
     await call.ask(namespace, UpdateQueue(queue, shapes.properties_over(form, old)))
     return _json(_info(call, namespace, await _queue(call, namespace, queue)))

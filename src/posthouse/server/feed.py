@@ -291,7 +291,7 @@ class Feed:
             await engine.beyond(after)
             await asyncio.sleep(0 if self.range()[1] > after else BEHIND_SECONDS)
 
-    # What there is.
+    # The range of the feed, and its readers.
 
     def range(self) -> tuple[int, int]:
         """The first and the last position that can be read; the last may be before the first."""
@@ -377,7 +377,7 @@ class Feed:
             yield chunk
 
     async def _mostly_arrow(self, wanted: Wanted) -> AsyncIterator[Piece]:
-        """Whole batches go as they lie in Arrow segments; a feed worker makes what is between."""
+        """Yields whole batches as they lie in Arrow segments; a feed worker makes those between."""
         ranges = await asyncio.to_thread(self._in_arrow, wanted)
         if not ranges:
             async for chunk in self._asked(Ask(feed=wanted), wanted.first, wanted.end):

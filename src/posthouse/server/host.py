@@ -43,7 +43,7 @@ _SEAL_BYTES = 32
 
 
 class BrokerHost:
-    """`open` it; until that has returned there is no engine."""
+    """The store and the engine of a broker. Until `open` has returned there is no engine."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -56,7 +56,7 @@ class BrokerHost:
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.guard = Guard(*self._keys())
 
-    # What dialects ask of it.
+    # The interface for dialects.
 
     @property
     def namespace(self) -> str:
@@ -202,7 +202,7 @@ class BrokerHost:
             raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)
 
-    # What is to exist.
+    # Declared entities.
 
     async def _declare(self, engine: Engine) -> None:
         """Creates the declared entities that do not exist, and sets principals as declared."""

@@ -371,7 +371,7 @@ class App:
         return allowance.has_room(holder, size)
 
     async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
-        """Large answers bit by bit, so that it is seen whether they are taken."""
+        """Sends a large answer slice by slice, so that it is seen whether it is taken."""
         allowance, holder = self.answers.of(connection)
         allowance.change(holder, len(body))
         try:
@@ -465,7 +465,7 @@ def _credentials(given: bytes) -> tuple[str, str]:
 
 
 def _check_from_here(request: Request, names: tuple[str, ...]) -> None:
-    """With --dev the key is known to everybody, so no web page elsewhere may use a browser here.
+    """Checks that no web page elsewhere uses a browser here: with --dev everybody knows the key.
 
     Such a page has an origin that is not ours, or reaches us by a name that is not. Raises
     Unauthenticated.

@@ -41,7 +41,7 @@ FILE_SLICES = 16  # tries, before others get their turn
 FILE_WAIT_MS = 20  # for a peer that reads on; for a slow one the loop waits
 FILE_THREADS = 4
 
-# Where one of these came twice, a proxy in front might go by the other one (RFC 9110, 5.3).
+# Headers that may come only once: a proxy in front might use the other one (RFC 9110, 5.3).
 ONLY_ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 Header: TypeAlias = tuple[bytes, bytes]
@@ -223,7 +223,7 @@ class HttpPeer(HttpToolsProtocol):
         self.transport.close()
         self.loop.call_later(self._limits.end_seconds, self.transport.abort)
 
-    # What the parser tells. An exception here is told to the client as a bad request.
+    # Callbacks of the parser. An exception in one is answered as a bad request.
 
     def on_message_begin(self) -> None:
         """The scope is made when there is to be a cycle."""
@@ -563,7 +563,7 @@ class HttpPeer(HttpToolsProtocol):
 
 
 def _target_in(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes]:
-    """Path, query and, where it is named, the authority (RFC 9112, 3.2).
+    """The path, the query and, where it is named, the authority of a target (RFC 9112, 3.2).
 
     Raises ValueError or httptools.HttpParserError.
     """

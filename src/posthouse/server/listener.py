@@ -56,7 +56,8 @@ class PortProtocol(NamedTuple):
     recognise: Callable[[bytes], bool | None]
     # A peer for a connection, which says so when it is gone.
     make: "Callable[[Connection], Peer]"
-    # That TLS is required, to who has begun with these bytes. None: its peer sees to it.
+    # The answer that TLS is required, to a client that began with these bytes. None: its peer sees
+    # to it.
     demand_tls: Callable[[bytes], bytes] | None = None
 
 
@@ -74,7 +75,7 @@ class Connection:
         self.source = _source(address)  # by which strangers are counted
         self.is_far = not is_among(address, listener.limits.local_networks)  # not this machine's
         self.principal: str | None = None  # who its client is; None: a stranger
-        # Who answers HTTP on its port; nothing: whoever a request is for.
+        # The dialect that answers all HTTP on its port; empty: the one that a request is for.
         self.http_profile = http_profile
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
@@ -385,7 +386,7 @@ class Listener:
             self._tasks[connection].cancel()
 
     def _is_no_stranger(self, connection: Connection) -> None:
-        """Any more, if it was one."""
+        """Removes a connection from the strangers, if it was one."""
         strangers = self._strangers.get(connection.source, {})
         if connection in strangers:
             del strangers[connection]

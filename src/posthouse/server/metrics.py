@@ -43,7 +43,7 @@ ENTITIES_MAX = 1_000
 LAG_SECONDS = 0.02  # how often the event loop's lag is measured,
 IDLE_LAG_SECONDS = 0.5  # and while there are no connections
 
-# What has happened to messages, in words: the records that say so.
+# Totals of events: for each its help text, and the records that are counted.
 _TOTALS: dict[str, tuple[str, tuple[type, ...]]] = {
     "sent": ("Messages that were accepted", (Sent,)),
     "delivered": ("Deliveries that were made", (Locked, Taken)),
@@ -86,7 +86,7 @@ class Lag:
         loop.call_at(due, measure)
 
     def told(self) -> tuple[float, float]:
-        """`longest` and `held`, which begin anew."""
+        """Returns `longest` and `held`, and sets them to zero."""
         found = self.longest, self.held
         self.longest = self.held = 0.0
         return found
@@ -103,7 +103,7 @@ class Metrics:
         self.lag = Lag(listener)
 
     async def answer(self, request: Request) -> Answer:
-        """Any principal may ask for the sums; for queues, who manages all of them."""
+        """Answers with the totals to any principal; with those of queues to who manages all."""
         if request.method != "GET" or len(request.parts) > 1:
             raise HttpProblem(404, "not-found", "Metrics are at GET /metrics.")
         entities = request.query.get("entities", "0") not in ("", "0", "false")

@@ -65,6 +65,6 @@ def problem(
     correlation_id: str = "",
     facts: dict[str, str | int] | None = None,
 ) -> Problem:
-    """`name` is the problem's code; the facts are a refusal's."""
+    """Makes a problem; `name` is its code, `facts` are those of a refusal."""
     title, type_ = name.replace("-", " ").capitalize(), f"urn:posthouse:problem:{name}"
     return Problem(type_, title, status, detail, correlation_id, name, facts or {})

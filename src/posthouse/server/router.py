@@ -132,7 +132,7 @@ class Router(Generic[C]):
     # The document.
 
     def document(self, title: str, text: str, more: Sequence[Operation] = ()) -> Json:
-        """OpenAPI 3.1, of these routes and of others that are served elsewhere."""
+        """The OpenAPI 3.1 document of these routes, and of others that are served elsewhere."""
         paths: dict[str, Json] = {}
         kinds: set[type] = {Problem}
         for each in (*self.operations, *more):

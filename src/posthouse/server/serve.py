@@ -241,7 +241,7 @@ class Server:
 
         making.add_done_callback(done)
 
-    # What people see.
+    # Output for people.
 
     def _warn_that_it_is_insecure(self) -> None:
         """Warns at the start, and repeatedly."""

@@ -82,7 +82,7 @@ class WebSocketPeer(asyncio.Protocol):
         self._inner = self._route.make(self._connection)
         self._inner.connection_made(self)
 
-    # As asyncio sees it.
+    # The protocol, for asyncio.
 
     def data_received(self, data: bytes) -> None:
         self._come.append(data)
@@ -173,7 +173,7 @@ class WebSocketPeer(asyncio.Protocol):
         else:
             self._end()
 
-    # As the peer inside sees it.
+    # The transport, for the peer inside.
 
     def write(self, data: bytes) -> None:
         if not self.is_closing():
