@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 TEXT_CHARS_MAX = 200
 DEPTH_MAX, NAMES_MAX = 3, 20  # of a body's shape
-# What varies in a text, and what stands for it; one after another.
+# Patterns of the varying parts of a text, and their replacements, applied in order.
 _VARIES = (
     (r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", "<id>"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<time>"),

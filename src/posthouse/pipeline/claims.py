@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 50_000  # that are in memory at a time
-# What columns are called here, and by those who have outboxes and inboxes.
+# The names of columns here, and their usual names in outboxes and inboxes.
 NAMES = {
     "message_id": ("message_id", "event_id", "id"),
     "entity": ("entity", "queue", "topic"),

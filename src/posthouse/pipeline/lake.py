@@ -84,7 +84,7 @@ class Lake:
         """The path of the data, as it is given to Spark."""
         return f"{self.where}/data"
 
-    # What there is.
+    # The content of the lake.
 
     def manifests(self) -> list[Manifest]:
         """The manifests in order. One that lies within another was replaced by it."""

@@ -11,7 +11,7 @@ from posthouse.pipeline.wire import FeedClient, NotFound, PosthouseError
 SUBSCRIPTION = "/$sub/"  # what stands in the feed between a topic and its subscription
 URL = "http://127.0.0.1:5300"
 
-# What a message has, as it is called here and in the feed.
+# The columns of a message: for each name here its type, and its name in the feed.
 COLUMNS = {
     "position": ("bigint", "position"), "time": ("timestamp", "time"),
     "namespace": ("string", "namespace"), "entity": ("string", "entity"),

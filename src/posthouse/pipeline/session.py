@@ -49,7 +49,7 @@ _SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass":
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    # What is kept for several steps is of as many parts as it needs, too.
+    # Spark may choose the number of partitions of cached data, too.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     # Groups for percentiles: above that all rows are sorted, and reports have a hundred a queue.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000",
@@ -124,7 +124,7 @@ def register(spark: "SparkSession", *, by_value: bool = True) -> None:
 
 
 def _reach(server: str) -> None:
-    """Spark itself would try for ten minutes, and say nothing. Raises NoSpark."""
+    """Checks that a server answers: Spark would try for ten minutes silently. Raises NoSpark."""
     try:
         import grpc  # type: ignore[import-untyped]
         from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -177,8 +177,10 @@ def _javas() -> Iterator[Path]:
 
 
 def _java_options() -> Iterator[str]:
-    """Little is said; and of the collectors the one that takes the least time in all, unless there
-    is one chosen already: Java does not start with two."""
+    """Yields options for Java: few logs, and the garbage collector that takes the least time.
+
+    None is chosen where one is already: Java does not start with two.
+    """
     yield f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
     given = (os.environ.get(name, "") for name in _JAVA_READS)
     if not any(re.search(r"-XX:\+Use\w*GC\b", each) for each in given):
@@ -186,7 +188,7 @@ def _java_options() -> Iterator[str]:
 
 
 def _version(java: Path, *flags: str) -> int:
-    """0 where it does not start."""
+    """The version of a Java; 0 where it does not start."""
     try:
         said = subprocess.run(  # noqa: S603 (what JAVA_HOME names is there to be run)
             [java, *flags, "-version"], capture_output=True, text=True, check=True, timeout=60

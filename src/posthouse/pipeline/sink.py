@@ -51,7 +51,7 @@ _TEXTS = (
     "message_id", "session_id", "partition_key", "subject", "correlation_id", "content_type", "to",
     "reply_to", "reply_to_session_id", "trace",
 )  # fmt: skip
-# What each column may be, and how that is called.
+# The types that each column may have, and their name in errors.
 _TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     **dict.fromkeys(_TEXTS, ((StringType,), "string")),
     "body": ((BinaryType, StringType, StructType, ArrayType, MapType),

@@ -35,7 +35,7 @@ class Unanswered(PosthouseError):
 
 
 class NotFound(PosthouseError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
 
 class NotAllowed(PosthouseError):

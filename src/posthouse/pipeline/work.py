@@ -54,7 +54,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Work:
-    """Since it was looked at first."""
+    """The work that Spark has done since it was first looked at."""
 
     rows: int | None  # that were read, each time that they were; Spark Connect does not tell
     size_bytes: int  # of files that were read

@@ -212,7 +212,7 @@ def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
 
 
 def runs(there: list[Manifest], rows: int) -> Iterator[list[Manifest]]:
-    """Several that follow each other, most of them small, and together not too large."""
+    """Yields runs of small ranges that follow each other, and are together not too large."""
     run: list[Manifest] = []
     for each in there:
         follows = bool(run) and run[-1].end == each.first

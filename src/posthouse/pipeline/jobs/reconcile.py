@@ -21,7 +21,7 @@ COLUMNS = (  # of the events, that it looks at
     "target", "target_sequence_number",
 )  # fmt: skip
 SHARES = (0.1, 0.85, 0.9, 1.0)  # of its time, that are behind it after each step
-# What can be wrong with a message. The first five are nobody's way to go about.
+# The faults that a message can have.
 FAULTS = {
     "missing": "a producer has sent it, and it never came",
     "unclaimed": "it came, and no producer has sent it",
@@ -35,8 +35,8 @@ FAULTS = {
     "gone": "it was expired, purged, cancelled, dropped, or deleted with its queue",
 }
 
-# How they are told: of what the journal saw, and of that beside what others claim, where one of the
-# two may be null. When it is so, and what there is to say.
+# The rules by which faults are found, each with its condition and its detail in SQL: in the journal
+# alone (INSIDE), and in the journal joined with claims, where either side may be null.
 INSIDE = {
     "open": ("open > 0", "concat(open, ' not settled')"),
     "dead": ("dead > 0", "concat(dead, ' of ', came)"),
@@ -79,7 +79,7 @@ def reconcile(
     *,
     step: Step = nothing,
 ) -> Verdict:
-    """`outbox` and `inbox` as `posthouse.pipeline.claims.read` gives them."""
+    """Compares the journal with claims, as `posthouse.pipeline.claims.read` gives them."""
     from pyspark.sql import functions as f
 
     lives = Lives(events)
@@ -177,7 +177,7 @@ def _against_outbox(seen: "DataFrame", outbox: "DataFrame") -> "DataFrame":
 
 
 def _against_inbox(seen: "DataFrame", inbox: "DataFrame") -> "DataFrame":
-    """No inbox tells copies apart that several subscriptions got, so they are added up."""
+    """The faults against an inbox, where copies of several subscriptions count together."""
     from pyspark.sql import functions as f
 
     claimed, keys = _claimed(inbox.drop("entity"))

@@ -268,7 +268,7 @@ def _send(broker: FeedClient, plan: Plan, rows: list[dict[str, Any]]) -> int:
 
 
 def _remove(broker: FeedClient, rows: list[dict[str, Any]]) -> None:
-    """Dead letters in whose place something was sent."""
+    """Removes dead letters that were sent again."""
     if rows:
         asked = {"sequences": [row["sequence_number"] for row in rows], "states": ["active"]}
         broker.post(f"{_path(rows[0]['namespace'], rows[0]['queue'])}/purge", asked)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WINDOWS_MAX = 120  # where it is not said how long they are
 WINDOWS = (60, 300, 900, 3_600, 6 * 3_600, 86_400)  # seconds
 REASONS_MAX, CONSUMERS_MAX = 50, 50  # of a queue
-# What is counted of the steps, under which name.
+# The conditions by which steps are counted, by the name of the count.
 COUNTED = {
     "sent": "kind = 'sent' or kind = 'came' and by in ('copied', 'resubmitted')",
     "delivered": "kind in ('delivered', 'taken')",
@@ -215,7 +215,7 @@ def _named(table: "DataFrame") -> "DataFrame":
     return table.withColumn("entity", f.expr(told_name("entity")))
 
 
-# As files.
+# Files.
 
 
 def write(

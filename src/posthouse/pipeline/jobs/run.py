@@ -212,6 +212,6 @@ def _progress(name: str, rows: int, said: Any) -> Progress:
 
 
 def _position(offset: Any) -> int | None:
-    """None of what is no broker; nor of the latest, where a batch is done that was begun before."""
+    """The position of an offset; None where the source is no broker, or it is not known yet."""
     said = json.loads(offset) if isinstance(offset, str) else offset
     return int(said["position"]) if isinstance(said, dict) and "position" in said else None
