@@ -134,7 +134,7 @@ def _lines(response: HTTPResponse) -> Iterator[bytes]:
 
 
 def _key(file: str | None, given: str | None) -> str | None:
-    """`name:key`; a key alone is the root's."""
+    """The key as `name:key`; a key alone is the root's."""
     if file is not None:
         try:
             given = Path(file).read_text().strip()

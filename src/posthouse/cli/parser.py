@@ -20,7 +20,7 @@ exit codes:
   4 not allowed    5 there was nothing, or it took too long     74 the journal cannot be written
 """
 
-# What stands for an argument in an example that is made up.
+# The values of arguments in examples that are made up.
 _SAMPLES = {
     "queue": "orders", "numbers": "7", "number": "7", "name": "web", "id": "order-4711",
     "shell": "bash", "data": "posthouse-data", "namespace": "default", "first": "1", "last": "9",
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """`words` are those of the command line: settings are there where they can be meant."""
+    """Makes the parser for a command line's words; only some commands need the settings."""
     parser: argparse.ArgumentParser = _Parser(
         prog="posthouse",
         description="One message broker that every queue client knows.",

@@ -473,7 +473,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pairs(given: list[str]) -> dict[str, str]:
-    """NAME=COLUMN, ..."""
+    """Parses NAME=COLUMN pairs."""
     return {name: column for name, _, column in (each.partition("=") for each in given)}
 
 

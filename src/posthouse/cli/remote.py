@@ -146,7 +146,7 @@ def receive(client: Client, options: argparse.Namespace) -> int:
         for message in messages:
             _print(options, message)
         sys.stdout.flush()
-        # What was printed is done with, not before.
+        # Messages are completed once they are printed, not before.
         if messages and not options.delete and not options.keep:
             locks = [message["token"] for message in messages]
             settle = {"locks": locks, "session": form.get("session")}
@@ -158,7 +158,7 @@ def receive(client: Client, options: argparse.Namespace) -> int:
 
 
 def _follow(client: Client, options: argparse.Namespace, queue: str) -> int:
-    """Attached to it, as to a fan-out queue one has to be."""
+    """Attaches to a queue and prints its messages; a fan-out queue can be read only so."""
     settling = Client.of(options)
     where = client.queue(queue, "deliveries")
     for line in client.lines(where, delete=int(options.delete))[1]:
