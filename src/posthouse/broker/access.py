@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 Accounts = Mapping[str, Account]
 
-ROOT = "RootManageSharedAccessKey"  # what Azure's clients call it
+ROOT = "RootManageSharedAccessKey"  # its name in Azure's clients
 KEY_CHARS_MAX = 256
 _NONCE_BYTES = 12
 _PROOF_BYTES = 32
@@ -170,7 +170,7 @@ class Guard:
         self._proofs: dict[str, tuple[Account, frozenset[bytes]]] = {}  # by name
         self._noted: dict[str, Account] = {}
         self._key_proofs: dict[str, list[bytes]] = {}  # of those
-        self._names: dict[bytes, dict[str, None]] = {}  # whose key has this proof
+        self._names: dict[bytes, dict[str, None]] = {}  # principals by the proof of a key
         # For names that are not there: the same work as for one that is.
         nobody = [secrets.token_bytes(64), secrets.token_bytes(64)]
         password = secrets.token_bytes(64)

@@ -36,7 +36,7 @@ from posthouse.core.namespaces import (
 from posthouse.core.shares import RECEIVERS, check_share, share_of
 from posthouse.store import Store
 
-_PRESSED_SLOW_MS = 200  # by which an answer to a sender comes later while the disk is short of room
+_PRESSED_SLOW_MS = 200  # delay of answers to senders while the disk is short of room
 # The commands that make the state larger, and are refused where there is no room: see
 # `_needs_room`. A test has the list of those that do not.
 ROOMY = frozenset((

@@ -92,7 +92,7 @@ def tell(callback: Callable[[Any], None], answer: object) -> None:
     """Calls somebody back. An exception of theirs is logged, and ends there."""
     try:
         callback(answer)
-    except asyncio.InvalidStateError:  # who asked does not wait any more
+    except asyncio.InvalidStateError:  # the caller does not wait any more
         pass
     except Exception:  # noqa: BLE001 (a connection's code must not stop the others' broker)
         _log.exception("somebody who was told an answer has failed")

@@ -68,7 +68,7 @@ class VirtualClock:
     def __init__(self, now_ms: int = 0, base: Clock | None = None) -> None:
         self._base = base
         self._now_ms = now_ms
-        self._base_ms = 0 if base is None else base.now_ms()  # what the base said then
+        self._base_ms = 0 if base is None else base.now_ms()  # the base's time then
         self._frozen = base is None
         self.auto = False  # moves on by itself to what is due next, when everything is idle
 

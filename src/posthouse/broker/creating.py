@@ -14,7 +14,7 @@ from posthouse.core.message import has_session
 from posthouse.core.model import QueueProperties, State, entity_of, topic_of
 from posthouse.core.namespaces import SpaceCommand
 
-_MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # what a queue may be made for
+_MAKES = (Send, Receive, Attach, AcceptSession, Peek)  # commands that may make their queue
 
 
 def creating(state: State, command: Command | SpaceCommand) -> list[Command]:

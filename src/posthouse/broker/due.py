@@ -42,7 +42,7 @@ class DueWork:
         self._admission = admission
         self._do = do
         self._last = ""  # the namespace that used up the last slice
-        self.fired: Counter[tuple[str, str]] | None = None  # what fell due, while that is counted
+        self.fired: Counter[tuple[str, str]] | None = None  # due events, while they are counted
 
     def do_some(self) -> bool:
         """A slice of it, which does not take long. Returns whether there was something."""

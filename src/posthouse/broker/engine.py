@@ -298,7 +298,7 @@ class Engine:
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING) if self._closing else None
-        self._arm()  # what is due is done beside what is asked from now on
+        self._arm()  # due work is done beside commands from now on
 
     async def _begin_epoch(self) -> None:
         for name in spaces.void_accounts(self._world):

@@ -26,7 +26,7 @@ from posthouse.core.records import Routed, Sent
 from posthouse.store import Store
 from posthouse.store.errors import NotThere
 
-MESSAGE_BYTES = 350  # what a message takes beside its content: bench/core.py measures it
+MESSAGE_BYTES = 350  # of a message beside its content: bench/core.py measures it
 GROUP_BYTES = 1_100
 QUEUE_BYTES = 4_000  # its dead-letter queue as much again
 NOTE_BYTES = 1_000  # guessed: beside the properties that were noted
@@ -88,9 +88,9 @@ class Memory:
         self._limits = limits
         self._bodies = self._fixed = 0  # at the last count
         self._new_bodies = self._new_fixed = 0  # since, at most
-        self._passing = self.receivers = 0  # what ends with connections, and is in no record
+        self._passing = self.receivers = 0  # state that ends with connections, and is in no record
         self._window = _WINDOW_BYTES[1]
-        self._recent: deque[_Run] = deque()  # what could be evicted when it is durable
+        self._recent: deque[_Run] = deque()  # messages whose bodies can be evicted once durable
         self.has_evicted = False  # whether any body is evicted
         self.tight = False  # whether what is sent has to be remembered
         self.level = FINE

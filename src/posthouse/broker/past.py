@@ -308,7 +308,7 @@ async def resend(
     """
     batch: list[NewMessage] = []
     size = sent = 0
-    end = min(what.end, engine.store.durable)  # what is sent here is not sent again
+    end = min(what.end, engine.store.durable)  # messages that this sends are not sent again
     async for frame in engine.store.read(what.first, end):
         for old in payload.contents(payload.entries(frame), moved=False):
             wanted = old.namespace == namespace and what.queue in (None, old.queue)

@@ -126,7 +126,7 @@ async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention)
         kept = await asyncio.to_thread(store.snapshots.whole)
     if kept:
         await trim(engine, kept, retention)
-        if store.full:  # what only the older snapshot needs gives way too
+        if store.full:  # segments that only the older snapshot needs go, too
             await trim(engine, kept[:1], retention)
 
 
@@ -177,7 +177,7 @@ async def _unless(
         working.cancel()
         await asyncio.wait([working])
     if more:
-        segments.rolled.set()  # who waits for it goes on at once
+        segments.rolled.set()  # a wait for it ends at once
     return _Interrupted() if working.cancelled() else working.result()
 
 
@@ -227,7 +227,7 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
     end, size, kept = 0, 0, 0
     for extent, still in zip(old, live, strict=True):
         size, kept = size + extent.size_bytes, kept + still
-        most = size // 2  # what would be written again
+        most = size // 2  # bytes that would be written again
         if engine.store.full:  # into what is left for settling
             most = min(most, engine.store.spare_bytes // 2)
         if kept <= most:

@@ -44,7 +44,7 @@ class Rights:
         self._world = world
         self._owners: dict[int, Principal] = {}  # of transactions
         self._sessions: dict[int, _Held] = {}
-        self.watchers = Watchers()  # who looks again when an account has changed
+        self.watchers = Watchers()  # callbacks for changes of accounts
         for account in world.accounts.values():
             access.note(account.name, account)
 

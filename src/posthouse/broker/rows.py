@@ -158,7 +158,7 @@ class Row(Struct, gc=False):
     target: str | None = None  # the entity it goes to
     target_sequence_number: int | None = None  # and its number there
     native: bytes | None = None
-    detail: str | None = None  # what else the record says
+    detail: str | None = None  # other fields of the record, as JSON
     waited_ms: int | None = None  # in its queue, until this delivery
     settled_ms: int | None = None  # after its delivery
 

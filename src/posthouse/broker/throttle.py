@@ -51,7 +51,7 @@ class Buckets:
         self, rate: int, now: Callable[[], float] = time.monotonic, burst: int = 0
     ) -> None:
         self._rate = rate  # tokens a second; 0: no limit
-        self._burst = burst or rate  # what a full one holds
+        self._burst = burst or rate  # tokens in a full bucket
         self._now = now
         self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when that was
         self._forget_after = 0.0
