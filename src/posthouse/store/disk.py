@@ -11,7 +11,7 @@ from posthouse.store.errors import InUse
 _VECTOR_MAX = 1024  # buffers that one call may take (IOV_MAX)
 _CLEAR_BYTES = 1 << 20
 _ZEROS = bytes(64 << 10)
-_UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what is said of a flag, by some kernels
+_UNKNOWN = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of kernels that lack the flag
 
 
 def _write(file: int, offset: int, chunks: Sequence[bytes], flags: int = 0) -> int:

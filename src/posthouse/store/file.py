@@ -61,12 +61,12 @@ Durability = Literal["fsync", "interval", "memory"]
 
 LOCK = "lock"
 SEGMENT_BYTES = 64 << 20
-MARK_SEGMENTS = 3  # where the disk has no room for so many more segments, it is short of room
+MARK_SEGMENTS = 3  # with room for fewer segments the disk is short of room
 INTERVAL_MS = 100
 PREZERO_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
 PREZERO_BYTES_MAX = 32 << 20  # and altogether
 PREZERO_SECONDS = 0.1  # after which it is taken to be idle
-BEHIND_BYTES_MAX = 64 << 20  # what may be unwritten where durability is `memory`
+BEHIND_BYTES_MAX = 64 << 20  # that may be unwritten with durability `memory`
 _READ_BYTES = 1 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -96,7 +96,7 @@ class FileStore:
         self.cut_at: int | None = None  # the position from which an unsynced tail was cut
         self.full = False
         self.pressed = False  # until who makes room has tried to
-        self._wants_space = True  # what is claimed ahead was used, or could not be claimed
+        self._wants_space = True  # the space claimed ahead was used, or could not be claimed
         self.rolled = asyncio.Event()
         self.filled = asyncio.Event()
         if not read_only:

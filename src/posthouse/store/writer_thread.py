@@ -46,7 +46,7 @@ def _run(works: "SimpleQueue[_Work | None]") -> None:
             error = raised
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(_tell, done, result, error)
-        del given, work, arguments, done, error  # who hands them in may be gone
+        del given, work, arguments, done, error  # their owner may be gone
 
 
 def _tell(done: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
