@@ -98,7 +98,7 @@ class Connection:
         """A server if it has somebody to ask who a client is; else a client, which speaks first."""
         self.is_server = authenticate is not None
         self.limits = limits
-        self.open: Open | None = None  # what the other side said
+        self.open: Open | None = None  # the other side's
         self.remote_frame_max = FRAME_BYTES_MIN
         self.hostname = hostname
         self.closed = False  # nothing more is to be read
@@ -147,7 +147,7 @@ class Connection:
             return
         pos = 0
         try:
-            while self._kept:  # what was begun is made whole first; the rest is not copied for it
+            while self._kept:  # a frame that was begun is completed first; the rest is not copied
                 missing = self._needed - self._kept_bytes
                 self._kept.append(data[pos : pos + missing])
                 if len(data) - pos < missing:
@@ -367,7 +367,7 @@ class Connection:
             if self.is_server and not self._sasl_done:
                 self._sasl_done = True
                 assert self._authenticate is not None
-                if not self._authenticate("ANONYMOUS", b""):  # who skips SASL is nobody
+                if not self._authenticate("ANONYMOUS", b""):  # without SASL it is anonymous
                     self._turn_away()
                     return
             self._awaits_header = False

@@ -39,7 +39,7 @@ VALUES_MAX = 400_000  # and in all; to read so many takes some hundredths of a s
 KEYS_MAX = 1_000  # of one map
 NUMBER_KEYS_MAX = 64  # of them, those that are no text,
 ALL_NUMBER_KEYS_MAX = 1_000  # and those of all maps that are read together
-_COMPOUND_COST = 8  # what a list, map or array counts for among them
+_COMPOUND_COST = 8  # values that a list, map or array counts as
 _ENTRY_COST = 4  # an entry of a map
 
 _U16, _U32, _U64 = Struct(">H"), Struct(">I"), Struct(">Q")

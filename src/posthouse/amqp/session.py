@@ -107,12 +107,12 @@ class Link:
         self.handle = handle
         self.remote_handle = -1
         self.sends = sends
-        self.attach: Attach | None = None  # what the other side said
+        self.attach: Attach | None = None  # the other side's
         self.credit = 0
         self.delivery_count = 0
         self.drain = False
         self.max_message_size = 0  # that we take; 0: any
-        self.takes_runs = False  # what comes may be told several deliveries at a time
+        self.takes_runs = False  # several deliveries may come as one Run event
         self._attached = False  # we have said so
         self._detached = False  # we have said so
         self._gone = False  # both have
@@ -121,7 +121,7 @@ class Link:
         self._over = False  # it is larger than it may be
         self._first: Transfer | None = None
         self.unsettled: dict[int, int] = {}  # deliveries that we sent, and what is kept with each
-        self.unsent: set[int] = set()  # what was kept with those that did not leave before the end
+        self.unsent: set[int] = set()  # kept with deliveries that did not leave before the end
 
     @property
     def is_held_up(self) -> bool:
@@ -516,7 +516,7 @@ class Session:
         self.next_outgoing_id = 0
         self.next_delivery_id = FIRST_DELIVERY
         self.frame_max = connection.remote_frame_max
-        self.unsettled: dict[int, Link] = {}  # what we sent
+        self.unsettled: dict[int, Link] = {}  # deliveries that we sent
         self.ended = False  # we have said so
         self._window = WINDOW
         self._links: dict[int, Link] = {}  # by our handle
