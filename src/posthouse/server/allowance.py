@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from posthouse.server.listener import Connection
 
-Holder: TypeAlias = tuple[str, str]  # who it is, and the address he comes from
+Holder: TypeAlias = tuple[str, str]  # the principal, and its address
 
 
 class Allowance:

@@ -191,7 +191,7 @@ class Config:
         "info", one_of("debug", "info", "warning", "error"), "what is logged", "WORD"
     )
     config: Path | None = setting(None, as_path, "a configuration file", "FILE")
-    declared: Declared = field(default_factory=Declared)  # what is to exist at start; file only
+    declared: Declared = field(default_factory=Declared)  # entities to exist at start; file only
     origins: Mapping[str, str] = field(default_factory=dict)  # of what is not a default
 
     def value(self, name: str) -> object:

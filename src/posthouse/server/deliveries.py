@@ -26,7 +26,7 @@ from posthouse.server.shapes import delivered
 CREDIT, CREDIT_MAX = 100, 1_000
 LOOK_SECONDS = 1.0  # how often it is seen whether the broker goes on
 BEAT_SECONDS = 15.0
-END_SECONDS = 2.0  # what a client has to take what is under way, when it may not receive any more
+END_SECONDS = 2.0  # for a client to read the rest, when it may not receive any more
 _LINES = (b"content-type", b"application/x-ndjson")
 _encode = msgspec.json.Encoder().encode
 

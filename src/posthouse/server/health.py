@@ -12,7 +12,7 @@ from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
 
-READY_SECONDS = 2  # what a sync may take before the broker is not ready
+READY_SECONDS = 2  # that a sync may take before the broker is not ready
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 

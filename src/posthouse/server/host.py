@@ -35,10 +35,10 @@ from posthouse.store.memory import MemoryStore
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
 
-DEV_KEY = "SAS_KEY_VALUE"  # what emulators for Azure take
+DEV_KEY = "SAS_KEY_VALUE"  # the key of emulators for Azure
 ROOT_KEY, NEW_ROOT_KEY, SEAL_KEY = "root-key", "root-key-new", "seal-key"  # in the data folder
 MEMORY_FEED_BYTES = 64 << 20  # of the journal, where nothing is on disk
-TIDY_SECONDS = 5  # what the folding process has to end when the broker stops
+TIDY_SECONDS = 5  # for the fold process to end when the broker stops
 _SEAL_BYTES = 32
 
 
@@ -127,7 +127,7 @@ class BrokerHost:
             await store.close()
             raise
         gc.collect()
-        gc.freeze()  # what was recovered stays; there is no need to look at it again
+        gc.freeze()  # recovered objects stay; the collector need not visit them again
         await self._declare(engine)
         self.engine, self.phase = engine, "ready"
         if store.segments is not None:

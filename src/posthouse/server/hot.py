@@ -89,7 +89,7 @@ async def _send(engine: Engine, request: Request, target: Target) -> Answer:
     body = await request.body()
     kind = request.headers.get(b"content-type", b"").decode("latin-1")
     name = kind.partition(";")[0].strip().lower()
-    if name == _FORM:  # what curl says of everything
+    if name == _FORM:  # curl's default type
         raise HttpProblem(
             415, "unknown-content", "Say what it is: application/json for messages in JSON, or"
             " another content type, such as text/plain, for the body of one message.",

@@ -100,7 +100,7 @@ class HttpPeer(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, state, {"connection": connection})
         self.connection = connection
-        self.login: Login | None = None  # who has come with credentials
+        self.login: Login | None = None  # the login of its client, once asked for
         self._websockets = websockets
         self._limits = connection.limits
         self._in_message = self._in_head = False  # of a request that has begun
@@ -113,7 +113,7 @@ class HttpPeer(HttpToolsProtocol):
         self._running: RequestResponseCycle | _Exchange | None = None
         self._task: asyncio.Task[None] | None = None  # of what is running
         self._due: float | None = connection.deadline  # when it ends, unless something comes
-        self._awaits_head = True  # what that is for: a head, or the next request
+        self._awaits_head = True  # the deadline is for a head; else for the next request
         self._alarm: asyncio.TimerHandle | None = None  # then, or before
         self._stall: asyncio.TimerHandle | None = None
         self._untaken_bytes = self._held_bytes = 0
@@ -569,7 +569,7 @@ def _target_in(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes]:
     """
     if method == b"CONNECT":
         raise ValueError("this is no proxy")
-    url: Any = httptools.parse_url(target)  # what is not named is None
+    url: Any = httptools.parse_url(target)  # a part that is not named is None
     if target == b"*" and method != b"OPTIONS":
         raise ValueError("a path is missing")
     schema: bytes | None = url.schema

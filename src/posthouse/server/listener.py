@@ -72,14 +72,14 @@ class Connection:
     def __init__(self, listener: "Listener", address: str, http_profile: str = "") -> None:
         self._listener = listener
         self.address = address  # of the other side
-        self.source = _source(address)  # by which strangers are counted
+        self.source = _source(address)  # the key by which strangers are counted
         self.is_far = not is_among(address, listener.limits.local_networks)  # not this machine's
         self.principal: str | None = None  # who its client is; None: a stranger
         # The dialect that answers all HTTP on its port; empty: the one that a request is for.
         self.http_profile = http_profile
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
-        self.ends_with_input = False  # who says no more gets no answer to what he has said
+        self.ends_with_input = False  # at the end of input, requests are not answered any more
         self.closed_at: float | None = None  # when it was first seen that it is being closed
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
@@ -129,12 +129,12 @@ class Limits(NamedTuple):
     strangers_per_address: int = 500  # and those of one address
     per_principal: int = 5_000  # connections of one principal
     networks: Networks | None = None  # from where peers are let in; None: from anywhere
-    local_networks: Networks = LOOPBACK  # who comes from there is on this machine
+    local_networks: Networks = LOOPBACK  # clients from there are on this machine
     requires_tls: bool = False  # of who is not
     keep_alive_seconds: float = 75  # between requests
     body_seconds: float = 60  # for the whole of a request's body
     stalled_seconds: float = 60  # how long a peer may not read what it asked for
-    end_seconds: float = 5  # what one that is closed has to take what is still to be sent
+    end_seconds: float = 5  # for a closed connection to take the rest
     closing_seconds: float = 120  # the same for one that takes some of it all the time
     look_seconds: float = 5  # how often it is looked whether those not read from are still there
     answers_bytes: int = 256 << 20  # of answers that are being sent, before more is refused,
@@ -293,7 +293,7 @@ class Listener:
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # who vanishes is noticed
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to notice clients that vanish
         self._connections.add(connection)
         self._strangers.setdefault(connection.source, {})[connection] = None
         self.strangers += 1

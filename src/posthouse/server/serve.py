@@ -228,7 +228,7 @@ class Server:
         self._stop.set()
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._stop.is_set():  # what was acknowledged is on disk
+        if self._stop.is_set():  # everything acknowledged is on disk
             os._exit(128 + number)
         self._stop.set()
 

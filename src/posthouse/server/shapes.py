@@ -586,7 +586,7 @@ class ReaderInfoForm(msgspec.Struct):
     position: int
     updated_ms: int
     behind: int
-    lost: bool  # what it has not read yet was trimmed
+    lost: bool  # positions that it has not read yet were trimmed
 
 
 class ReadersForm(msgspec.Struct):
