@@ -32,7 +32,7 @@ class Source:
     name: str
     kind: str
     where: str
-    said: Mapping[str, str]  # what else, by the names in the file
+    said: Mapping[str, str]  # other fields, by their names in the file
     watermark: tuple[str, str] | None
     line: int
 

@@ -1,4 +1,4 @@
-"""What went wrong in a task of ours, out of what Spark says of it."""
+"""The errors of our tasks, as Spark reports them."""
 
 _RAISED = "PosthouseError: "  # how a traceback begins the line of what was raised
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from posthouse.pipeline.wire import FeedClient, NotFound, PosthouseError
 
-SUBSCRIPTION = "/$sub/"  # what stands in the feed between a topic and its subscription
+SUBSCRIPTION = "/$sub/"  # between topic and subscription in the feed's names
 URL = "http://127.0.0.1:5300"
 
 # The columns of a message: for each name here its type, and its name in the feed.

@@ -108,7 +108,7 @@ class Target:
     path: str
     is_once: bool  # they have keys by which the queue finds what came twice
     is_whole: bool  # all of a batch or nothing
-    batch: str | None  # by which name a batch is known, where somebody gave it one
+    batch: str | None  # the name of a batch, where one was given
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes the batches of one task. Raises PosthouseError."""

@@ -38,7 +38,7 @@ from posthouse.pipeline.copies import Copies
 from posthouse.pipeline.options import COLUMNS, SUBSCRIPTION, Options, Range
 from posthouse.pipeline.wire import FeedClient, PosthouseError
 
-ROWS_OF_A_PARTITION = 250_000  # where it is not said how many partitions there are to be
+ROWS_OF_A_PARTITION = 250_000  # by default
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Reader(DataSourceReader):
         return _parts(first, end, self._partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Part):  # where nothing is left, Spark asks for one that is none
+        if isinstance(partition, Part):  # of an empty range Spark reads one that is not ours
             yield from self._wanted.read(partition.first, partition.end)
 
 

@@ -17,7 +17,7 @@ from posthouse.pipeline.work import Step, nothing
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-WINDOWS_MAX = 120  # where it is not said how long they are
+WINDOWS_MAX = 120  # at most, where their length is not given
 WINDOWS = (60, 300, 900, 3_600, 6 * 3_600, 86_400)  # seconds
 REASONS_MAX, CONSUMERS_MAX = 50, 50  # of a queue
 # The conditions by which steps are counted, by the name of the count.
@@ -30,7 +30,7 @@ COUNTED = {
     "expired": "kind = 'expired'",
     "dropped": "kind in ('dropped', 'purged', 'cancelled')",
 }
-STILL = ("open", "oldest", "dead_now")  # what is there now, whichever window it came in
+STILL = ("open", "oldest", "dead_now")  # columns of messages that are there now, whenever they came
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 TIMES = tuple(f"{what}_{name}_s" for what in ("waited", "settled") for name, _ in QUANTILES)
 COLUMNS = (  # of the events, that it looks at
