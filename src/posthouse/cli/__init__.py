@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = getattr(import_module(f"posthouse.cli.{module}"), name)(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who was reading has seen enough
+    except BrokenPipeError:  # the reader of the pipe has seen enough
         sys.stderr.close()
         return 0
     assert isinstance(code, int)
