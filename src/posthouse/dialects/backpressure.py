@@ -90,7 +90,10 @@ class Backpressure:
 
     def adjust(self) -> None:
         """Reads, or stops reading, as it should be now."""
-        wanted = not self.is_behind and self.has_room
+        wanted = not (  # as `has_room`; this is asked at the end of every turn
+            self.is_behind or self.is_paused or self.is_held
+            or self.under_way >= self._commands_max or self.unanswered_bytes >= self._bytes_max
+        )  # fmt: skip
         transport = self.transport
         if wanted == self.is_reading or transport.is_closing():
             return

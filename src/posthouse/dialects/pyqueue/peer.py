@@ -266,7 +266,7 @@ class Peer:
     def _follow(self, most: int) -> int:
         """What comes behind what was gathered, as far as it is alike: how many requests."""
         gathered = self._gathered
-        if type(gathered) is not WorkerReplyBatch:
+        if type(gathered) is not WorkerReplyBatch or not self._decoder.held_bytes:
             return 0
         pressure, size = self._backpressure, gathered.size
         count = gathered.follow(self._decoder, min(most, COMMANDS_MAX - pressure.under_way))

@@ -16,11 +16,13 @@ from posthouse.dialects.pyqueue.replies import Asker, Result, refusal
 from posthouse.dialects.pyqueue.tasks import ID_BYTES, JOB_BYTES_MAX, job_of
 from posthouse.store.errors import StoreError
 
+_ACKNOWLEDGED = [encode(b"OK", b"Task acknowledged", binary=way) for way in (False, True)]
 GATHERED_MAX = 500  # acknowledgements, or tasks, in one batch
 GATHERED_BYTES_MAX = 1 << 20  # of tasks that are pushed as one
 _CUT_BYTES = 8 << 20  # of tasks that were pulled: then there may be more than came
 # With an id as we give them, and nothing else: not JSON.
-_BARE_ACKS = Pattern(b"ACK %d " % ID_BYTES, ID_BYTES, ord("{"), b"", 0)
+_ACK, _BRACE = b"ACK %d " % ID_BYTES, ord("{")
+_BARE_ACKS = Pattern(_ACK, ID_BYTES, _BRACE, b"", 0)
 
 
 class PushReplyBatch:
@@ -92,7 +94,7 @@ class WorkerReplyBatch:
         self._pattern_limit, self._pattern_bytes = 1, 0  # its tasks, and the size of its payload
         self.left = 0  # answers that are still to come from the engine
         self._lost: set[int | str] = set()
-        self._refused = self._encode(b"ERROR", NOT_FOUND.encode())  # what is told of those
+        self._refused = b""  # what is told of those
         self._received: Received | Refused | StoreError = Received([])
 
     @property
@@ -108,7 +110,7 @@ class WorkerReplyBatch:
     def pull(self, limit: int, payload: bytes, *, batch: bool) -> None:
         asked = -limit if batch else limit
         same = encode(b"PULL_BATCH" if batch else b"PULL", payload)
-        self._pattern = _BARE_ACKS._replace(same=same, mark=asked)
+        self._pattern = Pattern(_ACK, ID_BYTES, _BRACE, same, asked)
         self._pattern_limit, self._pattern_bytes = limit, len(payload)
         self.asked.append(asked)
         self.limit += limit
@@ -156,6 +158,8 @@ class WorkerReplyBatch:
         else:
             assert isinstance(answer, Settled)
             self._lost = set(answer.lost)
+            if self._lost:
+                self._refused = self._encode(b"ERROR", NOT_FOUND.encode())
             lost, lock_ms = self._lost, self.lock_ms
             ends = self.tokens.items()
             done = [until_ms - lock_ms for token, until_ms in ends if token not in lost]
@@ -186,7 +190,7 @@ class WorkerReplyBatch:
         context = self.peer.context
         view, namespace = context.engine.view.messages, context.namespace
         plain = 0 if self.peer.is_gone or self.binary else len(given)
-        acknowledged = self._encode(b"OK", b"Task acknowledged")
+        acknowledged = _ACKNOWLEDGED[self.binary]
         for limit in self.asked:
             if not limit:
                 is_lost = lost and next(tokens) in lost

@@ -160,7 +160,7 @@ class Peer:
         if self.is_over:
             return
         self.decoder.feed(data)
-        if self._is_waiting and self.decoder.held_bytes > HELD_BYTES_MAX:
+        if self._backpressure.is_held and self.decoder.held_bytes > HELD_BYTES_MAX:
             text = "Too much has come before it is known from whom."
             self.close(answers.INVALID_MESSAGE, text)
         elif self._backpressure.may_look:
@@ -201,11 +201,6 @@ class Peer:
     def is_paused(self) -> bool:
         """The client does not read, and is given nothing more."""
         return self._backpressure.is_paused
-
-    @property
-    def _is_waiting(self) -> bool:
-        """It is being looked at who this is; nothing else is until then."""
-        return self._backpressure.is_held
 
     def _look(self, turn: Turn) -> bool:
         """Whether there may be more. Raises Malformed."""
@@ -349,14 +344,14 @@ class Peer:
             self._deadline = None
 
     def wait(self) -> None:
-        """Until it is known who this is."""
+        """Until it is known who this is; nothing else is looked at until then."""
         self._backpressure.hold()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = self._loop.call_later(AUTHENTICATE_SECONDS, self._too_late)
 
     def stop_waiting(self) -> None:
-        if self._is_waiting:
+        if self._backpressure.is_held:
             self._backpressure.release()
             self._backpressure.turn.wait()
 
@@ -424,15 +419,15 @@ class Peer:
             reply(answer)
 
         reply = guarded(reply, self.abort)
-        throttle = self.engine.throttle
-        if throttle.is_on:
+        engine = self.engine
+        if engine.throttle.is_on:
             try:
-                throttle.check_address(self.info.address, cost_of(command))
+                engine.throttle.check_address(self.info.address, cost_of(command))
             except Throttled as throttled:
                 reply(throttled)
                 return
         self._backpressure.command_begun()
-        self.engine.submit(self._voucher, self.namespace, command, answered)
+        engine.submit(self._voucher, self.namespace, command, answered)
 
     def abort(self) -> None:
         """What the client had goes back when the connection is lost."""
