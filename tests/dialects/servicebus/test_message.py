@@ -27,6 +27,7 @@ from posthouse.dialects.servicebus.message import (
     ANNOTATIONS,
     APPLICATION,
     DATA,
+    DELIVERY_ANNOTATIONS,
     FOOTER,
     HEADER,
     PROPERTIES,
@@ -200,6 +201,27 @@ def test_annotations_are_kept_but_for_those_that_a_broker_sets() -> None:
     }  # fmt: skip
     assert [type(found[Symbol(each)]) for each in ("x-opt-enqueued-time", "x-opt-sequence-number")
             ] == [Timestamp, int]  # fmt: skip
+
+
+def test_delivery_annotations_are_kept_and_have_the_locks_token() -> None:
+    given = {Symbol("x-opt-lock-token"): "theirs", Symbol("mine"): Int(3)}
+    token = UUID(int=5)
+    note = Note({"changed": 5})
+    payload = section(DELIVERY_ANNOTATIONS, given) + PLAIN
+    for noted in (None, note):
+        found = delivered(payload, noted)
+        assert found[DELIVERY_ANNOTATIONS] == [{"mine": 3, "x-opt-lock-token": token}]
+        assert found[PROPERTIES][0][0] == "an id"
+        assert found[DATA] == [b"a body"]
+    assert delivered(PLAIN)[DELIVERY_ANNOTATIONS] == [{"x-opt-lock-token": token}]
+    taken = opened(write_delivery(Delivery(1, 0, 0, 1, standing(read(PLAIN)))))
+    assert taken[DELIVERY_ANNOTATIONS] == [{}]
+
+
+@pytest.mark.parametrize("given", [b"\x45", b"\xa1\x01x", section(DATA, b"x")[3:]])
+def test_delivery_annotations_that_are_no_map_are_malformed(given: bytes) -> None:
+    with pytest.raises(Malformed):
+        read(b"\x00\x53\x71" + given + PLAIN)
 
 
 def test_the_header_says_how_often_and_how_long() -> None:

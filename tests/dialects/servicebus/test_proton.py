@@ -392,7 +392,9 @@ def test_annotations_are_kept_and_those_of_a_broker_are_its_own(shared: Shared) 
     assert found.annotations[symbol("x-opt-sequence-number")] != 12_345
     assert type(found.annotations[symbol("x-opt-enqueued-time")]) is timestamp
     assert type(found.annotations[symbol("x-opt-locked-until")]) is timestamp
-    assert symbol("x-do") not in (found.instructions or {})
+    assert found.instructions is not None
+    assert found.instructions[symbol("x-do")] == 1
+    assert type(found.instructions[symbol("x-opt-lock-token")]) is UUID
 
 
 # Frames and links.

@@ -463,9 +463,27 @@ def test_a_footer_arrives(there: Pass) -> None:
     assert received.raw_amqp_message.footer == {b"x-sum": 7}
 
 
-def test_delivery_annotations_end_at_the_broker(there: Pass) -> None:
-    received = there(AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"x-hop": 1}))
-    assert b"x-hop" not in (received.raw_amqp_message.delivery_annotations or {})
+def test_delivery_annotations_arrive_beside_the_lock_token(bus: Bus) -> None:
+    _, sender, receiver = bus.ready()
+    given = {"x-hop": 1, "x-opt-lock-token": "not theirs to say"}
+    message = AmqpAnnotatedMessage(data_body=b"x", delivery_annotations=given)
+    sender.send_messages([message, ServiceBusMessage("bare")])
+    for others in ({b"x-hop": 1}, {}):
+        [received] = receiver.receive_messages(max_wait_time=WAIT)
+        token = received.lock_token
+        assert isinstance(token, uuid.UUID)
+        annotations = received.raw_amqp_message.delivery_annotations
+        assert annotations == {b"x-opt-lock-token": token, **others}
+        receiver.complete_message(received)
+
+
+def test_a_message_that_is_not_locked_has_delivery_annotations_without_a_token(bus: Bus) -> None:
+    queue = bus.queue()
+    sender, receiver = bus.pair(queue, receive_mode=DELETE)
+    message = AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"x-hop": 1})
+    sender.send_messages([message, ServiceBusMessage("bare")])
+    found = [each.raw_amqp_message.delivery_annotations for each in take(receiver, 2)]
+    assert found == [{b"x-hop": 1}, {}]
 
 
 @pytest.mark.parametrize("kind", ["data_body", "value_body", "sequence_body"])

@@ -2,19 +2,22 @@
 
 What a sender's sections were is kept beside the neutral envelope, as the message's native form:
 
-    kind      1  what the body is: see BODY_*
+    kind      1  what the body is: see BODY_*; 0x10 more where delivery annotations are kept
     durable   1  0x40 (not said), 0x41, 0x42
     priority  1  255: not said
     count     2  keys and values among the annotations that are kept
     size      4  of them
     annotations  as they were encoded, without those that a broker sets
+    count     2  keys and values among the delivery annotations, where the sender gave some
+    size      4  of them
+    delivery annotations  likewise
     properties and application properties, as they were encoded
 
 and the body's bytes are the message's own, so that other dialects can read them and the engine can
 put them aside. On the way out the header and the annotations are made anew around all this.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from struct import Struct
@@ -51,10 +54,12 @@ BATCH_FORMAT = 0x80013700  # a message whose data sections are messages
 
 # Bodies: one data section; a value that is text, or bytes; or whatever sections there are.
 BODY_DATA, BODY_TEXT, BODY_BYTES, BODY_SECTIONS = range(4)
+_HAS_DELIVERY = 0x10  # beside the kind: the sender gave delivery annotations
 SECTIONS_FORM = "amqp"  # what such a body is called in the envelope
 
 _NATIVE = Struct(">BBBHI")
 _NATIVE_BYTES = _NATIVE.size
+_COUNTED = Struct(">HI")
 _NO_PRIORITY = 255
 ID_CHARS_MAX = 128
 PAIRS_MAX = 2_000  # keys and values of a message's annotations
@@ -223,7 +228,7 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
     durable, priority, ttl_ms = 0x40, None, None
     kept, kept_count, due_ms = b"", 0, 0
     partition_key = None
-    properties = application = b""
+    delivery = properties = application = b""
     fields: list[Value] = []
     user: Properties = {}
     bodies: list[tuple[int, int, int, int]] = []
@@ -246,7 +251,9 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
         elif code == APPLICATION:
             application = payload[begin:end]
             user = _neutral(_map_in(payload, at, end))
-        elif code != DELIVERY_ANNOTATIONS:
+        elif code == DELIVERY_ANNOTATIONS:
+            delivery = _read_delivery_annotations(payload, at, end)
+        else:
             bodies.append(section)
     fields += [None] * (13 - len(fields))
     id = fields[0]
@@ -263,9 +270,10 @@ def read_message(payload: bytes, new_id: Callable[[], str]) -> NewMessage:
         group = partition_key
     native = b"".join((
         _NATIVE.pack(
-            kind, durable, _NO_PRIORITY if priority is None else priority, kept_count, len(kept)
+            kind | _HAS_DELIVERY if delivery else kind, durable,
+            _NO_PRIORITY if priority is None else priority, kept_count, len(kept),
         ),
-        kept, properties, application,
+        kept, delivery, properties, application,
     ))  # fmt: skip
     return NewMessage(
         encode_envelope(envelope), body, native, group,
@@ -316,8 +324,29 @@ def _map_in(data: bytes, at: int, end: int) -> dict[Value, Value]:
 
 def _read_annotations(data: bytes, at: int, end: int) -> tuple[bytes, int, int, str | None]:
     """Those that are kept, how many keys and values that is, when it is due, partition key."""
+    kept: list[bytes] = []
+    due_ms, partition_key = 0, None
+    for key, value, encoded in _annotations_in(data, at, end):
+        if key == "x-opt-scheduled-enqueue-time" and isinstance(value, int):
+            due_ms = max(0, int(value))
+        elif key == "x-opt-partition-key" and isinstance(value, str):
+            partition_key = str(value)
+            if len(partition_key) > ID_CHARS_MAX:
+                raise Unfit(f"A partition key has at most {ID_CHARS_MAX} characters.")
+        kept.append(encoded)
+    return b"".join(kept), 2 * len(kept), due_ms, partition_key
+
+
+def _read_delivery_annotations(data: bytes, at: int, end: int) -> bytes:
+    """Those that are kept, with their count and size; nothing where there are none."""
+    kept = b"".join(found := [encoded for _, _, encoded in _annotations_in(data, at, end)])
+    return _COUNTED.pack(2 * len(found), len(kept)) + kept if kept else b""
+
+
+def _annotations_in(data: bytes, at: int, end: int) -> Iterator[tuple[Value, Value, bytes]]:
+    """Name, value, and both as they were encoded, but for those that a broker sets."""
     if data[at] == 0x40:
-        return b"", 0, 0, None
+        return
     if data[at] not in (0xC1, 0xD1):
         raise Malformed("annotations are not a map")
     reader = Reader(data, at, end)
@@ -326,25 +355,15 @@ def _read_annotations(data: bytes, at: int, end: int) -> tuple[bytes, int, int, 
     count, _ = reader.head(wide=wide)
     if count % 2 or count > PAIRS_MAX:
         raise Malformed("annotations cannot be read")
-    kept: list[bytes] = []
-    due_ms, partition_key = 0, None
     for _ in range(count // 2):
         begin = reader.pos
         key, value = reader.value(), reader.value()
         if not isinstance(key, str | int):  # 3.2.10
             raise Malformed("an annotation's name is neither a symbol nor a number")
-        if key in _TAKEN_OVER:
-            continue
-        if key == "x-opt-scheduled-enqueue-time" and isinstance(value, int):
-            due_ms = max(0, int(value))
-        elif key == "x-opt-partition-key" and isinstance(value, str):
-            partition_key = str(value)
-            if len(partition_key) > ID_CHARS_MAX:
-                raise Unfit(f"A partition key has at most {ID_CHARS_MAX} characters.")
-        kept.append(data[begin : reader.pos])
+        if key not in _TAKEN_OVER:
+            yield key, value, data[begin : reader.pos]
     if reader.pos != end:
         raise Malformed("annotations are not as long as they say")
-    return b"".join(kept), 2 * len(kept), due_ms, partition_key
 
 
 def _text(id: Value) -> str:
@@ -485,9 +504,14 @@ def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[in
 class Marks(NamedTuple):
     """What is said of a message beside what its sender said, where it is not simply delivered."""
 
-    token: bytes | None = None  # the lock's, for clients that look for it in the message
+    token: bytes | None = None  # the lock's
     state: int | None = None
     locked: bool = True
+
+
+def _delivery_annotations(count: int, pairs: bytes) -> bytes:
+    """The section, of keys and values that are encoded."""
+    return described(DELIVERY_ANNOTATIONS, encode_map(count, pairs))
 
 
 def _key(name: str, code: int) -> bytes:
@@ -501,9 +525,8 @@ _UNTIL = _key("x-opt-locked-until", 0x83)
 _STATE = _key("x-opt-message-state", 0x71)
 _FIRST_SEQUENCE = _key("x-opt-enqueue-sequence-number", 0x81)
 _SOURCE = encode(Symbol("x-opt-deadletter-source"))
-_TOKEN = described(DELIVERY_ANNOTATIONS, encode_map(2, _key("x-opt-lock-token", 0x98) + bytes(16)))[
-    :-16
-]
+_TOKEN = _key("x-opt-lock-token", 0x98)
+_TOKEN_HEAD = _delivery_annotations(2, _TOKEN + bytes(16))[:-16]
 _TWO = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq").pack
 _THREE_BYTES = len(_ENQUEUED + _SEQUENCE + _UNTIL) + 3 * 8
 _THREE = Struct(f">{len(_ENQUEUED)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq").pack
@@ -542,8 +565,8 @@ def write_deliveries(deliveries: Sequence[Delivery]) -> tuple[list[bytes], list[
             ends = _ends(head, count - 1, size)
             if ends is not None:
                 pack = _struct(
-                    f">{len(ends[0])}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq{rest - len(head)}s"
-                    f"{len(ends[1])}s"
+                    f">{len(ends[0])}s16s{len(_OURS_HEAD)}sq{len(_SEQUENCE)}sq{len(_UNTIL)}sq"
+                    f"{rest - len(head)}s{len(ends[1])}s"
                 ).pack
         if ends is None:
             heads.append(_write_delivery(delivery))
@@ -551,8 +574,9 @@ def write_deliveries(deliveries: Sequence[Delivery]) -> tuple[list[bytes], list[
             continue
         heads.append(
             pack(
-                ends[0], message.enqueued_ms, _SEQUENCE, message.sequence, _UNTIL,
-                delivery.until_ms, native[_NATIVE_BYTES:], ends[1],
+                ends[0], delivery.token.to_bytes(16, "big"), _OURS_HEAD, message.enqueued_ms,
+                _SEQUENCE, message.sequence, _UNTIL, delivery.until_ms, native[_NATIVE_BYTES:],
+                ends[1],
             )
         )  # fmt: skip
         bodies.append(body)
@@ -560,13 +584,12 @@ def write_deliveries(deliveries: Sequence[Delivery]) -> tuple[list[bytes], list[
 
 
 def _write_delivery(delivery: Delivery) -> bytes:
-    return _write(
-        delivery.message, delivery.note, delivery.count - 1, delivery.until_ms,
-        _LOCKED if delivery.token else _TAKEN,
-    )  # fmt: skip
+    token = delivery.token
+    marks = Marks(token.to_bytes(16, "big")) if token else _TAKEN
+    return _write(delivery.message, delivery.note, delivery.count - 1, delivery.until_ms, marks)
 
 
-_LOCKED, _TAKEN = Marks(), Marks(locked=False)
+_TAKEN = Marks(locked=False)
 DEFERRED = 1  # among the states that clients know
 _STATES = {"scheduled": 2, "delayed": 0, "active": 0, "locked": 0, "deferred": DEFERRED}
 
@@ -607,6 +630,13 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
         ours += _FIRST_SEQUENCE + _INT64(note.source_sequence) + _SOURCE + source
         pairs += 4
     middle = native[_NATIVE.size + size :]
+    delivery, delivery_pairs = b"", 0
+    if kind & _HAS_DELIVERY:
+        delivery_pairs, size = _COUNTED.unpack_from(middle)
+        delivery, middle = middle[_COUNTED.size :][:size], middle[_COUNTED.size + size :]
+    if marks.token is not None:
+        delivery += _TOKEN + marks.token
+        delivery_pairs += 2
     if note is not None:
         if "partition_key" in note.fields:
             kept, dropped = _without(kept, "x-opt-partition-key")
@@ -615,20 +645,20 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
         middle = _amended(middle, note)
     return b"".join((
         _header(durable, priority, min(life_ms, 0xFFFFFFFF), max(0, count)),
-        b"" if marks.token is None else _TOKEN + marks.token,
+        _delivery_annotations(delivery_pairs, delivery),
         _MAP32(b"\x00\x53\x72\xd1", len(kept) + len(ours) + 4, pairs),
-        kept, ours, middle, _body_head(kind, len(body)), body,
+        kept, ours, middle, _body_head(kind & ~_HAS_DELIVERY, len(body)), body,
     ))  # fmt: skip
 
 
 @lru_cache(1_024)
 def _ends(native_head: bytes, count: int, size: int) -> tuple[bytes, bytes] | None:
-    """Of a message whose sender gave it no annotations: up to the time it came, and from what its
+    """Of a message whose sender gave it no annotations: up to the lock's token, and from what its
     sender said to its body."""
     kind, durable, priority, _, kept = _NATIVE.unpack(native_head)
-    if kept:
+    if kept or kind & _HAS_DELIVERY:
         return None
-    return _header(durable, priority, 0, max(0, count)) + _OURS_HEAD, _body_head(kind, size)
+    return _header(durable, priority, 0, max(0, count)) + _TOKEN_HEAD, _body_head(kind, size)
 
 
 @lru_cache(1_024)
