@@ -293,7 +293,7 @@ class Listener:
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to notice clients that vanish
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices vanished clients
         self._connections.add(connection)
         self._strangers.setdefault(connection.source, {})[connection] = None
         self.strangers += 1
