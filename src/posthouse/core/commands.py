@@ -576,7 +576,7 @@ class Commit(_Command, frozen=True):
 
 
 class RollBack(_Command, frozen=True):
-    """What was settled in it stays locked."""
+    """Ends a transaction without effect. The messages that were settled in it stay locked."""
 
     right = "any"
     reach = "receiver"

@@ -158,7 +158,7 @@ SpaceCommand: TypeAlias = (
 
 
 class SpaceOutcome(msgspec.Struct, frozen=True):
-    """As `Outcome`, for namespaces."""
+    """The outcome of a command on namespaces: records, the answer, and what receivers get."""
 
     records: list[OfNamespaces]
     answer: list[str] | list[Account] | list[Reader] | None = None
@@ -316,7 +316,7 @@ def evolve(spaces: Namespaces, record: OfNamespaces, position: int) -> None:
 
 
 def count_all(spaces: Namespaces) -> None:
-    """What principals have made, where all of it has come at once out of a snapshot."""
+    """Counts what each principal has made, after a snapshot has been loaded."""
     for state in spaces.states.values():
         count(spaces.held, NAMESPACES, "", state.by, 1)
     for account in spaces.accounts.values():

@@ -166,7 +166,7 @@ class DeadLettered(_Kept, frozen=True, tag=14):
 def epitaph(
     queue: str, sequence: int, note: Note | None, ttl_ms: int | None, record: DeadLettered
 ) -> Note:
-    """What is noted of a message that is dead-lettered."""
+    """Returns the note of a message that is dead-lettered."""
     changed = (note or NO_NOTE).amended(record.properties)
     return Note(
         changed.properties, record.reason, record.description, queue, sequence, record.time_ms,
@@ -285,7 +285,7 @@ class Missing(_Kept, frozen=True, tag=29):
 
 
 class AccountSet(_Kept, frozen=True, tag=30):
-    """What a principal may do, and its keys, sealed, the newest first."""
+    """An account: the principal's grants, and its keys, sealed, the newest first."""
 
     name: str
     time_ms: int
@@ -316,7 +316,7 @@ class ReaderRemoved(_Kept, frozen=True, tag=33):
 
 
 class Copies(msgspec.Struct, array_like=True, frozen=True):
-    """What one queue gets: copies of these messages, with rising sequence numbers."""
+    """The copies of messages that one queue gets, with rising sequence numbers."""
 
     queue: str
     first_sequence: int
@@ -536,7 +536,7 @@ class Enlisted(_Passing, frozen=True):
 
 
 class TransactionEnded(_Passing, frozen=True):
-    """What was asked for in it has happened just now, or will not."""
+    """A transaction has ended: its commands have been carried out just now, or never will be."""
 
     transaction: int
 

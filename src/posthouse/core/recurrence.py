@@ -79,7 +79,7 @@ def parse(text: str, zone: str = "UTC") -> Recurrence:
 
 
 def said(recurrence: Recurrence) -> str:
-    """As it can be parsed again."""
+    """Formats a recurrence in the form that can be parsed again."""
     if isinstance(recurrence, Cron):
         fields = recurrence.expression.split()
         if len(fields) == 5:

@@ -142,10 +142,10 @@ class Router:
     def match_each(
         self, view: MessageView, after: int
     ) -> Iterator[tuple[Queue, int, list[Hit] | None]]:
-        """What each subscription gets whose number is higher, and the effort, in their order.
+        """Yields each subscription numbered above `after`, in order, with the effort and its hits.
 
-        None: its rules have to be compiled first, which later commands do. One that takes too many
-        looks gets what it would of any other problem with its rules.
+        The hits are None where the rules have to be compiled first, which later commands do. A
+        subscription whose rules take too many looks is treated like one whose rules fail.
         """
         if self._ordered is None:
             self._ordered = sorted(self._topic.subscriptions.values(), key=_number)

@@ -1,4 +1,4 @@
-"""What is due when.
+"""Timers: keys, and the times at which they are due.
 
 Keys are filed by the exact millisecond they are due; the distinct milliseconds form a heap.
 Removing a key is one dictionary operation, so a message that is settled long before its time leaves

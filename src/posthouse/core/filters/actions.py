@@ -1,4 +1,4 @@
-"""What the statements of an action do to a draft of a message."""
+"""The statements of an action, applied to a draft of a message."""
 
 from collections.abc import Callable
 

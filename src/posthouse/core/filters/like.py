@@ -138,7 +138,10 @@ def _at(run: _Run) -> Callable[[str, int], bool]:
 
 
 def _finder(run: _Run) -> Callable[[str, int, int], int]:
-    """Where the run ends in the part of a text where it first fits; -1 where it does not."""
+    """Makes a function that finds the run in a part of a text.
+
+    The function returns the end of the first match, or -1 if there is none.
+    """
     text = _text(run)
     if text is not None and _SHORT <= len(text) < _LONG:
         search = re.compile(re.escape(text)).search

@@ -1,4 +1,4 @@
-"""What can be wrong with a filter, action or pattern: how it is written, or what comes of it."""
+"""The errors of a filter, action or pattern: in its syntax, or in its evaluation."""
 
 _EXCERPT_CHARS = 24
 

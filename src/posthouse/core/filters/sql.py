@@ -81,7 +81,7 @@ def compile_filter(
 
 
 def compile_action(text: str, parameters: Properties, *, new: bool = False) -> Action:
-    """What to change in a message. Raises SyntaxProblem; applying it raises EvaluationProblem."""
+    """Compiles an action. Raises SyntaxProblem; applying the action raises EvaluationProblem."""
     compiler = _Compiler(text, parameters, new=new)
     steps = [compiler.step(statement) for statement in parse_action(text)]
 

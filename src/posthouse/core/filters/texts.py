@@ -66,7 +66,7 @@ def _in_type_of(old: Value, value: Value) -> Value:
 
 
 def _read(old: Value, text: str) -> Value:
-    """What the text says, in the type of the old value."""
+    """Parses the text as a value of the old value's type; None if it is not one."""
     if type(old) is bool:
         return {"true": True, "false": False}.get(text[:6].lower())
     if type(old) is int and _WHOLE.fullmatch(text):
@@ -131,7 +131,7 @@ def _of_day(
 
 
 def _span_text(ticks: int) -> str:
-    """As `span_ms` reads it, and exactly."""
+    """Formats a time span exactly, in the form that `span_ms` parses."""
     seconds, fraction = divmod(abs(ticks), 1_000 * TICKS)
     days, rest = divmod(seconds, 86_400)
     sign, long = "-" if ticks < 0 else "", f"{days}." if days else ""

@@ -60,7 +60,7 @@ class Exists(Part):
 
 @dataclass(frozen=True, slots=True)
 class Group(Part):
-    """What stands in parentheses."""
+    """An expression in parentheses."""
 
     inner: "Node"
 
@@ -126,7 +126,7 @@ Statement = Set | Remove
 
 
 def parts(node: Node) -> "tuple[Node, ...]":
-    """What a node is made of."""
+    """Returns the direct children of a node."""
     match node:
         case Or(conditions=inner) | And(conditions=inner):
             return inner

@@ -32,7 +32,10 @@ MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}  # with left and right e
 
 
 def kind_of(value: Value) -> str | None:
-    """What a value compares with; None for null, and for what the language cannot compare."""
+    """Returns the kind of a value. Only values of one kind can be compared.
+
+    None for null, and for types that the language cannot compare.
+    """
     if isinstance(value, Ext):
         return _EXT_KINDS.get(value.code)
     return _KINDS.get(type(value))

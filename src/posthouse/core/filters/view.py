@@ -1,4 +1,4 @@
-"""What filters see of a message, and what actions make of it.
+"""The view that filters have of a message, and the draft that actions change.
 
 Many filters look at one message, most of them at few of its properties. So a view costs little
 until it is looked at, and decodes the envelope once.
@@ -189,7 +189,7 @@ class Draft(MessageView):
         self._changes.fields[field] = value
 
     def amendment(self) -> Amendment:
-        """What was changed. A name that is set was not removed."""
+        """Returns the changes of the draft. A property that is set again was not removed."""
         properties, removed, fields = self._changes
         return Amendment(properties, [name for name in removed if name not in properties], fields)
 
