@@ -129,7 +129,7 @@ class Backpressure:
         self.adjust()
 
     def resume(self) -> None:
-        """What has come meanwhile is looked at in a turn of its own."""
+        """Reads from the client again. Bytes that came meanwhile are decoded in a later turn."""
         self.is_paused = False
         self.turn.wait()
         self.adjust()
@@ -150,7 +150,7 @@ class Backpressure:
         return not (self.turn.is_waiting or self.is_paused)
 
     def end_turn(self, *, is_behind: bool) -> None:
-        """What was said in it is written. `is_behind`: frames are left for the next."""
+        """Ends a turn whose answers are written. `is_behind`: frames are left for the next turn."""
         self.is_behind = is_behind
         if is_behind and not self.is_paused:
             self.turn.wait()

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionInfo(Protocol):
-    """What the listener knows of a connection."""
+    """The listener's information about a connection."""
 
     @property
     def handshake_seconds(self) -> float: ...

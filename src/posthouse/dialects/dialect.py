@@ -119,7 +119,7 @@ class Reached(NamedTuple):
 
 
 class FromFile(NamedTuple):
-    """What a dialect has understood of a configuration file that is not in our words."""
+    """The entities that a dialect has read from a configuration file in its own format."""
 
     content: Mapping[str, object] = {}  # what is left of the file, in our words
     queues: tuple[QueueDeclared, ...] = ()

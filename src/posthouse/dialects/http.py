@@ -35,7 +35,7 @@ class Request(Protocol):
 
     @property
     def raw_query(self) -> bytes:
-        """What is behind the question mark, as it came."""
+        """The query string as it came, without the question mark."""
 
     @property
     def spelled(self) -> list[Header]:
@@ -43,14 +43,14 @@ class Request(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
+        """The address of the client."""
 
     @property
     def scheme(self) -> str: ...
 
     @property
     def login(self) -> Login:
-        """What its connection has come with so far; credentials are looked at within it."""
+        """The login of the connection, within which all credentials are checked."""
 
     def identified(self, principal: Principal) -> None:
         """Whoever asks has shown who he is. Raises Busy where he has too many connections."""

@@ -34,7 +34,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Of a dialect in which nothing can be set."""
+    """The settings of a dialect that has none."""
 
 
 def setting(

@@ -40,7 +40,7 @@ Facts = dict[str, Any]  # what is told in JSON
 
 
 def _properties(call: Call, name: str) -> QueueProperties:
-    """Of a queue. Raises Failed where there is none."""
+    """Returns the properties of a queue. Raises Failed if there is no such queue."""
     properties = call.context.properties_of(name)
     if properties is None:
         raise Missing(f"Queue '{name}' not found")
@@ -59,7 +59,7 @@ def _knows(call: Call, queue: str) -> bool:
 
 
 def counts(context: PyQueueContext, queues: list[str]) -> dict[str, Facts]:
-    """By queue. Schedules count with the tasks that are to come."""
+    """Counts the tasks of each queue. A schedule counts as a scheduled task."""
     recurring = Counter(each.queue for each in context.view.schedules(context.namespace, queues))
     found: dict[str, Facts] = {}
     for queue in queues:

@@ -18,7 +18,7 @@ _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_-")
 
 
 class Malformed(Exception):
-    """What came is no frame, or one that is too large. Nothing behind it can be understood."""
+    """The bytes are no frame, or the frame is too large. No later byte can be decoded."""
 
 
 class Frame(NamedTuple):
@@ -60,7 +60,7 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """Of what has come and was not taken."""
+        """The number of bytes that have been fed and not taken."""
         return len(self._data) - self._at + self._more_bytes
 
     def feed(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class Decoder:
         return Repeats(marks, payloads, at)
 
     def skip_to(self, end: int) -> None:
-        """What `repeats` has found is taken up to there."""
+        """Takes the frames that `repeats` has found, up to `end`."""
         self._at = end
 
     def take(self) -> Frame | None:

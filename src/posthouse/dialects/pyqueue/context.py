@@ -1,4 +1,4 @@
-"""What all connections of PyQueue clients share: the broker, who they are, and what was counted."""
+"""The context that all PyQueue connections share: the broker, the credentials and the counters."""
 
 import time
 from collections import deque
@@ -117,7 +117,7 @@ class PyQueueContext:
         self._clients.discard(guest)
 
     def _look_again(self, names: Collection[str]) -> None:
-        """What somebody may do has changed."""
+        """Has all peers check the rights of the principals with these names, which have changed."""
         for each in list(self._registry.peers):
             each.check_rights(names)
 
@@ -141,7 +141,7 @@ class PyQueueContext:
             return self.credentials.identify(self.engine.view.accounts, kind, value)
 
     def stranger(self, *, is_tls: bool) -> Principal | None:
-        """Who somebody is that has not said so."""
+        """Returns the principal of a client without credentials; None if it must have some."""
         return ANYBODY if self.settings.is_open and not is_tls else None
 
     def check(self, principal: Principal, right: Right, entity: str) -> None:
@@ -166,7 +166,7 @@ class PyQueueContext:
         return any(self.may(principal, right, queue) for right in rights)
 
     def charge(self, address: str, tasks: int) -> None:
-        """By the rate of what one address may push. Raises Throttled."""
+        """Charges tasks to the push rate of an address. Raises Throttled."""
         self.rate.check(address)
         self.rate.take(address, tasks)
 
@@ -177,18 +177,18 @@ class PyQueueContext:
         return await self.engine.ask(principal, self.settings.namespace, command)
 
     def charge_for(self, address: str, command: Command) -> None:
-        """By the broker's own limit. Raises Throttled."""
+        """Charges a command to the broker's limit for an address. Raises Throttled."""
         throttle = self.engine.throttle
         if throttle.is_on:
             throttle.check_address(address, cost_of(command))
 
     def properties_of(self, name: str) -> QueueProperties | None:
-        """Of a queue that tasks can be in; None where there is none of that name."""
+        """Returns the properties of a queue; None if there is no queue of that name."""
         found = self.view.entity(self.namespace, name)
         return None if found is None or found.kind != "queue" else found.properties
 
     def properties(self) -> QueueProperties:
-        """Of a queue that comes into being by being used."""
+        """Returns the properties of a queue that is created by its first use."""
         settings = self.settings
         return QueueProperties(
             lock_ms=settings.lock_ms, max_delivery=settings.retries, ttl_ms=settings.ttl_ms,
@@ -198,9 +198,9 @@ class PyQueueContext:
         )  # fmt: skip
 
     def make_queue(self, principal: Principal, right: Right, name: str) -> None:
-        """Where there is none: PyQueue's queues are there when they are used.
+        """Creates a queue if there is none: PyQueue creates queues on first use.
 
-        What becomes of it shows in what is asked of the queue next. Raises Refused.
+        A failure shows in the answer to the next command on the queue. Raises Refused.
         """
         view = self.view
         if not view.exists(self.namespace, name):
@@ -223,7 +223,7 @@ class PyQueueContext:
     # Figures.
 
     def totals(self) -> Totals:
-        """Of the whole broker, whoever sent and received."""
+        """Returns the totals of the whole broker, whichever dialect sent and received."""
         records = self.engine.figures.records
         return Totals(records[Sent], records[Completed], records[DeadLettered], records[Expired])
 
@@ -250,4 +250,4 @@ class PyQueueContext:
 
 
 def _ignore(_: object) -> None:
-    """What comes of it shows elsewhere."""
+    """Ignores an answer whose effect shows elsewhere."""

@@ -1,4 +1,4 @@
-"""Who a PyQueue client is: by a key, or by a token that was signed with a secret we know.
+"""Authentication of PyQueue clients: by a key, or by a token signed with a configured secret.
 
 The algorithm of a token is the one that belongs to what is configured, whatever the token says.
 """
@@ -17,7 +17,7 @@ _SCHEMES = {"apikey": "apikey", "bearer": "jwt"}
 
 
 class Signing(NamedTuple):
-    """What tokens are checked with, where any are taken."""
+    """The keys and claims that tokens are checked against. Without a key, no token is accepted."""
 
     secret: str | None = None  # HS256
     public_key: str | None = None  # RS256, in PEM
@@ -88,7 +88,7 @@ class Credentials:
         return Known(Principal(account.name, account.number), float(claims["exp"]))
 
     def _claims(self, token: str) -> dict[str, Any]:
-        """Of a token that is good now."""
+        """Returns the claims of a token that is valid now. Raises Unauthenticated."""
         import jwt  # not needed by every client
 
         signing = self._signing

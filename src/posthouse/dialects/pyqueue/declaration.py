@@ -28,7 +28,7 @@ RATE = 10  # tasks that one address may push in a second, unless it is set
 
 
 class PyQueue:
-    """What all connections and requests share; each part is made when it is first asked for."""
+    """The state that all connections and requests share. Each part is made on first use."""
 
     def __init__(self, host: Host, settings: PyQueueSettings) -> None:
         """Raises OSError: a start without the key that tokens are checked with fails at once."""

@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 class Task(NamedTuple):
-    """As it can be told."""
+    """A task with the fields that clients are told."""
 
     id: str
     payload: str

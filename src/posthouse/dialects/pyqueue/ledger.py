@@ -1,4 +1,4 @@
-"""What has become of transactions, for who asks about one that is over."""
+"""The status of transactions, for clients that ask about one that has ended."""
 
 from uuid import UUID
 
@@ -10,7 +10,7 @@ ACTIVE, COMMITTED, ROLLED_BACK, FAILED = "active", "committed", "rolled_back", "
 
 
 def id_of(number: int) -> str:
-    """What clients call a transaction."""
+    """Returns the id that clients know a transaction by."""
     return str(UUID(int=number))
 
 

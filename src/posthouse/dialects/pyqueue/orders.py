@@ -1,4 +1,4 @@
-"""What takes several steps: tasks into several queues at once, transactions, schedules."""
+"""Requests that take several steps: pushes to several queues at once, transactions, schedules."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -84,7 +84,10 @@ class Call:
         return await self.context.ask(self.principal, command)
 
     async def ask_vouched(self, command: Command) -> Answer:
-        """What was allowed by other rights than its own. Raises Refused or StoreError."""
+        """Submits a command that other rights than its own have allowed.
+
+        Raises Refused or StoreError.
+        """
         return await self.context.ask(vouched(self.principal), command)
 
     def check(self, right: Right, entity: str) -> None:
@@ -101,7 +104,7 @@ told = msgspec.json.Encoder().encode
 
 
 def accepted(ids: Sequence[str], answer: Enqueued) -> list[str]:
-    """Of some tasks, those that were no duplicates: they have the numbers that are new."""
+    """Returns the ids of the tasks that were no duplicates: their sequence numbers are new."""
     new = len(answer.sequences) - answer.duplicates
     if new == len(ids):
         return list(ids)
@@ -268,7 +271,7 @@ async def schedule(call: Call) -> bytes:
 
 
 def when_in(text: str) -> str:
-    """As the core has it: there a cron line has no word in front."""
+    """Returns a schedule in the core's form: a cron line without the leading keyword."""
     words = text.strip()
     return words[len(_CRON) :].strip() if words.lower().startswith(_CRON) else words
 

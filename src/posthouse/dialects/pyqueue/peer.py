@@ -184,7 +184,7 @@ class Peer:
             self._go_on()
 
     def eof_received(self) -> bool:
-        """Who has said all he wants still gets his answers."""
+        """Keeps a connection without TLS half open, so that the client still gets its answers."""
         self._is_over = True
         self._go_on()
         return not self._info.is_tls and not self._transport.is_closing()
@@ -264,7 +264,7 @@ class Peer:
         return is_over or count >= COMMANDS_MAX
 
     def _follow(self, most: int) -> int:
-        """What comes behind what was gathered, as far as it is alike: how many requests."""
+        """Adds the requests that follow in the same form to the batch. Returns how many."""
         gathered = self._gathered
         if type(gathered) is not WorkerReplyBatch or not self._decoder.held_bytes:
             return 0
@@ -284,13 +284,13 @@ class Peer:
         reply.fail(text)
 
     def _ask_gathered(self) -> None:
-        """What was gathered is asked for, before anything else is."""
+        """Submits the gathered batch, before anything else is submitted."""
         gathered, self._gathered = self._gathered, None
         if gathered is not None:
             gathered.ask()
 
     def _do(self, frame: Frame) -> None:
-        """What is asked for by itself."""
+        """Handles a request that is not gathered into a batch."""
         self._ask_gathered()
         word = frame.word
         reply = _PENDING.get(word, PendingReply)(self, frame)
@@ -395,7 +395,10 @@ class Peer:
             hang_up(self._transport)
 
     def _count_held(self, held_bytes: int, *, is_new: bool) -> None:
-        """Of frames that have come in part. Where all have too much of it, who adds to it goes."""
+        """Counts the bytes of incomplete frames.
+
+        When all connections together hold too many, the one that adds more is closed.
+        """
         if not held_bytes:
             self._begun = 0.0
         elif is_new or not self._begun:
@@ -578,7 +581,7 @@ class Peer:
     # Pulling.
 
     def _worker_batch(self, queue: str, *, binary: bool) -> WorkerReplyBatch | None:
-        """What a worker's next request is gathered in; None where there is no such queue."""
+        """Returns the batch for a worker's next request; None if there is no such queue."""
         gathered = self._gathered
         if (
             type(gathered) is WorkerReplyBatch and gathered.queue == queue
@@ -716,7 +719,7 @@ class Peer:
         return True
 
     def _like(self, queue: str) -> QueueProperties:
-        """What a queue is like; as ours are where it is being deleted."""
+        """Returns the properties of a queue; the default ones while it is being deleted."""
         found = self.context.view.properties(self.context.namespace, queue)
         return self.context.properties() if found is None else found
 
@@ -788,7 +791,7 @@ class Peer:
             self._bound.pop(queue, None)
 
     def _let_go(self) -> None:
-        """Of what was pulled here and is not settled."""
+        """Detaches the receivers, which gives back the tasks pulled here and not settled."""
         for number in self._bound.values():
             self._settle(Detach(number))
         self._bound.clear()

@@ -47,7 +47,7 @@ async def replay(call: Call) -> dict[str, Any]:
 
 
 async def _found(call: Call, form: _ReplayForm) -> tuple[list[Content], bool]:
-    """What fits, and whether that is all of it."""
+    """Finds the tasks to replay in the journal. Returns them, and whether they are all."""
     engine, namespace = call.context.engine, call.context.settings.namespace
     from_ms = (form.from_timestamp or 0) * 1_000
     to_ms = float("inf") if form.to_timestamp is None else form.to_timestamp * 1_000
@@ -85,7 +85,7 @@ def _is_there(call: Call, content: Content, id: str) -> bool:
 
 
 def _parts(found: list[Content]) -> list[tuple[str, list[NewMessage]]]:
-    """By queue, in their order, and so many as can be sent at a time."""
+    """Splits the tasks by queue, in their order, into parts that fit into one send."""
     parts: list[tuple[str, list[NewMessage]]] = []
     sizes: list[int] = []
     open_: dict[str, int] = {}

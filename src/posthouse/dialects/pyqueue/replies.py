@@ -44,7 +44,7 @@ class Replies(Protocol):
 
 
 def refusal(peer: Asker, word: str, on: str, refused: Refused | StoreError) -> bytes:
-    """What is told where something that was asked for cannot be."""
+    """Returns the error text for a request that was refused, or that the store failed."""
     if isinstance(refused, StoreError):
         peer.end()
         return refused.for_clients.encode()

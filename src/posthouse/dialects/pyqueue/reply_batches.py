@@ -76,9 +76,10 @@ class PushReplyBatch:
 
 
 class WorkerReplyBatch:
-    """What a worker asks in turn: tasks that it has done, and more of them.
+    """The acknowledgements and pulls of a worker, in turn.
 
-    Acknowledgements go before the pulls that came between them, of which they cannot be.
+    Acknowledgements are submitted before the pulls that came between them. A task that one of
+    these pulls returns cannot be among the acknowledged ones.
     """
 
     def __init__(self, peer: Asker, queue: str, lock_ms: int, *, binary: bool) -> None:
@@ -102,7 +103,7 @@ class WorkerReplyBatch:
         return self.limit >= GATHERED_MAX or len(self.tokens) >= GATHERED_MAX
 
     def acknowledge(self, token: int, until_ms: int, size: int) -> None:
-        """Of a lock that lasts until then."""
+        """Adds the acknowledgement of a task whose lock lasts until `until_ms`."""
         self.asked.append(0)
         self.tokens[token] = until_ms
         self.size += size
@@ -222,7 +223,7 @@ class WorkerReplyBatch:
         return encode(word, payload, binary=self.binary)
 
     def _pull_again(self, limit: int) -> None:
-        """What it should have had may have been too much for one answer."""
+        """Repeats a pull that got nothing: its tasks may have been too much for one answer."""
         self.left += 1
         command = self.peer.receive_of(self.queue, abs(limit))
         reply = partial(self._pulled_again, len(self.frames), limit)

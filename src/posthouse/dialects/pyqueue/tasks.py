@@ -155,7 +155,7 @@ def ttl_in(seconds: float) -> int | None:
 
 
 def _check_fits(text: str) -> None:
-    """What could not be pulled is not taken. Raises Failed."""
+    """Refuses a task that is too large to be pulled. Raises Failed."""
     if len(msgspec.json.encode(text)) > FRAME_BYTES_MAX - JOB_BYTES:
         raise Failed(f"the task must have at most {FRAME_BYTES_MAX - JOB_BYTES} bytes in JSON")
 
@@ -189,7 +189,7 @@ def envelope_of(message: Message) -> Envelope:
 
 
 def token_in(task: str) -> int:
-    """Of a task that is named by its lock; 0 where it is not."""
+    """Returns the lock token in a task's name; 0 if the task is not named by its lock."""
     rest = task.removeprefix(LOCK)
     if rest is task or len(rest) != 32 or not rest.isalnum() or not rest.isascii():
         return 0

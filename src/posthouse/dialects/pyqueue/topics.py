@@ -164,7 +164,10 @@ async def subscribe(call: Call) -> bytes:
 
 
 def _check_bind(call: Call, pattern: str, queue: str) -> Right:
-    """That a binding may be made, or ended; by which right on the queue. Raises Unauthorized."""
+    """Checks that a binding may be made or removed. Returns the right on the queue that allows it.
+
+    Raises Unauthorized.
+    """
     call.check("listen", pattern)
     call.on = queue
     if call.context.may(call.principal, "manage", queue):
@@ -199,7 +202,7 @@ async def unsubscribe(call: Call) -> bytes:
 
 
 async def unbind_all(call: Call, queue: str) -> None:
-    """Of a queue that is no more."""
+    """Removes all bindings of a queue that has been deleted."""
     for each in bindings(call.context):
         if each.queue == queue:
             await call.ask_vouched(DeleteQueue(each.subscription))

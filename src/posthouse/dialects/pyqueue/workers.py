@@ -18,13 +18,13 @@ class Worker(NamedTuple):
 
 
 class Workers:
-    """By their ids, the one that was heard of longest ago first."""
+    """The workers by id, the one with the oldest heartbeat first."""
 
     def __init__(self) -> None:
         self._heard: Remembered[str, float] = Remembered(WORKERS_MAX)
 
     def heard(self, worker: str, now: float, name: str, percent: int) -> None:
-        """Of one that counts for whom the name says."""
+        """Notes a heartbeat of a worker. It counts against the share of the principal `name`."""
         self._heard.put(worker, now, name, percent)
 
     def is_alive(self, worker: str, now: float) -> bool:

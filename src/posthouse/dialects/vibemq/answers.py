@@ -46,7 +46,7 @@ CODES: dict[type[Refused], tuple[str, int]] = {  # over TCP, and over HTTP
 
 
 class Wrong(ValueError):
-    """What was asked for cannot be done; the client is told why and may go on."""
+    """The request cannot be carried out. The client is told why and may go on."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)

@@ -78,7 +78,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class Frame(msgspec.Struct):
-    """What one side says to the other. The payload is JSON, as it was written."""
+    """A frame from either side. The payload is JSON, as it was written."""
 
     type: int
     id: str = ""
@@ -109,7 +109,7 @@ UNKNOWN = -1  # a type whose name is not known
 
 
 class Decoder:
-    """What a client says, frame by frame. It is told the generation by the first."""
+    """Cuts a client's bytes into frames. The first frame tells the protocol's generation."""
 
     def __init__(self, unsqueezed_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.generation: Generation | None = None
@@ -122,7 +122,7 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """Of what has come and was not taken."""
+        """The number of bytes that have been fed and not taken."""
         return len(self._data) - self._at
 
     def feed(self, data: bytes) -> None:
@@ -333,7 +333,7 @@ def _str16(text: str) -> bytes:
 
 
 def _as_json(frame: Frame, *, camel: bool) -> bytes:
-    """As the design document has it: what is not there is left out."""
+    """Encodes a frame as JSON, as the design document has it: empty fields are left out."""
     names = _CAMEL if camel else _PASCAL
     found: dict[str, Any] = {"id": frame.id, "type": names[frame.type]}
     if frame.queue:

@@ -68,7 +68,7 @@ def _check(settings: VibemqSettings, _: bool) -> None:
 
 
 class Vibemq:
-    """What all connections and requests share; each part is made when it is first asked for."""
+    """The state that all connections and requests share. Each part is made on first use."""
 
     def __init__(self, host: Host, settings: VibemqSettings) -> None:
         self._host = host

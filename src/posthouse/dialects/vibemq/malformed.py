@@ -1,4 +1,4 @@
-"""What cannot be understood at all."""
+"""The error for bytes that are no frame."""
 
 
 class Malformed(Exception):

@@ -69,7 +69,7 @@ def check_queue(queue: str) -> None:
 
 
 def check_frame(frame: Frame) -> None:
-    """What every request is held to. Raises Wrong."""
+    """Checks the id and the headers of a request. Raises Wrong."""
     if not frame.id or len(frame.id) > ID_CHARS_MAX:
         raise Wrong(INVALID_MESSAGE, f"An id is needed, of at most {ID_CHARS_MAX} characters.")
     headers = frame.headers

@@ -92,7 +92,7 @@ class Peers:
         self._registry.remove(peer)
 
     def _look_again(self, names: Collection[str]) -> None:
-        """What somebody may do has changed."""
+        """Has the peers of these principals check their rights, which have changed."""
         for peer in list(self.peers):
             if peer.principal is not None and peer.principal.name in names:
                 peer.check_rights()
@@ -214,7 +214,7 @@ class Peer:
         return False
 
     async def _unpack(self, squeezed: Squeezed) -> None:
-        """What takes long to unpack, while others have their turns."""
+        """Decompresses a large frame in a thread, while other connections have their turns."""
         try:
             body = await asyncio.to_thread(squeezed.open)
             if not self.is_over:
@@ -232,7 +232,7 @@ class Peer:
         return False
 
     def pause_writing(self) -> None:
-        """Who does not read is not read from, and is given nothing more."""
+        """Stops reading from a client that does not read, and delivers nothing more to it."""
         self._backpressure.pause()
 
     def resume_writing(self) -> None:
@@ -250,7 +250,7 @@ class Peer:
         self.info.gone()
 
     def _leave(self) -> None:
-        """What the client had goes back, in its place; what it waits for is given up."""
+        """Returns the client's messages to their places, and gives up its waits."""
         self.is_over = True
         for each in (*self.subscriptions.values(), *self._stopped):
             each.end()
@@ -307,7 +307,7 @@ class Peer:
         return not self._backpressure.is_held and not self.is_over
 
     def _route(self, frame: Frame) -> requests.Route:
-        """Who answers it. Raises Wrong or Throttled."""
+        """Returns the handler of a frame. Raises Wrong or Throttled."""
         check_frame(frame)
         route = requests.ROUTES.get(frame.type)
         if route is None:
@@ -326,7 +326,7 @@ class Peer:
 
     @property
     def login(self) -> Login:
-        """What it has come with so far. The broker is open."""
+        """The login of the connection: the credentials tried so far. The broker must be open."""
         if self._login is None:
             assert self.peers.engine is not None
             self._login = self.peers.engine.throttle.failures.login(self.info.address)
@@ -403,14 +403,14 @@ class Peer:
         return self._engine.view
 
     def resolve(self, name: str) -> str:
-        """What a queue is called here."""
+        """Returns the broker's name of a queue."""
         return resolve(self.view, self.namespace, name)
 
     def _owner(self, name: str) -> str:
         return owner(self.view, self.namespace, name)
 
     def submit(self, command: Command, reply: Reply) -> None:
-        """What was found to be allowed. Where too much is under way, nothing more is read."""
+        """Submits a command that has been allowed. Reading stops while too many are under way."""
 
         def answered(answer: Answer | Refused | StoreError) -> None:
             self._backpressure.command_done()
@@ -430,7 +430,7 @@ class Peer:
         engine.submit(self._voucher, self.namespace, command, answered)
 
     def abort(self) -> None:
-        """What the client had goes back when the connection is lost."""
+        """Aborts the connection. The client's messages go back when the connection is lost."""
         self._transport.abort()
 
     def leave(self, command: Command, reply: Reply | None = None) -> None:
@@ -485,7 +485,7 @@ class Peer:
         subscription.acknowledge(token)
 
     def _meant(self, held: deque[tuple[Subscription, int]], queue: str) -> tuple[Subscription, int]:
-        """Of several deliveries of one id: the oldest that can be acknowledged yet."""
+        """Chooses among deliveries of one id: the oldest that can still be acknowledged."""
         now_ms = self.engine.clock_ms(self.namespace)
         fresh = [each for each in held if each[0].held[each[1]][1] > now_ms]
         mine = [each for each in fresh if each[0].name == queue]
@@ -515,7 +515,7 @@ class Peer:
     # Writing.
 
     def say(self, data: bytes | Unsqueezed, too_large: Callable[[], None]) -> None:
-        """What is said in one go is written in one go.
+        """Queues a frame for writing. Frames of one turn of the loop are written together.
 
         Where it takes long to compress, it may turn out only then that it is too large.
         """
@@ -554,7 +554,7 @@ class Peer:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     async def _pack(self, late: "_Late") -> None:
-        """What takes long to compress, while others have their turns."""
+        """Compresses a large frame in a thread, while other connections have their turns."""
         data = await asyncio.to_thread(late.said.write)
         self._is_packing = False
         if data is None:

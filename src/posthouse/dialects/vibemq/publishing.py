@@ -40,7 +40,7 @@ def publish(peer: "Peer", frame: Frame) -> None:
 
 
 def queue_for(peer: "Peer", name: str, properties: QueueProperties = DEFAULT) -> str:
-    """What it is called here. It is made where there is none: the protocol says so."""
+    """Returns the broker's name of a queue. Creates the queue if missing, as the protocol says."""
     view, namespace = peer.view, peer.namespace
     if view.exists(namespace, name):
         return name

@@ -1,4 +1,4 @@
-"""What a VibeMQ queue is like, in its words and in ours."""
+"""The properties of a VibeMQ queue, in the terms of the protocol and of the core."""
 
 import re
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ Word: TypeAlias = int | str
 
 
 class Options(msgspec.Struct, rename="camel"):
-    """What a client declares. Modes and strategies are numbers, or their names."""
+    """The options of a queue that a client declares. Modes and strategies are numbers, or names."""
 
     mode: Word = 0
     max_queue_size: int = QUEUE_SIZE
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, rename="camel"):
 
 
 class Info(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What a client is told of a queue, to the letter: it holds it against what it has declared."""
+    """The information about a queue. The client compares it exactly with what it has declared."""
 
     name: str
     message_count: int
@@ -145,7 +145,7 @@ def info_of(name: str, view: View, queue: Entity) -> Info:
 
 
 def resolve(view: View, namespace: str, name: str) -> str:
-    """What a queue is called here: whatever the case of its letters; or the dead letters of one."""
+    """Returns the broker's name of a queue, or of its dead-letter queue. Case is ignored."""
     found = view.find(namespace, name)
     if found is not None:
         return found
@@ -157,7 +157,7 @@ def resolve(view: View, namespace: str, name: str) -> str:
 
 
 def owner(view: View, namespace: str, name: str) -> str:
-    """Whose rights count: dead letters are those of the queue they are of."""
+    """Returns the queue whose rights count: for a dead-letter queue, the queue it belongs to."""
     return entity_of(resolve(view, namespace, name))
 
 
@@ -167,7 +167,7 @@ def told_name(queue: str) -> str:
 
 
 def milliseconds(text: str) -> int:
-    """Of a duration as .NET writes it: [d.]hh:mm:ss[.fffffff]. Raises Wrong."""
+    """Parses a .NET duration, [d.]hh:mm:ss[.fffffff], into milliseconds. Raises Wrong."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise Wrong(INVALID_PAYLOAD, "messageTtl must be as in 00:05:00 or 1.12:00:00.")

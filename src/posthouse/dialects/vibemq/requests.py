@@ -1,4 +1,4 @@
-"""What a client can ask for, frame by frame. Every answer has the id of what it answers."""
+"""The requests of a client, one handler for each type of frame. An answer has its request's id."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -299,7 +299,7 @@ def _get_permissions(peer: "Peer", frame: Frame) -> None:
 
 
 def _by(peer: "Peer") -> Principal:
-    """Who may see to users. Raises Wrong."""
+    """Returns the client's principal if it may manage users, as a superuser. Raises Wrong."""
     if not peer.rights.is_superuser or peer.principal is None:
         raise Wrong(answers.FORBIDDEN, "Only a superuser may do that.")
     return peer.principal

@@ -157,7 +157,7 @@ class Subscription:
             )  # fmt: skip
 
     def _release(self, tokens: list[int]) -> None:
-        """As if they had not been delivered: to their places, for others."""
+        """Returns messages to their places for others, without counting a delivery."""
         if tokens:
             self._peer.leave(Release(self.queue, tokens, partial=True))
 
@@ -169,7 +169,7 @@ class Subscription:
         self._peer.gather(self)
 
     def flush(self) -> None:
-        """What was acknowledged, in one command."""
+        """Completes the acknowledged messages in one command."""
         tokens, self._completing = self._completing, []
         if tokens:
             self._complete(tokens)
@@ -187,7 +187,7 @@ class Subscription:
         self._peer.submit(Complete(self.queue, tokens, partial=True), reply)
 
     def expire(self, now_ms: int) -> None:
-        """What was not acknowledged in time is not this client's any more."""
+        """Forgets the messages that were not acknowledged in time: their locks have expired."""
         late = []
         for token, (_, until_ms) in self.held.items():
             if until_ms > now_ms:
@@ -214,7 +214,10 @@ class Subscription:
             then(None)
 
     def end(self, then: Callable[[object], None] = _ignore) -> None:
-        """What it has goes back in its place. Calls back when the queue has lost it."""
+        """Ends the subscription. Its messages go back to their places.
+
+        Calls `then` when the queue no longer has the subscriber.
+        """
         self.is_over = True
         number, self._number = self._number, 0
         tokens, self._completing = self._completing, []
@@ -238,7 +241,7 @@ class Subscription:
 
     @property
     def _is_shared(self) -> bool:
-        """What this one does not take is for others; else it has copies of its own."""
+        """Whether subscribers compete for the messages; else each has copies of its own."""
         like = self._peer.view.properties(self._peer.namespace, self.queue)
         return like is not None and like.delivery == "competing"
 

@@ -1,4 +1,4 @@
-"""Who a client is, and what it may do: users with passwords, and operations by patterns of names.
+"""Authentication and permissions: users with passwords, and operations by patterns of names.
 
 A user is a principal like any other. Its operations are kept with its account and looked up for
 every frame, so that a change counts at once; what they come to in rights is granted to it as well,
@@ -53,7 +53,7 @@ _read_permissions = msgspec.json.Decoder(list[Permission]).decode
 
 
 class Rights:
-    """What somebody may do. It never changes: with another account there are other rights."""
+    """The operations that a user may do. Immutable: a changed account gets new Rights."""
 
     def __init__(self, permissions: Sequence[Permission], *, superuser: bool = False) -> None:
         self.is_superuser = superuser
@@ -122,14 +122,17 @@ class Users:
     # Who it is.
 
     def identify_sharer(self, token: str) -> Principal:
-        """By the token that all share. Raises Unauthenticated."""
+        """Authenticates a client by the shared token. Raises Unauthenticated."""
         wanted = self.settings.token
         if not wanted or not key_is(token)(wanted):
             raise Unauthenticated
         return SHARER
 
     async def identify(self, name: str, password: str) -> Principal:
-        """By a key, or else by a password. Raises Unauthenticated or Busy, after the same work."""
+        """Authenticates a user by a key, or else by a password.
+
+        Raises Unauthenticated, after the same work whether or not the user exists, or Busy.
+        """
         if len(password) > PASSWORD_CHARS_MAX or len(name) > 4 * NAME_CHARS_MAX + 4:
             raise Unauthenticated
         if "@" in name:  # a key of one entity, which is for Service Bus
@@ -156,7 +159,7 @@ class Users:
     # What it may do.
 
     def rights(self, principal: Principal) -> Rights | None:
-        """As of now; None where the user is gone, or has another key or password."""
+        """Returns the current rights; None if the user is gone or has another key or password."""
         if principal.everything:
             return EVERY_QUEUE if principal is SHARER else EVERYTHING
         if not self._guard.knows(self._accounts, principal):
@@ -224,7 +227,7 @@ class Users:
     async def _permit(
         self, by: Principal, account: Account, pattern: str, given: list[Permission]
     ) -> None:
-        """What it may do with the queues of this namespace; `pattern` is what changes."""
+        """Sets an account's permissions on the queues of this namespace. Only `pattern` changes."""
         if is_superuser(account):
             raise Wrong(INVALID_PAYLOAD, "A superuser may do everything, and needs no permission.")
         elsewhere = [each for each in account.grants if each.namespace != self.settings.namespace]
@@ -293,7 +296,7 @@ def _check_password(password: str) -> None:
 
 
 def operation_of(given: Any) -> str:
-    """By its name, or its number. Raises Wrong."""
+    """Returns the operation of that name or number. Raises Wrong."""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(OPERATIONS):
         return OPERATIONS[given]
     found = _FOLDED.get(given.lower()) if isinstance(given, str) else None
@@ -331,7 +334,10 @@ def _rights_of(account: Account, namespace: str) -> Rights:
 
 
 def _grants_of(permissions: Sequence[Permission], namespace: str) -> list[Grant]:
-    """What they come to elsewhere: never more. To manage is to make, delete and purge."""
+    """Returns the grants for other dialects, which never allow more than the permissions.
+
+    The right to manage needs the operations to create, delete, purge and get information.
+    """
     grants = []
     for each in permissions:
         rights: list[Right] = []

@@ -194,7 +194,7 @@ class Web:
         return _say(200 if healthy else 503, _both_styles(found))
 
     def _figures(self) -> dict[str, Any]:
-        """Of messages, what the whole broker has done; of connections, VibeMQ's."""
+        """Returns the metrics. Message totals are the whole broker's; connections are VibeMQ's."""
         engine, peers = self.engine, self._peers
         records, there = engine.figures.records, self.view.overview(self._namespace)
         seconds = time.monotonic() - _begun
@@ -249,7 +249,7 @@ class _Call:
         return found
 
     async def _ask(self, command: DeleteQueue | Peek | Purge) -> Any:
-        """What was found to be allowed. Raises Refused or StoreError."""
+        """Submits a command that has been allowed. Raises Refused or StoreError."""
         principal = vouched(self._principal)
         return await self._web.engine.ask(principal, self._web.namespace, command)
 
@@ -318,7 +318,7 @@ class _Call:
         return Answer(b"", 204, _JSON)
 
     async def _sequence(self, queue: str) -> int:
-        """Of the oldest message of that id. Raises HttpError."""
+        """Returns the sequence number of the oldest message of that id. Raises HttpError."""
         first = 0
         for _ in range(LOOK_MAX // _STEP):
             messages = self._web.view.messages.page(self._web.namespace, queue, first, _STEP)
@@ -373,7 +373,7 @@ def _problem(status: int, text: str, headers: tuple[Header, ...] = ()) -> Answer
 
 
 def _uptime(seconds: float) -> str:
-    """As .NET writes it."""
+    """Formats a duration as .NET does."""
     whole, days = int(seconds), int(seconds) // 86_400
     clock = f"{whole % 86_400 // 3_600:02}:{whole % 3_600 // 60:02}:{whole % 60:02}"
     ticks = f"{int((seconds - whole) * 10_000_000):07}"
@@ -381,7 +381,7 @@ def _uptime(seconds: float) -> str:
 
 
 def _resident_bytes() -> int:
-    """What the process takes of memory; where that is not told, what it took at most."""
+    """Returns the resident memory of the process; its maximum where the current size is unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError):
