@@ -4,6 +4,7 @@ Whatever comes, the broker answers in HTTP or hangs up, and no answer is a 500.
 """
 
 import asyncio
+import gc
 import logging
 import random
 import tempfile
@@ -138,6 +139,7 @@ class Http:
         assert self._serving is not None
         self._server.stop()
         await self._serving
+        gc.unfreeze()  # a server freezes what is there at its start, garbage of the last one too
 
     @property
     def engine(self) -> Engine:
