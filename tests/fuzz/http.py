@@ -139,7 +139,7 @@ class Http:
         assert self._serving is not None
         self._server.stop()
         await self._serving
-        gc.unfreeze()  # a server freezes what is there at its start, garbage of the last one too
+        gc.unfreeze()  # a server freezes what is there at its start
 
     @property
     def engine(self) -> Engine:

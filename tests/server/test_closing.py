@@ -1,7 +1,10 @@
 """A listener that is closed while somebody comes: nobody is forgotten, and nobody waited for."""
 
 import asyncio
+import gc
 import socket
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -87,3 +90,29 @@ def test_what_was_to_be_made_later_is_not_made_after_a_stop(tmp_path: Path) -> N
         runner.run(main())
     assert not failed
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_keeps_a_server_that_was_stopped(tmp_path: Path) -> None:
+    async def main() -> bool:
+        config = Config(memory=True, dev=True, host=("127.0.0.1",), port=(Port(0),), stop_limit=1)
+        server: Server | None = None
+
+        def stop(_: str) -> None:
+            assert server is not None
+            server.stop()
+
+        server = Server(config, tmp_path, stop)
+        assert await server.run() == 0
+        kept = weakref.ref(server)
+        server = None
+        await turn()  # what was cancelled ends
+        gc.unfreeze()  # a server freezes what is there at its start
+        gc.collect()
+        return kept() is None
+
+    def run() -> bool:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main())
+
+    with ThreadPoolExecutor(1) as thread:  # the main thread's loop knows it by its signals
+        assert thread.submit(run).result()

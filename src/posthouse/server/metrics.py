@@ -69,6 +69,7 @@ class Lag:
         self.seconds = Histogram([0.001 * 4**n for n in range(8)])
         self.last = 0.0
         self.longest = self.held = 0.0  # since they were last told
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +84,11 @@ class Lag:
             self.held = max(self.held, min(self.last, time.thread_time() - used))
             self.start()
 
-        loop.call_at(due, measure)
+        self._timer = loop.call_at(due, measure)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def told(self) -> tuple[float, float]:
         """Returns `longest` and `held`, and sets them to zero."""

@@ -81,6 +81,7 @@ class Server:
         self._stop = asyncio.Event()
         self.ports: list[int] = []  # once it is ready
         self._broker = BrokerHost(config)
+        self._warning: asyncio.TimerHandle | None = None
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
@@ -180,7 +181,12 @@ class Server:
         failing.cancel()
         for timer in later:  # where it stops as soon as it was started
             timer.cancel()
-        return await self._end()
+        try:
+            return await self._end()
+        finally:
+            self._metrics.lag.stop()
+            if self._warning is not None:
+                self._warning.cancel()
 
     def _due_later(self) -> Iterator[Callable[[], object]]:
         """The preparations that are made once the server is running."""
@@ -251,7 +257,7 @@ class Server:
             extra={"event": "listener.insecure"},
         )  # fmt: skip
         loop = asyncio.get_running_loop()
-        loop.call_later(INSECURE_SECONDS, self._warn_that_it_is_insecure)
+        self._warning = loop.call_later(INSECURE_SECONDS, self._warn_that_it_is_insecure)
 
     def _announce(self, listening: list[Listening]) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, and the broker serves all the same
