@@ -76,7 +76,7 @@ class _Lock(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What goes to the service in one transfer."""
+    """The messages that go to the service in one transfer."""
 
     places: list[int]  # in what is sent
     batch: ServiceBusMessageBatch | ServiceBusMessage
@@ -142,7 +142,7 @@ class _Inbox:
             self.busy(-1)
 
     async def _slice(self, most: int, wait: float) -> list[ReceivedMessage]:
-        """In its turn, which ends with it."""
+        """Receives once, in the caller's turn, and ends the turn."""
         try:
             room = self._provider.held.room(most)
         except QueueError:
@@ -205,7 +205,7 @@ class _Inbox:
             self._provider.retire(self.source, self)
 
     async def close(self) -> None:
-        """What was received with it and not settled is so no more: it is the SDK's to settle."""
+        """Closes the receiver. The SDK can then no longer settle the messages it received."""
         self.closed = True
         if self._resting is not None:
             self._resting.cancel()
@@ -313,7 +313,7 @@ class AzureProvider:
         return ids
 
     async def _send(self, queue: QueueName, messages: Sequence[Message]) -> dict[int, QueueError]:
-        """In as few batches as they fit in. What failed, by its place."""
+        """Sends messages in as few batches as possible. Returns the errors by place."""
         outbox = self._outbox(queue)
         failures: dict[int, QueueError] = {}
         async with outbox.turn:
@@ -543,7 +543,10 @@ def _client(config: AzureServiceBusConfig) -> ServiceBusClient:
 
 
 async def _parts(sender: ServiceBusSender, messages: Sequence[Message]) -> list[_Part]:
-    """As few as they fit in; what fits in none goes alone, to be refused."""
+    """Splits messages into as few transfers as possible.
+
+    A message that fits into no batch goes alone, for the service to refuse.
+    """
     if len(messages) == 1:
         return [_Part([0], outgoing(messages[0]), TYPE.max_message_size())]
     parts: list[_Part] = []

@@ -33,7 +33,7 @@ _WAIT = re.compile(r"\bwait (\d{1,6}) (ms|seconds?)\b", re.ASCII)
 
 
 class Doing(NamedTuple):
-    """What was being done when something went wrong."""
+    """The operation that failed, with the details that its error names."""
 
     operation: str
     queue: str = ""
@@ -113,7 +113,10 @@ RAISED = (AzureError, ValueError, OSError)
 
 
 def error_of(error: BaseException, doing: Doing) -> QueueError:
-    """By the most specific class that is known. To be raised from it."""
+    """Returns the client's error for an SDK error, by its most specific known class.
+
+    The caller raises it from the SDK error. Raises the SDK error itself if no class is known.
+    """
     for kind in type(error).__mro__:
         known = ERRORS.get(kind)
         if known is not None:
@@ -122,7 +125,7 @@ def error_of(error: BaseException, doing: Doing) -> QueueError:
 
 
 def size_of(message: Message) -> int:
-    """Without what the wire adds."""
+    """Returns the size of a message, without what the protocol adds."""
     named = sum(
         len(name.encode()) + len(text.encode()) for name, text in message.attributes.items()
     )
@@ -139,7 +142,7 @@ def outgoing(message: Message) -> ServiceBusMessage:
 
 
 def incoming(found: ServiceBusReceivedMessage, until: datetime) -> ReceivedMessage:
-    """With a receipt, where it is locked."""
+    """Converts a message of the SDK. A locked message gets a receipt that can be settled."""
     token = found.lock_token
     receipt = ReceiptHandle("" if token is None else str(token), until, TYPE)
     count = (found.delivery_count or 0) + (1 if token is not None else 0)
@@ -172,7 +175,7 @@ def again(found: ServiceBusReceivedMessage) -> ServiceBusMessage:
 
 
 def _body(found: ServiceBusReceivedMessage) -> bytes:
-    """Of a value or a sequence, as other clients may send it, the text."""
+    """Returns the body. A value or a sequence, which other clients may send, becomes its text."""
     if found.body_type.value == "data":
         body: Any = found.body
         return body if isinstance(body, bytes) else b"".join(body)

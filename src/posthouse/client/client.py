@@ -60,7 +60,7 @@ _FATES: dict[Ending, Fate] = {
 
 
 class Calls:
-    """How every call is made: within its time, tried again, counted."""
+    """Makes the client's calls: with time limits, retries, figures and the circuit breaker."""
 
     def __init__(
         self, config: QueueConfig, retry: RetryPolicy | None, telemetry: Telemetry | None = None
@@ -145,7 +145,10 @@ class Calls:
 
 
 class QueueClient:
-    """Queues of one provider. Many may use one client at a time; close it, or use `async with`."""
+    """A client for the queues of one provider.
+
+    Tasks may share a client. Close it when done, or use `async with`.
+    """
 
     def __init__(
         self,
@@ -174,7 +177,7 @@ class QueueClient:
         await self.close()
 
     async def close(self) -> None:
-        """Gives back what it holds, and ends its connections."""
+        """Closes the client: releases the messages it has fetched, and closes its connections."""
         await self._provider.close()
 
     # What there is.
@@ -210,11 +213,15 @@ class QueueClient:
     # Sending.
 
     async def send_message(self, queue: str, message: Message) -> MessageId:
-        """Returns when the provider has it. Raises QueueError."""
+        """Sends a message and returns its id, once the provider has taken it. Raises QueueError."""
         return (await self.send_messages(queue, [message]))[0]
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
-        """At most `max_batch_size()` of them. Raises QueueError; PartialFailure where some went."""
+        """Sends up to `max_batch_size()` messages and returns their ids, in order.
+
+        Raises QueueError, BatchTooLarge if there are too many, or PartialFailure if only some were
+        sent.
+        """
         name = QueueName(queue)
         ready = self._made_ready(messages)
         self._check_batch(ready)
@@ -230,7 +237,7 @@ class QueueClient:
         return sent
 
     def _send(self, name: QueueName, messages: list[Message]) -> Awaitable[list[MessageId]]:
-        """Where some of them went, only the others are sent again."""
+        """Sends messages with retries. After a partial failure, only the others are sent again."""
         if len(messages) == 1:
             return self._calls.make("send", name, partial(self._provider.send, name, messages))
         ids: dict[int, MessageId] = {}
@@ -260,7 +267,10 @@ class QueueClient:
         return self._calls.make("send", name, attempt)
 
     async def schedule_message(self, queue: str, message: Message, at: datetime) -> int:
-        """To be there at a moment. Returns a number by which it can be cancelled."""
+        """Sends a message that becomes available at the time `at`, which must have a time zone.
+
+        Returns the number that `cancel_scheduled_message` takes. Raises QueueError.
+        """
         return (await self.schedule_messages(queue, [message], at))[0]
 
     async def schedule_messages(
@@ -287,14 +297,14 @@ class QueueClient:
         )
 
     async def cancel_scheduled_message(self, queue: str, *numbers: int) -> None:
-        """Raises MessageNotFound where one is not there any more."""
+        """Cancels scheduled messages by their numbers. Raises MessageNotFound if one is gone."""
         name = QueueName(queue)
         await self._calls.make(
             "cancel", name, lambda: self._provider.cancel_scheduled(name, numbers)
         )
 
     def _made_ready(self, messages: Iterable[Message]) -> list[Message]:
-        """As they go out, each with an id."""
+        """Returns the messages as sent: compressed or encrypted as configured, with ids."""
         if self._wrapping is not PLAIN:
             messages = map(self._wrapping.wrap, messages)
         ready = list(messages)
@@ -314,7 +324,11 @@ class QueueClient:
     async def receive_message(
         self, queue: str, timeout: float | None = None, *, dead_letter: bool = False
     ) -> ReceivedMessage | None:
-        """The next, or None where none comes within the time. Raises QueueError."""
+        """Receives the next message; returns None if none arrives within `timeout` seconds.
+
+        The message is locked until it is settled or its lock expires. Parameters are those of
+        `receive_messages`. Raises QueueError.
+        """
         received = await self.receive_messages(queue, 1, timeout, dead_letter=dead_letter)
         return received[0] if received else None
 
@@ -326,7 +340,13 @@ class QueueClient:
         *,
         dead_letter: bool = False,
     ) -> list[ReceivedMessage]:
-        """What is there; else what comes first within the time. Raises QueueError."""
+        """Receives up to `max_messages` messages. Raises QueueError.
+
+        Returns the messages that are available, at most as many as the provider's `receive_max`. If
+        there are none, waits up to `timeout` seconds for the first to arrive, and returns an empty
+        list if none does. Without `timeout`, the configured `default_timeout` applies. With
+        `dead_letter`, receives from the queue's dead-letter queue.
+        """
         return await self._fetch(Source(QueueName(queue), dead_letter), max_messages, timeout)
 
     async def _fetch(
@@ -379,13 +399,17 @@ class QueueClient:
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
     ) -> "Receiver":
-        """Messages as they come, fetched ahead: `async for message in client.receiver(queue)`."""
+        """Returns a receiver that prefetches: `async for message in client.receiver(queue)`.
+
+        `prefetch` is the number of messages to fetch ahead; without it, the provider's setting
+        applies. With `dead_letter`, receives from the queue's dead-letter queue.
+        """
         return Receiver(self, Source(QueueName(queue), dead_letter), prefetch or 0)
 
     async def receive_deferred_messages(
         self, queue: str, sequence_numbers: Sequence[int], *, dead_letter: bool = False
     ) -> list[ReceivedMessage]:
-        """All of them, or MessageNotFound."""
+        """Receives deferred messages by sequence number: all of them, or raises MessageNotFound."""
         source = Source(QueueName(queue), dead_letter)
         asking = self._calls.make(
             "receive", queue, lambda: self._provider.receive_deferred(source, sequence_numbers)
@@ -395,7 +419,10 @@ class QueueClient:
     async def peek_messages(
         self, queue: str, max_messages: int = 1, *, first: int = 0, dead_letter: bool = False
     ) -> list[ReceivedMessage]:
-        """To look at, from a sequence number on; they stay where they are."""
+        """Returns messages without locking or removing them.
+
+        Starts at the sequence number `first`. A peeked message cannot be settled.
+        """
         source, most = Source(QueueName(queue), dead_letter), self._most(max_messages)
         received = await self._calls.make(
             "peek", queue, lambda: self._provider.peek(source, most, first)
@@ -433,29 +460,45 @@ class QueueClient:
     # Settling.
 
     async def complete_message(self, receipt: Receipt) -> None:
-        """It has been handled, and is gone. Raises MessageNotFound."""
+        """Completes a message: removes it from its queue. Raises MessageNotFound."""
         await self._settle((receipt,), COMPLETE)
 
     async def complete_messages(self, receipts: Iterable[Receipt]) -> None:
-        """Many at once. Raises MessageNotFound for the first that is not there; others are done."""
+        """Completes several messages at once.
+
+        Raises MessageNotFound for the first that is not locked any more; the others are completed.
+        """
         await self._settle(tuple(receipts), COMPLETE)
 
     async def abandon_message(self, receipt: Receipt) -> None:
-        """It could not be handled now, and is there again. Raises MessageNotFound."""
+        """Abandons a message: returns it to its queue, to be delivered again.
+
+        The delivery counts as an attempt. Raises MessageNotFound.
+        """
         await self._settle((receipt,), ABANDON)
 
     async def release_message(self, receipt: Receipt) -> None:
-        """As if it had never been delivered, where the provider knows such a thing."""
+        """Releases a message: returns it to its queue as if it had never been delivered.
+
+        A provider that cannot do so abandons the message. Raises MessageNotFound; Unsupported if
+        the message came over a connection to Posthouse that was lost.
+        """
         await self._settle((receipt,), RELEASE)
 
     async def defer_message(self, receipt: Receipt) -> None:
-        """It is put aside, to be received by its sequence number."""
+        """Defers a message: it stays in the queue until it is received by its sequence number.
+
+        See `receive_deferred_messages`. Raises MessageNotFound, or Unsupported.
+        """
         await self._settle((receipt,), Settlement("defer"))
 
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
-        """It cannot be handled. Raises MessageNotFound."""
+        """Moves a message to the dead-letter queue, with a reason.
+
+        Raises MessageNotFound, or Unsupported if the setting `enable_dead_letter` is off.
+        """
         await self._settle((receipt,), self._dead_letter(reason, description))
 
     def _dead_letter(self, reason: str, description: str | None) -> Settlement:
@@ -464,7 +507,7 @@ class QueueClient:
         return Settlement("dead-letter", reason, description)
 
     async def renew_message_lock(self, receipt: Receipt) -> datetime:
-        """Returns until when it is held now. Raises MessageNotFound."""
+        """Renews the lock of a message. Returns when it expires. Raises MessageNotFound."""
         [handle] = _handles((receipt,), self._provider.type)
         return await self._calls.make("renew", "", lambda: self._provider.renew(handle))
 
@@ -476,7 +519,10 @@ class QueueClient:
     async def resubmit_messages(
         self, queue: str, receipts: Iterable[Receipt], *, target: str | None = None
     ) -> None:
-        """Dead letters of a queue, received before, are sent again to it or to another."""
+        """Sends dead letters of `queue` again: to `target`, or without it to `queue` itself.
+
+        Receive them first, with `dead_letter=True`.
+        """
         name, to = QueueName(queue), None if target is None else QueueName(target)
         handles = _handles(receipts, self._provider.type)
         await self._calls.make("resubmit", name, lambda: self._provider.resubmit(name, handles, to))
@@ -486,9 +532,12 @@ class QueueClient:
     async def accept_session(
         self, queue: str, session_id: str | None = None, timeout: float | None = None
     ) -> "SessionClient | None":
-        """That session, or the next that has messages; None where there is none within the time.
+        """Locks a session and returns it; None if there is none within `timeout` seconds.
 
-        Raises SessionLocked where another has the one that is named.
+        Without `session_id`, takes the next session that has messages. Without `timeout`, the
+        configured `default_timeout` applies.
+
+        Raises SessionLocked if another client holds the session of that id.
         """
         return await self._accept(queue, session_id, timeout)
 
@@ -519,7 +568,11 @@ class QueueClient:
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[Transaction]":
-        """What is asked of it happens together at the end, or, where that raises, not at all."""
+        """Begins a transaction: `async with client.transaction() as transaction`.
+
+        All its operations are committed when the block ends. If the block raises, none is. Raises
+        Unsupported if the provider has no transactions.
+        """
         if not self.capabilities.transactions:
             raise Unsupported(self._provider.type.value, "do several things in one transaction")
         async with self._provider.transaction() as begun:
@@ -535,7 +588,10 @@ class QueueClient:
 
 
 class Receiver:
-    """Messages of a queue as they come. It goes on after the connection was lost."""
+    """Iterates over the messages of a queue as they arrive.
+
+    After the loss of a connection it goes on with the next one.
+    """
 
     def __init__(self, client: QueueClient, source: Source, prefetch: int) -> None:
         self._client = client
@@ -567,7 +623,10 @@ class Receiver:
         return self._ahead.pop()
 
     async def next_batch(self, most: int = 100) -> list[ReceivedMessage]:
-        """What is there, or the first that come. Empty only once it is closed."""
+        """Returns up to `most` messages: those available, else the first to arrive.
+
+        The list is empty only once the receiver is closed.
+        """
         if self._ahead:
             return [self._ahead.pop() for _ in range(min(most, len(self._ahead)))]
         if self._closed:
@@ -578,7 +637,7 @@ class Receiver:
         return await self._client._arrived(self._source.queue, received, time.time_ns())
 
     async def close(self) -> None:
-        """What was not handed out goes back as if it had never been delivered."""
+        """Closes the receiver, and releases the messages that it has not handed out."""
         self._closed = True
         ahead, self._ahead = self._ahead, []
         if ahead:
@@ -588,7 +647,7 @@ class Receiver:
 
 
 class SessionClient:
-    """A session that is held by this client alone, until it is closed or its time is up."""
+    """A session that this client alone holds, until it is closed or its lock expires."""
 
     def __init__(self, client: QueueClient, held: HeldSession, queue: QueueName) -> None:
         self._client = client
@@ -621,7 +680,7 @@ class SessionClient:
     async def receive_messages(
         self, max_messages: int, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """In their order. Raises SessionLockLost."""
+        """Receives up to `max_messages` of the session, in order. Raises SessionLockLost."""
         calls = self._client._calls
         seconds = calls.config.default_timeout if timeout is None else timeout
         most = self._client._most(max_messages)
@@ -652,7 +711,7 @@ class SessionClient:
         await self._settle((receipt,), self._client._dead_letter(reason, description))
 
     async def renew_session_lock(self) -> datetime:
-        """Returns until when it is held now. Raises SessionLockLost."""
+        """Renews the lock of the session. Returns when it expires. Raises SessionLockLost."""
         return await self._client._calls.make("renew", self.session_id, self._held.renew)
 
     async def get_state(self) -> bytes | None:
@@ -664,7 +723,7 @@ class SessionClient:
         )
 
     async def close_session(self) -> None:
-        """Another may have it; what is under way goes back."""
+        """Closes the session, so that another client may accept it. Unsettled messages go back."""
         await self._held.close()
 
     async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
@@ -677,7 +736,7 @@ class SessionClient:
 
 
 class Transaction:
-    """Sends and settlements that happen together."""
+    """Sends and settlements that are committed together."""
 
     def __init__(self, client: QueueClient, begun: Transacting) -> None:
         self._client = client

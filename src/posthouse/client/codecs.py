@@ -47,7 +47,7 @@ def register_codec(
     decode: Callable[[bytes], T],
     content_type: str | None = None,
 ) -> None:
-    """How values of a type are written and read from now on, by every client of the process.
+    """Registers the codec for values of a type, for every client of the process.
 
     What cannot be written or read is a ValueError of theirs.
     """
@@ -116,6 +116,6 @@ def _charset(content_type: str | None) -> str:
 
 
 def _failed(what: str, error: Exception) -> SerializationError:
-    """With msgspec's reason, which tells the place; those of others may show the body."""
+    """Returns the error. Only msgspec's reason is told: others might show the body."""
     told = isinstance(error, msgspec.MsgspecError | RecursionError)
     return SerializationError(f"{what}: {error if told else type(error).__name__}.")

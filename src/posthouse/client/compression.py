@@ -23,7 +23,7 @@ _WINDOW = 8 << 20  # what zstd uses at most below its extreme levels, whatever t
 
 @dataclass(frozen=True)
 class Compression:
-    """Of bodies longer than a threshold, where that makes them smaller."""
+    """Compression of bodies that are longer than a threshold, where it makes them smaller."""
 
     algorithm: Algorithm = "gzip"  # zstd needs `pip install 'posthouse[zstd]'`
     threshold: int = 1_024  # bytes

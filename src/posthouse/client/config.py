@@ -1,4 +1,4 @@
-"""Which queues, and how they are used. A value that makes no sense is refused with its name."""
+"""The configuration of a client. An invalid value is refused with its name."""
 
 import math
 from collections.abc import Mapping
@@ -185,7 +185,7 @@ class QueueConfig:
 
 
 def _of_url(parts: SplitResult, port: int | None) -> dict[str, str]:
-    """What the parts of a URL say, for its scheme."""
+    """Returns the settings that a URL gives, as its scheme defines them."""
     name, key = unquote(parts.username or ""), unquote(parts.password or "")
     host = parts.hostname or ""
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""From a configuration to a client. A provider's package is imported only where it is used."""
+"""Creation of clients. A provider's package is imported only where it is used."""
 
 import os
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ def create_client(
     encryption: "Encryption | None" = None,
     environment: Mapping[str, str] | None = None,
 ) -> QueueClient:
-    """From a configuration, a URL, or the environment (`POSTHOUSE_CLIENT_URL`).
+    """Creates a client from a configuration, a URL, or the environment (`POSTHOUSE_CLIENT_URL`).
 
-    Raises ConfigurationError. It connects with the first call, or `async with`.
+    The client connects on its first call, or on `async with`. Raises ConfigurationError.
     """
     if config is None:
         config = QueueConfig.from_environment(os.environ if environment is None else environment)
@@ -45,7 +45,10 @@ def create_client(
 
 
 def create_test_client(*, virtual_clock: bool = False, auto_create: bool = True) -> QueueClient:
-    """In memory, where queues come into being when they are first used."""
+    """Creates a client whose queues are in memory, for tests.
+
+    With `auto_create`, a queue is created when it is first used.
+    """
     config = InMemoryConfig(virtual_clock=virtual_clock, auto_create=auto_create)
     return create_client(QueueConfig(config, default_timeout=1.0))
 

@@ -12,7 +12,7 @@ from posthouse.client.names import SessionId
 
 
 def cross_loop(client: QueueClient, loop_thread: LoopThread) -> QueueClient:
-    """For a worker's handlers and hooks. It is the worker that opens and closes it."""
+    """Wraps a client for a worker's handlers and hooks. The worker opens and closes it."""
     return cast(QueueClient, _CrossLoop(client, loop_thread))
 
 
@@ -36,7 +36,7 @@ class _CrossLoop:
         return self._near(await self._loop_thread.call(work))
 
     def _near(self, done: Any) -> Any:
-        """What lives there, too: receivers, sessions, transactions."""
+        """Wraps a receiver, session or transaction, which lives on the other loop, too."""
         if isinstance(done, AbstractAsyncContextManager | Transaction):
             return _EnteredCrossLoop(done, self._loop_thread)
         return done

@@ -12,7 +12,10 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, task: "asyncio.Task[object]", seconds: float) -> float | None:
-        """From now on; returns what it had before, to be put back: calls may be within calls."""
+        """Sets a task's deadline, `seconds` from now, unless an earlier one is set.
+
+        Returns the deadline it had, to be restored after the call: calls may be nested.
+        """
         loop = asyncio.get_running_loop()
         before, due = self._due.get(task), loop.time() + seconds
         self._due[task] = due if before is None else min(before, due)

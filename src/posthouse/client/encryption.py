@@ -301,7 +301,7 @@ def _bound(head: bytes, message_id: str, message: Message | ReceivedMessage) -> 
 
 
 def _at(moment: int) -> datetime:
-    """Of an authentic envelope, but perhaps of a clock that is far off."""
+    """Returns the time in an authentic envelope, whose sender's clock may be far off."""
     try:
         return datetime.fromtimestamp(moment / 1_000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,8 +1,8 @@
-"""What can go wrong, the same for every provider.
+"""The client's errors, the same for every provider.
 
 `is_transient`: the same call may succeed later. `retry_after`: how many seconds to wait before it,
-where that is known. What the provider said is the error's `__cause__`, and a `ProviderError` has
-its code.
+where that is known. The provider's own error is the `__cause__`, and a `ProviderError` has its
+code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,7 +127,10 @@ class PartialFailure(QueueError):
 
 
 def check_went(failures: dict[int, QueueError], ids: Sequence[str]) -> None:
-    """That all of a batch went. Raises what the first failed with, or PartialFailure."""
+    """Checks that all of a batch was sent.
+
+    Raises the first error if all failed, or PartialFailure if some did.
+    """
     if not failures:
         return
     first = next(iter(failures.values()))
@@ -138,7 +141,7 @@ def check_went(failures: dict[int, QueueError], ids: Sequence[str]) -> None:
 
 
 class ProviderError(QueueError):
-    """What has no class of its own, with the provider's code."""
+    """An error of the provider that has no class of its own, with the provider's code."""
 
     is_transient = True
 
@@ -159,7 +162,7 @@ class Throttled(ProviderError):
 
 
 class CircuitOpen(QueueError):
-    """So much went wrong lately that nothing is tried before `retry_after` has passed."""
+    """Too many calls have failed lately. Nothing is tried until `retry_after` has passed."""
 
     is_transient = True
 

@@ -1,4 +1,4 @@
-"""What a client has done: how often, how long it took, and what went wrong."""
+"""The figures of a client: how often each operation was done, how long it took, and its errors."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Record: TypeAlias = Callable[[str, str, float], None]  # what `note` is told
 
 @dataclass(frozen=True)
 class Figure:
-    """Of one operation with one outcome: `ok`, or the name of an error."""
+    """The figures of one operation with one outcome: `ok`, or the name of an error."""
 
     operation: str
     outcome: str
@@ -47,12 +47,12 @@ class Figures:
             self._record(operation, outcome, seconds)
 
     def count(self, fate: Fate, messages: int) -> None:
-        """So many messages have come to that."""
+        """Counts messages that were sent, received or settled."""
         self._messages[fate] = self._messages.get(fate, 0) + messages
 
     @property
     def messages(self) -> dict[Fate, int]:
-        """How many messages were sent, received, settled."""
+        """The numbers of messages that were sent, received and settled."""
         return dict(self._messages)
 
     def all(self) -> list[Figure]:
@@ -63,7 +63,7 @@ class Figures:
         return found
 
     def prometheus(self) -> str:
-        """In the text format of Prometheus, to be appended to what a program shows of itself."""
+        """Returns the figures in the text format of Prometheus, for a program's own metrics."""
         lines: list[str] = []
         for fate, count in sorted(self._messages.items()):
             name = f"queue_messages_{fate}_total"

@@ -52,7 +52,7 @@ class Requeue(Exception):
 
 
 class HandlingFailed(QueueError):
-    """What a retry policy is asked about: whatever a handler has raised is its `__cause__`."""
+    """The error that a retry policy is given. The handler's own error is its `__cause__`."""
 
     is_transient = True
 
@@ -61,7 +61,7 @@ Ending = Literal["complete", "retry", "abandon", "dead-letter", "lost"]
 
 
 class Outcome(NamedTuple):
-    """What becomes of a message."""
+    """The outcome of handling a message."""
 
     ending: Ending
     reason: str | None = None
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
 
 class Context:
-    """What a handler can know beside the message, and middleware is given."""
+    """The context of a message, for handlers and middleware."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ Taking: TypeAlias = Callable[[Context], Any]  # what one parameter is given
 
 @dataclass(frozen=True)
 class Options:
-    """How a queue's messages are handled."""
+    """The options for handling a queue's messages."""
 
     queue: QueueName
     concurrency: int = 10
@@ -132,7 +132,7 @@ class Options:
 
 
 class Route:
-    """From a queue to the function that handles its messages."""
+    """The route from a queue to the function that handles its messages."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.function = function
@@ -141,7 +141,7 @@ class Route:
         self._takes: list[Taking] | None = None
 
     def check(self) -> None:
-        """What the function takes, once all that its annotations name is there.
+        """Resolves the function's parameters, once all names in its annotations are defined.
 
         Raises ConfigurationError.
         """
@@ -199,7 +199,7 @@ class Route:
         return found._replace(seconds=time.monotonic() - begun)
 
     def judge(self, error: BaseException, attempt: int) -> Outcome:
-        """What becomes of a message whose handler has failed."""
+        """Returns the outcome of a message whose handler has failed: a retry, or a dead letter."""
         failed: QueueError = HandlingFailed(str(error))
         if isinstance(error, QueueError) and error.should_retry:
             failed = error  # it may say when
@@ -227,7 +227,10 @@ def describe(error: BaseException) -> str:
 
 
 def _taken(function: Callable[..., Any]) -> list[Taking]:
-    """For each parameter what it is given, as its annotation says."""
+    """Returns, for each parameter, the way to its argument, by its annotation.
+
+    Raises ConfigurationError.
+    """
     name = getattr(function, "__qualname__", repr(function))
     try:
         kinds = typing.get_type_hints(function)

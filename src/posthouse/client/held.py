@@ -1,7 +1,7 @@
-"""What has been received and is not settled: what a receipt stands for, until it is over.
+"""The messages that have been received and not settled, by their receipts.
 
-A receipt is good in the client that received it. That one knows when it is used up or too old,
-also where the provider itself would still take it.
+A receipt is valid in the client that received it. The client knows when a receipt is used up or
+too old, even where the provider itself would still accept it.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Held(Generic[T]):
         return len(self._all)
 
     def room(self, most: int) -> int:
-        """How many more may be received, up to so many. Raises ProviderError where none may."""
+        """Returns how many more may be received, up to `most`. Raises ProviderError if none may."""
         if len(self._all) + most > HELD_MAX:
             now = self._now()
             for handle in [each for each, (_, until) in self._all.items() if until <= now]:
@@ -51,7 +51,7 @@ class Held(Generic[T]):
         return found[0]
 
     def take(self, handle: str) -> tuple[T, datetime]:
-        """For one who settles it: nobody else may. Raises MessageNotFound."""
+        """Takes a message out to settle it, so that nobody else can. Raises MessageNotFound."""
         what = self.get(handle)
         return what, self._all.pop(handle)[1]
 

@@ -28,7 +28,7 @@ class LoopThread:
             return self._loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """From a thread without a loop, or at least another one; it waits."""
+        """Runs the work on the loop and waits for it, from a thread without this loop."""
         running: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return running.result()
@@ -37,7 +37,7 @@ class LoopThread:
             raise
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """From any loop."""
+        """Runs the work on the loop, called from any loop."""
         if asyncio.get_running_loop() is self.loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))

@@ -84,7 +84,7 @@ class InMemoryProvider:
     # For tests.
 
     async def create_queue(self, queue: str, *, sessions: bool = False, **properties: Any) -> None:
-        """With the configuration's properties, or others. Raises QueueError."""
+        """Creates a queue. `properties` override those of the configuration. Raises QueueError."""
         await self._ask(
             core.CreateQueue(str(QueueName(queue)), self._properties(sessions, properties))
         )
@@ -185,7 +185,7 @@ class InMemoryProvider:
         timeout: float,
         session: str = "",
     ) -> Any:
-        """What is given to who is cancelled goes back."""
+        """Waits for messages or a session, and gives them back if the caller is cancelled."""
         asking = asyncio.ensure_future(self._ask(command, session=session))
         try:
             if self._virtual is not None and timeout > 0:
@@ -410,7 +410,7 @@ class MemoryTransaction:
 
 
 def _give_back(engine: Engine, command: Any, asked: "asyncio.Future[Any]") -> None:
-    """What has come for somebody who does not wait any more."""
+    """Releases the messages, or the session, that came for a caller that no longer waits."""
     if asked.cancelled() or asked.exception() is not None:
         return
     answer = asked.result()
@@ -429,7 +429,7 @@ def _queue(source: Source) -> str:
 
 
 def _plain(name: str | None) -> str | None:
-    """What is written down is text, not a kind of it."""
+    """Returns a name as a plain `str`, as the core stores it."""
     return None if name is None else str(name)
 
 

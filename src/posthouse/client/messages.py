@@ -18,7 +18,7 @@ def utc_now() -> datetime:
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """What is to be sent: `Message(b"...")`, or `Message.of(value)` for what is not bytes."""
+    """A message to send: `Message(b"...")`, or `Message.of(value)` for other values."""
 
     body: bytes
     attributes: dict[str, str] = {}
@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, value: object) -> "Message":
-        """A value as its type's codec writes it. Raises SerializationError."""
+        """Makes a message of a value, encoded by its type's codec. Raises SerializationError."""
         from posthouse.client.codecs import encode
 
         body, content_type = encode(value)
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
-    """By which a delivery is settled. What is in it is the provider's own affair."""
+    """The handle by which a delivery is settled. Its content is defined by the provider."""
 
     handle: str
     expires_at: datetime
@@ -108,7 +108,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     dead_letter_description: str | None = None
 
     def message(self) -> Message:
-        """To be sent again."""
+        """Returns a message with the same content and id, to be sent again."""
         return Message(
             self.body, self.attributes, self.session_id, self.correlation_id, self.time_to_live,
             self.message_id, self.content_type,

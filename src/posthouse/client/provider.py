@@ -1,4 +1,4 @@
-"""What a provider of queues is to the client: one interface, four implementations.
+"""The interface of the client to a provider of queues, with four implementations.
 
 A provider does what it is asked once: trying again, time limits, figures and traces are the
 client's. It raises nothing but `QueueError`s, and where it cannot do a thing `Unsupported`.
@@ -22,7 +22,7 @@ class SessionSupport(Enum):
 
 
 class ProviderType(Enum):
-    """Who keeps the queues."""
+    """The service that keeps the queues."""
 
     POSTHOUSE = "posthouse"
     AZURE_SERVICE_BUS = "azure-service-bus"
@@ -47,7 +47,7 @@ class ProviderType(Enum):
 
 
 class Capabilities(NamedTuple):
-    """What a provider can do."""
+    """The features and limits of a provider."""
 
     sessions: SessionSupport
     batch_max: int  # messages in one send
@@ -79,7 +79,7 @@ Ending = Literal["complete", "abandon", "release", "defer", "dead-letter"]
 
 
 class Settlement(NamedTuple):
-    """How the handling of a message ends."""
+    """The way in which a message is settled."""
 
     ending: Ending
     reason: str | None = None
@@ -91,7 +91,7 @@ COMPLETE, ABANDON, RELEASE = Settlement("complete"), Settlement("abandon"), Sett
 
 
 class Source(NamedTuple):
-    """Where messages come from."""
+    """A queue, or its dead-letter queue, from which messages are received."""
 
     queue: "QueueName"
     dead_letter: bool = False  # its dead-letter queue
@@ -127,12 +127,12 @@ class Deliveries(Protocol):
         ...
 
     async def close(self) -> None:
-        """What was fetched and not handed out goes back as if it had never been delivered."""
+        """Releases the messages that were fetched and not handed out."""
         ...
 
 
 class Transacting(Protocol):
-    """What is asked for together, and happens together or not at all."""
+    """A transaction: all its operations are committed, or none is."""
 
     async def send(self, queue: "QueueName", messages: "Sequence[Message]") -> None: ...
 
@@ -156,11 +156,11 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
     async def send(self, queue: "QueueName", messages: "Sequence[Message]") -> "list[MessageId]":
-        """At most `batch_max`, each of which has an id. Raises PartialFailure where some went."""
+        """Sends at most `batch_max` messages with ids. Raises PartialFailure if some were sent."""
         ...
 
     async def receive(self, source: Source, most: int, timeout: float) -> "list[ReceivedMessage]":
-        """What is there, up to `most`; else the first that come within the time, or nothing."""
+        """Returns up to `most` available messages, else the first that arrive within the time."""
         ...
 
     def deliveries(self, source: Source, prefetch: int) -> Deliveries: ...
@@ -170,15 +170,15 @@ class Provider(Protocol):
         ...
 
     async def renew(self, receipt: "ReceiptHandle") -> datetime:
-        """Until when it is held now."""
+        """Renews a lock, and returns the time when it expires."""
         ...
 
     async def accept_session(
         self, queue: "QueueName", session_id: "SessionId | None", timeout: float
     ) -> HeldSession | None:
-        """That one, or the next that has messages; None where there is none within the time.
+        """Locks the session of that id, or the next that has messages; None if the time is up.
 
-        Raises SessionLocked where another has the one that is named.
+        Raises SessionLocked if another client holds the session of that id.
         """
         ...
 
@@ -195,7 +195,7 @@ class Provider(Protocol):
     ) -> "list[ReceivedMessage]": ...
 
     async def peek(self, source: Source, most: int, first: int) -> "list[ReceivedMessage]":
-        """In any state, from a sequence number on; without receipts that could be settled."""
+        """Returns messages in any state, from the sequence number `first` on, without receipts."""
         ...
 
     async def resubmit(

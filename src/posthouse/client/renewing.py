@@ -14,7 +14,7 @@ GONE = (MessageNotFound, SessionNotFound)
 
 
 class Renewal:
-    """Of one lock, on the loop where it is made, until `stop`; or until it is lost."""
+    """The renewal of one lock, on the loop where it is made, until `stop` or the lock is lost."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""When to try again, and when to stop trying.
+"""Retry policies, and the circuit breaker that stops trying.
 
-A policy says how long to wait before the next try, or that there is none. What the provider itself
-has said about waiting goes before it. A breaker stops trying for everybody once enough has failed.
+A policy says how long to wait before the next try, or that there is none. A wait that the provider
+itself has asked for comes first. A breaker stops all calls of a client once enough have failed.
 """
 
 import random
@@ -134,7 +134,7 @@ class CircuitBreaker:
         return True
 
     def note(self, error: BaseException | None, *, is_probe: bool = False) -> None:
-        """What has become of a call that went through, as `check` has let it."""
+        """Notes the result of a call that `check` let through; None if it succeeded."""
         if error is None or not _is_outage(error):
             if self._failed or self._until:
                 self._failed, self._until, self._probing = 0, 0.0, False

@@ -50,7 +50,7 @@ _NAMES = {
 
 
 class Run:
-    """What all queues of a worker share while it runs. For the client's loop alone."""
+    """The state that all queues of a worker share while it runs. Only for the client's loop."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Run:
         self._pool = pool
 
     async def handle(self, route: Route, context: Context) -> Outcome:
-        """On the handlers' loop; returns when it is really over."""
+        """Handles a message on the handlers' loop, and returns when the handler has ended."""
         work = route.handle(context, self._middleware, self._pool)
         if self._hands is self.loop_thread.loop:
             outcome = await work
@@ -146,7 +146,10 @@ class Run:
                              extra={"event": "worker.unsettled"})  # fmt: skip
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What it returns, or None where the worker is stopped before. Raises what it raises."""
+        """Runs the work and returns its result; None if the worker is stopped first.
+
+        Raises the work's errors.
+        """
         doing = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self.stop.wait())
         try:
@@ -162,7 +165,10 @@ class Run:
     async def fetch_first(
         self, queue: str, fetch: Callable[[float], Coroutine[Any, Any, T]]
     ) -> T | None:
-        """What is there at once. Raises one of HOPELESS."""
+        """Fetches once, without waiting; None if the queue cannot be read yet.
+
+        Raises one of HOPELESS.
+        """
         try:
             return await self.unless_stopped(fetch(0.0))
         except HOPELESS:
@@ -190,7 +196,7 @@ class Run:
 
 
 def seconds_left(message: ReceivedMessage, until: datetime | None = None) -> float:
-    """That a lock is held for, by the clock of who has given it."""
+    """Returns the seconds until a lock expires, by the clock of the provider that gave it."""
     receipt = message.receipt_handle
     if until is not None:
         receipt = msgspec.structs.replace(receipt, expires_at=until)
@@ -203,6 +209,6 @@ def _cancel(context: Context) -> None:
 
 
 def _trace(outcome: Outcome) -> BaseException | None:
-    """Where a handler has failed for good; a message that was rejected is no fault of it."""
+    """Returns the error of a handler that has failed for good; None for a rejected message."""
     failed = outcome.ending == "dead-letter" and outcome.reason == type(outcome.error).__name__
     return outcome.error if failed else None

@@ -60,7 +60,7 @@ REASON_CHARS_MAX = 4_096
 
 
 class SqsQueue(NamedTuple):
-    """What is known of a queue."""
+    """A queue of SQS and its properties."""
 
     name: str
     url: str
@@ -195,7 +195,7 @@ class SqsProvider:
         return ids
 
     async def _send(self, to: SqsQueue, entries: dict[int, Entry]) -> dict[int, QueueError]:
-        """What failed, by its place."""
+        """Sends the entries and returns the errors of those that failed, by their places."""
         doing = Doing("send", to.asked)
         if len(entries) == 1:
             await self._ask("send_message", doing, QueueUrl=to.url, **next(iter(entries.values())))
@@ -412,7 +412,7 @@ def _failures(answer: Any, doing: Doing) -> dict[int, QueueError]:
 
 
 def _copy(taken: Taken, to: SqsQueue, more: dict[str, str]) -> Entry:
-    """To be sent to another queue, once: what is sent again is known by where it came from."""
+    """Returns a copy for another queue. FIFO queues deduplicate it by its original id."""
     entry = entry_of(taken.message.message(), fifo=to.fifo, more=more)
     for name, each in taken.raw.get("MessageAttributes", {}).items():
         if name != OURS and each["DataType"].startswith("Binary"):

@@ -79,7 +79,7 @@ class SqsSession:
             raise SessionLockLost(self._id)
 
     def add(self, messages: Sequence[ReceivedMessage]) -> None:
-        """That came while another was looked for."""
+        """Adds messages that arrived while another session was looked for."""
         self._ahead += messages
 
     async def receive(self, most: int, timeout: float) -> list[ReceivedMessage]:
@@ -131,7 +131,7 @@ class SqsSession:
         raise Unsupported(self._provider.type.value, "keep a state with a session")
 
     async def close(self) -> None:
-        """What is under way goes back."""
+        """Closes the session, and makes its unsettled messages visible again."""
         key = self._queue.name, self._id
         if self._provider.sessions.get(key) is self:
             del self._provider.sessions[key]

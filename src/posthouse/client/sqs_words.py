@@ -83,7 +83,7 @@ RAISED = (ClientError, BotoCoreError, OSError)
 
 
 class Doing(NamedTuple):
-    """What was being done when something went wrong."""
+    """The operation that failed, with the details that its error names."""
 
     operation: str
     queue: str = ""
@@ -91,7 +91,7 @@ class Doing(NamedTuple):
 
 
 def error_of(error: BaseException, doing: Doing) -> QueueError:
-    """To be raised from it."""
+    """Returns the client's error for an SDK error, for the caller to raise from it."""
     match error:
         case ClientError():
             about = error.response.get("Error", {})
@@ -182,12 +182,12 @@ def _divided(attributes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 
 
 def plain(id: str) -> str:
-    """What SQS takes for groups and against duplicates: itself, or always the same for it."""
+    """Returns an id that SQS accepts as group or deduplication id: the id itself, or its hash."""
     return id if _PLAIN.fullmatch(id) else sha256(id.encode()).hexdigest()
 
 
 def size_of(entry: Entry) -> int:
-    """As SQS counts: the body, and of each attribute the name, the type and the value."""
+    """Returns the size that SQS counts: the body, and each attribute's name, type and value."""
     return len(entry["MessageBody"].encode()) + sum(
         len(name) + len(each["DataType"]) + len(each["StringValue"].encode())
         for name, each in entry["MessageAttributes"].items()
@@ -220,7 +220,7 @@ def incoming(found: Mapping[str, Any], handle: str, until: datetime, dead: bool)
 
 
 def _read(text: str | None) -> dict[str, Any]:
-    """What is not ours to read is left alone."""
+    """Parses the client's own attribute. Text that is not a JSON object gives an empty dict."""
     if text is None:
         return {}
     try:

@@ -31,7 +31,7 @@ Twin = TypeVar("Twin")
 
 
 class _Sync:
-    """What is behind a twin: the async object that does the work."""
+    """The base of the sync classes: it holds the async object that does the work."""
 
     def __init__(self, twin: Any, loop_thread: LoopThread = SHARED) -> None:
         self._twin = twin
@@ -50,7 +50,7 @@ def _waits(
 
 
 class SyncReceiver(_Sync):
-    """`for message in client.receiver(queue)`."""
+    """Iterates over the messages of a queue: `for message in client.receiver(queue)`."""
 
     _twin: Receiver
 
@@ -120,7 +120,7 @@ class SyncTransaction(_Sync):
 
 
 class SyncQueueClient(_Sync):
-    """`QueueClient` for programs without a loop."""
+    """`QueueClient` for programs without an event loop: each method blocks until it is done."""
 
     _twin: QueueClient
 
@@ -216,7 +216,10 @@ def create_sync_client(
     encryption: "Encryption | None" = None,
     environment: Mapping[str, str] | None = None,
 ) -> SyncQueueClient:
-    """As `create_client`, for programs without a loop."""
+    """Creates a client for programs without an event loop. Takes what `create_client` takes.
+
+    Raises ConfigurationError.
+    """
 
     async def make() -> QueueClient:
         return create_client(

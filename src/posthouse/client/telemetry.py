@@ -29,7 +29,7 @@ _SYSTEMS = {ProviderType.AZURE_SERVICE_BUS: "servicebus", ProviderType.AWS_SQS: 
 
 
 class Telemetry:
-    """Of the clients of one kind of provider."""
+    """The traces and metrics of the clients of one kind of provider."""
 
     def __init__(
         self,
@@ -37,7 +37,10 @@ class Telemetry:
         tracers: "TracerProvider | None" = None,
         meters: "MeterProvider | None" = None,
     ) -> None:
-        """Without others, those that the program has set. Raises ImportError."""
+        """Uses the program's own OpenTelemetry providers, unless others are given.
+
+        Raises ImportError.
+        """
         from opentelemetry import metrics, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -27,7 +27,7 @@ class UnderWay:
             task.exception()  # whoever waited for it has had it
 
     async def settle_down(self, seconds: float) -> None:
-        """What is not done by then is cancelled."""
+        """Waits up to `seconds` for the tasks, then cancels those that are not done."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
             for each in late:

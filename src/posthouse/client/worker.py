@@ -47,7 +47,7 @@ _ALONE = ConfigurationError("The worker", "is not running; it has a client while
 
 
 class Worker:
-    """Handlers, and everything that brings them messages."""
+    """A worker: receives messages from queues and passes them to handlers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Worker:
         retry: RetryPolicy | None = None,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        """A configuration, a URL, or nothing: then the environment says it.
+        """Takes a configuration, a URL or a client; without one, the environment configures it.
 
         A client of yours is used where you use it, on your loop, and is not closed; then a handler
         that computes for long holds up the renewal of locks.
@@ -106,19 +106,19 @@ class Worker:
         return register
 
     def middleware(self, layer: F) -> F:
-        """`async def layer(context, call_next)`: around each handling, the first outermost."""
+        """Registers middleware: `async def layer(context, call_next)`. The first is outermost."""
         if not inspect.iscoroutinefunction(layer):
             raise ConfigurationError("Middleware", "must be an async function")
         self._middleware.append(layer)
         return layer
 
     def on_start(self, hook: F) -> F:
-        """Before the first message is fetched; the client is there."""
+        """Registers a hook that runs before the first message is fetched. It can use `client`."""
         self._on_start.append(hook)
         return hook
 
     def on_stop(self, hook: F) -> F:
-        """After the last message was settled; the client is still there."""
+        """Registers a hook that runs after the last message is settled. It can use `client`."""
         self._on_stop.append(hook)
         return hook
 
@@ -128,38 +128,44 @@ class Worker:
 
     @property
     def config(self) -> QueueConfig | QueueClient | str | None:
-        """What it was made with."""
+        """The configuration, URL or client that the worker was made with."""
         return self._config
 
     # While it runs.
 
     @property
     def client(self) -> QueueClient:
-        """For `async` handlers and hooks. Raises ConfigurationError where it does not run."""
+        """The client for `async` handlers and hooks.
+
+        Raises ConfigurationError if the worker does not run.
+        """
         if self._run is None:
             raise _ALONE
         return cross_loop(self._run.client, self._run.loop_thread)
 
     @property
     def sync_client(self) -> SyncQueueClient:
-        """For handlers that are plain functions. Raises ConfigurationError."""
+        """The client for handlers that are plain functions.
+
+        Raises ConfigurationError if the worker does not run.
+        """
         if self._run is None:
             raise _ALONE
         return SyncQueueClient(self._run.client, self._run.loop_thread)
 
     @property
     def figures(self) -> Mapping[str, Figures]:
-        """By queues: how often `handle` came to which outcome, and how long it took."""
+        """The figures of handling, by queue: the count and the time of each outcome."""
         return {} if self._last is None else self._last.figures
 
     async def run(
         self, config: QueueConfig | str | None = None, *, concurrency: int | None = None
     ) -> bool:
-        """Until it is stopped, or a signal is: whether every handler came to its end.
+        """Runs the worker until it is stopped. Returns whether every handler came to its end.
 
-        SIGTERM and SIGINT stop it; a second one ends the process at once. Raises QueueError where
-        a queue is not there, or is not to be read from. What is given goes before what the worker
-        was made with.
+        SIGTERM and SIGINT stop it; a second signal ends the process at once. `config` and
+        `concurrency` override the worker's own. Raises QueueError if a queue does not exist, or
+        may not be read from.
         """
         with self._signals():
             async with self.running(config, concurrency=concurrency):
@@ -168,7 +174,10 @@ class Worker:
         return self._is_drained
 
     def stop(self) -> None:
-        """From anywhere: nothing more is fetched, and `run` returns when all is drained."""
+        """Stops the worker: nothing more is fetched, and `run` returns when all is drained.
+
+        It may be called from any thread.
+        """
         self._is_stopped, run = True, self._run
         if run is not None:
             run.loop_thread.loop.call_soon_threadsafe(run.stop.set)
@@ -177,7 +186,7 @@ class Worker:
     async def running(
         self, config: QueueConfig | str | None = None, *, concurrency: int | None = None
     ) -> "AsyncIterator[Worker]":
-        """It runs inside of this, and is drained at its end."""
+        """Runs the worker for the length of an `async with` block, and drains it at the end."""
         if self._run is not None:
             raise ConfigurationError("The worker", "is running already")
         routes = list(self._routes.values())
@@ -292,7 +301,10 @@ class Worker:
     async def process(
         self, queue: str, message: Message | ReceivedMessage, *, attempt: int = 1
     ) -> Outcome:
-        """One message through middleware and handler, without a broker: what would become of it."""
+        """Passes a message through middleware and handler, without a broker; for tests.
+
+        Returns the outcome that the message would have.
+        """
         route = self._routes.get((queue, False))
         if route is None:
             raise ConfigurationError(queue, "has no handler")

@@ -1,4 +1,4 @@
-"""What is done to a body on its way: compressed, then encrypted; and back.
+"""Wrapping of bodies: compressed, then encrypted, when sent; the reverse when received.
 
 Both are marked in attributes, so that whoever receives it needs no setting but the key.
 """

@@ -119,8 +119,10 @@ class Wire(asyncio.Protocol):
         return end
 
     def detach(self, end: End) -> "asyncio.Future[None]":
-        """With its session. Nothing of it is told any more. Done when the broker has ended it too:
-        then it has given to others what was held by this end."""
+        """Detaches a link, with its session. The link is told nothing any more.
+
+        Done when the broker has ended it too, and has given its messages to others.
+        """
         over: asyncio.Future[None] = self._loop.create_future()
         if self._ends.pop(end.link, None) is not None and not self.is_lost:
             end.link.detach()
@@ -132,9 +134,9 @@ class Wire(asyncio.Protocol):
         return over
 
     def flush_soon(self, eager: "Eager | None" = None) -> None:
-        """What is to be sent goes out together at the end of this turn of the loop.
+        """Schedules a flush: frames of one turn of the loop are written together.
 
-        Who is eager is asked then for what it has.
+        At the flush, an eager sender is asked for its messages.
         """
         if eager is not None:
             self._eager[eager] = None

@@ -81,25 +81,25 @@ def _data_head(size: int) -> bytes:
 
 
 class LinkReceipt(ReceiptHandle, frozen=True, gc=False):
-    """Of a delivery of a link of ours, on which it is settled as long as that is there."""
+    """The receipt of a delivery on a link, which is settled there while the link exists."""
 
     link: int = 0  # its number in this process
     delivery: int = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process it is a receipt as any other."""
+        """Pickles the link's receipt as a plain one: another process does not have the link."""
         return ReceiptHandle, (self.handle, self.expires_at, self.provider)
 
 
 class Place(NamedTuple):
-    """What receipts of one link have in common."""
+    """The part that the receipts of one link have in common."""
 
     suffix: str  # of a receipt's handle
     is_dead: bool
 
 
 class _Form(NamedTuple):
-    """How the last message was written, where it is of the common kind."""
+    """The encoded form of the last message, if it is of the common kind."""
 
     head: bytes  # up to the first of the three numbers
     before: bytes  # from behind them to the id
@@ -125,7 +125,7 @@ _u32 = Struct(">I").unpack_from
 
 @contextmanager
 def _of_other_kinds() -> Iterator[None]:
-    """Where values are of other kinds than messages have. Raises Malformed."""
+    """Turns errors over values of unexpected types into Malformed. Raises Malformed."""
     try:
         yield
     except (AttributeError, TypeError, ValueError, OverflowError) as odd:
@@ -300,7 +300,7 @@ def _body(payload: bytes, at: int, end: int) -> bytes:
 
 
 def _form_of(payload: bytes, message: ReceivedMessage) -> _Form | None:
-    """What is to be looked for in the next; None where this one is not of the common kind."""
+    """Returns the form that the next message is compared with; None if this one is uncommon."""
     first = payload.find(_ENQUEUED)
     id = message.message_id.encode()
     found = sections(payload)

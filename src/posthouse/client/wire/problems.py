@@ -105,7 +105,10 @@ _ERRORS: dict[str, Callable[[_Told], QueueError]] = {
 
 
 def error_of(problem: Problem | None, what: str = "") -> QueueError:
-    """By the code alone. `what` is the queue, the receipt or the session that was asked about."""
+    """Returns the client's error for a problem, chosen by its code alone.
+
+    `what` is the queue, receipt or session of the request.
+    """
     if problem is None:
         return ConnectionFailed("The broker has ended the link.")
     told = _Told(problem.condition, problem.text, what, problem.info)

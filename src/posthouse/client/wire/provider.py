@@ -166,7 +166,10 @@ class PosthouseProvider:
         return await self._managements.get(address, make)
 
     async def _management_of(self, source: Source, handle: str) -> ManagementClient:
-        """Where a receipt leads to. Raises MessageNotFound where that is nowhere."""
+        """Returns the management client of a receipt's queue.
+
+        Raises MessageNotFound if there is no such queue.
+        """
         try:
             return await self._management(source)
         except QueueNotFound as missing:
@@ -284,7 +287,7 @@ class PosthouseProvider:
     async def _settle_by_lock(
         self, handle: str, how: Settlement, session: SessionId | None
     ) -> None:
-        """Of what did not come on a link that is still there."""
+        """Settles a message by its lock token, for deliveries whose link is gone."""
         source, token = _lock(handle)
         if how.ending == "release":
             raise Unsupported(
@@ -381,7 +384,10 @@ class PosthouseProvider:
     async def settle_within(
         self, receipts: Sequence[ReceiptHandle], how: Settlement, id: bytes
     ) -> None:
-        """Of what came on this connection: a transaction is the connection's."""
+        """Settles messages in a transaction. They must have come on its connection.
+
+        Raises MessageNotFound.
+        """
         state = _within(id, outcome(how))
         for each in receipts:
             link = self._receiving.get(each.link) if isinstance(each, LinkReceipt) else None
@@ -421,7 +427,7 @@ class WireDeliveries:
         return []
 
     async def _attach_again(self) -> Receiving:
-        """Until it is there. Raises QueueError where that cannot be, or takes too long."""
+        """Attaches the link again, with retries until a time limit. Raises QueueError."""
         loop = asyncio.get_running_loop()
         end, wait = loop.time() + RECONNECT_SECONDS, _FIRST_WAIT
         while True:
@@ -542,7 +548,7 @@ def _place(source: Source) -> Place:
 
 
 def _lock(handle: str) -> tuple[Source, UUID]:
-    """What a receipt is of. Raises MessageNotFound."""
+    """Returns the source and the lock token in a receipt. Raises MessageNotFound."""
     try:
         token = UUID(bytes_le=bytes.fromhex(handle[:32]))
         return Source(QueueName(handle[33:]), {"q": False, "d": True}[handle[32]]), token

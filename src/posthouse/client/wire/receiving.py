@@ -69,7 +69,7 @@ class _Settling:
         self.problem: QueueError | None = None
 
     def tell(self, ids: Sequence[int], refusal: QueueError | None) -> None:
-        """What has become of some of them."""
+        """Notes the result of some of the deliveries, and resolves `done` after the last."""
         if refusal is not None and self.problem is None:
             self.problem = refusal
             if isinstance(refusal, MessageNotFound):
@@ -85,7 +85,7 @@ class _Settling:
 
 
 class Receiving:
-    """From one queue or session."""
+    """A receiving link, of one queue or session."""
 
     def __init__(
         self, wire: Wire, link: Link, what: str, place: Place, letters: DeadLetters, window: int
@@ -119,10 +119,10 @@ class Receiving:
     # Taking.
 
     async def take(self, most: int, seconds: float) -> list[ReceivedMessage]:
-        """What is there, or what comes first within the time. Raises QueueError.
+        """Takes up to `most` messages: those available, else the first in time. Raises QueueError.
 
-        Another may take what came for one who waits, before that one runs: then it waits on, first
-        in the row.
+        Another caller may take the messages before one that waited for them runs. That one then
+        waits on, first in the row.
         """
         end, again = self._loop.time() + seconds, False
         while not self._came and seconds >= 0:
@@ -157,7 +157,7 @@ class Receiving:
                 self._ask()
 
     def _ask(self) -> None:
-        """As much credit as there is somebody for."""
+        """Adjusts the link's credit to the number of messages that callers wait for."""
         link = self.link
         if self._lost is not None or not link.is_open or self._drained is not None:
             return
@@ -214,7 +214,7 @@ class Receiving:
         return mine, others
 
     def settle(self, receipts: Sequence[LinkReceipt], how: bytes) -> "asyncio.Future[None]":
-        """Of this link, claimed before. Done when the broker has it on disk."""
+        """Settles deliveries of this link, claimed before. Done when the broker has it on disk."""
         done: asyncio.Future[None] = self._loop.create_future()
         if self._lost is not None:
             done.set_exception(self._lost)
@@ -235,9 +235,9 @@ class Receiving:
     # The end.
 
     async def close(self) -> None:
-        """What nobody has taken goes back as if it had never been delivered.
+        """Closes the link, and releases the messages that nobody has taken.
 
-        A session, and what goes back, can be had by others then.
+        Others can then receive these messages, and accept the session.
         """
         self._window = 0
         if self._lost is None:
@@ -274,7 +274,7 @@ class Receiving:
             self._ask()
 
     def _leave_nothing(self) -> None:
-        """What came while it was being drained, and nobody has taken."""
+        """Releases the messages that came while the link was drained and that nobody has taken."""
         if not self._waiting and not self._window:
             self._give_back()
 

@@ -45,10 +45,10 @@ AT_ONCE = 64  # messages
 
 
 class Sending:
-    """To one queue, or another node that takes messages.
+    """A sending link, to one queue or another node that takes messages.
 
-    What is handed in within one turn of the loop goes out together, as far as there is credit. Much
-    of it goes at once: the broker has something to do then while more is being made.
+    Messages handed in within one turn of the loop go out together, as far as there is credit. From
+    `AT_ONCE` on they are sent immediately, so that the broker works while more are made.
     """
 
     def __init__(self, wire: Wire, link: Link, what: str) -> None:
@@ -92,7 +92,7 @@ class Sending:
         return done
 
     def send_within(self, payloads: Sequence[bytes], state: bytes) -> "asyncio.Future[None]":
-        """As part of a transaction, whose delivery state this is."""
+        """Sends messages in a transaction. `state` is the transaction's delivery state."""
         self.go_on()
         done: asyncio.Future[None] = self._loop.create_future()
         if self._lost is not None or self._waiting or self.link.credit < len(payloads):
@@ -115,7 +115,7 @@ class Sending:
         return large > most
 
     def go_on(self) -> None:
-        """As far as there is credit."""
+        """Sends the waiting messages, as far as there is credit."""
         waiting, count = self._waiting, min(len(self._waiting), self.link.credit)
         if count <= 0:
             return
