@@ -346,7 +346,7 @@ class Attach(_Command, frozen=True):
 
 
 class Credit(_Command, frozen=True):
-    """From now on this much credit. `drain`: deliver what there is, drop the rest of the credit.
+    """Sets a receiver's credit. `drain`: deliver what there is, drop the rest of the credit.
 
     `given`: it is counted from when the receiver had been given so many messages, and what is under
     way since uses it up; None: from now.
@@ -428,7 +428,7 @@ class DeadLetter(_Settle, frozen=True):
 
 
 class Renew(_Settle, frozen=True):
-    """For the queue's lock duration, or another."""
+    """Renews locks for `lock_ms`, or without it for the queue's lock duration."""
 
     lock_ms: int = 0
 
@@ -520,7 +520,7 @@ class PauseSchedule(_Command, frozen=True):
 
 
 class ResumeSchedule(_Command, frozen=True):
-    """From the next moment on; what was left out meanwhile is not sent."""
+    """Resumes a schedule from its next time on. The runs missed meanwhile are not sent."""
 
     right = "manage"
     reach = "namespace"
@@ -752,7 +752,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
-    """For a sender that waited: there was room."""
+    """The answer to a sender that waited, once there was room for its messages."""
 
     receiver: int  # the sender's id
     enqueued: Enqueued

@@ -104,7 +104,7 @@ def _lock(lock: Lock) -> list[Any]:
 
 
 def _timers(state: State) -> Dump:
-    """Without those of deleted queues, which only wait to be swept."""
+    """Dumps the timers, without those of deleted queues, which only wait to be swept."""
     numbers = {queue.number for queue in state.queues.values()}
     messages = {
         message_key(queue, message.sequence)

@@ -136,7 +136,7 @@ class Blocked(msgspec.Struct, gc=False):
 
     @property
     def by(self) -> str:
-        """For whom it counts."""
+        """The name of the principal against whose share it counts."""
         name: str = self.command.by.name
         return name
 
@@ -197,7 +197,7 @@ class Queue(msgspec.Struct):
         )
 
     def level(self, message: Message | NewMessage) -> int:
-        """Which ready list: 0 comes first."""
+        """Returns the index of a message's ready list. List 0 is delivered first."""
         return PRIORITIES - 1 - message.priority if len(self.ready_lists) > 1 else 0
 
     def group(self, message: Message) -> Group | None:
@@ -356,7 +356,7 @@ def era(epoch: int, salt: int) -> int:
 
 
 def page(names: list[str], after: str, limit: int) -> list[str]:
-    """At most `limit` of these sorted names that come after one."""
+    """Returns at most `limit` of the sorted names that come after `after`."""
     at = bisect_right(names, after)
     return names[at : at + limit]
 

@@ -54,7 +54,7 @@ class QueueUpdated(_Kept, frozen=True, tag=3):
 
 
 class QueueDeleted(_Kept, frozen=True, tag=4):
-    """With its dead-letter queue and all their messages."""
+    """A queue was deleted, with its dead-letter queue and all their messages."""
 
     queue: str
     time_ms: int
@@ -358,7 +358,7 @@ class SubscriptionCreated(_Kept, frozen=True, tag=35):
 
 
 class RuleSet(_Kept, frozen=True, tag=36):
-    """In place of the one of that name, if there was one."""
+    """A rule was set, in place of any other of that name."""
 
     queue: str
     time_ms: int
@@ -379,7 +379,7 @@ class Dropped(_Kept, frozen=True, tag=38):
 
 
 class ScheduleSet(_Kept, frozen=True, tag=39):
-    """In place of the one of that name, if there was one."""
+    """A schedule was set, in place of any other of that name."""
 
     name: str
     time_ms: int

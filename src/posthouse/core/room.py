@@ -41,7 +41,7 @@ def is_limited(queue: Queue) -> bool:
 
 
 def _excess(queue: Queue, now: Used, messages: int, size: int) -> QuotaExceeded | None:
-    """Which limit so many more messages would break."""
+    """Returns the limit that so many more messages would exceed; None if they fit."""
     properties = queue.properties
     most, most_bytes = properties.max_messages, properties.max_bytes
     if most is not None and now.messages + messages > most:

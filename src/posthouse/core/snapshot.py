@@ -221,7 +221,7 @@ def _weight(message: Message) -> int:
 
 
 def _batches(items: Iterable[T], weight: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
-    """So many that a part is neither long nor large."""
+    """Splits items into parts that are limited in count and in bytes."""
     some: list[T] = []
     size = 0
     for item in items:

@@ -78,7 +78,7 @@ class Timers:
         self._order = [due_ms + step_ms for due_ms in self._order]
 
     def due(self, now_ms: int, limit: int) -> list[int]:
-        """At most `limit` keys that are due by `now_ms`, the earliest first."""
+        """Returns at most `limit` keys that are due by `now_ms`, the earliest first."""
         keys: list[int] = []
         last = -1
         for due_ms in walk(self._order):

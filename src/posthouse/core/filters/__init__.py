@@ -1,1 +1,1 @@
-"""Which messages go where: SQL and correlation filters, SQL actions, and wildcard patterns."""
+"""Filters of messages: SQL and correlation filters, SQL actions, and wildcard patterns."""

@@ -1,4 +1,4 @@
-"""From text to trees.
+"""The parser of filters and actions, from text to syntax trees.
 
 The grammar is one of values, among which conditions are the true, false or unknown ones: with one
 token of foresight nobody can tell at `(a` whether a value or a condition was opened. What is no

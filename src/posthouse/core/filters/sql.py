@@ -363,7 +363,7 @@ def _compared(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
 
 
 def _compared_long(get: Evaluate, symbol: str, fixed: Value) -> Predicate:
-    """With a constant that is long itself."""
+    """Compares a value with a constant that is itself long."""
 
     def is_so(view: MessageView) -> bool | None:
         value = get(view)

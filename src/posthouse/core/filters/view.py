@@ -203,7 +203,7 @@ _FACTS = tuple(name for name in MessageView.__slots__ if not name.startswith("_"
 
 
 def failing(reason: str) -> Callable[[MessageView], None]:
-    """For what is known to fail, but only fails when it comes to it."""
+    """Makes a function that fails when it is called, for errors known at compile time."""
 
     def fail(view: MessageView) -> None:
         raise EvaluationProblem(reason)
