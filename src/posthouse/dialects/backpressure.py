@@ -146,7 +146,7 @@ class Backpressure:
 
     @property
     def may_look(self) -> bool:
-        """At bytes as they come; else they are looked at in a turn that comes yet."""
+        """Whether bytes may be decoded as they come; else they wait for a later turn."""
         return not (self.turn.is_waiting or self.is_paused)
 
     def end_turn(self, *, is_behind: bool) -> None:

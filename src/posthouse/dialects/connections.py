@@ -83,9 +83,9 @@ class PeerRegistry(Generic[_Peer]):
 
 
 def guarded(callback: Callable[[_T], None], end: Callable[[], None]) -> Callable[[_T], None]:
-    """For the engine to call. Where it fails its connection is ended, which gives back what it had.
+    """Wraps a callback for the engine. If the callback fails, its connection is ended.
 
-    Else who was to be told would wait for ever, and hold what nobody knows of.
+    Otherwise the client would wait for ever, and hold messages that nobody knows of.
     """
 
     def guard(told: _T) -> None:

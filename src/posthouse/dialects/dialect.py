@@ -25,7 +25,7 @@ C = TypeVar("C")  # what all connections and requests of a dialect share
 
 
 class Broker(Protocol):
-    """Until it is open there is no engine."""
+    """The broker, which has no engine until it is open."""
 
     engine: "Engine | None"
 

@@ -98,7 +98,7 @@ def seconds_to_wait(refused: Throttled) -> int:
 
 
 def name_and_secret(given: bytes, *, bearer: bool = False) -> tuple[str, str]:
-    """From `Basic ...`, and where it is taken from `Bearer NAME:SECRET`. Raises Unauthenticated."""
+    """Parses `Basic ...` and, with `bearer`, `Bearer NAME:SECRET`. Raises Unauthenticated."""
     scheme, _, rest = given.partition(b" ")
     try:
         if scheme.lower() == b"basic":

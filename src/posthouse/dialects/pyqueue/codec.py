@@ -153,7 +153,7 @@ class Decoder:
         return self._cut(word, begin, begin + int.from_bytes(data[space + 1 : begin]), binary=True)
 
     def _wait(self, word: bytes, missing: int) -> None:
-        """For so many bytes more, if what is there can be the beginning of a frame."""
+        """Waits for `missing` more bytes. Raises Malformed if the bytes so far begin no frame."""
         if not _LETTERS.issuperset(word):
             raise Malformed
         self._missing = missing

@@ -132,7 +132,7 @@ class PyQueueContext:
     # Who somebody is, and what he may do.
 
     def login(self, address: str) -> Login:
-        """For the credentials of one connection."""
+        """Begins the login of one connection."""
         return self.engine.throttle.failures.login(address)
 
     def identify(self, kind: str, value: str, login: Login) -> Known:
@@ -145,7 +145,7 @@ class PyQueueContext:
         return ANYBODY if self.settings.is_open and not is_tls else None
 
     def check(self, principal: Principal, right: Right, entity: str) -> None:
-        """For what is not asked of the engine in his name. Raises Unauthorized."""
+        """Checks a right, for commands not submitted as the principal. Raises Unauthorized."""
         accounts, namespace = self.engine.view.accounts, self.settings.namespace
         self.guard.check_right(accounts, principal, right, namespace, entity_of(entity))
 

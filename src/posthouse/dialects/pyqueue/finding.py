@@ -97,7 +97,10 @@ async def _steps(call: Call, queue: str) -> AsyncIterator[list[MessageHead]]:
 
 
 async def look(call: Call, place: Place) -> Task | None:
-    """With its payload, which may be on disk only. Raises Refused or StoreError."""
+    """Returns a task with its payload, which may have to be read from disk; None if it is gone.
+
+    Raises Refused or StoreError.
+    """
     answer = await call.ask(Peek(place.queue, place.sequence))
     assert isinstance(answer, Peeked)
     if not answer.messages or answer.messages[0].message.sequence != place.sequence:

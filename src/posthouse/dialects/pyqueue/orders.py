@@ -139,7 +139,7 @@ async def push_together(call: Call, tasks: Sequence[tuple[str, NewTask]]) -> lis
 
 
 async def send_together(call: Call, sends: list[Send]) -> Sequence[Enqueued]:
-    """In one commit. Raises Refused or Failed."""
+    """Sends tasks to several queues in one commit. Raises Refused or Failed."""
     context, principal = call.context, call.principal
     for send in sends:
         context.charge_for(call.address, send)
@@ -171,7 +171,7 @@ def _check_room(context: PyQueueContext, name: str, messages: Sequence[NewMessag
 
 
 def check_is_new(context: PyQueueContext, name: str, key: str) -> None:
-    """For a task that waits for a commit, which leaves out what is not new then.
+    """Checks that a task is no duplicate before its commit, which leaves out duplicates itself.
 
     Raises Duplicate.
     """

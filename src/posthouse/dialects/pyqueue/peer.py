@@ -216,7 +216,7 @@ class Peer:
     # The work.
 
     def _go_on(self) -> None:
-        """With what has come, as far as there is room for it, until the turn is over."""
+        """Handles the requests that have come, while there is room and the turn lasts."""
         self._is_going = True  # what is answered at once is written below
         turn = self._backpressure.turn
         turn.begin()
@@ -275,7 +275,7 @@ class Peer:
         return count
 
     def _say_last(self, text: str) -> None:
-        """Behind what is to be answered yet."""
+        """Answers with a last error, after all pending replies, and ends the connection."""
         self._ask_gathered()
         self.end()
         reply = PendingReply(self, Frame(b"", b""))
@@ -613,7 +613,7 @@ class Peer:
         return True
 
     def _pull_nothing(self, reply: PendingReply, payload: bytes) -> None:
-        """From a queue that is not there, or no tasks at all. Raises Failed or Refused."""
+        """Answers a pull from a missing queue, or of no tasks. Raises Failed or Refused."""
         assert self._principal is not None
         reply.on, _ = _pull_form(payload)
         self.context.check(self._principal, "listen", reply.on)
@@ -662,7 +662,7 @@ class Peer:
         self._settle(DeadLetter(queue, [delivery.token], True, 0, "TaskTooLarge", text))
 
     def _settle(self, command: Command) -> None:
-        """On the broker's own behalf."""
+        """Submits a command on the broker's own behalf."""
         self.context.engine.submit(BROKER, self.context.settings.namespace, command, _ignore)
 
     # Settling.
@@ -724,7 +724,7 @@ class Peer:
         return self.context.properties() if found is None else found
 
     def _ack(self, reply: PendingReply, payload: bytes) -> None:
-        """In a transaction, or of a task that is not held, which is refused."""
+        """Acknowledges a task in a transaction; refuses one that is not held."""
         form = _settled(payload)
         token, lock = self._held(form.task_id)
         reply.on = "" if lock is None else lock.queue
@@ -768,7 +768,10 @@ class Peer:
         reply.fill(b"Heartbeat received")
 
     def _receiver(self, queue: str) -> int:
-        """With which the locks of this connection end; 0 where they last until they expire."""
+        """Returns the receiver to which this connection's locks are bound; 0 if they are not.
+
+        Locks without it last until they expire, even when the connection ends.
+        """
         number = self._bound.get(queue, 0)
         if number or len(self._bound) >= BOUND_MAX:
             return number

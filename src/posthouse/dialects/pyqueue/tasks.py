@@ -36,7 +36,7 @@ _NAMES = ("HIGH", "NORMAL", "LOW")
 
 
 def level_of(priority: str | int) -> int:
-    """From PyQueue's priority to ours. Raises Failed."""
+    """Converts PyQueue's priority to the core's. Raises Failed."""
     level = _LEVELS.get(priority.upper() if isinstance(priority, str) else priority)
     if level is None:
         raise Failed("priority must be HIGH, NORMAL or LOW")
@@ -148,7 +148,7 @@ def new_task(
 
 
 def ttl_in(seconds: float) -> int | None:
-    """In ms; None where there is none. Raises Failed."""
+    """Converts a time to live to milliseconds; None if there is none. Raises Failed."""
     if not 0 <= seconds <= DURATION_MS_MAX / 1_000:
         raise Failed("ttl must be a number of seconds")
     return round(seconds * 1_000) or None
@@ -203,7 +203,7 @@ _encode_job = msgspec.json.Encoder().encode
 
 
 def job_of(delivery: Delivery, queue: str, view: MessagesView, namespace: str) -> bytes:
-    """In JSON. An id that several locks share is not told: none of them could be settled by it."""
+    """Encodes a delivery in JSON. An id that several locks share is replaced by the lock's name."""
     message = delivery.message
     data, body = message.envelope, message.body
     assert isinstance(body, bytes)  # the engine has read it back

@@ -159,7 +159,7 @@ def _failed(status: int, detail: str) -> Answer:
 
 
 def metrics(call: Call) -> str:
-    """For Prometheus."""
+    """Returns the metrics in the text format of Prometheus."""
     context = call.context
     totals, now = context.totals(), time.time()
     visible = [queue for queue in queues_of(context) if context.knows(call.principal, queue)]

@@ -193,7 +193,7 @@ class Peer:
 
     @property
     def _may_look(self) -> bool:
-        """At a frame. None is overtaken by one that came behind it."""
+        """Whether the next frame may be handled. No frame is overtaken by a later one."""
         pressure = self._backpressure
         return not (self.is_over or pressure.is_held or pressure.is_paused or self._is_unpacking)
 
@@ -344,7 +344,7 @@ class Peer:
             self._deadline = None
 
     def wait(self) -> None:
-        """Until it is known who this is; nothing else is looked at until then."""
+        """Handles no more frames until the client is authenticated."""
         self._backpressure.hold()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -443,7 +443,7 @@ class Peer:
         return await self.engine.ask(self._voucher, self.namespace, command)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """For what takes long, and is rare. It ends with the connection."""
+        """Starts a task for rare, long work. The task ends with the connection."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -585,7 +585,7 @@ class Peer:
                 each.start(queue, lambda _, one=each: one.fill())  # type: ignore[misc]
 
     def close(self, code: str, text: str, id: str = "") -> None:
-        """With an error that says why."""
+        """Closes the connection with an error that says why."""
         if not self.is_over:
             if self.decoder.generation is not None:
                 self.refuse(id, code, text)

@@ -68,7 +68,7 @@ _options = msgspec.json.Decoder(Options).decode
 
 
 def options_of(frame: Frame) -> Options | None:
-    """From the payload; or from headers, as documents have it. None: nothing is said.
+    """Parses a queue's options from the payload, or from headers, as documented; None if none.
 
     Raises Wrong.
     """

@@ -236,7 +236,7 @@ class Subscription:
         self._peer.ended(self)
 
     def _detach_soon(self, number: int, then: Callable[[object], None]) -> None:
-        """Behind the deliveries that are handed over now."""
+        """Detaches the receiver after the deliveries that are being handed over."""
         asyncio.get_running_loop().call_soon(self._peer.leave, Detach(number), then)
 
     @property

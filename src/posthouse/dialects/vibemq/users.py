@@ -200,7 +200,7 @@ class Users:
         await self._set(by, SetAccount(name, account.grants, account.keys, password=sealed))
 
     async def grant(self, by: Principal, name: str, pattern: str, operations: list[Any]) -> None:
-        """In place of what it had on that pattern. Raises Wrong or Refused."""
+        """Grants operations on a pattern, in place of earlier ones. Raises Wrong or Refused."""
         if not 1 <= len(pattern) <= PATTERN_CHARS_MAX:
             raise Wrong(INVALID_PAYLOAD, f"A pattern has 1 to {PATTERN_CHARS_MAX} characters.")
         wanted = [operation_of(each) for each in operations]
