@@ -21,7 +21,8 @@ from posthouse.core.commands import (
 )
 from posthouse.core.dump import dump
 from posthouse.core.errors import InvalidArgument, LockLost, NotFound, SessionLockLost
-from posthouse.core.message import NewMessage, Properties, timestamp, uuid
+from posthouse.core.filters.values import compare
+from posthouse.core.message import TIMESTAMP, NewMessage, Properties, timestamp, uuid
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.records import Completed, DeadLettered, Locked, Returned
 from tests.core.world import World, a_message, bodies, text
@@ -504,7 +505,12 @@ def test_times_and_uuids_are_property_values_and_other_extensions_are_not() -> N
     [delivery] = world.receive(queue)
     with pytest.raises(InvalidArgument):
         world.do(Abandon(queue, [delivery.token], properties={"x": Ext(-1, b"1234")}))
-    changes: Properties = {"at": timestamp(5), "id": uuid(bytes(16))}
+    with pytest.raises(InvalidArgument):
+        world.do(Abandon(queue, [delivery.token], properties={"x": Ext(TIMESTAMP, bytes(10))}))
+    changes: Properties = {
+        "at": timestamp(5), "local": timestamp(-5, zoneless=True), "id": uuid(bytes(16)),
+    }  # fmt: skip
+    assert compare("=", changes["local"], timestamp(-5))
     world.do(Abandon(queue, [delivery.token], properties=changes))
     [delivery] = world.receive(queue)
     assert delivery.note is not None

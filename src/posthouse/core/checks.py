@@ -16,7 +16,14 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
 from posthouse.core.filters.problems import SyntaxProblem
-from posthouse.core.message import SPAN, TIMESTAMP, UUID, Properties
+from posthouse.core.message import (
+    SPAN,
+    TIMESTAMP,
+    TIMESTAMP_BYTES,
+    UUID,
+    ZONELESS_BYTES,
+    Properties,
+)
 from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
 from posthouse.core.routing import compile_rule
 from posthouse.core.rules import CorrelationFilter, Rule
@@ -68,7 +75,7 @@ def check_properties(properties: Properties) -> None:
         check_text("properties", name, PROPERTY_CHARS_MAX)
         known = type(value) in _VALUES
         if isinstance(value, Ext):
-            known = _EXT_BYTES.get(value.code) == len(bytes(value.data))
+            known = len(bytes(value.data)) in _EXT_BYTES.get(value.code, ())
         if not known:
             raise InvalidArgument("properties", f"cannot have such a value: {type(value).__name__}")
         if isinstance(value, str):
@@ -79,7 +86,7 @@ def check_properties(properties: Properties) -> None:
         raise InvalidArgument("properties", f"must be at most {PROPERTIES_BYTES_MAX} bytes")
 
 
-_EXT_BYTES = {TIMESTAMP: 8, UUID: 16, SPAN: 8}
+_EXT_BYTES = {TIMESTAMP: (TIMESTAMP_BYTES, ZONELESS_BYTES), UUID: (16,), SPAN: (8,)}
 _VALUES = frozenset((type(None), bool, int, float, str, bytes))
 
 _MOST = {

@@ -23,11 +23,13 @@ else:
 Properties = dict[str, Value]
 
 TIMESTAMP, UUID, SPAN = 1, 2, 3  # the Ext codes
+TIMESTAMP_BYTES, ZONELESS_BYTES = 8, 9
 
 
-def timestamp(unix_ms: int) -> Ext:
-    """A moment as a property value."""
-    return Ext(TIMESTAMP, unix_ms.to_bytes(8, "big", signed=True))
+def timestamp(unix_ms: int, *, zoneless: bool = False) -> Ext:
+    """A moment as a property value. The same number has one byte more where no zone was given."""
+    size = ZONELESS_BYTES if zoneless else TIMESTAMP_BYTES
+    return Ext(TIMESTAMP, unix_ms.to_bytes(size, "big", signed=True))
 
 
 def uuid(value: bytes) -> Ext:

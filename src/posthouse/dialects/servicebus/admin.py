@@ -35,7 +35,7 @@ from posthouse.core.errors import AlreadyExists, InvalidArgument, NotFound
 from posthouse.core.model import SUBSCRIPTION as BETWEEN
 from posthouse.core.model import Grant, QueueProperties, subscription_queue
 from posthouse.core.namespaces import RevokeAccount, SetAccount, entity_key
-from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule, SqlFilter
+from posthouse.core.rules import DEFAULT_RULE, CorrelationFilter, Rule
 from posthouse.dialects.http import Answer, HttpError
 from posthouse.dialects.servicebus import descriptions
 from posthouse.dialects.servicebus.descriptions import ATOM, QUEUE, SUBSCRIPTION, TOPIC, Key, Told
@@ -427,11 +427,15 @@ def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:
 
 
 def _filters(call: Call, topic: str) -> tuple[int, int]:
-    """How many filters the subscriptions of a topic have, in SQL and by correlation."""
+    """How many filters the subscriptions of a topic have, in SQL and by correlation.
+
+    Filters that take everything, or nothing, are SQL filters: 1=1 and 1=0.
+    """
     view, namespace = call.engine.view, call.namespace
     subscriptions = view.subscriptions(namespace, topic)
     kinds = [type(rule.filter) for each in subscriptions for rule in view.rules(namespace, each)]
-    return kinds.count(SqlFilter), kinds.count(CorrelationFilter)
+    correlation = kinds.count(CorrelationFilter)
+    return len(kinds) - correlation, correlation
 
 
 def _rule_entry(call: Call, queue: str, rule: Rule) -> str:

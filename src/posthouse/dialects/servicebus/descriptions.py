@@ -14,7 +14,15 @@ from msgspec.msgpack import Ext
 
 from posthouse.core.commands import QueueInfo
 from posthouse.core.errors import InvalidArgument
-from posthouse.core.message import SPAN, TIMESTAMP, Properties, Value, span, timestamp
+from posthouse.core.message import (
+    SPAN,
+    TIMESTAMP,
+    ZONELESS_BYTES,
+    Properties,
+    Value,
+    span,
+    timestamp,
+)
 from posthouse.core.model import QueueProperties, Right, Status
 from posthouse.core.rules import (
     DEFAULT_RULE,
@@ -31,6 +39,7 @@ from posthouse.dialects.servicebus.times import (
     duration,
     duration_ms,
     duration_ticks,
+    is_zoneless,
     moment,
     moment_ms,
     ticks_duration,
@@ -270,7 +279,7 @@ def _value(kind: str, said: str) -> Value:
         if kind == "boolean":
             return _boolean("a property", said.strip())
         if kind == "dateTime":
-            return timestamp(moment_ms(said))
+            return timestamp(moment_ms(said), zoneless=is_zoneless(said))
         if kind == "duration":
             return span(duration_ticks(said))
     except ValueError:
@@ -499,6 +508,8 @@ def _write_value(value: Value) -> str:
             number = int.from_bytes(bytes(data), "big", signed=True)
             if code == TIMESTAMP:
                 kind, said = "dateTime", moment(number)
+                if len(data) == ZONELESS_BYTES:
+                    said = said.removesuffix("Z")
             elif code == SPAN:
                 kind, said = "duration", ticks_duration(number)
             else:

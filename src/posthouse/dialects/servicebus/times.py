@@ -89,10 +89,19 @@ def _second(seconds: int) -> str:
 
 def moment_ms(text: str) -> int:
     """Of an ISO 8601 moment. Raises ValueError."""
-    found = datetime.fromisoformat(_SEVENTH.sub(r"\1", text.strip()))
+    found = _parsed(text)
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
     return round((found - _EPOCH).total_seconds() * 1000)
+
+
+def is_zoneless(text: str) -> bool:
+    """Whether a moment names no zone; it is taken for UTC. Raises ValueError."""
+    return _parsed(text).tzinfo is None
+
+
+def _parsed(text: str) -> datetime:
+    return datetime.fromisoformat(_SEVENTH.sub(r"\1", text.strip()))
 
 
 _SEVENTH = re.compile(r"(\.\d{6})\d+")  # .NET counts in tenths of microseconds
