@@ -29,7 +29,7 @@ from posthouse.store.errors import StoreError
 
 _audit = logging.getLogger("posthouse.audit")
 
-WAIT_MS = 60_000  # for a session to become free, where the client does not say
+WAIT_MS = 65_000  # for a session to become free, where the client does not say: as the cloud
 WAIT_MS_MAX = 3_600_000
 _REQUEST_BYTES_MIN = 4 << 20  # that $management takes, unless messages may be larger
 _TOKEN_BYTES_MAX = 64 << 10  # that $cbs takes
