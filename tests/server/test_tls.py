@@ -47,6 +47,19 @@ def is_shown(broker: Running, context: ssl.SSLContext) -> bool:
         return False
 
 
+def test_what_clients_are_to_trust_is_told_as_soon_as_a_broker_is_ready(tmp_path: Path) -> None:
+    with development(tmp_path) as broker:
+        assert broker.call("GET", "/health/ready").status == 200
+        told = subprocess.run(
+            [sys.executable, "-m", "posthouse.cli", "tls", "env", "--data", str(tmp_path)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (told.returncode, told.stderr) == (0, "")
+        assert f"export SSL_CERT_FILE={tmp_path / 'tls' / 'ca.pem'}" in told.stdout.splitlines()
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
+        assert broker.call("GET", "/health/live", tls=trusting).status == 200
+
+
 def test_the_same_port_speaks_with_and_without_it(tmp_path: Path) -> None:
     with development(tmp_path, "--tls-name", "broker.test") as broker:
         context = certificate(tmp_path)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -75,11 +76,24 @@ def _name(declared: object) -> str:
     return declared if isinstance(declared, str) else str(getattr(declared, "name", declared))
 
 
+_CA_SECONDS = 10.0  # that a broker may take to make its authority; a start takes about one
+
+
+def _comes(ca: Path, data: Path) -> bool:
+    """Whether the authority is there, or will be: a broker is ready before it has made one."""
+    end = time.monotonic() + _CA_SECONDS
+    while not ca.exists():
+        if not data.exists() or time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def tls_env(options: argparse.Namespace) -> int:
     from shlex import quote
 
     ca = (options.data / "tls" / "ca.pem").absolute()
-    if not ca.exists():
+    if not _comes(ca, options.data):
         return fail(f"There is no {ca}; it is made when a broker runs on that folder.", NOT_FOUND)
     names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "POSTHOUSE_CA")
     lines = {name: str(ca) for name in names}
