@@ -508,7 +508,7 @@ def _write_value(value: Value) -> str:
             number = int.from_bytes(bytes(data), "big", signed=True)
             if code == TIMESTAMP:
                 kind, said = "dateTime", moment(number)
-                if len(data) == ZONELESS_BYTES:
+                if len(bytes(data)) == ZONELESS_BYTES:
                     said = said.removesuffix("Z")
             elif code == SPAN:
                 kind, said = "duration", ticks_duration(number)
