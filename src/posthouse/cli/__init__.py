@@ -2,7 +2,7 @@
 
 Exit codes: 0 it went well; 1 it did not, and the text says why; 2 the command line is wrong; 3 what
 was named is not there; 4 it is not allowed; 5 there was nothing, or it took too long; 74 the
-journal could not be written, and what was not acknowledged is open.
+journal could not be written, and what was not acknowledged is open; 130 Ctrl-C ended it.
 """
 
 import io
@@ -11,6 +11,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
 
+from posthouse.cli.codes import FAILED, INTERRUPTED, OK, NotWritten, fail, flush
+from posthouse.cli.output import discard
 from posthouse.cli.parser import make_parser
 
 
@@ -19,20 +21,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name need not be text that can be shown
             stream.reconfigure(errors="backslashreplace")
-    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        # On a terminal over the ^C, and over what was told of the progress.
+        return fail("\r\033[KInterrupted." if sys.stderr.isatty() else "Interrupted.", INTERRUPTED)
+    except BrokenPipeError:  # who was reading has seen enough
+        discard()
+        return OK
+    except NotWritten as error:
+        discard()
+        return fail(str(error), FAILED)
+
+
+def _run(words: Sequence[str]) -> int:
     parser = make_parser(words)
     options, rest = parser.parse_known_args(words)
     if rest and not _take_late(options, rest):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     module, _, name = options.run.partition(":")
-    try:
-        code = getattr(import_module(f"posthouse.cli.{module}"), name)(options)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of the pipe has seen enough
-        sys.stderr.close()
-        return 0
+    code = getattr(import_module(f"posthouse.cli.{module}"), name)(options)
     assert isinstance(code, int)
+    flush()  # here, where it is known what to do if that fails
     return code
 
 

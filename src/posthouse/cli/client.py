@@ -3,9 +3,12 @@
 import argparse
 import json
 import os
+import signal
+import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,12 @@ class Client:
         except ValueError:
             raise Failure(f"What answers at {self._url} is not a broker of this kind.") from None
 
+    def stop_waiting(self) -> None:
+        """Tells the broker that nobody waits for more: it answers now, or closes the connection."""
+        if self._connection.sock is not None:
+            with suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_WR)
+
     def lines(self, where: str, **query: object) -> tuple[dict[str, str], Iterator[bytes]]:
         """The headers, and what is answered line by line."""
         response = self._request("GET", where, None, query)
@@ -118,6 +127,31 @@ class Client:
                 f"There is no broker at {self._url}: {error}. Start one with `posthouse serve`, or"
                 " name another with --url."
             ) from None
+
+
+class HeldInterrupt:
+    """While it is entered, Ctrl-C does not cut an answer off: it ends the wait for it.
+
+    What is in the answer is locked for this process, and has to be given back. A second Ctrl-C is
+    raised at once.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.came = False
+
+    def __enter__(self) -> "HeldInterrupt":
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+        self._client.stop_waiting()
 
 
 def path(*parts: str) -> str:

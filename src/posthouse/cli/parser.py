@@ -227,13 +227,18 @@ def _add_messages(rooms: Rooms) -> None:
         rooms, "receive", "receive", "receive messages, print them, and be done with them",
         "posthouse receive orders --count 10 --wait 30s",
     )  # fmt: skip
-    made.add_argument("queue")
-    made.add_argument("-n", "--count", type=_positive, default=1, metavar="N", help="at most")
+    made.add_argument("queue", help="or TOPIC/SUBSCRIPTION")
+    made.add_argument(
+        "-n", "--count", type=_positive, metavar="N",
+        help="at most; 1 if not given, with --follow any number",
+    )  # fmt: skip
     made.add_argument("--wait", type=_ms, default=0, metavar="TIME", help="for the first one")
     made.add_argument("--session", metavar="ID", nargs="?", const="", help="of one, or the next")
     made.add_argument("--dead", action="store_true", help="from the dead-letter queue")
     made.add_argument(
-        "--follow", action="store_true", help="and those that come, until ^C; not of sessions"
+        "--follow",
+        action="store_true",
+        help="and those that come, until there are N, or ^C; not of sessions",
     )
     _of_subscription(made)
     ends = made.add_mutually_exclusive_group()

@@ -2,21 +2,38 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from posthouse.cli.client import Client, Failure, path
-from posthouse.cli.codes import EMPTY, FAILED, NOT_FOUND, OK, USAGE, fail, say
+from posthouse.cli.client import Client, Failure, HeldInterrupt, path
+from posthouse.cli.codes import (
+    EMPTY,
+    FAILED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    OK,
+    USAGE,
+    NotWritten,
+    fail,
+    flush,
+    say,
+)
+from posthouse.cli.output import check_reader, until_taken
 from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, table
 
 _BATCH = 500  # lines in one send
 _BATCH_BYTES = 4 << 20
 _DEAD = "/$dead"
 _WAIT_MS = 60_000  # in one request
+_RECEIVED_MAX = 1_000  # messages in one request
+_FOLLOW_MS = 15_000  # in one request, after which is seen whether anybody reads the output
+_HELD_SECONDS = 1.0  # that messages are held which were not printed yet
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -126,49 +143,162 @@ def _text_or_bytes(data: bytes) -> dict[str, str]:
 
 @remote
 def receive(client: Client, options: argparse.Namespace) -> int:
+    if options.follow and options.session is not None:
+        return fail("--follow and --session exclude each other.", USAGE)
     queue = options.queue + (_DEAD if options.dead else "")
-    if options.follow:
-        return _follow(client, options, queue)
-    until = time.monotonic() + options.wait / 1000
-    form: dict[str, Any] = {"delete": options.delete}
-    if options.session is not None:
+    if options.follow and _is_fan_out(client, queue):
+        return _follow_fan_out(client, options, queue)
+    if options.session is None:
+        got = _receive_each(client, options, queue, None)
+    else:
         wanted = {"session": options.session or None, "wait_ms": min(options.wait, _WAIT_MS)}
-        form["session"] = client.ask("POST", client.queue(queue, "sessions", "accept"), wanted)[
-            "token"
-        ]
-    left, got = options.count, 0
-    while left > 0:
-        wait_ms = 0 if got else max(0, min(_WAIT_MS, round((until - time.monotonic()) * 1000)))
-        form |= {"limit": min(left, 1_000), "wait_ms": wait_ms}
-        messages = client.ask("POST", client.queue(queue, "receive"), form)["messages"]
-        if not messages and (got or time.monotonic() >= until):
-            break
-        for message in messages:
-            _print(options, message)
-        sys.stdout.flush()
-        # Messages are completed once they are printed, not before.
-        if messages and not options.delete and not options.keep:
-            locks = [message["token"] for message in messages]
-            settle = {"locks": locks, "session": form.get("session")}
-            client.ask("POST", client.queue(queue, "complete"), settle)
-        left, got = left - len(messages), got + len(messages)
-    if options.session is not None and not options.keep:
-        client.ask("POST", client.queue(queue, "sessions", "release"), {"token": form["session"]})
+        accept = client.queue(queue, "sessions", "accept")
+        session = client.ask("POST", accept, wanted)["token"]
+        try:
+            got = _receive_each(client, options, queue, session)
+        finally:
+            if not options.keep:
+                release = client.queue(queue, "sessions", "release")
+                Client.of(options).ask("POST", release, {"token": session})
     return OK if got else fail(f"There is nothing in {queue}.", EMPTY)
 
 
-def _follow(client: Client, options: argparse.Namespace, queue: str) -> int:
-    """Attaches to a queue and prints its messages; a fan-out queue can be read only so."""
-    settling = Client.of(options)
+def _receive_each(
+    client: Client, options: argparse.Namespace, queue: str, session: str | None
+) -> int:
+    """Prints and settles messages until there are enough of them; returns how many there were."""
+    count = math.inf if options.follow and options.count is None else options.count or 1
+    until = math.inf if options.follow else time.monotonic() + options.wait / 1000
+    # What is deleted as it is received cannot be given back, so there is one at a time.
+    batch = 1 if options.delete else _RECEIVED_MAX
+    got = 0
+    while got < count:
+        wait_ms = 0
+        if options.follow or not got:
+            wait_ms = round(max(0, min(_FOLLOW_MS, (until - time.monotonic()) * 1000)))
+        form = {
+            "limit": int(min(batch, count - got)), "wait_ms": wait_ms, "delete": options.delete,
+            "session": session,
+        }  # fmt: skip
+        messages, is_interrupted = _locked(client, queue, form)
+        if is_interrupted:
+            _give_back(options, queue, session, messages)
+            raise KeyboardInterrupt
+        if messages:
+            got += _hand_over(client, options, queue, session, messages)
+        elif time.monotonic() >= until or (got and not options.follow):
+            break
+        else:
+            check_reader()
+    return got
+
+
+def _locked(
+    client: Client, queue: str, form: dict[str, object]
+) -> tuple[list[dict[str, Any]], bool]:
+    """The messages that the broker has locked for us, and whether there was a Ctrl-C meanwhile."""
+    with HeldInterrupt(client) as interrupt:
+        try:
+            messages = client.ask("POST", client.queue(queue, "receive"), form)["messages"]
+        except Failure:
+            if not interrupt.came:
+                raise
+            messages = []
+    return messages, interrupt.came
+
+
+def _give_back(
+    options: argparse.Namespace, queue: str, session: str | None, messages: list[dict[str, Any]]
+) -> None:
+    """Of an answer that came with a Ctrl-C; what is deleted already is printed."""
+    if options.delete:
+        for message in messages:
+            _print(options, message)
+    else:
+        _settle(Client.of(options), options, queue, session, messages, 0)
+
+
+def _hand_over(
+    client: Client,
+    options: argparse.Namespace,
+    queue: str,
+    session: str | None,
+    messages: list[dict[str, Any]],
+) -> int:
+    """Prints messages, completes those and gives the rest back; returns how many were printed.
+
+    Where the reader is slow the rest goes back before its locks end. What the reader of a pipe has
+    not taken is not printed: it may end without it.
+    """
+    printed, begun = 0, time.monotonic()
+    try:
+        for message in messages:
+            _print(options, message)
+            until_taken()
+            printed += 1
+            if time.monotonic() - begun > _HELD_SECONDS:
+                break
+        _settle(client, options, queue, session, messages, printed)
+    except (KeyboardInterrupt, BrokenPipeError, NotWritten, Failure):
+        with suppress(Failure):  # the broker is gone too: the locks end by themselves
+            # On a connection of its own, as the other may be in the middle of a request.
+            _settle(Client.of(options), options, queue, session, messages, printed)
+        raise
+    return printed
+
+
+def _settle(
+    client: Client,
+    options: argparse.Namespace,
+    queue: str,
+    session: str | None,
+    messages: list[dict[str, Any]],
+    printed: int,
+) -> None:
+    """Completes the messages that were printed, and releases the others."""
+    if options.delete:
+        return
+    done = [] if options.keep else messages[:printed]
+    for action, settled in (("complete", done), ("release", messages[printed:])):
+        if settled:
+            locks = [message["token"] for message in settled]
+            form = {"locks": locks, "session": session, "partial": True}
+            lost = client.ask("POST", client.queue(queue, action), form).get("lost", ())
+            if lost and action == "complete":
+                sys.stderr.write(
+                    f"{len(lost)} messages were taken after their locks had ended, and will be"
+                    " received again.\n"
+                )
+
+
+def _is_fan_out(client: Client, queue: str) -> bool:
+    """Whether only who is attached to the queue gets its messages."""
+    try:
+        info = client.ask("GET", client.queue(queue))
+    except Failure as failure:
+        if failure.code in (NOT_FOUND, NOT_ALLOWED):  # receiving tells why, or makes it
+            return False
+        raise
+    return str(info["properties"]["delivery"]).startswith("fan-out")
+
+
+def _follow_fan_out(client: Client, options: argparse.Namespace, queue: str) -> int:
+    """Attached to the queue; what was not completed ends with the connection."""
+    settling, got = Client.of(options), 0
     where = client.queue(queue, "deliveries")
     for line in client.lines(where, delete=int(options.delete))[1]:
-        if line.strip():
-            message = json.loads(line)
-            _print(options, message)
-            sys.stdout.flush()
-            if message.get("token") and not options.keep:
-                form = {"locks": [message["token"]]}
-                settling.ask("POST", client.queue(queue, "complete"), form)
+        if not line.strip():  # it says that all is well
+            check_reader()
+            continue
+        message = json.loads(line)
+        _print(options, message)
+        until_taken()
+        if message.get("token") and not options.keep:
+            form = {"locks": [message["token"]]}
+            settling.ask("POST", client.queue(queue, "complete"), form)
+        got += 1
+        if got == options.count:
+            break
     return OK
 
 
@@ -529,7 +659,7 @@ def top(client: Client, options: argparse.Namespace) -> int:
                      "oldest", "change/s")  # fmt: skip
             clear = "\033[H\033[2J" if is_rich() else ""
             say(clear + table(rows[: options.rows], heads))
-        sys.stdout.flush()
+        flush()
         if options.once or (not sys.stdout.isatty() and not options.json):
             return OK
         time.sleep(max(0.1, options.interval))
@@ -566,7 +696,7 @@ def feed_tail(client: Client, options: argparse.Namespace) -> int:
         for line in lines:
             got += 1
             say(line.decode().rstrip() if options.json else _event(json.loads(line)))
-        sys.stdout.flush()
+        flush()
         moved = got > 0 or (after != "last" and int(headers["posthouse-next"]) > int(after))
         after = int(headers["posthouse-next"])
         if left is not None:
