@@ -218,7 +218,7 @@ def test_principals_and_keys(tmp_path: Path) -> None:
 def test_a_broker_that_is_not_there(shell: Shell) -> None:
     assert "no broker at" in shell.run("queue", "ls", "--url", "http://127.0.0.1:1", code=1)
     shell.run("queue", "ls", "--url", "nonsense", code=2)
-    shell.run("queue", "ls", "--key-file", "/nowhere", code=1)
+    shell.run("queue", "ls", "--key-file", "/nowhere", code=3)
     assert "https" not in shell.run("queue", "ls")
 
 

@@ -46,6 +46,8 @@ class Client:
         if parts.scheme == "https":
             try:
                 context = ssl.create_default_context(cafile=ca)
+            except FileNotFoundError as error:
+                raise unreadable(str(ca), error) from None
             except (OSError, ValueError) as error:
                 raise Failure(f"{ca} holds no certificates: {error}.", USAGE) from None
             self._connection: HTTPConnection = HTTPSConnection(
@@ -173,12 +175,18 @@ def _key(file: str | None, given: str | None) -> str | None:
         try:
             given = Path(file).read_text().strip()
         except OSError as error:
-            raise Failure(f"{file} cannot be read: {error.strerror}.") from None
+            raise unreadable(file, error) from None
         except UnicodeDecodeError:
             raise Failure(f"{file} holds no key.") from None
     if not given:
         return None
     return given if ":" in given else f"{ROOT}:{given}"
+
+
+def unreadable(file: str, error: OSError) -> Failure:
+    """What to say of a file that was named and cannot be read."""
+    code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
+    return Failure(f"{file} cannot be read: {error.strerror}.", code)
 
 
 def _failure(status: int, data: bytes) -> Failure:

@@ -18,6 +18,7 @@ examples:
 exit codes:
   0 it went well   1 it did not   2 the command line is wrong   3 what was named is not there
   4 not allowed    5 there was nothing, or it took too long     74 the journal cannot be written
+  130 Ctrl-C
 """
 
 # The values of arguments in examples that are made up.
@@ -319,8 +320,10 @@ def _add_queues(rooms: Rooms) -> None:
     _settable(made)
     made = _remote(queues, "delete", "queue_delete", "remove it with all its messages")
     made.add_argument("queue")
+    _asks(made)
     made = _remote(queues, "purge", "queue_purge", "remove its messages")
     made.add_argument("queue")
+    _asks(made)
     made.add_argument(
         "--state", action="append", choices=("active", "scheduled", "delayed", "deferred"),
         help="only these; active if not given; may be repeated",
@@ -361,6 +364,8 @@ def _add_topics(rooms: Rooms) -> None:
         made.add_argument("topic")
         if name in ("create", "update"):
             _settable(made)
+        elif name == "delete":
+            _asks(made)
     of = _room(rooms, "subscription", "make, look at and change subscriptions of topics")
     made = _remote(of, "ls", "topics:subscription_ls", "list those of a topic with their counts")
     made.add_argument("topic")
@@ -376,6 +381,8 @@ def _add_topics(rooms: Rooms) -> None:
         made.add_argument("subscription")
         if name in ("create", "update"):
             _settable(made)
+        elif name == "delete":
+            _asks(made)
         if name == "create":
             made.add_argument("--sql", metavar="EXPRESSION", help="only messages that fit")
     _add_rules(rooms)
@@ -412,6 +419,10 @@ def _of_subscription(made: argparse.ArgumentParser) -> None:
                       help="where the name is a topic's: of this subscription")  # fmt: skip
 
 
+def _asks(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--yes", action="store_true", help="do it without asking on a terminal")
+
+
 def _settable(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--set", type=_setting, action="append", metavar="NAME=VALUE",
@@ -440,6 +451,7 @@ def _add_dead_letters(rooms: Rooms) -> None:
     made.set_defaults(late="numbers")
     made = _remote(dead, "purge", "dlq_purge", "remove them")
     made.add_argument("queue")
+    _asks(made)
     _of_subscription(made)
 
 
@@ -486,6 +498,7 @@ def _add_access(rooms: Rooms) -> None:
     made.add_argument("name")
     made = _remote(access, "revoke", "access_revoke", "remove a principal; it is out at once")
     made.add_argument("name")
+    _asks(made)
 
 
 def _add_store(rooms: Rooms) -> None:

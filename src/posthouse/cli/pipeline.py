@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posthouse.cli.client import Client
-from posthouse.cli.codes import FAILED, OK, fail, say
+from posthouse.cli.codes import FAILED, NOT_FOUND, OK, fail, say
 from posthouse.cli.show import printable, size, table
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 1.0
 FAULTS_SHOWN = 20
 AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
+# Commands that read the files they name; the others make them.
+_READERS = ("verify", "compact", "report", "reconcile", "triage", "replay", "run")
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -38,6 +41,9 @@ def _on_spark(run: Run) -> Run:
         from posthouse.pipeline.session import NoSpark
         from posthouse.pipeline.wire import PosthouseError
 
+        missing = _missing(options) if run.__name__ in _READERS else None
+        if missing is not None:
+            return fail(missing, NOT_FOUND)
         try:
             return run(options)
         except (LakeError, NoSpark, PosthouseError, OSError) as error:
@@ -48,6 +54,26 @@ def _on_spark(run: Run) -> Run:
             return fail(sentence_in(error) or f"Spark failed: {error}", FAILED)
 
     return guarded
+
+
+def _missing(options: argparse.Namespace) -> str | None:
+    """What to say of the first thing on this machine that is named, and is not there."""
+    for name in ("lake", "outbox", "inbox", "file"):
+        where = getattr(options, name, None)
+        if where is None or "::" in where or "://" in where or set(where) & set("*?[{"):
+            continue  # it is elsewhere, or a pattern
+        if not Path(where).exists():
+            advice = "run: posthouse pipeline archive" if name == "lake" else "check the name."
+            return f"There is no {name} {where}; {advice}"
+    return None
+
+
+def _said(error: Exception) -> str:
+    """What went wrong in Spark: of what was raised in a task of ours, the sentence."""
+    for line in reversed(str(error).splitlines()):
+        if "PosthouseError: " in line:
+            return line.partition("PosthouseError: ")[2]
+    return f"Spark failed: {error}"
 
 
 def _spark(options: argparse.Namespace) -> "SparkSession":

@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from posthouse.cli.client import Client, Failure, HeldInterrupt, path
+from posthouse.cli.client import Client, Failure, HeldInterrupt, path, unreadable
 from posthouse.cli.codes import (
     EMPTY,
     FAILED,
@@ -30,6 +30,7 @@ from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, 
 _BATCH = 500  # lines in one send
 _BATCH_BYTES = 4 << 20
 _DEAD = "/$dead"
+SUB = "/$sub/"  # between the names of a topic and its subscription in that of a queue
 _WAIT_MS = 60_000  # in one request
 _RECEIVED_MAX = 1_000  # messages in one request
 _FOLLOW_MS = 15_000  # in one request, after which is seen whether anybody reads the output
@@ -43,15 +44,81 @@ def remote(run: Callable[[Client, argparse.Namespace], int]) -> Command:
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
-        subscription = getattr(options, "of_subscription", None)
-        if subscription is not None:
-            options.queue += f"/$sub/{subscription}"
         try:
-            return run(Client.of(options), options)
+            client = Client.of(options)
+            if getattr(options, "queue", None) is not None and "of_subscription" in options:
+                options.queue = _queue_named(client, options.queue, options.of_subscription)
+            return run(client, options)
         except Failure as failure:
             return fail(str(failure), failure.code)
 
     return guarded
+
+
+def _queue_named(client: Client, name: str, subscription: str | None) -> str:
+    """The name of the queue that is meant: also by TOPIC/SUBSCRIPTION. Raises Failure."""
+    if subscription is not None:
+        return f"{name}{SUB}{subscription}"
+    topic, _, subscription = name.rpartition("/")
+    if not topic or not subscription or "/$" in name:
+        return name
+    if not _is_there(client, client.space("topics", topic)):
+        return name
+    is_subscription = _is_there(
+        client, client.space("topics", topic, "subscriptions", subscription)
+    )
+    if _is_there(client, client.queue(name)):
+        if is_subscription:
+            sys.stderr.write(
+                f"This is the queue {printable(name)}; the subscription of the topic is named by"
+                f" {printable(topic)} -s {printable(subscription)}.\n"
+            )
+        return name
+    if not is_subscription:
+        raise Failure(
+            f"The topic {topic} has no subscription {subscription}; `posthouse subscription ls"
+            f" {topic}` lists them.", NOT_FOUND,
+        )  # fmt: skip
+    return f"{topic}{SUB}{subscription}"
+
+
+def _is_there(client: Client, where: str) -> bool:
+    """Whether it exists, and may be looked at. Raises Failure."""
+    try:
+        client.ask("GET", where)
+    except Failure as failure:
+        if failure.code in (NOT_FOUND, NOT_ALLOWED):
+            return False
+        raise
+    return True
+
+
+def existing(
+    run: Callable[[Client, argparse.Namespace], int],
+) -> Callable[[Client, argparse.Namespace], int]:
+    """A command on a queue that exists: a broker with --auto-create does not make it for this."""
+
+    @wraps(run)
+    def guarded(client: Client, options: argparse.Namespace) -> int:
+        if options.queue is not None:
+            try:
+                client.ask("GET", client.queue(options.queue))
+            except Failure as failure:
+                if failure.code != NOT_ALLOWED:  # who may not look may still be let do it
+                    raise
+        return run(client, options)
+
+    return guarded
+
+
+def confirm(options: argparse.Namespace, question: str) -> None:
+    """Asks on a terminal, unless --yes was given. Raises Failure where the answer is not yes."""
+    if options.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure("Nothing was changed.")
 
 
 def out(options: argparse.Namespace, found: object, text: str) -> int:
@@ -126,7 +193,7 @@ def _body(options: argparse.Namespace) -> dict[str, str]:
         try:
             return _text_or_bytes(Path(options.file).read_bytes())
         except OSError as error:
-            raise Failure(f"{options.file} cannot be read: {error.strerror}.") from None
+            raise unreadable(options.file, error) from None
     if options.body is None or options.body == "-":
         return _text_or_bytes(sys.stdin.buffer.read())
     return {"body": options.body}
@@ -319,6 +386,7 @@ def printable_lines(text: str) -> str:
 
 
 @remote
+@existing
 def peek(client: Client, options: argparse.Namespace) -> int:
     return _peek(client, options, options.queue + (_DEAD if options.dead else ""), options.state)
 
@@ -357,6 +425,7 @@ def _glance(message: dict[str, Any]) -> str:
 
 
 @remote
+@existing
 def message_show(client: Client, options: argparse.Namespace) -> int:
     """The life line of a message: by its id, or by queue and number."""
     if options.queue is not None:
@@ -443,6 +512,7 @@ def queue_create(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def queue_update(client: Client, options: argparse.Namespace) -> int:
     if not options.set:
         return fail("Say what to change: --set NAME=VALUE.", USAGE)
@@ -451,17 +521,21 @@ def queue_update(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def queue_delete(client: Client, options: argparse.Namespace) -> int:
+    confirm(options, f"Delete the queue {options.queue} with all its messages?")
     client.ask("DELETE", client.queue(options.queue))
     return out(options, {"deleted": options.queue}, f"Queue {options.queue} is gone.")
 
 
 @remote
+@existing
 def queue_purge(client: Client, options: argparse.Namespace) -> int:
     return _purge(client, options, options.queue, options.state or ["active"])
 
 
 def _purge(client: Client, options: argparse.Namespace, queue: str, states: list[str]) -> int:
+    confirm(options, f"Remove the {' and '.join(states)} messages of {queue}?")
     form = {"states": states}
     done = _in_steps(client, client.queue(queue, "purge"), form, "removed")
     return out(options, {"removed": done}, f"Removed {done} messages from {queue}.")
@@ -481,11 +555,13 @@ def _in_steps(client: Client, where: str, form: dict[str, Any], what: str) -> in
 
 
 @remote
+@existing
 def queue_pause(client: Client, options: argparse.Namespace) -> int:
     return _sides(client, options, "pause", "paused")
 
 
 @remote
+@existing
 def queue_resume(client: Client, options: argparse.Namespace) -> int:
     return _sides(client, options, "resume", "running")
 
@@ -502,6 +578,7 @@ def _sides(client: Client, options: argparse.Namespace, action: str, word: str) 
 
 
 @remote
+@existing
 def dlq_ls(client: Client, options: argparse.Namespace) -> int:
     if options.queue is not None:
         return _peek(client, options, options.queue + _DEAD, None)
@@ -511,6 +588,7 @@ def dlq_ls(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def dlq_show(client: Client, options: argparse.Namespace) -> int:
     page = client.ask(
         "GET", client.queue(options.queue + _DEAD, "messages"), first=options.number, limit=1
@@ -523,6 +601,7 @@ def dlq_show(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def dlq_resubmit(client: Client, options: argparse.Namespace) -> int:
     where = client.queue(options.queue + _DEAD, "resubmit")
     form = {"target": options.to, "keep_reason": options.keep_reason}
@@ -534,6 +613,7 @@ def dlq_resubmit(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def dlq_purge(client: Client, options: argparse.Namespace) -> int:
     return _purge(client, options, options.queue + _DEAD, ["active", "deferred"])
 
@@ -615,6 +695,7 @@ def transaction_rollback(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def session_ls(client: Client, options: argparse.Namespace) -> int:
     names: list[str] = []
     while True:
@@ -627,11 +708,13 @@ def session_ls(client: Client, options: argparse.Namespace) -> int:
 
 
 @remote
+@existing
 def scheduled_ls(client: Client, options: argparse.Namespace) -> int:
     return _peek(client, options, options.queue, "scheduled")
 
 
 @remote
+@existing
 def scheduled_cancel(client: Client, options: argparse.Namespace) -> int:
     form = {"sequences": options.numbers}
     client.ask("POST", client.queue(options.queue, "cancel"), form)
@@ -686,6 +769,8 @@ def feed_tail(client: Client, options: argparse.Namespace) -> int:
     after: int | str = "last" if options.after is None else options.after
     namespace = client.namespace if options.entity else options.namespace
     left = options.count
+    if options.namespace is not None:
+        _check_namespace(client)
     while True:
         headers, lines = client.lines(
             "/feed", after=after, wait_ms=min(options.wait, _WAIT_MS),
@@ -705,6 +790,15 @@ def feed_tail(client: Client, options: argparse.Namespace) -> int:
                 return OK
         if not moved and not options.follow:
             return OK if got or options.count is None else EMPTY
+
+
+def _check_namespace(client: Client) -> None:
+    """Raises Failure where there is no such namespace."""
+    try:
+        client.ask("GET", client.space("queues"), limit=1)
+    except Failure as failure:
+        if failure.code == NOT_FOUND:
+            raise
 
 
 def _event(row: dict[str, Any]) -> str:
@@ -786,5 +880,6 @@ def _key(options: argparse.Namespace, made: dict[str, str]) -> int:
 
 @remote
 def access_revoke(client: Client, options: argparse.Namespace) -> int:
+    confirm(options, f"Remove the principal {options.name}? Its key stops working at once.")
     client.ask("DELETE", path("principals", options.name))
     return out(options, {"revoked": options.name}, f"{options.name} is out.")

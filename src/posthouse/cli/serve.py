@@ -14,6 +14,8 @@ from posthouse.server.config import SETTINGS, BadConfig, Config, Port, load
 def serve(options: argparse.Namespace) -> int:
     try:
         config = _config(options)
+    except _NoFile as error:
+        return fail(str(error), NOT_FOUND)
     except BadConfig as error:
         return fail(str(error), USAGE)
     from posthouse.server.log import set_up
@@ -29,6 +31,8 @@ def serve(options: argparse.Namespace) -> int:
 def config_show(options: argparse.Namespace) -> int:
     try:
         config = _config(options)
+    except _NoFile as error:
+        return fail(str(error), NOT_FOUND)
     except BadConfig as error:
         return fail(str(error), USAGE)
     shown = {name: _shown(config, name) for name in SETTINGS}
@@ -48,8 +52,27 @@ def config_show(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> Config:
+    """Raises BadConfig, _NoFile."""
     flags = {name: getattr(options, name) for name in SETTINGS if not SETTINGS[name].secret}
-    return load(flags, os.environ)
+    named = options.config or os.environ.get("POSTHOUSE_CONFIG")
+    if named:
+        _check_file("config", Path(named).expanduser())
+    config = load(flags, os.environ)
+    for name, setting in SETTINGS.items():
+        path = config.value(name)
+        if setting.metavar == "FILE" and isinstance(path, Path):
+            _check_file(name, path)
+    return config
+
+
+class _NoFile(Exception):
+    """A setting names a file that does not exist."""
+
+
+def _check_file(name: str, path: Path) -> None:
+    """Raises _NoFile."""
+    if not path.exists():
+        raise _NoFile(f"There is no file {path}, which {name} names; check the name.")
 
 
 def _shown(config: Config, name: str) -> object:

@@ -5,10 +5,8 @@ from typing import Any
 
 from posthouse.cli.client import Client
 from posthouse.cli.codes import USAGE, fail
-from posthouse.cli.remote import COUNTS, out, pages, remote, show
+from posthouse.cli.remote import COUNTS, SUB, confirm, out, pages, remote, show
 from posthouse.cli.show import size, table
-
-SUB = "/$sub/"  # between the names of a topic and its subscription in that of a queue
 
 
 def subscriptions(client: Client, topic: str) -> list[dict[str, Any]]:
@@ -54,7 +52,10 @@ def _update(client: Client, options: argparse.Namespace, where: str) -> int:
 
 @remote
 def topic_delete(client: Client, options: argparse.Namespace) -> int:
-    client.ask("DELETE", client.space("topics", options.topic))
+    where = client.space("topics", options.topic)
+    client.ask("GET", where)  # a queue of that name is not meant
+    confirm(options, f"Delete the topic {options.topic} with all its subscriptions?")
+    client.ask("DELETE", where)
     return out(options, {"deleted": options.topic}, f"Topic {options.topic} is gone.")
 
 
@@ -99,6 +100,11 @@ def subscription_update(client: Client, options: argparse.Namespace) -> int:
 
 @remote
 def subscription_delete(client: Client, options: argparse.Namespace) -> int:
+    client.ask("GET", _where(client, options))
+    confirm(
+        options, f"Delete the subscription {options.subscription} of {options.topic} with all its"
+        " messages?",
+    )  # fmt: skip
     client.ask("DELETE", _where(client, options))
     text = f"Subscription {options.subscription} of {options.topic} is gone."
     return out(options, {"deleted": options.subscription}, text)
