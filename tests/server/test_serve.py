@@ -50,7 +50,7 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
         broker.kill()
     with development(tmp_path / "data") as broker:
         assert broker.queue("GET", "q").json["counts"]["locked"] == 0
-        assert broker.stop(signal.SIGINT) == 0
+        assert broker.stop(signal.SIGINT) == 130
 
 
 def test_a_stop_answers_who_waits_and_writes_a_closing_frame(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _moment(text: str) -> int:
 def _pair(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise argparse.ArgumentTypeError("must be NAME=VALUE")
+        raise argparse.ArgumentTypeError("must be NAME=VALUE, as in colour=red")
     return name, value
 
 
@@ -159,11 +159,25 @@ def _setting(text: str) -> tuple[str, object]:
     """A value as JSON has it, or else a word."""
     import json
 
-    name, value = _pair(text)
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError("must be NAME=VALUE, as in lock_ms=30000")
     try:
-        return name, json.loads(str(value))
+        return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        raise argparse.ArgumentTypeError("must be a whole number, as in 7")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError("must be a number, as in 2 or 0.5")
+    return float(text)
 
 
 def _positive(text: str) -> int:
@@ -185,12 +199,14 @@ def _add_serve(rooms: Rooms, *, settings: bool) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting. Each may also be in the environment, or in a file."""
-    from posthouse.server.config import SETTINGS
+    from posthouse.server.config import SETTINGS, Config
 
-    for name, (_, help, metavar, secret) in SETTINGS.items():
+    defaults = Config()
+    for name, (read, help, metavar, secret) in SETTINGS.items():
         if secret:
             continue
         flag = "--" + name.replace("_", "-")
+        help = f"{help} ({_possible(read, help, defaults.value(name))})".replace("%", "%%")
         if not metavar:
             parser.add_argument(flag, dest=name, action="store_const", const="true", help=help)
         elif metavar.endswith("..."):
@@ -200,6 +216,18 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             )
         else:
             parser.add_argument(flag, dest=name, metavar=metavar, help=help)
+
+
+def _possible(read: object, help: str, default: object) -> str:
+    """The values that a setting can have, and its default."""
+    values = getattr(read, "values", "")
+    if default is None:
+        told = "" if "default:" in help else "default: none"
+    elif isinstance(default, bool):
+        told = f"default: {'on' if default else 'off'}"
+    else:
+        told = f"default: {getattr(read, 'show', str)(default)}"
+    return "; ".join(part for part in (values, told) if part)
 
 
 def _add_messages(rooms: Rooms) -> None:
@@ -217,7 +245,7 @@ def _add_messages(rooms: Rooms) -> None:
     made.add_argument("--content-type", metavar="TYPE")
     made.add_argument("--correlation-id", metavar="ID")
     made.add_argument("--session", metavar="ID")
-    made.add_argument("--priority", type=int, choices=range(10), metavar="0-9")
+    made.add_argument("--priority", type=_whole, choices=range(10), metavar="0-9")
     made.add_argument("--ttl", type=_ms, metavar="TIME", help="it expires after that")
     made.add_argument("--delay", type=_ms, metavar="TIME", help="it can be received only then")
     made.add_argument(
@@ -267,7 +295,7 @@ def _add_messages(rooms: Rooms) -> None:
     _paged(made)
     made = _remote(scheduled, "cancel", "scheduled_cancel", "they will not be sent")
     made.add_argument("queue")
-    made.add_argument("numbers", type=int, nargs="+", metavar="NUMBER")
+    made.add_argument("numbers", type=_whole, nargs="+", metavar="NUMBER")
 
 
 def _add_schedules(rooms: Rooms) -> None:
@@ -301,7 +329,7 @@ def _add_schedules(rooms: Rooms) -> None:
 
 def _paged(made: argparse.ArgumentParser) -> None:
     made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
-    made.add_argument("--first", type=int, default=0, metavar="NUMBER", help="from there on")
+    made.add_argument("--first", type=_whole, default=0, metavar="NUMBER", help="from there on")
 
 
 def _add_queues(rooms: Rooms) -> None:
@@ -438,13 +466,15 @@ def _add_dead_letters(rooms: Rooms) -> None:
     _paged(made)
     made = _remote(dead, "show", "dlq_show", "one dead letter, with all there is to know")
     made.add_argument("queue")
-    made.add_argument("number", type=int)
+    made.add_argument("number", type=_whole)
     _of_subscription(made)
     made = _remote(
         dead, "resubmit", "dlq_resubmit", "send some again, or all", "posthouse dlq resubmit orders"
     )
     made.add_argument("queue")
-    made.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="all if none is given")
+    made.add_argument(
+        "numbers", type=_whole, nargs="*", metavar="NUMBER", help="all if none is given"
+    )
     made.add_argument("--to", metavar="QUEUE", help="where they came from, if not given")
     made.add_argument("--keep-reason", action="store_true", help="the reason stays with them")
     _of_subscription(made)
@@ -457,7 +487,7 @@ def _add_dead_letters(rooms: Rooms) -> None:
 
 def _add_looks(rooms: Rooms) -> None:
     made = _remote(rooms, "top", "top", "queues, as they change")
-    made.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
+    made.add_argument("--interval", type=_number, default=1.0, metavar="SECONDS")
     made.add_argument("--rows", type=_positive, default=40, metavar="N", help="the fullest ones")
     made.add_argument("--once", action="store_true", help="show it once")
     feed = _room(rooms, "feed", "read what happens")
@@ -465,7 +495,7 @@ def _add_looks(rooms: Rooms) -> None:
         feed, "tail", "feed_tail", "everything that happens, as it happens",
         "posthouse feed tail --follow --kinds sent,dead-lettered",
     )  # fmt: skip
-    made.add_argument("--after", type=int, metavar="POSITION", help="the last one if not given")
+    made.add_argument("--after", type=_whole, metavar="POSITION", help="the last one if not given")
     made.add_argument("--entity", metavar="QUEUE")
     made.add_argument("--kinds", metavar="WORDS", help="with commas between")
     made.add_argument("-n", "--count", type=_positive, metavar="N", help="end after so many")
@@ -515,12 +545,12 @@ def _add_store(rooms: Rooms) -> None:
     action("stats", "what is in it; also while a broker runs on it")
     action("snapshot", "write a snapshot, so that the next start is quick; beside a broker too")
     made = action("state", "the queues as they were at a position; changes nothing")
-    made.add_argument("--at", type=int, metavar="POSITION", help="the last one if not given")
+    made.add_argument("--at", type=_whole, metavar="POSITION", help="the last one if not given")
     made = action("trace", "everything that happened to a message; changes nothing")
     made.add_argument("--namespace", required=True)
     made.add_argument("--id", metavar="MESSAGE-ID")
     made.add_argument("--queue")
-    made.add_argument("--sequence", type=int, metavar="NUMBER", help="in that queue")
+    made.add_argument("--sequence", type=_whole, metavar="NUMBER", help="in that queue")
     made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
     made.add_argument(
         "--scheduled", action="store_true",
@@ -528,8 +558,8 @@ def _add_store(rooms: Rooms) -> None:
     )  # fmt: skip
     made = action("resend", "send what was sent at some positions once more")
     made.add_argument("--namespace", required=True)
-    made.add_argument("--first", type=int, required=True, metavar="POSITION")
-    made.add_argument("--last", type=int, required=True, metavar="POSITION")
+    made.add_argument("--first", type=_whole, required=True, metavar="POSITION")
+    made.add_argument("--last", type=_whole, required=True, metavar="POSITION")
     made.add_argument("--from", dest="source", metavar="QUEUE", help="only what was sent to it")
     made.add_argument("--into", required=True, metavar="QUEUE")
 
@@ -577,8 +607,8 @@ def _add_pipeline(rooms: Rooms) -> None:
         "backfill", "bring what is missing in the lake, and still in the broker", "broker", "spark",
         "rows",
     )  # fmt: skip
-    made.add_argument("--first", type=int, metavar="POSITION", help="the broker's first")
-    made.add_argument("--last", type=int, metavar="POSITION", help="the lake's last")
+    made.add_argument("--first", type=_whole, metavar="POSITION", help="the broker's first")
+    made.add_argument("--last", type=_whole, metavar="POSITION", help="the lake's last")
     action("verify", "read the whole lake, and say whether every position is there once", "spark")
     action("compact", "put small ranges of the lake together", "spark", "rows")
     action("status", "what is in the lake, and how far behind it is", "broker")
@@ -642,7 +672,7 @@ def _add_replay(made: argparse.ArgumentParser) -> None:
     made.add_argument("--set", nargs="+", default=[], metavar="FIELD=SQL",
                       help="a field, by an expression in Spark's SQL")  # fmt: skip
     made.add_argument(
-        "--rate", type=float, metavar="N", help="messages a second; as many as it can"
+        "--rate", type=_number, metavar="N", help="messages a second; as many as it can"
     )
     made.add_argument("--yes", action="store_true", help="do it: without, it is only planned")
 

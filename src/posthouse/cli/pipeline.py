@@ -1,11 +1,12 @@
 """Commands that run on Spark: archiving the feed, and looking after the lake."""
 
 import argparse
+import io
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
@@ -474,9 +475,10 @@ def run(options: argparse.Namespace) -> int:
     spark = _spark(options)
     telling.end()
     if options.explain:
-        for name, frame in job.plan(spark, declared, broker, streams=False).items():
-            say(f"{name}:")
-            frame.explain()
+        plans = job.plan(spark, declared, broker, streams=False)
+        told_plans = {name: _explained(frame) for name, frame in plans.items()}
+        text = "\n".join(f"{name}:\n{plan}" for name, plan in told_plans.items())
+        _result(options, text, {"plans": told_plans})
         return OK
 
     def told(now: job.Progress) -> None:
@@ -496,6 +498,13 @@ def run(options: argparse.Namespace) -> int:
     lines = [f"{count:>9,} rows came in for {name}" for name, count in rows.items()]
     _result(options, "\n".join(map(printable, lines)), {"rows": rows})
     return OK
+
+
+def _explained(frame: "DataFrame") -> str:
+    """How Spark would make it, which Spark only prints."""
+    with redirect_stdout(io.StringIO()) as printed:
+        frame.explain()
+    return printed.getvalue().rstrip()
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

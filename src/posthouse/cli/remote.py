@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from posthouse.cli.codes import (
     say,
 )
 from posthouse.cli.output import check_reader, until_taken
-from posthouse.cli.show import Progress, ago, is_rich, moment, printable, size, table
+from posthouse.cli.show import Progress, ago, fitted_table, moment, printable, size, table
 
 _BATCH = 500  # lines in one send
 _BATCH_BYTES = 4 << 20
@@ -740,12 +741,24 @@ def top(client: Client, options: argparse.Namespace) -> int:
         else:
             heads = ("queue", "active", "locked", "scheduled", "dead", "receivers", "size",
                      "oldest", "change/s")  # fmt: skip
-            clear = "\033[H\033[2J" if is_rich() else ""
-            say(clear + table(rows[: options.rows], heads))
+            clear = "\033[H\033[2J" if sys.stdout.isatty() and not options.once else ""
+            say(clear + _fitted(rows, heads, options.rows))
         flush()
         if options.once or (not sys.stdout.isatty() and not options.json):
             return OK
         time.sleep(max(0.1, options.interval))
+
+
+def _fitted(rows: list[tuple[Any, ...]], heads: tuple[str, ...], rows_max: int) -> str:
+    """The table of `top`: on a terminal no wider and no higher than that."""
+    if not sys.stdout.isatty():
+        return table(rows[:rows_max], heads)
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    # A line for the heads, one where the cursor is, and one that tells of the rest.
+    shown = max(1, min(rows_max, lines - 2 if len(rows) <= lines - 2 else lines - 3))
+    text = fitted_table(rows[:shown], heads, columns or 80)
+    rest = len(rows) - shown
+    return text + f"\nand {rest} more"[:columns] if rest > 0 and lines > 3 else text
 
 
 def _all(info: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-import time
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,12 +18,20 @@ def serve(options: argparse.Namespace) -> int:
         return fail(str(error), NOT_FOUND)
     except BadConfig as error:
         return fail(str(error), USAGE)
-    from posthouse.server.log import set_up
+    from posthouse.server.log import held_back, set_up
     from posthouse.server.serve import run, say_on_terminal
 
     set_up(config.log, config.log_level, colour="NO_COLOR" not in os.environ)
     try:
-        return run(config, say_on_terminal)
+        if not (sys.stdout.isatty() and sys.stderr.isatty()):
+            return run(config, say_on_terminal)
+        with held_back() as release:  # on a terminal people read how to go on, before the log
+
+            def welcome(text: str) -> None:
+                say_on_terminal(text)
+                release()
+
+            return run(config, welcome)
     except OSError as error:
         return fail(str(error), FAILED)
 

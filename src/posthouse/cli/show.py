@@ -4,6 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from unicodedata import category, combining, east_asian_width
+
+_NAME_CELLS_MIN = 12  # of the first column, before others are left out
 
 
 def table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
@@ -20,6 +23,41 @@ def table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([bold(line([head.upper() for head in heads])), *map(line, texts)])
+
+
+def fitted_table(rows: Sequence[Sequence[object]], heads: Sequence[str], columns: int) -> str:
+    """A table in so many columns: first names are cut, then columns at the right are left out."""
+    texts = [[_cell(each) for each in row] for row in rows]
+    widths = [max(map(cells, column)) for column in zip(heads, *texts, strict=True)]
+    shown, left = 1, columns - min(widths[0], _NAME_CELLS_MIN)
+    while shown < len(heads) and (left := left - 2 - widths[shown]) >= 0:
+        shown += 1
+    room = columns - sum(width + 2 for width in widths[1:shown])
+    cut = [(cut_to(row[0], min(room, widths[0])), *row[1:shown]) for row in texts]
+
+    def line(row: Sequence[str]) -> str:
+        first = row[0] + " " * (min(room, widths[0]) - cells(row[0]))
+        rest = (f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=False))
+        return "  ".join((first, *rest)).rstrip()
+
+    head = [cut_to(heads[0].upper(), room), *(each.upper() for each in heads[1:shown])]
+    return "\n".join([bold(line(head)), *map(line, cut)])
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal it takes: some characters take two, or none."""
+    taking = (c for c in text if not combining(c) and category(c) not in ("Mn", "Me", "Cf"))
+    return sum(2 if east_asian_width(c) in "WF" else 1 for c in taking)
+
+
+def cut_to(text: str, columns: int) -> str:
+    """The text in so many columns, with dots where something was left out."""
+    if cells(text) <= columns:
+        return text
+    dots = ".." if columns > 4 else ""
+    while text and cells(text) + len(dots) > columns:
+        text = text[:-1]
+    return text + dots
 
 
 def _cell(value: object) -> str:

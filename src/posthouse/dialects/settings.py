@@ -11,8 +11,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_MANY = 1_000_000_000  # from where a limit is none that anybody reaches
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class Reader(NamedTuple):
+    """Reads a value of which it can be told what it may be. Calling it raises ValueError."""
+
+    read: Callable[[object], Any]
+    values: str  # that are possible
+    show: Callable[[Any], str] = str  # a value as it would be written
+
+    def __call__(self, value: object) -> Any:
+        return self.read(value)
 
 
 class Setting(NamedTuple):
@@ -82,7 +94,7 @@ def count(least: int, most: int = 1 << 53) -> Callable[[object], int]:
             raise ValueError(f"must be a whole number from {least} to {most}")
         return value
 
-    return read
+    return Reader(read, f"{least} to {most}" if most < _MANY else f"{least} or more")
 
 
 def _scaled(units: Mapping[str, int], example: str, least: int) -> Callable[[object], int]:
@@ -94,7 +106,11 @@ def _scaled(units: Mapping[str, int], example: str, least: int) -> Callable[[obj
             raise ValueError(f"must be {least} or more")
         return scaled
 
-    return read
+    def show(value: int) -> str:
+        unit = max(units, key=lambda unit: 0 if not value or value % units[unit] else units[unit])
+        return f"{value // units[unit]}{unit.upper() if units is _UNITS else unit}"
+
+    return Reader(read, f"as in {example}", show)
 
 
 as_size = _scaled(_UNITS, "512M or 4G", 0)
@@ -118,7 +134,7 @@ def one_of(*words: str) -> Callable[[object], str]:
             raise ValueError(f"must be one of {', '.join(words)}")
         return str(value)
 
-    return read
+    return Reader(read, ", ".join(words))
 
 
 def several(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
@@ -128,4 +144,6 @@ def several(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]
             items = [items]
         return tuple(read(item.strip() if isinstance(item, str) else item) for item in items)
 
-    return read_all
+    return Reader(
+        read_all, getattr(read, "values", ""), lambda values: ", ".join(map(str, values)) or "none"
+    )

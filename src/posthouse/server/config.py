@@ -62,6 +62,9 @@ class Port(NamedTuple):
     number: int
     http_profile: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.number}={self.http_profile}" if self.http_profile else str(self.number)
+
 
 def _port(value: object) -> Port:
     number, declared, http_profile = str(value).partition("=")
@@ -314,12 +317,17 @@ def _read_file(path: Path) -> tuple[Mapping[str, object], Declared]:
         text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
     except json.JSONDecodeError as error:
-        raise BadConfig(f"{path} is not JSON in line {error.lineno}: {error.msg}.") from None
+        raise BadConfig(
+            f"{path} is not JSON in line {error.lineno}, column {error.colno}; it must look like"
+            ' {"port": [5672]}.'
+        ) from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror}.") from None
     except yaml.MarkedYAMLError as error:  # without what stands there, which may be a secret
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
-        raise BadConfig(f"{path} is not YAML in line {line}: {error.problem}.") from None
+        raise BadConfig(
+            f"{path} is not YAML in line {line}; a setting looks like `keep: 7d`."
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise BadConfig(f"{path} is not YAML.") from None
     content = {} if content is None else content

@@ -34,6 +34,7 @@ from posthouse.dialects.http import (
 from posthouse.dialects.http import Answer as DialectAnswer
 from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
+from posthouse.server.expected import sentence
 from posthouse.server.host import BrokerHost
 from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
 from posthouse.server.listener import Connection, Limits
@@ -591,7 +592,7 @@ def decoded(kind: type[Any], body: bytes) -> Any:
     try:
         return msgspec.json.decode(bounded(body or b"{}"), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpProblem(400, "bad-json", f"The body is not as it should be: {error}.") from None
+        raise HttpProblem(400, "bad-json", sentence(error, kind)) from None
 
 
 def make_config(app: App) -> UvicornConfig:

@@ -9,10 +9,14 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from typing import Any
 
 correlation: contextvars.ContextVar[str] = contextvars.ContextVar("correlation", default="")
 
+LINES_HELD_MAX = 1_000  # of the log, before they are written all the same
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "event", "taskName"}
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31m"}
 
@@ -59,6 +63,24 @@ def _printable(text: str) -> str:
 def _time(record: logging.LogRecord, between: str) -> str:
     parts = time.strftime(f"%Y-%m-%d{between}%H:%M:%S", time.gmtime(record.created))
     return f"{parts}.{int(record.msecs):03d}Z"
+
+
+@contextmanager
+def held_back() -> Iterator[Callable[[], None]]:
+    """Log lines wait until what is given is called, for an error, or for the end."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    waiting = MemoryHandler(LINES_HELD_MAX, logging.ERROR, handlers[0])
+
+    def release() -> None:
+        root.handlers[:] = handlers
+        waiting.flush()
+
+    root.handlers[:] = [waiting]
+    try:
+        yield release
+    finally:
+        release()
 
 
 def set_up(form: str, level: str, *, colour: bool) -> None:

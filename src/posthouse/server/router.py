@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_type_hints
 import msgspec
 
 from posthouse.core.errors import InvalidArgument
+from posthouse.server.expected import expectation
 from posthouse.server.http import Answer, name_in
 from posthouse.server.problems import HttpProblem
 from posthouse.server.shapes import Problem
@@ -40,8 +41,8 @@ class Parameter(NamedTuple):
         """Raises InvalidArgument."""
         try:
             return msgspec.convert(text, self.kind, strict=False)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(self.name, f"is not as it should be: {error}") from None
+        except msgspec.ValidationError:
+            raise InvalidArgument(self.name, expectation(self.kind, self.name)) from None
 
 
 class Operation(NamedTuple):

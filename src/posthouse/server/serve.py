@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from posthouse.broker.access import ROOT
 from posthouse.core.errors import Refused
@@ -43,7 +44,8 @@ from posthouse.store.errors import Deposed, Lost, StoreError
 
 _log = logging.getLogger(__name__)
 
-OK, FAILED, LOST = 0, 1, 74
+OK, FAILED, LOST, INTERRUPTED = 0, 1, 74, 130
+CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 INSECURE_SECONDS = 3_600.0  # between two warnings that keys come in clear text
@@ -79,6 +81,7 @@ class Server:
         self._say = say
         self._tls_folder = tls_folder
         self._stop = asyncio.Event()
+        self._code_of_a_clean_stop = OK
         self.ports: list[int] = []  # once it is ready
         self._broker = BrokerHost(config)
         self._warning: asyncio.TimerHandle | None = None
@@ -155,7 +158,7 @@ class Server:
         if not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
-            return OK
+            return self._code_of_a_clean_stop
         try:
             engine = opening.result()
         except (StoreError, Refused, OSError) as error:
@@ -215,7 +218,7 @@ class Server:
             _log.critical("The stop was not clean: %s", error, extra={"event": "journal.lost"})
             return LOST
         _log.info("Stopped.", extra={"event": "broker.stopped"})
-        return OK
+        return self._code_of_a_clean_stop
 
     def _tell_why(self, failure: StoreError | None) -> None:
         """The engine has stopped by itself."""
@@ -236,6 +239,8 @@ class Server:
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():  # everything acknowledged is on disk
             os._exit(128 + number)
+        if number == signal.SIGINT:
+            self._code_of_a_clean_stop = INTERRUPTED
         self._stop.set()
 
     def _make_certificate(self) -> None:
@@ -308,6 +313,7 @@ def welcome(
         "",
         f"  HTTP          http://{name}:{reached.port(HTTP_PORT)}/api/v1"
         "   (/docs, /health, /metrics, /feed)",
+        _line("Python", _client_url(reached)),
         *served,
     ]  # fmt: skip
     if unserved:
@@ -336,6 +342,14 @@ def welcome(
         ]  # fmt: skip
     lines += ["", "  Ctrl-C stops it.", ""]
     return "\n".join(lines)
+
+
+def _client_url(reached: Reached) -> str:
+    """What `posthouse.create_client` and `posthouse worker` take."""
+    key = reached.key if reached.key.startswith("<") else quote(reached.key, safe="")
+    host = f"[{reached.host}]" if ":" in reached.host else reached.host
+    port = reached.port(CLIENT_PORT)
+    return f"posthouse://{ROOT}:{key}@{host}" + ("" if port == CLIENT_PORT else f":{port}")
 
 
 def _line(label: str, text: str) -> str:
