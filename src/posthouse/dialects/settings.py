@@ -16,7 +16,8 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-class Reader(NamedTuple):
+@dataclass(frozen=True)
+class Reader:
     """Reads a value of which it can be told what it may be. Calling it raises ValueError."""
 
     read: Callable[[object], Any]

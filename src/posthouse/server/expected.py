@@ -111,11 +111,11 @@ def _expected(info: inspect.Type, name: str) -> tuple[str, str]:
     """What it must be, and an example."""
     match info:
         case inspect.IntType():
-            unit, example = next(
+            unit, likely = next(
                 (unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), ("", 1)
             )
             said = "a whole number" + (f" of {unit}" if unit else "")
-            return said + _bounds(info), str(max(example, info.ge or 0))
+            return said + _bounds(info), str(max(likely, info.ge or 0))
         case inspect.FloatType():
             return "a number", "1.5"
         case inspect.BoolType():
