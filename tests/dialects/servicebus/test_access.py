@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from azure.servicebus.exceptions import (
 
 from tests.dialects.servicebus.bus import KEY, ROOT, WAIT, Bus, eventually, take, texts, together
 from tests.dialects.servicebus.sas import token
+from tests.server.running import running
 
 MESSAGE = ServiceBusMessage("x")
 
@@ -216,3 +218,17 @@ def test_both_keys_of_a_principal_work(bus: Bus) -> None:
         sender = bus.closing(bus.client("rotates", key).get_queue_sender(queue)).__enter__()
         sender.send_messages(MESSAGE)
     assert bus.counts(queue)["active"] == 2
+
+
+def test_exactly_as_in_the_cloud_nobody_is_authorized_for_a_missing_entity(tmp_path: Path) -> None:
+    with running("--data", str(tmp_path), "--dev", "--servicebus-exact") as broker:
+        bus = Bus(broker)
+        client = bus.client(retry_total=0)
+        texts = refused(
+            ServiceBusAuthorizationError,
+            lambda: client.get_queue_sender("gone"),
+            lambda: client.get_queue_receiver("gone"),
+            lambda: client.get_subscription_receiver("gone", "s"),
+        )
+        assert ["Send" in text for text in texts] == [True, False, False]
+        bus.close()

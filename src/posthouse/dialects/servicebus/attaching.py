@@ -151,23 +151,18 @@ class Attaching:
                     self._commands.engine.submit(vouched(principal), "", command, _ignore)
                 break
         else:
-            claim = {"any": "Listen", "listen": "Listen", "send": "Send"}[right]
             if self._peer.is_refused_once_more():
                 _audit.warning(
                     "A client was refused: %s on %s", right, exact,
                     extra={"event": "access.refused", "right": right, "subject": exact},
                 )  # fmt: skip
-            link.refuse(
-                error(
-                    conditions.UNAUTHORIZED,
-                    f"Unauthorized access. '{claim}' claim(s) are required to perform this"
-                    f" operation on '{told_name(address.entity)}'.",
-                )
-            )
+            link.refuse(_unauthorized(right, address))
             return None
         is_there = entity is not None or self._commands.settings.auto_create
         if not is_there or (address.transfer and self._commands.properties(target) is None):
-            link.refuse(self._peer.error_of(NotFound("queue", text, target.namespace)))
+            is_exact = self._commands.settings.exact
+            missing = self._peer.error_of(NotFound("queue", text, target.namespace))
+            link.refuse(_unauthorized(right, address) if is_exact else missing)
             return None
         return target
 
@@ -291,6 +286,15 @@ class Attaching:
         # It may wait for long, so it does not count among what is under way.
         told = guarded(reply, self._commands.abort)
         self._commands.engine.submit(target.principal, target.namespace, command, told)
+
+
+def _unauthorized(right: str, address: Address) -> bytes:
+    claim = "Send" if right == "send" else "Listen"
+    return error(
+        conditions.UNAUTHORIZED,
+        f"Unauthorized access. '{claim}' claim(s) are required to perform this operation on"
+        f" '{told_name(address.entity)}'.",
+    )
 
 
 def _session_filter(source: Described | None) -> tuple[bool, Value]:

@@ -22,6 +22,7 @@ class Settings(NamedTuple):
     auto_create: bool = False
     header_bytes: int = 16 << 10  # of all headers of an answer that tells of a message
     dev: bool = False  # where namespaces go by key, any name may come with the root key
+    exact: bool = False  # a link to what is not there is unauthorized, as in the cloud
 
 
 class Credentials:

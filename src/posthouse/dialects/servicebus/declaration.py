@@ -46,6 +46,10 @@ class ServiceBusSettings:
     servicebus_strict: bool = setting(
         False, as_flag, "answer Service Bus clients as the cloud does where we would do otherwise"
     )
+    servicebus_exact: bool = setting(
+        False, as_flag, "tell Service Bus clients of a missing entity as the cloud does: they are"
+        " not authorized",
+    )  # fmt: skip
     servicebus_namespace: str = setting(
         "default", one_of("default", "host", "key"), "what names the namespace of a Service Bus"
         " client: nothing, the first label of the host, or the key's name", "WORD",
@@ -73,6 +77,7 @@ class ServiceBus:
         settings = Settings(
             host.namespace, given.servicebus_message_size, given.servicebus_strict,
             given.servicebus_namespace, host.auto_create, given.servicebus_header_size, host.dev,
+            given.servicebus_exact,
         )  # fmt: skip
         return Credentials(host, host.guard, settings)
 
