@@ -1,6 +1,7 @@
 """Health: whether the process lives, is ready for work, and how far a start has come."""
 
 import asyncio
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,6 +14,7 @@ from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
 
 READY_SECONDS = 2  # that a sync may take before the broker is not ready
+Fact: TypeAlias = str | int | dict[str, str]
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
@@ -23,8 +25,8 @@ def health(broker: BrokerHost) -> Route:
         if request.method not in ("GET", "HEAD"):
             raise HttpProblem(405, "method-not-allowed", "Health is asked for with GET.")
         match request.parts[1:]:
-            case []:  # as Microsoft's emulator is asked
-                return await _ready(broker, status="healthy")
+            case []:  # as emulators are asked
+                return await _ready(broker, status="healthy", **_services(broker))
             case [b"live"]:
                 return _say(200, status="alive")
             case [b"ready"]:
@@ -44,7 +46,19 @@ def health(broker: BrokerHost) -> Route:
     return answer
 
 
-async def _ready(broker: BrokerHost, *, sends: bool = True, status: str = "ready") -> Answer:
+def _services(broker: BrokerHost) -> dict[str, Fact]:
+    """The version, and what is spoken; for development, as a stranger need not know it."""
+    if not broker.dev:
+        return {}
+    from importlib.metadata import version
+
+    services = dict.fromkeys(broker.config.dialects, "running")
+    return {"version": version("posthouse"), "services": services}
+
+
+async def _ready(
+    broker: BrokerHost, *, sends: bool = True, status: str = "ready", **more: Fact
+) -> Answer:
     """The store is open, recovery is done, and something was synced within the last second.
 
     Where `sends` are to be served, the disk has room, too.
@@ -62,8 +76,9 @@ async def _ready(broker: BrokerHost, *, sends: bool = True, status: str = "ready
     if sends and engine.store.full:
         return _say(503, status=FULL)
     ahead_ms = ahead_of(engine)
-    facts = {"clock_ahead_seconds": ahead_ms // 1_000} if ahead_ms else {}
-    return _say(200, status=status, **facts)
+    if ahead_ms:
+        more["clock_ahead_seconds"] = ahead_ms // 1_000
+    return _say(200, status=status, **more)
 
 
 def _startup(broker: BrokerHost) -> Answer:
@@ -74,5 +89,5 @@ def _startup(broker: BrokerHost) -> Answer:
     return _say(200 if done else 503, status=broker.phase, position=position, end=end)
 
 
-def _say(code: int, **facts: str | int) -> Answer:
+def _say(code: int, **facts: Fact) -> Answer:
     return Answer(msgspec.json.encode(facts), code, (JSON, (b"cache-control", b"no-store")))

@@ -166,6 +166,7 @@ def test_the_list_of_queues_is_an_atom_feed(broker: Running) -> None:
     broker.call("PUT", f"/servicebus/{space}/only")
     reply = broker.call("GET", f"/servicebus/{space}/$Resources/Queues")
     assert reply.status == 200
+    assert reply.body.count(b"<entry>") == 1  # the feed names the namespace
     feed = ElementTree.fromstring(reply.body)
     assert feed.tag == f"{{{ATOM}}}feed"
     assert [local(each.tag) for each in feed] == ["title", "id", "updated", "entry"]

@@ -207,3 +207,16 @@ def test_every_subscription_has_rules_of_its_own(zure: Zure) -> None:
         "high": ["us high order", "eu high order", "us high alert"],
         "orders": ["us high order", "us low order", "eu high order"],
     }
+
+
+@pytest.mark.parametrize(
+    ("nested", "bodies"),
+    [
+        ("<SqlFilter><SqlExpression>colour = 'red'</SqlExpression></SqlFilter>", "a"),
+        ("<TrueFilter/>", "abcd"),
+        ("<FalseFilter/>", ""),
+        ("<CorrelationFilter><Label>order</Label></CorrelationFilter>", "ab"),
+    ],
+)
+def test_the_type_of_a_filter_may_be_an_element(zure: Zure, nested: str, bodies: str) -> None:
+    assert wanted(zure, f"<Filter>{nested}</Filter>") == bodies

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -91,12 +92,20 @@ def test_a_correlation_id_is_echoed_and_told_in_errors(zure: Zure, header: str) 
 def test_a_correlation_id_is_made_where_none_was_given(zure: Zure) -> None:
     queue = zure.queue()
     first, second = queue.ask("GET"), queue.ask("GET")
-    assert first.headers["x-correlation-id"] != second.headers["x-correlation-id"]
+    ids = [each.headers["x-correlation-id"] for each in (first, second)]
+    assert ids == [str(UUID(each)) for each in ids]
+    assert ids[0] != ids[1]
     lost = zure.queue_at(fresh("queue")).ask("GET")
     assert lost.json["error"]["details"]["correlation_id"] == lost.headers["x-correlation-id"]
 
 
 # Health.
+
+
+def test_the_health_at_the_root_names_the_version_and_the_services(broker: Running) -> None:
+    told = broker.call("GET", "/health").json
+    assert (told["status"], told["services"]["servicebus"]) == ("healthy", "running")
+    assert told["version"] == version("posthouse")
 
 
 def test_health_is_told_with_counts(broker: Running) -> None:

@@ -239,6 +239,9 @@ def read_rule(node: Node, name: str) -> Rule:
 
 def _read_filter(given: Node) -> Filter:
     kind = given.attributes.get("type", "").rpartition(":")[2]
+    if not kind and len(given.children) == 1 and given.children[0].name in _FILTERS:
+        given = given.children[0]  # as LocalZure's clients write it: the type is an element
+        kind = given.name
     if not kind:
         kind = "SqlFilter" if given.child("SqlExpression") is not None else "CorrelationFilter"
     if kind == "TrueFilter":
@@ -255,6 +258,9 @@ def _read_filter(given: Node) -> Filter:
             named["subject"] = subject
         return CorrelationFilter(named, _values(given.child("Properties")))
     raise InvalidArgument("A filter's type", f"cannot be {kind!r}")
+
+
+_FILTERS = ("TrueFilter", "FalseFilter", "SqlFilter", "CorrelationFilter")
 
 
 def _values(node: Node | None) -> Properties:

@@ -216,7 +216,7 @@ async def _rules(call: Call) -> list[Rule]:
 
 
 async def get_rule(call: Call) -> Answer:
-    return Answer(_rule_entry(call, await _rule(call)).encode(), 200, (XML,))
+    return Answer(_alone(_rule_entry(call, await _rule(call))).encode(), 200, (XML,))
 
 
 async def _rule(call: Call) -> Rule:
@@ -251,7 +251,7 @@ async def put_rule(call: Call) -> Answer:
         loose = msgspec.structs.replace(rule.filter, loose=True)  # its properties are texts
         rule = msgspec.structs.replace(rule, filter=loose)
     await call.ask(SetRule(call.queue, rule))
-    return Answer(_rule_entry(call, await _rule(call)).encode(), 201, (XML,))
+    return Answer(_alone(_rule_entry(call, await _rule(call))).encode(), 201, (XML,))
 
 
 async def delete_rule(call: Call) -> Answer:
@@ -266,7 +266,7 @@ async def delete_rule(call: Call) -> Answer:
 def _answer(call: Call, info: QueueInfo, status: int = 200) -> Answer:
     if call.place.kind == "queue":
         return Answer(_queue(info).encode(), status, (XML,))
-    return Answer(_entry(call, info, call.place.kind).encode(), status, (XML,))
+    return Answer(_alone(_entry(call, info, call.place.kind)).encode(), status, (XML,))
 
 
 def _seconds(ms: int | None) -> str:
@@ -330,10 +330,16 @@ def _entry(call: Call, info: QueueInfo, kind: str) -> str:
 
 
 def _wrapped(name: str, created: str, updated: str, content: str) -> str:
+    """As it stands in a feed, which names the namespace."""
     return element("entry", [
         text("id", name), text("title", name, type_="text"), text("published", created),
         text("updated", updated), element("content", content, type_="application/xml"),
-    ], xmlns=ATOM)  # fmt: skip
+    ])  # fmt: skip
+
+
+def _alone(entry: str) -> str:
+    """An entry that is a document."""
+    return entry.replace("<entry>", f'<entry xmlns="{ATOM}">', 1)
 
 
 def _rule_entry(call: Call, rule: Rule) -> str:

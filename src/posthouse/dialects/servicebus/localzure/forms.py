@@ -235,10 +235,14 @@ def seen(peeked: Seen, *, dead: bool = False) -> Told:
     return told
 
 
-def sent(form: SendForm, new: NewMessage, now_ms: int, sequence: int | None, id: str) -> Told:
-    """A message as whoever sent it is told of it."""
+def sent(
+    form: SendForm, new: NewMessage, now_ms: int, sequence: int | None, id: str, ttl_ms: int | None
+) -> Told:
+    """A message as whoever sent it is told of it. `ttl_ms`: what its queue allows."""
+    lives = [each for each in (new.ttl_ms, ttl_ms) if each is not None]
     return Told(
         id, form.session_id, form.correlation_id, form.content_type, form.label, form.to,
-        form.reply_to, form.time_to_live, moment(new.due_ms) if new.due_ms > now_ms else None,
+        form.reply_to, _seconds(min(lives)) if lives else None,
+        moment(new.due_ms) if new.due_ms > now_ms else None,
         dict(form.user_properties or {}), form.body, moment(now_ms), sequence,
     )  # fmt: skip

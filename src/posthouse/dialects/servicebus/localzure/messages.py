@@ -50,6 +50,7 @@ from posthouse.dialects.servicebus.web import wait_ms_of
 PEEK_MAX, RECEIVE_MAX = 100, 1_000
 STATE_BYTES_MAX = 256 << 10
 WAIT_SECONDS_MAX = 60
+LOCK_CHARS_TOLD = 36  # of what a client says is a lock: a GUID has as many
 _MODES = {"peeklock": False, "receiveanddelete": True}
 
 
@@ -70,7 +71,7 @@ async def send(call: Call) -> Answer:
     if call.is_topic:
         call.ask_filters(made)
         return Answer(b"", 201, ((b"brokerproperties", as_header({"MessageId": id})),))
-    return as_json(forms.sent(form, made, call.now_ms, sequence, id))
+    return as_json(forms.sent(form, made, call.now_ms, sequence, id, _ttl_ms(call)))
 
 
 async def send_batch(call: Call) -> Answer:
@@ -80,10 +81,17 @@ async def send_batch(call: Call) -> Answer:
     each = [forms.converted(forms.SendForm, one) for one in given]
     made = [forms.new_message(form, call.most_bytes, call.place.name) for form in each]
     numbers = await _send(call, [new for _, new in made])
+    ttl_ms = _ttl_ms(call)
     return as_json([
-        forms.sent(form, new, call.now_ms, number, id)
+        forms.sent(form, new, call.now_ms, number, id, ttl_ms)
         for form, (id, new), number in zip(each, made, numbers, strict=True)
     ])  # fmt: skip
+
+
+def _ttl_ms(call: Call) -> int | None:
+    """How long the queue lets a message live at most."""
+    properties = call.view.properties(call.namespace, call.queue)
+    return None if properties is None else properties.ttl_ms
 
 
 async def _send(call: Call, messages: list[NewMessage]) -> list[int | None]:
@@ -104,15 +112,15 @@ async def _send(call: Call, messages: list[NewMessage]) -> list[int | None]:
 
 
 async def head(call: Call) -> Answer:
-    """Peek, where it is said how many; else receive one, or as many as a subscription is asked."""
+    """Peek, where it is said how many; else receive: one of a queue, a list of a subscription."""
     query = call.request.query
     if "maxMessages" in query:
         return await _peek(call, _whole(query["maxMessages"], "maxMessages", PEEK_MAX))
     mode = _MODES.get(query.get("mode", "PeekLock").lower())
     if mode is None:
         raise Unprocessable("mode", "mode must be PeekLock or ReceiveAndDelete")
-    if "numofmessages" in query:
-        count = _whole(query["numofmessages"], "numofmessages", RECEIVE_MAX)
+    if "numofmessages" in query or call.place.kind == "subscription":
+        count = _whole(query.get("numofmessages", "1"), "numofmessages", RECEIVE_MAX)
         found = await _receive(call, count, _timeout(query.get("timeout", "0")), delete=mode)
         return as_json(_all(call, found)) if found else Answer(b"", 204)
     found = await _receive(call, 1, _timeout(query.get("timeout", "0")), delete=mode)
@@ -284,7 +292,8 @@ def _lock(call: Call, lock: str, id: str | None) -> tuple[int, int]:
     held = call.view.messages.lock(call.namespace, token)
     if held is None or held.queue != call.queue:
         raise Failed(
-            410, "MessageLockLost", "The lock has expired, was settled already, or never was.",
+            410, "MessageLockLost",
+            f"The lock {lock[:LOCK_CHARS_TOLD]} has expired, was settled already, or never was.",
             entity_type=call.place.kind, entity_name=call.place.name, message_id=id,
             reason="LockLost",
         )  # fmt: skip

@@ -1,9 +1,7 @@
 """Who answers what of LocalZure's API."""
 
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from itertools import count
 
 import msgspec
 
@@ -23,6 +21,7 @@ from posthouse.dialects.http import (
     correlation_id,
 )
 from posthouse.dialects.servicebus.credentials import Credentials
+from posthouse.dialects.servicebus.guids import guid, new_number
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
 from posthouse.dialects.servicebus.localzure.errors import (
@@ -36,7 +35,6 @@ from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
 from posthouse.dialects.servicebus.web import Path, host_of, path_of, principal_of
 
-_STARTED, _numbers = secrets.token_hex(8), count(1)  # of requests that came without an id
 SESSIONS_MAX = 100_000  # that are remembered as held
 _OPEN = ("health", "docs", "metrics")  # what is told of the service itself
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -203,7 +201,7 @@ class Service:
 
 def _correlation(request: Request) -> str:
     given = correlation_id(request.headers, CORRELATION, b"correlation-id")
-    return given or f"{_STARTED}-{next(_numbers):08x}"
+    return given or guid(new_number())
 
 
 def _operation(method: str, parts: tuple[str, ...]) -> str:
