@@ -4,8 +4,11 @@ import asyncio
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +24,7 @@ from azure.servicebus.aio.management import (
     ServiceBusAdministrationClient as AsyncAdministrationClient,
 )
 from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
     ServiceBusError,
@@ -55,6 +59,7 @@ from tests.dialects.servicebus.rest import ATOM, CONNECT, INSTANCE, Rest, entry
 from tests.dialects.servicebus.sas import token
 from tests.dialects.servicebus.test_topics import locked
 from tests.dialects.servicebus.trust import trusting
+from tests.server.running import running
 
 # From Python 3.12 on the SDK is told off for asking elements whether they are true.
 pytestmark = [
@@ -1521,3 +1526,50 @@ def test_a_dead_letter_queue_is_no_entity_of_its_own(bus: Bus, admin: Admin) -> 
     assert not [each.name for each in admin.list_queues() if "$" in each.name]
     with pytest.raises(HttpResponseError):
         admin.create_queue(f"{name}/$DeadLetterQueue")
+
+
+# Tiers.
+
+
+@contextmanager
+def tiered(folder: Path, tier: str) -> Iterator[tuple[Bus, Admin]]:
+    with running("--data", str(folder), "--dev", "--servicebus-tier", tier) as broker:
+        bus = Bus(broker)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in trusting(broker).items():
+                patch.setenv(name, value)
+            with client(bus) as made:
+                yield bus, made
+        bus.close()
+
+
+def test_the_standard_tier_has_small_messages_and_express_entities(tmp_path: Path) -> None:
+    with tiered(tmp_path, "standard") as (bus, admin):
+        space = admin.get_namespace_properties()
+        assert (space.messaging_sku, space.messaging_units) == ("Standard", None)
+        made = admin.create_queue("q", enable_express=True, enable_partitioning=True)
+        assert made.max_message_size_in_kilobytes == 256
+        admin.update_queue(made, max_delivery_count=3)  # which says 256 again
+        for size in (1_024, 2_048):
+            for create in (admin.create_queue, admin.create_topic):
+                refused(400, partial(create, "large", max_message_size_in_kilobytes=size))
+        with bus.client() as connected, connected.get_queue_sender("q") as sender:
+            assert sender.create_message_batch().max_size_in_bytes == 256 << 10
+            sender.send_messages(ServiceBusMessage(b"x" * (255 << 10)))
+            with pytest.raises(MessageSizeExceededError):
+                sender.send_messages(ServiceBusMessage(b"x" * (256 << 10)))
+        assert bus.counts("q")["active"] == 1
+
+
+def test_the_premium_tier_has_large_messages_and_no_express_entities(tmp_path: Path) -> None:
+    with tiered(tmp_path, "premium") as (bus, admin):
+        space = admin.get_namespace_properties()
+        assert (space.messaging_sku, space.messaging_units) == ("Premium", 1)
+        for create in (admin.create_queue, admin.create_topic):
+            refused(400, partial(create, "express", enable_express=True))
+            refused(400, partial(create, "parted", enable_partitioning=True))
+            refused(400, partial(create, "small", max_message_size_in_kilobytes=256))
+        made = admin.create_queue("q", max_message_size_in_kilobytes=2_048)
+        assert made.max_message_size_in_kilobytes == 2_048
+        bus.sender("q").send_messages(ServiceBusMessage(b"x" * (1_500 << 10)))
+        assert bus.counts("q")["active"] == 1

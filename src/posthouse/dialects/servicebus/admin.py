@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
+from msgspec.structs import replace
+
 from posthouse.broker.access import vouched
 from posthouse.core.checks import check_name
 from posthouse.core.commands import (
@@ -157,7 +159,12 @@ def _read(call: Call, node: Node, old: QueueProperties | None, kind: str) -> Que
     """With the names of those it forwards to as they are written, which must be there."""
     if node.name != kind:
         raise InvalidArgument("The document", f"must hold a {kind}")
+    tier = call.credentials.settings.tier
+    before = old or QueueProperties()
+    descriptions.check_tier(node, before, tier)
     properties = descriptions.read_properties(node, old, kind)
+    if not tier.has_large_messages:  # what it says of the size of messages is what is so
+        properties = replace(properties, max_message_bytes=before.max_message_bytes)
     for target in (properties.forward_to, properties.forward_dead_to):
         exists = call.engine.view.exists
         if target is not None and not exists(call.namespace, call.exact(target)):
@@ -375,8 +382,10 @@ async def _namespace(call: Call) -> Answer:
     found, now_ms = call.engine.view.overview(call.namespace), call.engine.clock_ms("")
     created = moment(now_ms if found.created_ms is None else found.created_ms)
     updated = moment(now_ms if found.updated_ms is None else found.updated_ms)
+    tier = call.credentials.settings.tier
     info = element("NamespaceInfo", [
-        text("CreatedTime", created), text("MessagingSKU", "Premium"), text("MessagingUnits", 1),
+        text("CreatedTime", created), text("MessagingSKU", tier.sku),
+        "" if tier.units is None else text("MessagingUnits", tier.units),
         text("ModifiedTime", updated), text("Name", call.namespace),
         text("NamespaceType", "Messaging"),
     ], xmlns=descriptions.CONNECT, xmlns_i=descriptions.INSTANCE)  # fmt: skip
@@ -413,7 +422,7 @@ def _entries(call: Call, infos: list[QueueInfo]) -> list[str]:
 def _entry_of(call: Call, info: QueueInfo, keys: list[str]) -> str:
     kind, version = _kind(info), call.request.query.get("api-version", "")
     topic, between, name = info.name.partition(BETWEEN)
-    told = Told(info, call.url, (), version)
+    told = Told(info, call.url, (), version, tier=call.credentials.settings.tier)
     if not between:
         told = told._replace(keys=_keys(call, info.name, keys))
     if kind == TOPIC and version >= "2024-05":

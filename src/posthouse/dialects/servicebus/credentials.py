@@ -10,6 +10,7 @@ from posthouse.core.model import Account, Right
 from posthouse.core.namespaces import entity_key
 from posthouse.dialects.dialect import Broker
 from posthouse.dialects.servicebus import sas
+from posthouse.dialects.servicebus.tiers import BOTH, Tier
 
 KNOWN_MAX = 1_000  # tokens that are remembered as good
 
@@ -23,6 +24,7 @@ class Settings(NamedTuple):
     header_bytes: int = 16 << 10  # of all headers of an answer that tells of a message
     dev: bool = False  # where namespaces go by key, any name may come with the root key
     exact: bool = False  # a link to what is not there is unauthorized, as in the cloud
+    tier: Tier = BOTH  # whose limits apply
 
 
 class Credentials:

@@ -35,9 +35,13 @@ AMQP_TLS = b"AMQP\2\1\0\0"  # what is spoken here instead (part 5, section 5.2.1
 
 @dataclass(frozen=True)
 class ServiceBusSettings:
-    servicebus_message_size: int = setting(
-        1 << 20, some_size, "of one message that a Service Bus client sends, unless the queue says"
-        " otherwise", "SIZE",
+    servicebus_tier: str | None = setting(
+        None, one_of("standard", "premium"), "the tier of Azure Service Bus whose limits apply;"
+        " without it, all that either tier has", "WORD",
+    )  # fmt: skip
+    servicebus_message_size: int | None = setting(
+        None, some_size, "of one message that a Service Bus client sends, unless the queue says"
+        " otherwise; 256K in the standard tier, else 1M", "SIZE",
     )  # fmt: skip
     servicebus_header_size: int = setting(
         16 << 10, some_size, "of all headers of an HTTP answer that tells of a Service Bus message;"
@@ -72,12 +76,14 @@ class ServiceBus:
     @cached_property
     def _credentials(self) -> "Credentials":
         from posthouse.dialects.servicebus.credentials import Credentials, Settings
+        from posthouse.dialects.servicebus.tiers import TIERS
 
         host, given = self._host, self._settings
+        tier = TIERS[given.servicebus_tier]
         settings = Settings(
-            host.namespace, given.servicebus_message_size, given.servicebus_strict,
-            given.servicebus_namespace, host.auto_create, given.servicebus_header_size, host.dev,
-            given.servicebus_exact,
+            host.namespace, given.servicebus_message_size or tier.message_bytes,
+            given.servicebus_strict, given.servicebus_namespace, host.auto_create,
+            given.servicebus_header_size, host.dev, given.servicebus_exact, tier,
         )  # fmt: skip
         return Credentials(host, host.guard, settings)
 

@@ -35,6 +35,7 @@ from posthouse.core.rules import (
     TrueFilter,
 )
 from posthouse.dialects.servicebus.address import path_of
+from posthouse.dialects.servicebus.tiers import BOTH, Tier
 from posthouse.dialects.servicebus.times import (
     duration,
     duration_ms,
@@ -55,7 +56,6 @@ SCHEMA = "http://www.w3.org/2001/XMLSchema"
 QUEUE, TOPIC, SUBSCRIPTION = "QueueDescription", "TopicDescription", "SubscriptionDescription"
 RULE = "RuleDescription"
 DEFAULT_MEGABYTES, MEGABYTES_MAX = 1_024, 81_920
-KILOBYTES_MIN, KILOBYTES_MAX = 1_024, 102_400  # of one message
 METADATA_CHARS_MAX = 1_024
 DELIVERIES_MAX = 2_000
 _SECOND, _MINUTE, _DAY = 1_000, 60_000, 86_400_000
@@ -190,9 +190,35 @@ _READ: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "Status": ("status", _status),
     "AutoDeleteOnIdle": ("idle_delete_ms", lambda n, s: _duration_ms(n, s, IDLE_MS_MIN)),
     "MaxMessageSizeInKilobytes": (
-        "max_message_bytes", lambda n, s: _number(n, s, KILOBYTES_MIN, KILOBYTES_MAX) << 10
+        "max_message_bytes", lambda n, s: _number(n, s, 1, BOTH.kilobytes[1]) << 10
     ),
 }  # fmt: skip
+
+
+def check_tier(node: Node, old: QueueProperties, tier: Tier) -> None:
+    """Whether a description asks for what the tier has, or what is so already.
+
+    Raises InvalidArgument.
+    """
+    name = "MaxMessageSizeInKilobytes"
+    least, most = tier.kilobytes
+    if (said := node.text_of(name)) and said.strip() != str(_kilobytes(old, tier)):
+        if not tier.has_large_messages:
+            raise InvalidArgument(
+                name, f"is {most} in the {tier.sku} tier; start with --servicebus-tier premium"
+            )
+        _number(name, said, least, most)
+    for name in () if tier.has_variants else ("EnableExpress", "EnablePartitioning"):
+        said = node.text_of(name)
+        if said and _boolean(name, said) and old.extras.get(name) != "true":
+            raise InvalidArgument(
+                name, f"is not in the {tier.sku} tier; start with --servicebus-tier standard"
+            )
+
+
+def _kilobytes(properties: QueueProperties, tier: Tier) -> int:
+    most = properties.max_message_bytes
+    return tier.kilobytes[0] if most is None else most >> 10
 
 
 def read_keys(node: Node) -> list[Key] | None:
@@ -305,6 +331,7 @@ class Told(NamedTuple):
     version: str = ""  # of the protocol, as the client asks for it
     sql_filters: int = 0
     correlation_filters: int = 0
+    tier: Tier = BOTH
 
 
 def _flag(info: QueueInfo, name: str) -> str:
@@ -365,9 +392,8 @@ def _metadata(properties: QueueProperties) -> str:
 
 
 def _message_size(told: Told) -> str:
-    most = told.info.properties.max_message_bytes
     known = told.version >= "2021-05" or not told.version
-    kilobytes = KILOBYTES_MIN if most is None else most >> 10
+    kilobytes = _kilobytes(told.info.properties, told.tier)
     return text("MaxMessageSizeInKilobytes", kilobytes) if known else ""
 
 
