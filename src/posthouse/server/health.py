@@ -1,6 +1,7 @@
 """Health: whether the process lives, is ready for work, and how far a start has come."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -26,7 +27,7 @@ def health(broker: BrokerHost) -> Route:
             raise HttpProblem(405, "method-not-allowed", "Health is asked for with GET.")
         match request.parts[1:]:
             case []:  # as emulators are asked
-                return await _ready(broker, status="healthy", **_services(broker))
+                return await _ready(broker, status="healthy", more=_services(broker))
             case [b"live"]:
                 return _say(200, status="alive")
             case [b"ready"]:
@@ -57,7 +58,11 @@ def _services(broker: BrokerHost) -> dict[str, Fact]:
 
 
 async def _ready(
-    broker: BrokerHost, *, sends: bool = True, status: str = "ready", **more: Fact
+    broker: BrokerHost,
+    *,
+    sends: bool = True,
+    status: str = "ready",
+    more: Mapping[str, Fact] | None = None,
 ) -> Answer:
     """The store is open, recovery is done, and something was synced within the last second.
 
@@ -78,7 +83,7 @@ async def _ready(
     ahead_ms = ahead_of(engine)
     if ahead_ms:
         more["clock_ahead_seconds"] = ahead_ms // 1_000
-    return _say(200, status=status, **more)
+    return _say(200, status=status, **(more or {}))
 
 
 def _startup(broker: BrokerHost) -> Answer:
