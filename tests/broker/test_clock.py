@@ -31,7 +31,7 @@ from posthouse.core.records import ClockStepped
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.inside import state_of
-from tests.waiting import until_async
+from tests.waiting import turn, until_async
 
 SECOND_NS = 1_000_000_000
 HOUR_MS = 3_600_000
@@ -250,7 +250,7 @@ def test_a_clock_does_not_move_by_itself_while_a_message_is_being_handled() -> N
         await send_for_tomorrow(desk)
         await desk.send("a")
         [held] = await desk.receive()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # slept: real time in which the clock is not to move
         assert desk.engine.clock_ms(NS) < desk.engine.time_ms() + HOUR_MS
         assert await desk.do(Complete("q", [held.token])) == SETTLED
         await skipped(desk)
@@ -264,7 +264,7 @@ def test_a_wait_ends_in_real_time_though_the_clock_moves_by_itself() -> None:
         desk = await auto_desk()
         start_ms = desk.engine.clock_ms(NS)
         polling = asyncio.create_task(desk.receive(deadline_ms=start_ms + 20_000))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
         assert not polling.done()
         assert desk.engine.clock_ms(NS) < start_ms + 20_000
         await send_for_tomorrow(desk)
@@ -283,7 +283,7 @@ def test_a_wait_goes_on_though_the_clock_is_advanced() -> None:
     async def main() -> None:
         desk = await Desk.open(MemoryStore(), SystemClock())
         polling = asyncio.create_task(desk.receive(deadline_ms=desk.engine.time_ms() + 20_000))
-        await asyncio.sleep(0)
+        await turn()
         await desk.engine.advance(24 * HOUR_MS, NS)
         assert not polling.done()
         await desk.send("a")
@@ -301,7 +301,7 @@ def test_a_lock_runs_out_by_itself_when_its_receiver_is_gone() -> None:
         await desk.do(Attach("q", number, credit=1))
         await desk.send("a")
         await until_async(lambda: len(given) == 1, "the message was pushed")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
         lock = next(iter(state_of(desk.engine, NS).locks.values()))
         assert lock.until_ms > desk.engine.clock_ms(NS)
         await desk.do(Detach(number))
@@ -345,7 +345,7 @@ def test_a_clock_does_not_move_by_itself_to_the_end_of_a_window_for_duplicates()
         start_ms = desk.engine.clock_ms(NS)
         await desk.do(Send("q", [NewMessage(encode_envelope(Envelope(id="1")), b"a")]))
         assert state_of(desk.engine, NS).forget_timers.first is not None
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
         assert desk.engine.clock_ms(NS) < start_ms + 60_000
         await desk.engine.close()
 
@@ -361,7 +361,7 @@ def test_a_busy_namespace_does_not_hold_up_the_clock_of_another() -> None:
             while True:
                 await desk.engine.ask(BROKER, "other", CreateQueue("q", QueueProperties()))
                 await desk.engine.ask(BROKER, "other", DeleteQueue("q"))
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # slept: asked again
 
         asking = asyncio.create_task(ask_again_and_again())
         await send_for_tomorrow(desk)

@@ -59,7 +59,7 @@ def test_with_auto_a_slow_handler_keeps_its_lock_and_a_long_poll_its_time(broker
     space.send()
     [held] = space.receive()
     space.send("later", due_ms=space.now_ms() + DAY_MS)
-    time.sleep(0.2)
+    time.sleep(0.2)  # slept: a handler that takes this long
     assert space.active("later") == 0
     space.ok("POST", "/queues/q/complete", {"locks": [held["token"]]})
     received: list[dict[str, str]] = []

@@ -15,6 +15,7 @@ import logging
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -201,7 +202,8 @@ async def _run_fold_process(*words: str, hurry: str = "") -> bytes | None:
         async with asyncio.timeout(None if hurry else PATIENCE_SECONDS):
             output, errors = await process.communicate()
     except (asyncio.CancelledError, TimeoutError) as ended:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
         if isinstance(ended, asyncio.CancelledError):
             raise

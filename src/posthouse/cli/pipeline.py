@@ -69,14 +69,6 @@ def _missing(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
-    """What went wrong in Spark: of what was raised in a task of ours, the sentence."""
-    for line in reversed(str(error).splitlines()):
-        if "PosthouseError: " in line:
-            return line.partition("PosthouseError: ")[2]
-    return f"Spark failed: {error}"
-
-
 def _spark(options: argparse.Namespace) -> "SparkSession":
     from posthouse.pipeline.session import session
 

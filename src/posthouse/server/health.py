@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -62,7 +63,7 @@ async def _ready(
     *,
     sends: bool = True,
     status: str = "ready",
-    more: Mapping[str, Fact] | None = None,
+    more: Mapping[str, Fact] = MappingProxyType({}),
 ) -> Answer:
     """The store is open, recovery is done, and something was synced within the last second.
 
@@ -80,10 +81,11 @@ async def _ready(
         return _say(503, status=str(error))
     if sends and engine.store.full:
         return _say(503, status=FULL)
+    facts: dict[str, Fact] = {"status": status, **more}
     ahead_ms = ahead_of(engine)
     if ahead_ms:
-        more["clock_ahead_seconds"] = ahead_ms // 1_000
-    return _say(200, status=status, **(more or {}))
+        facts["clock_ahead_seconds"] = ahead_ms // 1_000
+    return _say(200, **facts)
 
 
 def _startup(broker: BrokerHost) -> Answer:

@@ -357,11 +357,11 @@ def _annotations_in(data: bytes, at: int, end: int) -> Iterator[tuple[Value, Val
         raise Malformed("annotations cannot be read")
     for _ in range(count // 2):
         begin = reader.pos
-        key, value = reader.value(), reader.value()
-        if not isinstance(key, str | int):  # 3.2.10
+        name, value = reader.value(), reader.value()
+        if not isinstance(name, str | int):  # 3.2.10
             raise Malformed("an annotation's name is neither a symbol nor a number")
-        if key not in _TAKEN_OVER:
-            yield key, value, data[begin : reader.pos]
+        if name not in _TAKEN_OVER:
+            yield name, value, data[begin : reader.pos]
     if reader.pos != end:
         raise Malformed("annotations are not as long as they say")
 
