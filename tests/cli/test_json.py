@@ -117,7 +117,7 @@ def prepare(broker: Running, new: str) -> dict[str, str]:
     broker.queue("PUT", "trips", {"grouping": "session"})
     broker.send("q", "a", id="m1")
     broker.send("q", "b", "c")
-    [number] = broker.send("later", "x", delay_ms=3_600_000)
+    number, _ = broker.send("later", "x", "y", delay_ms=3_600_000)  # one is cancelled, one listed
     broker.send("letters", "x")
     [message] = broker.receive("letters")
     broker.queue("POST", "letters/dead-letter", {"locks": [message["token"]]})

@@ -3,6 +3,8 @@
 import argparse
 import io
 import json
+import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +75,13 @@ def _spark(options: argparse.Namespace) -> "SparkSession":
     from posthouse.pipeline.session import session
 
     _Telling(options).tell("Starting Spark", {"doing": "starting Spark"})
-    return session(options.master)
+    # The gateway to Java logs the traceback of a Ctrl-C, by the root logger.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda line: "while sending command" not in line.getMessage())
+    spark = session(options.master)
+    # Spark's own handler asks Java to cancel, in the middle of another call. Java ends with us.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return spark
 
 
 def _broker(options: argparse.Namespace) -> "FeedClient":
