@@ -208,7 +208,6 @@ _ALLOWED = {
     "core/dispatch.py: key not in overlay.released": "a session's name",
     "core/evolve.py: key in queue.groups": "a session's name",
     "core/receiving.py: message.group != group.key": "a session's name",
-    "dialects/servicebus/message.py: key in _TAKEN_OVER": "the name of an annotation",
     "dialects/servicebus/message.py: key == name": "the name of an annotation",
     "dialects/servicebus/message.py: group != partition_key": "a partition's name",
     "dialects/servicebus/message.py: key == 'x-opt-scheduled-enqueue-time'": "an annotation's name",
