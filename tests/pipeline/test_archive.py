@@ -165,7 +165,7 @@ def test_the_command_line(
 
     for name in ("verify", "compact"):
         code, _, err = run(name)
-        assert (code, f"There is no lake in {lake.where}" in err) == (1, True)
+        assert (code, f"There is no lake {lake.where}" in err) == (3, True)
     assert (run("status")[1]["rows"], run("status")[1]["last"]) == (0, None)
     own.send("orders", *map(str, range(50)))
     code, said, err = run("archive", "--rows", "30")

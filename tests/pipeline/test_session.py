@@ -152,6 +152,7 @@ def test_without_java_it_is_told_what_to_do(
     with pytest.raises(NoSpark, match=re.escape(f"({named} is Java 11)")):
         found()
     monkeypatch.delenv("JAVA_HOME")
+    (tmp_path / "lake").mkdir()
     assert main(["pipeline", "triage", "--lake", str(tmp_path / "lake"), "--json"]) == FAILED
     assert capsys.readouterr().err.splitlines()[-1] == f"{none}. {advice}"
 

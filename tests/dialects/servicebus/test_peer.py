@@ -213,6 +213,20 @@ def test_operations_need_their_right(right: str) -> None:
     run(work)
 
 
+def test_who_names_no_time_waits_for_a_session_as_long_as_the_cloud_lets_one() -> None:
+    async def work(rig: Rig) -> None:
+        client = await client_of(rig)
+        await client.put_token()
+        assert rig.engine is not None
+        before_ms = rig.engine.clock_ms("default")
+        client.link("s", sends=False, filters=session_filter(None))
+        await client.pump()
+        [waiting] = state_of(rig.engine, "default").queues["s"].accepting.values()
+        assert 65_000 <= waiting.deadline_ms - before_ms < 75_000
+
+    run(work)
+
+
 def test_sessions_are_for_who_holds_them() -> None:
     """The rest of the operations: they speak of a session that this connection has."""
 

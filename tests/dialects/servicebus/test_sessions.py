@@ -242,18 +242,6 @@ def test_who_gives_up_waiting_does_not_take_a_session(bus: Bus) -> None:
     assert texts(take(accept(bus, queue, "s"), 1)) == ["x"]
 
 
-def test_who_names_no_time_waits_for_a_session_as_long_as_the_cloud_lets_one(bus: Bus) -> None:
-    queue = bus.sessions()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(accept, bus, queue, NEXT_AVAILABLE_SESSION)
-        eventually(lambda: bus.receivers(queue) > 0 or waiting.done())
-        bus.advance(64)
-        assert bus.receivers(queue) == 1
-        bus.advance(2)
-        with pytest.raises(OperationTimeoutError):
-            waiting.result(WAIT)
-
-
 def test_a_session_with_nothing_but_deferred_messages_is_not_the_next(bus: Bus) -> None:
     queue = bus.sessions()
     sender, receiver = bus.pair(queue, session_id="s")
