@@ -106,7 +106,7 @@ class DueWork:
             clock.move_to(moment_ms)
 
     def skip_ms(self, state: State, clock: VirtualClock) -> int | None:
-        """The moment that an `auto` clock moves to when no command comes any more."""
+        """Where a clock is to move to by itself when no command comes any more."""
         if not clock.auto:
             return None
         locks = clock.auto == "locks"
@@ -117,7 +117,7 @@ class DueWork:
         return clock.asked + QUIET_SECONDS - asyncio.get_running_loop().time()
 
     def _hold_sessions(self, state: State, step_ms: int) -> None:
-        """Renews sessions whose holders wait for the next message, so that a skip ends none."""
+        """Who holds a session and waits for its next message does not lose it."""
         now_ms = self._clocks.now_ms(state.name)
         for token, (queue, group) in list(state.sessions.items()):
             left_ms = group.until_ms - now_ms

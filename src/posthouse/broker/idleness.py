@@ -1,4 +1,4 @@
-"""Idleness: whether clients of a namespace have work, for `auto` clocks and for waits for quiet.
+"""Who in a namespace has work: for clocks that move by themselves, and for who waits for quiet.
 
 A lock is work for as long as its receiver is there. One that stays attached is there until it
 detaches. Of one who asked once, as over HTTP, nobody knows, so it is taken to be there.
@@ -60,7 +60,7 @@ class Holders:
                 self._by_token[delivery.token] = delivery.receiver
 
     def forget_settled(self, states: Iterable[State]) -> None:
-        """Forgets the receivers of locks that are over, once many are noted."""
+        """Where many are noted: those of locks that are over."""
         if len(self._by_token) > self._most:
             held = {token for state in states for token in state.locks}
             self._by_token = {t: each for t, each in self._by_token.items() if t in held}
@@ -99,11 +99,11 @@ def next_timer_ms(state: State, now_ms: int) -> int | None:
         return due_ms
     timers = (state.lock_timers, state.session_timers, state.forget_timers)
     firsts = (*(each.first for each in timers), state.transaction_timers.first)
-    return _earliest((*firsts, *_message_deadlines(state)))
+    return _earliest((*firsts, *_of_messages(state)))
 
 
 def next_skip_ms(state: State, holders: Holders, now_ms: int, *, locks: bool = False) -> int | None:
-    """The moment that a clock may move to; None while a client has work, or nothing is due.
+    """Where a clock may move to by itself; None while somebody has work, or nothing is to come.
 
     With `locks` those of receivers that are there run out, too, and so do sessions.
     """
@@ -112,13 +112,13 @@ def next_skip_ms(state: State, holders: Holders, now_ms: int, *, locks: bool = F
         return None
     if locks:
         ends = (state.lock_timers.first, state.session_timers.first)
-        return _earliest((*ends, *_message_deadlines(state)))
+        return _earliest((*ends, *_of_messages(state)))
     if any(holders.is_there(state, token) for token in state.locks):
         return None
-    return _earliest((*map(_until_ms, state.locks.values()), *_message_deadlines(state)))
+    return _earliest((*map(_until_ms, state.locks.values()), *_of_messages(state)))
 
 
-def _message_deadlines(state: State) -> Iterator[int | None]:
+def _of_messages(state: State) -> Iterator[int | None]:
     """The timers of messages, schedules and idle queues: what a test waits for."""
     for timers in (state.due_timers, state.expiry_timers, state.schedule_timers, state.idle_timers):
         yield timers.first
