@@ -8,7 +8,6 @@ pytest_plugins = ["pytester"]
 
 TESTS = """
 import asyncio
-import pytest
 from posthouse.client.messages import Message
 
 def test_a_client_in_memory(posthouse_memory):
@@ -27,17 +26,6 @@ def test_a_namespace_and_its_clock(posthouse_namespace, posthouse_clock):
     assert ask("POST", "queues/orders/receive", {"limit": 1})["messages"] == []
     posthouse_clock(6)
     assert len(ask("POST", "queues/orders/receive", {"limit": 1})["messages"]) == 1
-
-def test_it_is_quiet_when_all_is_settled(posthouse_namespace):
-    ask = posthouse_namespace.ask
-    ask("PUT", "queues/orders", {"lock_ms": 5000})
-    ask("POST", "queues/orders/messages", {"messages": [{"body": "x"}]})
-    [held] = ask("POST", "queues/orders/receive", {"limit": 1})["messages"]
-    with pytest.raises(AssertionError, match="orders 1: locked"):
-        posthouse_namespace.quiet(0.1)
-    posthouse_namespace.quiet(locks=False)
-    ask("POST", "queues/orders/complete", {"locks": [held["token"]]})
-    posthouse_namespace.quiet()
 
 def test_another_namespace_is_empty(posthouse_namespace):
     assert posthouse_namespace.ask("GET", "queues")["queues"] == []
@@ -150,7 +138,7 @@ def run(pytester: pytest.Pytester, tests: str) -> pytest.RunResult:
 
 
 def test_the_fixtures_are_there(pytester: pytest.Pytester) -> None:
-    run(pytester, TESTS).assert_outcomes(passed=5)
+    run(pytester, TESTS).assert_outcomes(passed=4)
 
 
 def test_clients_reach_a_namespace_from_its_connection_string_alone(

@@ -56,14 +56,6 @@ class Address:
             raise AssertionError(f"{method} {where}: {status} {answer.decode()}")
         return json.loads(answer) if answer else None
 
-    def quiet(self, timeout: float = 5.0, *, locks: bool = True) -> None:
-        """Waits until nobody has anything left to do; raises AssertionError with who is busy.
-
-        Without `locks` those that are held do not matter.
-        """
-        held = "wait" if locks else "ignore"
-        self.ask("GET", f"quiet?timeout_ms={round(timeout * 1_000)}&locks={held}")
-
     def remove(self) -> None:
         """Deletes the namespace with all that is in it, unless that was done already."""
         self._request("DELETE", f"/api/v1/namespaces/{self.namespace}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.running import Reply, Running, running
+from tests.server.running import Running, running
 from tests.waiting import until
 
 DAY_MS = 86_400_000
@@ -79,64 +79,3 @@ def test_auto_may_let_locks_run_out(broker: Running) -> None:
     assert len(space.receive()) == 1
     until(lambda: space.active("q") == 1, "the lock has run out")
     assert broker.call("POST", space.where + "/clock", {"auto": "never"}).status == 400
-
-
-def quiet(space: Space, **options: object) -> Reply:
-    query = "&".join(f"{name}={value}" for name, value in options.items())
-    return space.broker.call("GET", f"{space.where}/quiet?{query}")
-
-
-def test_quiet_waits_until_the_last_lock_is_settled(broker: Running) -> None:
-    space = Space(broker, "quiet", lock_ms=30_000)
-    assert quiet(space).status == 200
-    space.send()
-    assert quiet(space).status == 200, "nobody waits for the message"
-    [held] = space.receive()
-    busy = quiet(space, timeout_ms=100)
-    assert busy.status == 408
-    assert busy.json["code"] == "not-quiet"
-    assert busy.json["detail"].startswith("q 1: locked for ")
-    assert quiet(space, timeout_ms=100, locks="ignore").status == 200
-    settled: list[float] = []
-
-    def settle() -> None:
-        settled.append(time.monotonic())
-        space.ok("POST", "/queues/q/complete", {"locks": [held["token"]]})
-
-    settling = threading.Timer(0.2, settle)
-    settling.start()
-    assert quiet(space).status == 200
-    assert settled
-    settling.join()
-    assert quiet(space, locks="perhaps").status == 400
-    assert broker.call("GET", "/api/v1/namespaces/nowhere/quiet").status == 404
-
-
-def test_quiet_waits_for_open_transactions_and_for_a_clock_that_moves(broker: Running) -> None:
-    space = Space(broker, "work")
-    begun = space.ok("POST", "/transactions", {})["transaction"]
-    assert "a transaction is open" in quiet(space, timeout_ms=50).json["detail"]
-    space.ok("POST", f"/transactions/{begun}/rollback")
-    assert quiet(space).status == 200
-    space.send("later", due_ms=space.now_ms() + DAY_MS)
-    assert quiet(space).status == 200, "what is due tomorrow is nobody's work today"
-    space.ok("POST", "/clock", {"auto": True})
-    assert quiet(space).status == 200
-    assert space.active("later") == 1
-
-
-def test_there_is_no_quiet_while_commands_come(broker: Running) -> None:
-    space = Space(broker, "busy")
-    over = threading.Event()
-
-    def send_on() -> None:
-        while not over.is_set():
-            space.send()
-
-    sending = threading.Thread(target=send_on)
-    sending.start()
-    busy = quiet(space, timeout_ms=1_500, quiet_ms=1_000)
-    over.set()
-    sending.join()
-    assert busy.status == 408
-    assert "commands still come" in busy.json["detail"]

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
@@ -47,13 +46,7 @@ from posthouse.broker.clocks import Clocks
 from posthouse.broker.creating import creating
 from posthouse.broker.due import DueWork
 from posthouse.broker.figures import Figures
-from posthouse.broker.idleness import (
-    LOOK_SECONDS,
-    UNFINISHED_TOLD_MAX,
-    Holders,
-    Unfinished,
-    unfinished,
-)
+from posthouse.broker.idleness import Holders
 from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Fired
@@ -850,38 +843,6 @@ class Engine:
         # The engine looks for due work once the caller has moved the clock.
         asyncio.get_running_loop().call_soon(self._wake)
         return self._clocks.of(namespace)
-
-    async def quiet(
-        self, namespace: str, timeout_ms: int, quiet_ms: int, *, locks: bool = True
-    ) -> list[Unfinished]:
-        """Waits until nobody in a namespace has work, and nothing has come for `quiet_ms`.
-
-        Returns what there still is to do after the timeout, else nothing. With `locks` those that
-        live receivers hold are work. Raises NotFound or NotLeader.
-        """
-        loop, clock = asyncio.get_running_loop(), self.clock(namespace)
-        begun = loop.time()
-        end = begun + timeout_ms / 1_000
-        while self._clocks.own.get(namespace) is clock:
-            found = self._unfinished_in(namespace, clock, locks=locks)
-            now = loop.time()
-            rest = max(begun, clock.asked) + quiet_ms / 1_000 - now
-            if not found and rest <= 0:
-                return []
-            if now >= end:
-                return found or [Unfinished("command")]
-            await asyncio.sleep(min(LOOK_SECONDS if found else rest, end - now))
-        raise NotFound("namespace", namespace)
-
-    def _unfinished_in(
-        self, namespace: str, clock: VirtualClock, *, locks: bool
-    ) -> list[Unfinished]:
-        state = self._world.states[namespace]
-        every = unfinished(state, self._holders, clock.now_ms(), locks=locks)
-        found = list(islice(every, UNFINISHED_TOLD_MAX))
-        if not found and self._due.skip_ms(state, clock) is not None:
-            found.append(Unfinished("clock"))
-        return found
 
     async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
         """Moves a namespace's own clock to a moment; see `advance`."""

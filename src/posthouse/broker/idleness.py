@@ -15,14 +15,12 @@ from posthouse.core.model import Lock, State
 from posthouse.core.plan import Delivered
 
 QUIET_SECONDS = 0.02  # how long no command must come before a clock moves by itself
-LOOK_SECONDS = 0.005  # between two looks of who waits for quiet
-UNFINISHED_TOLD_MAX = 20  # things that who waited for quiet in vain is told of
 _KEPT_MIN = 1_000  # locks that are noted before it is looked which of them are over
 
-What = Literal["locked", "due", "blocked", "transaction", "clock", "command"]
+What = Literal["locked", "due", "blocked", "transaction", "clock"]
 
 
-class Unfinished(msgspec.Struct, frozen=True):
+class Work(msgspec.Struct, frozen=True):
     """Something that somebody still has to do; what is not known is empty or 0."""
 
     what: What
@@ -43,8 +41,6 @@ class Unfinished(msgspec.Struct, frozen=True):
                 return "a transaction is open"
             case "clock":
                 return "the clock is about to move by itself"
-            case "command":
-                return "commands still come"
 
 
 class Holders:
@@ -72,24 +68,20 @@ class Holders:
         return receiver is None or receiver in state.receivers
 
 
-def unfinished(
-    state: State, holders: Holders, now_ms: int, *, locks: bool = True
-) -> Iterator[Unfinished]:
+def work(state: State, holders: Holders, now_ms: int, *, locks: bool = True) -> Iterator[Work]:
     """Everything that keeps a namespace from being quiet. With `locks` those that are held, too."""
     due_ms = next_deadline_ms(state)
     if due_ms is not None and due_ms <= now_ms:
-        yield Unfinished("due")
+        yield Work("due")
     for blocked in state.blocked.values():
-        yield Unfinished("blocked", blocked.queue)
+        yield Work("blocked", blocked.queue)
     for _ in state.transactions:
-        yield Unfinished("transaction")
+        yield Work("transaction")
     if locks:
         for token, lock in state.locks.items():
             if holders.is_there(state, token):
                 since_ms = lock.since_ms or now_ms
-                yield Unfinished(
-                    "locked", lock.queue.name, lock.message.sequence, now_ms - since_ms
-                )
+                yield Work("locked", lock.queue.name, lock.message.sequence, now_ms - since_ms)
 
 
 def next_timer_ms(state: State, now_ms: int) -> int | None:

@@ -12,7 +12,7 @@ import logging
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -109,7 +109,6 @@ _PAGES = 20  # that are looked at to fill one
 Name = Annotated[str, Meta(min_length=1, max_length=800)]
 Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
-Wait = Annotated[int, Meta(ge=0, le=shapes.WAIT_MS_MAX)]
 First = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -676,24 +675,6 @@ async def set_clock(call: Call, namespace: Name) -> Response:
     answer = _clock(call, namespace)
     answer.fired = [shapes.FiredForm(each.kind, each.queue, each.count) for each in fired]
     return _json(answer)
-
-
-@_route("GET", NS + "/quiet", gives=shapes.QuietForm)
-async def quiet(
-    call: Call,
-    namespace: Name,
-    timeout_ms: Wait = 5_000,
-    quiet_ms: Wait = 20,
-    locks: Literal["wait", "ignore"] = "wait",
-) -> Response:
-    """Wait until nobody has anything left to do: only with `--dev`. Else 408, with who is busy."""
-    call.broker.check(call.principal, "manage", namespace, "*")
-    if not call.broker.config.dev:
-        raise NotAllowed(namespace, "quiet can be waited for only where the broker runs with --dev")
-    busy = await call.engine.quiet(namespace, timeout_ms, quiet_ms, locks=locks == "wait")
-    if busy:
-        raise HttpProblem(408, "not-quiet", "; ".join(map(str, busy)) + ".")
-    return _json(shapes.QuietForm(call.engine.clock_ms(namespace)))
 
 
 # Principals.

@@ -548,12 +548,6 @@ class ClockNowForm(msgspec.Struct):
     fired: list[FiredForm] = []
 
 
-class QuietForm(msgspec.Struct):
-    """Nobody has anything left to do."""
-
-    now_ms: int
-
-
 class GrantForm(_Request):
     rights: Annotated[list[Right], Meta(min_length=1)]
     namespace: str = "*"
