@@ -227,7 +227,7 @@ def test_when_everything_is_idle_time_moves_on_by_itself() -> None:
 
 
 async def auto_desk(*, locks: bool = False, **properties: object) -> Desk:
-    desk = await Desk.open(MemoryStore(), SystemClock(), None, None, **properties)
+    desk = await Desk.open(MemoryStore(), SystemClock(), **({"lock_ms": 60_000} | properties))
     await desk.do(CreateQueue("later"))
     desk.engine.clock(NS).auto = "locks" if locks else True
     return desk
