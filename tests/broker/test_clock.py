@@ -10,28 +10,15 @@ from posthouse.broker.clock import SystemClock, VirtualClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.moving import Fired
 from posthouse.broker.payload import entries
-from posthouse.core.commands import (
-    SETTLED,
-    AcceptSession,
-    Attach,
-    Complete,
-    CreateQueue,
-    DeleteQueue,
-    Detach,
-    GetQueue,
-    Granted,
-    QueueInfo,
-    Send,
-)
+from posthouse.core.commands import Complete, CreateQueue, GetQueue, QueueInfo
 from posthouse.core.errors import InvalidArgument, NotFound
-from posthouse.core.message import ACTIVE, Envelope, NewMessage, encode_envelope
 from posthouse.core.model import QueueProperties
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace
 from posthouse.core.records import ClockStepped
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk, bodies
 from tests.inside import state_of
-from tests.waiting import turn, until_async
+from tests.waiting import until_async
 
 SECOND_NS = 1_000_000_000
 HOUR_MS = 3_600_000
@@ -221,153 +208,6 @@ def test_when_everything_is_idle_time_moves_on_by_itself() -> None:
         assert bodies(await desk.receive(deadline_ms=now_ms + 48 * HOUR_MS)) == ["tomorrow"]
         assert desk.engine.clock(NS).now_ms() >= now_ms + 24 * HOUR_MS
         assert desk.engine.time_ms() < now_ms + HOUR_MS
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-async def auto_desk(*, locks: bool = False, **properties: object) -> Desk:
-    desk = await Desk.open(MemoryStore(), SystemClock(), **({"lock_ms": 60_000} | properties))
-    await desk.do(CreateQueue("later"))
-    desk.engine.clock(NS).auto = "locks" if locks else True
-    return desk
-
-
-async def skipped(desk: Desk) -> None:
-    """Until the message that is due in `later` is there: the clock has moved a day on."""
-    messages = state_of(desk.engine, NS).queues["later"].counts
-    await until_async(lambda: messages[ACTIVE] == 1, "the clock has moved by itself")
-
-
-async def send_for_tomorrow(desk: Desk) -> None:
-    due_ms = desk.engine.clock_ms(NS) + 24 * HOUR_MS
-    await desk.send("tomorrow", queue="later", due_ms=due_ms)
-
-
-def test_a_clock_does_not_move_by_itself_while_a_message_is_being_handled() -> None:
-    async def main() -> None:
-        desk = await auto_desk()
-        await send_for_tomorrow(desk)
-        await desk.send("a")
-        [held] = await desk.receive()
-        await asyncio.sleep(0.2)  # slept: real time in which the clock is not to move
-        assert desk.engine.clock_ms(NS) < desk.engine.time_ms() + HOUR_MS
-        assert await desk.do(Complete("q", [held.token])) == SETTLED
-        await skipped(desk)
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_wait_ends_in_real_time_though_the_clock_moves_by_itself() -> None:
-    async def main() -> None:
-        desk = await auto_desk()
-        start_ms = desk.engine.clock_ms(NS)
-        polling = asyncio.create_task(desk.receive(deadline_ms=start_ms + 20_000))
-        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
-        assert not polling.done()
-        assert desk.engine.clock_ms(NS) < start_ms + 20_000
-        await send_for_tomorrow(desk)
-        await skipped(desk)
-        assert not polling.done()
-        await desk.send("a")
-        assert bodies(await polling) == ["a"]
-        soon_ms = desk.engine.clock_ms(NS) + 50
-        assert await desk.receive(deadline_ms=soon_ms) == []
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_wait_goes_on_though_the_clock_is_advanced() -> None:
-    async def main() -> None:
-        desk = await Desk.open(MemoryStore(), SystemClock())
-        polling = asyncio.create_task(desk.receive(deadline_ms=desk.engine.time_ms() + 20_000))
-        await turn()
-        await desk.engine.advance(24 * HOUR_MS, NS)
-        assert not polling.done()
-        await desk.send("a")
-        assert bodies(await polling) == ["a"]
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_lock_runs_out_by_itself_when_its_receiver_is_gone() -> None:
-    async def main() -> None:
-        desk = await auto_desk()
-        given: list[object] = []
-        number = desk.engine.new_receiver(given.extend)
-        await desk.do(Attach("q", number, credit=1))
-        await desk.send("a")
-        await until_async(lambda: len(given) == 1, "the message was pushed")
-        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
-        lock = next(iter(state_of(desk.engine, NS).locks.values()))
-        assert lock.until_ms > desk.engine.clock_ms(NS)
-        await desk.do(Detach(number))
-        await until_async(lambda: not state_of(desk.engine, NS).locks, "the lock has run out")
-        assert desk.engine.clock_ms(NS) >= lock.until_ms
-        assert bodies(await desk.receive()) == ["a"]
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_clock_that_is_told_so_lets_locks_of_live_receivers_run_out() -> None:
-    async def main() -> None:
-        desk = await auto_desk(locks=True)
-        await desk.send("a")
-        await desk.receive()
-        await until_async(lambda: not state_of(desk.engine, NS).locks, "the lock has run out")
-        assert desk.engine.clock_ms(NS) > desk.engine.time_ms() + 50_000
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_who_holds_a_session_and_waits_does_not_lose_it_when_the_clock_moves_by_itself() -> None:
-    async def main() -> None:
-        desk = await auto_desk(grouping="session")
-        held = await desk.do(AcceptSession("q", desk.engine.new_receiver(), "s"))
-        assert isinstance(held, Granted)
-        await send_for_tomorrow(desk)
-        await skipped(desk)
-        await desk.send("a", group="s")
-        assert bodies(await desk.receive(session=held.token)) == ["a"]
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_clock_does_not_move_by_itself_to_the_end_of_a_window_for_duplicates() -> None:
-    async def main() -> None:
-        desk = await auto_desk(duplicate_detection=True)
-        start_ms = desk.engine.clock_ms(NS)
-        await desk.do(Send("q", [NewMessage(encode_envelope(Envelope(id="1")), b"a")]))
-        assert state_of(desk.engine, NS).forget_timers.first is not None
-        await asyncio.sleep(0.1)  # slept: real time in which the clock is not to move
-        assert desk.engine.clock_ms(NS) < start_ms + 60_000
-        await desk.engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_busy_namespace_does_not_hold_up_the_clock_of_another() -> None:
-    async def main() -> None:
-        desk = await auto_desk()
-        await desk.engine.ask(BROKER, "other", CreateNamespace("other", desk.engine.epoch, 5))
-
-        async def ask_again_and_again() -> None:
-            while True:
-                await desk.engine.ask(BROKER, "other", CreateQueue("q", QueueProperties()))
-                await desk.engine.ask(BROKER, "other", DeleteQueue("q"))
-                await asyncio.sleep(0.001)  # slept: asked again
-
-        asking = asyncio.create_task(ask_again_and_again())
-        await send_for_tomorrow(desk)
-        await skipped(desk)
-        asking.cancel()
-        await asyncio.wait([asking])
         await desk.engine.close()
 
     asyncio.run(main())

@@ -7,7 +7,6 @@ from posthouse.core.commands import (
     Complete,
     Content,
     Move,
-    PostponeWaits,
     Progress,
     SetClock,
     StepClock,
@@ -47,22 +46,6 @@ def test_when_the_clock_jumps_sessions_and_waits_last_longer_too() -> None:
     world.advance(1)
     assert not world.state.sessions
     assert given(world.advance(1_000)) == [(waiting, "timed-out")]
-
-
-def test_waits_are_postponed_and_locks_are_not() -> None:
-    world = World()
-    world.queue(lock_ms=1_000)
-    world.queue("other")
-    world.send("orders", "a")
-    world.receive("orders")
-    waiting = world.wait("other", ms=2_000)
-    world.do(PostponeWaits(6_000))
-    world.now_ms += 6_000
-    world.tick()
-    assert world.counts("orders").locked == 0
-    assert given(world.advance(1_999)) == []
-    assert given(world.advance(1)) == [(waiting, "timed-out")]
-    check(world.state, world.now_ms)
 
 
 def test_a_message_expires_by_the_clock_though_it_jumped() -> None:

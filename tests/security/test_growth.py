@@ -481,8 +481,8 @@ ENDS = "it ends or deletes something"
 CHANGES = "it changes what is there, within the bounds in which that could be made"
 OF_COMMANDS: dict[str, str] = {
     **dict.fromkeys((
-        "Start", "Tick", "StepClock", "SetClock", "PostponeWaits", "TurnClockBack", "SetFanout",
-        "Move"), BROKERS_OWN),
+        "Start", "Tick", "StepClock", "SetClock", "TurnClockBack", "SetFanout", "Move"),
+        BROKERS_OWN),
     **dict.fromkeys((
         "GetQueue", "ListQueues", "ListSubscriptions", "ListRules", "Peek", "GetSessionState",
         "ListSessions", "ListSchedules", "ListNamespaces", "ListAccounts", "ListReaders"), LOOKS),

@@ -1,6 +1,5 @@
 """The broker's time, and the clocks of namespaces that have their own."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
@@ -60,12 +59,6 @@ class Clocks:
         """The current time in a namespace; where there is no such namespace, the broker's."""
         clock = self.own.get(namespace)
         return self.time_ms() if clock is None else clock.now_ms()
-
-    def note_command(self, namespace: str) -> None:
-        """A command has come that did something: a clock that moves by itself is to wait."""
-        clock = self.own.get(namespace)
-        if clock is not None:
-            clock.asked = asyncio.get_running_loop().time()
 
     def ahead_ms(self) -> int:
         """The milliseconds by which the broker's time is ahead of the machine's clock.

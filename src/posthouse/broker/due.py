@@ -3,26 +3,14 @@
 It is done in slices beside traffic, and namespaces take turns.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from posthouse.broker.admission import Admission
-from posthouse.broker.clock import VirtualClock
 from posthouse.broker.clocks import Clocks
-from posthouse.broker.idleness import QUIET_SECONDS, Holders, next_skip_ms
 from posthouse.core import next_deadline_ms
-from posthouse.core.commands import (
-    DURATION_MS_MAX,
-    LAST_MS,
-    Command,
-    PostponeWaits,
-    RenewSession,
-    SetClock,
-    SetFanout,
-    Tick,
-)
+from posthouse.core.commands import DURATION_MS_MAX, LAST_MS, Command, SetClock, SetFanout, Tick
 from posthouse.core.model import State
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.plan import Outcome
@@ -47,13 +35,11 @@ class DueWork:
         world: Namespaces,
         clocks: Clocks,
         admission: Admission,
-        holders: Holders,
         do: Callable[[State, Command], Outcome],
     ) -> None:
         self._world = world
         self._clocks = clocks
         self._admission = admission
-        self._holders = holders
         self._do = do
         self._last = ""  # the namespace that used up the last slice
         self.fired: Counter[tuple[str, str]] | None = None  # due events, while they are counted
@@ -86,43 +72,15 @@ class DueWork:
         return [states[name] for name in names[at:] + names[:at]]
 
     def move_clocks_on(self) -> None:
-        """Moves the clocks that do so by themselves, where nobody has work."""
+        """Moves the automatic clocks to what is due next, as nothing has happened meanwhile."""
         for name, clock in self._clocks.own.items():
             state = self._world.states.get(name)
-            skip_ms = None if state is None else self.skip_ms(state, clock)
-            if state is None or skip_ms is None or self._seconds_until_quiet(clock) > 0:
+            due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
+            if state is None or due_ms is None or due_ms > MOVED_MS_MAX:
                 continue
-            if clock.auto != "locks":
-                self._hold_sessions(state, skip_ms - clock.now_ms())
-            self.move(state, clock, skip_ms)
-            self._do(state, SetClock(clock.now_ms(), self._clocks.time_ms()))
-
-    def move(self, state: State, clock: VirtualClock, moment_ms: int) -> None:
-        """Moves the namespace's own clock forward. Waits go on: they end in real time."""
-        step_ms = moment_ms - clock.now_ms()
-        if step_ms > 0:
-            if state.receivers or state.blocked:
-                self._do(state, PostponeWaits(step_ms))
-            clock.move_to(moment_ms)
-
-    def skip_ms(self, state: State, clock: VirtualClock) -> int | None:
-        """Where a clock is to move to by itself when no command comes any more."""
-        if not clock.auto:
-            return None
-        locks = clock.auto == "locks"
-        moment_ms = next_skip_ms(state, self._holders, clock.now_ms(), locks=locks)
-        return None if moment_ms is None or moment_ms > MOVED_MS_MAX else moment_ms
-
-    def _seconds_until_quiet(self, clock: VirtualClock) -> float:
-        return clock.asked + QUIET_SECONDS - asyncio.get_running_loop().time()
-
-    def _hold_sessions(self, state: State, step_ms: int) -> None:
-        """Who holds a session and waits for its next message does not lose it."""
-        now_ms = self._clocks.now_ms(state.name)
-        for token, (queue, group) in list(state.sessions.items()):
-            left_ms = group.until_ms - now_ms
-            if 0 < left_ms + step_ms <= DURATION_MS_MAX:
-                self._do(state, RenewSession(queue.name, token, left_ms + step_ms))
+            if due_ms > clock.now_ms():
+                clock.move_to(due_ms)
+                self._do(state, SetClock(clock.now_ms(), self._clocks.time_ms()))
 
     def seconds_until_next(self) -> float | None:
         """The seconds in real time until something is due; None where nothing will be by itself."""
@@ -132,9 +90,6 @@ class DueWork:
             seconds = None if due_ms is None else self._clocks.seconds_until(state.name, due_ms)
             if seconds is not None:
                 waits.append(seconds)
-            clock = self._clocks.own.get(state.name)
-            if clock is not None and self.skip_ms(state, clock) is not None:
-                waits.append(max(0.0, self._seconds_until_quiet(clock)))
         return min(waits, default=None)
 
 

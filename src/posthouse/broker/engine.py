@@ -46,7 +46,6 @@ from posthouse.broker.clocks import Clocks
 from posthouse.broker.creating import creating
 from posthouse.broker.due import DueWork
 from posthouse.broker.figures import Figures
-from posthouse.broker.idleness import Holders
 from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Fired
@@ -171,8 +170,7 @@ class Engine:
         self.shares = Shares(limits.principal_share, world.accounts)
         self._memory = Memory(store, world, limits)
         self._admission = Admission(store, self._memory, world, self.figures)
-        self._holders = Holders()
-        self._due = DueWork(world, self._clocks, self._admission, self._holders, self._do)
+        self._due = DueWork(world, self._clocks, self._admission, self._do)
         self._clock_mover = ClockMover(self._clocks, self._due, world, self.ask)
         self._backlog = Backlog(limits, self.shares)  # did not fit into the batch any more
         self._batch = Batch()  # gathers
@@ -603,8 +601,6 @@ class Engine:
         if is_too_much(outcome.records):
             raise InvalidArgument("the command", "writes too much at once; do it in parts")
         self._evolve(state, outcome)
-        if self._clocks.own and outcome.records:
-            self._clocks.note_command(namespace)
         return outcome.answer, outcome.deliveries
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
@@ -659,9 +655,6 @@ class Engine:
 
     def _deliver(self, deliveries: Sequence[Delivered]) -> None:
         """Pushes what may leave now; the rest leaves when the batch is durable."""
-        if self._clocks.own:
-            self._holders.forget_settled(self._world.states.values())
-            self._holders.note(deliveries, self._receivers.stays)
         rest = self._receivers.push_early(deliveries, self._journal.safe)
         self._batch.deliveries.append(rest)
 

@@ -10,7 +10,6 @@ from posthouse.broker.access import BROKER, Principal
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.clocks import Clocks
 from posthouse.broker.due import MOVED_MS_MAX, DueWork, next_due_ms
-from posthouse.broker.idleness import next_timer_ms
 from posthouse.core.commands import Answer, Command, SetClock
 from posthouse.core.errors import InvalidArgument, NotFound
 from posthouse.core.namespaces import ListNamespaces, Namespaces, SpaceCommand
@@ -59,29 +58,22 @@ class ClockMover:
         return [Fired(kind, queue, count) for (kind, queue), count in sorted(fired.items())]
 
     async def _move_to(self, namespace: str | None, clock: VirtualClock, end_ms: int) -> None:
-        while (due_ms := self._next_due_ms(namespace, clock)) is not None and due_ms <= end_ms:
-            self._jump(namespace, clock, due_ms)
+        while (due_ms := self._next_due_ms(namespace)) is not None and due_ms <= end_ms:
+            clock.move_to(due_ms)
             await self._flush()
             if namespace is not None and self._clocks.own.get(namespace) is not clock:
                 raise NotFound("namespace", namespace)  # it was deleted meanwhile
-        self._jump(namespace, clock, end_ms)
+        clock.move_to(end_ms)
         if namespace is not None:  # so that a start knows where it was
             await self._ask(BROKER, namespace, SetClock(clock.now_ms(), self._clocks.time_ms()))
         await self._flush()
 
-    def _jump(self, namespace: str | None, clock: VirtualClock, moment_ms: int) -> None:
-        state = None if namespace is None else self._world.states.get(namespace)
-        if state is None:
-            clock.move_to(moment_ms)
-        else:
-            self._due.move(state, clock, moment_ms)
-
-    def _next_due_ms(self, namespace: str | None, clock: VirtualClock) -> int | None:
+    def _next_due_ms(self, namespace: str | None) -> int | None:
         """The next deadline in a namespace, or in those that go by the broker's clock."""
         states = self._world.states
-        if namespace is None:
-            return next_due_ms(s for name, s in states.items() if name not in self._clocks.own)
-        return next_timer_ms(states[namespace], clock.now_ms()) if namespace in states else None
+        if namespace is not None:
+            return next_due_ms([states[namespace]] if namespace in states else [])
+        return next_due_ms(s for name, s in states.items() if name not in self._clocks.own)
 
     async def _flush(self) -> None:
         await self._ask(BROKER, "", ListNamespaces(limit=1))

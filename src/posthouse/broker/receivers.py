@@ -61,10 +61,6 @@ class Receivers:
             self._pushed[number] = deliver
         return number
 
-    def stays(self, number: int) -> bool:
-        """Whether it is pushed messages; else it asks once."""
-        return number in self._pushed
-
     def detach(self, number: int) -> None:
         """Detaches a receiver. It still gets what it is owed, to give that back."""
         if number in self._owed:

@@ -510,10 +510,7 @@ def _add_looks(rooms: Rooms) -> None:
     runs = made.add_mutually_exclusive_group()
     runs.add_argument("--freeze", action="store_true")
     runs.add_argument("--resume", action="store_true")
-    made.add_argument(
-        "--auto", choices=("on", "off", "locks"),
-        help="moves by itself when nobody has work; locks: and lets locks run out",
-    )  # fmt: skip
+    made.add_argument("--auto", choices=("on", "off"), help="moves on when all is idle")
 
 
 def _add_access(rooms: Rooms) -> None:

@@ -837,7 +837,7 @@ def clock(client: Client, options: argparse.Namespace) -> int:
         if getattr(options, name):
             form["frozen"] = word
     if options.auto is not None:
-        form["auto"] = "locks" if options.auto == "locks" else options.auto == "on"
+        form["auto"] = options.auto == "on"
     where = client.space("clock")
     found = client.ask("POST", where, form) if form else client.ask("GET", where)
     words = [moment(found["now_ms"])]

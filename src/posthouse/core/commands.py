@@ -105,14 +105,6 @@ class SetClock(_Command, frozen=True):
     broker_ms: int = 0
 
 
-class PostponeWaits(_Command, frozen=True):
-    """The namespace's own clock is about to be moved; who waits does so in real time."""
-
-    right = "broker"
-    reach = "namespace"
-    step_ms: int
-
-
 class TurnClockBack(_Command, frozen=True):
     """The broker's clock was ahead by this much until now, and is right from now on.
 
@@ -597,7 +589,6 @@ Command: TypeAlias = (
     | Tick
     | StepClock
     | SetClock
-    | PostponeWaits
     | TurnClockBack
     | SetFanout
     | Move

@@ -48,7 +48,6 @@ from posthouse.core.commands import (
     Pause,
     PauseSchedule,
     Peek,
-    PostponeWaits,
     Purge,
     Receive,
     ReceiveDeferred,
@@ -89,7 +88,6 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Tick: tick.tick,
     StepClock: tick.step_clock,
     SetClock: tick.set_clock,
-    PostponeWaits: tick.postpone_waits,
     TurnClockBack: tick.turn_clock_back,
     SetFanout: tick.set_fanout,
     # Queues and topics.

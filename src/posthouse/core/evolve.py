@@ -101,7 +101,6 @@ from posthouse.core.records import (
     TransactionBegun,
     TransactionEnded,
     Unblocked,
-    WaitsPostponed,
     Woken,
     epitaph,
     is_kept,
@@ -138,25 +137,21 @@ def _clock_stepped(state: State, record: ClockStepped, _: int) -> None:
         lock.until_ms += step_ms
     for _queue, group in state.sessions.values():
         group.until_ms += step_ms
-    for transaction in state.transactions.values():
-        transaction.until_ms += step_ms
-    for timers in (state.lock_timers, state.session_timers, state.transaction_timers):
-        timers.shift(step_ms)
-    _postpone_waits(state, step_ms)
-
-
-def _waits_postponed(state: State, record: WaitsPostponed, _: int) -> None:
-    _postpone_waits(state, record.step_ms)
-
-
-def _postpone_waits(state: State, step_ms: int) -> None:
     for receiver in state.receivers.values():
         if receiver.deadline_ms:
             receiver.deadline_ms += step_ms
+    for transaction in state.transactions.values():
+        transaction.until_ms += step_ms
     for blocked in state.blocked.values():
         blocked.deadline_ms += step_ms
-    state.wait_timers.shift(step_ms)
-    state.block_timers.shift(step_ms)
+    for timers in (
+        state.lock_timers,
+        state.session_timers,
+        state.wait_timers,
+        state.transaction_timers,
+        state.block_timers,
+    ):
+        timers.shift(step_ms)
 
 
 def _clock_set(state: State, record: ClockSet, _: int) -> None:
@@ -1398,7 +1393,6 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     IdleChecked: _idle_checked,
     DispatchPending: _dispatch_pending,
     DispatchBlocked: _dispatch_blocked,
-    WaitsPostponed: _waits_postponed,
     FanoutSet: _fanout_set,
     Swept: _swept,
 }

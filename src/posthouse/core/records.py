@@ -568,12 +568,6 @@ class DispatchBlocked(_Passing, frozen=True):
     queues: list[str]
 
 
-class WaitsPostponed(_Passing, frozen=True):
-    """Receivers and senders that wait do so until a later moment."""
-
-    step_ms: int
-
-
 class FanoutSet(_Passing, frozen=True):
     fanout: Fanout
 
@@ -598,7 +592,6 @@ Passing: TypeAlias = (
     | IdleChecked
     | DispatchPending
     | DispatchBlocked
-    | WaitsPostponed
     | FanoutSet
     | Swept
 )

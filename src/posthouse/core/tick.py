@@ -11,7 +11,6 @@ from posthouse.core.commands import (
     Admitted,
     Delivery,
     Notice,
-    PostponeWaits,
     SetClock,
     SetFanout,
     Start,
@@ -47,7 +46,6 @@ from posthouse.core.records import (
     Touched,
     TransactionEnded,
     Unblocked,
-    WaitsPostponed,
     Woken,
 )
 from posthouse.core.recurrence import following_ms
@@ -98,11 +96,6 @@ def set_clock(state: State, command: SetClock, now_ms: int) -> Outcome:
     check_moment("broker_ms", command.broker_ms)
     time_ms = max(command.time_ms, state.clock_ms, now_ms)  # never back
     return Outcome([ClockSet(time_ms, command.broker_ms)])
-
-
-def postpone_waits(_: State, command: PostponeWaits, __: int) -> Outcome:
-    check_moment("step_ms", command.step_ms)
-    return Outcome([WaitsPostponed(command.step_ms)])
 
 
 def turn_clock_back(state: State, command: TurnClockBack, now_ms: int) -> Outcome:

@@ -13,7 +13,6 @@ from uuid import UUID as Uuid
 import msgspec
 from msgspec import Meta
 
-from posthouse.broker.clock import Auto
 from posthouse.broker.rows import plain_properties
 from posthouse.core.checks import check_properties
 from posthouse.core.commands import (
@@ -532,7 +531,7 @@ class ClockForm(_Request):
     advance_ms: Duration | None = None
     set_ms: Ms | None = None
     frozen: bool | None = None
-    auto: Auto | None = None
+    auto: bool | None = None
 
 
 class FiredForm(msgspec.Struct):
@@ -544,7 +543,7 @@ class FiredForm(msgspec.Struct):
 class ClockNowForm(msgspec.Struct):
     now_ms: int
     frozen: bool
-    auto: Auto
+    auto: bool
     fired: list[FiredForm] = []
 
 
