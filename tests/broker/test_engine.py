@@ -5,15 +5,18 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Accounts, Principal
+from posthouse.broker.batch import ignore
 from posthouse.broker.clock import VirtualClock
-from posthouse.broker.engine import Engine
+from posthouse.broker.engine import LOCK_SYNC_MS, Engine
 from posthouse.core.commands import (
     AcceptSession,
     Attach,
     Command,
     Complete,
     CreateQueue,
+    Credit,
     DeleteQueue,
     Delivery,
     Enqueued,
@@ -27,7 +30,7 @@ from posthouse.core.commands import (
     Send,
 )
 from posthouse.core.dump import dump
-from posthouse.core.errors import NotFound, QuotaExceeded, SessionLockLost, Unauthorized
+from posthouse.core.errors import LockLost, NotFound, QuotaExceeded, SessionLockLost, Unauthorized
 from posthouse.core.message import NewMessage
 from posthouse.core.model import Account, QueueProperties
 from posthouse.core.namespaces import CreateNamespace, DeleteNamespace, ListNamespaces, SpaceCommand
@@ -51,6 +54,9 @@ class GatedStore(MemoryStore):
         self.syncs = 0
         self.failure: Lost | None = None
 
+    def sync_at_once(self) -> bool:
+        return False
+
     async def sync(self) -> None:
         await self.gate.wait()
         self.syncs += 1
@@ -63,9 +69,13 @@ def a_message(body: str, **fields: object) -> NewMessage:
     return NewMessage(b"\x80", body.encode(), **fields)  # type: ignore[arg-type]
 
 
-async def an_engine(store: MemoryStore | None = None, **properties: object) -> Engine:
+async def an_engine(
+    store: MemoryStore | None = None, lock_sync_ms: int = LOCK_SYNC_MS, **properties: object
+) -> Engine:
     """With a namespace and the queue `q`."""
-    engine = await Engine.open(store or MemoryStore(), VirtualClock(1_000), salt=5)
+    engine = await Engine.open(
+        store or MemoryStore(), VirtualClock(1_000), salt=5, lock_sync_ms=lock_sync_ms
+    )
     await engine.ask(BROKER, NS, CreateNamespace(NS, engine.epoch, 5))
     await engine.ask(BROKER, NS, CreateQueue("q", QueueProperties(**properties)))  # type: ignore[arg-type]
     return engine
@@ -317,6 +327,108 @@ def test_who_asks_for_durable_messages_has_them_before_their_locks_are_synced() 
     run(main)
 
 
+def test_a_lock_is_written_in_one_frame_with_the_completion_of_its_message() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a")
+        before = store.syncs, engine.last.number
+        [delivery] = await receive(engine)
+        await idle()
+        assert (store.syncs, engine.last.number) == before
+        await engine.ask(BROKER, NS, Complete("q", [delivery.token]))
+        assert (store.syncs, engine.last.number) == (before[0] + 1, before[1] + 1)
+        kinds = [type(record).__name__ for _, _, record in payload.entries(store.frames[-1])]
+        assert kinds == ["Locked", "Completed"]
+        await engine.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("lock_sync_ms", [0, 1])
+def test_a_lock_behind_which_nothing_comes_is_written_by_itself(lock_sync_ms: int) -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store, lock_sync_ms=lock_sync_ms)
+        await send(engine, "a")
+        before = store.syncs
+        await receive(engine)
+        await until_async(lambda: store.syncs > before, "the lock is written")
+        kinds = [type(record).__name__ for _, _, record in payload.entries(store.frames[-1])]
+        assert kinds == ["Locked"]
+        await engine.close()
+
+    run(main)
+
+
+def test_a_pushed_message_is_written_as_locked_in_one_frame_with_its_completion() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a", "b")
+        given: list[Delivered] = []
+        number = engine.new_receiver(given.extend)
+        await engine.ask(BROKER, NS, Attach("q", number))
+        before = engine.last.number
+        engine.submit(BROKER, NS, Credit(number, 2), ignore)
+        await idle()
+        assert engine.last.number == before
+        tokens = [each.token for each in given if isinstance(each, Delivery)]
+        await engine.ask(BROKER, NS, Complete("q", tokens))
+        assert engine.last.number == before + 1
+        await engine.close()
+
+    run(main)
+
+
+def test_a_clean_stop_writes_the_locks_that_are_not_written_yet() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        engine = await an_engine(store)
+        await send(engine, "a")
+        [delivery] = await receive(engine)
+        await engine.close()
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(1_000), salt=6)
+        assert await receive(again) == []
+        await again.ask(BROKER, NS, Complete("q", [delivery.token]))
+        await again.close()
+
+    run(main)
+
+
+def test_a_crash_before_a_lock_is_written_forgets_it_and_its_token_settles_nothing() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        engine = await an_engine(store, lock_sync_ms=1_000)
+        await send(engine, "a")
+        [delivery] = await receive(engine)
+        again = await Engine.open(MemoryStore(store.frames), VirtualClock(1_000), salt=6)
+        [second] = await receive(again)
+        assert second.message.body == b"a"
+        with pytest.raises(LockLost):
+            await again.ask(BROKER, NS, Complete("q", [delivery.token]))
+        await again.close()
+        await engine.close()
+
+    run(main)
+
+
+def test_locks_that_fill_a_batch_are_written_with_the_commands_behind_them() -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store, lock_sync_ms=1_000)
+        await send(engine, *["a"] * 20)
+        before = store.syncs
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("posthouse.broker.engine.BATCH_BYTES", 10_000)
+            for _ in range(10):
+                await receive(engine)
+        assert store.syncs > before
+        await engine.close()
+
+    run(main)
+
+
 def test_locks_expire_and_schedules_wake_when_the_clock_is_moved() -> None:
     async def main() -> None:
         engine = await an_engine(lock_ms=1_000)
@@ -438,8 +550,9 @@ def test_a_bug_leaves_nobody_waiting() -> None:
         first = asyncio.create_task(send(engine, "b"))
         await turn()
         second = asyncio.create_task(send(engine, "c"))
+        await turn()
         work = engine._work
-        assert work is not None
+        assert isinstance(work, asyncio.Task)
         with pytest.raises(ZeroDivisionError):
             await work
         for each in (first, second):

@@ -76,6 +76,7 @@ def test_a_position_in_the_middle_of_a_batch_is_one_too() -> None:
         before = desk.engine.now().position
         await desk.send(*"abcdef")
         await desk.receive(4)
+        await desk.engine.flush()
         locked = desk.engine.now().position - 4
         for count in range(1, 7):
             world = await state_at(desk.engine.store, None, before + count - 1)

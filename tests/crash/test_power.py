@@ -58,7 +58,7 @@ PROPERTIES = {
     PLAIN: QueueProperties(lock_ms=5_000, max_delivery=1_000),
     SESSIONS: QueueProperties(lock_ms=5_000, max_delivery=1_000, grouping="session"),
 }
-STORIES, CHAPTERS = 2, 4
+STORIES, CHAPTERS = 3, 4
 ROUNDS = 78  # of work in a chapter
 HOUR_MS = 3_600_000
 

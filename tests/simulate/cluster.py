@@ -295,9 +295,12 @@ class Cluster:
             assert all(isinstance(each, Deposed) for each in self_told), self_told
             await old.close()
             assert self._unanswered[old] == 0, "somebody was not told"
-        elif old._work is not None:
-            old._work.cancel()
-            await asyncio.wait([old._work])
+        else:
+            for each in (old._work, old._lock_timer):
+                if each is not None:
+                    each.cancel()
+            if isinstance(old._work, asyncio.Task):
+                await asyncio.wait([old._work])
 
     # Comparing.
 

@@ -24,6 +24,9 @@ class SlowStore(MemoryStore):
         self._appended += 1
         super().append(frame)
 
+    def sync_at_once(self) -> bool:
+        return False
+
     async def sync(self) -> None:
         wanted = self._appended  # what comes from now on is the next sync's
         for _ in range(next(self._turns)):

@@ -122,10 +122,13 @@ class Watchers:
     def note(self, name: str) -> None:
         """An account has changed."""
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self.tell)
         self._changed.add(name)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Calls them now, if an account has changed since they were last called."""
+        if not self._changed:
+            return
         names, self._changed = self._changed, set()
         for look_again in list(self._watchers):
             try:

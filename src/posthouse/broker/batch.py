@@ -28,7 +28,9 @@ _HOLDS = frozenset((Delivery, Seen))  # the items that hold a message
 class Batch:
     """The content of one frame: records, the answers to be given after the sync, and deliveries."""
 
-    __slots__ = ("answers", "bytes", "deliveries", "entries", "messages", "probe", "weight")
+    __slots__ = (
+        "answers", "bytes", "deliveries", "entries", "is_awaited", "messages", "probe", "weight",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
@@ -38,6 +40,9 @@ class Batch:
         self.bytes = 0  # of them
         self.weight = 0  # of all records, in bytes, at most
         self.probe = False  # a frame is to be written, even an empty one
+        # Somebody waits for it. Else it holds locks at most, whose messages have left already, and
+        # what fell due: it may be written together with what comes next.
+        self.is_awaited = False
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.answers or self.deliveries or self.probe)

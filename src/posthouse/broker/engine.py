@@ -3,7 +3,9 @@
 Callers hand commands in with a plain call, and each is decided and evolved there and then. While
 one batch is being synced the next gathers in this way; it is appended as one frame, synced once,
 and answered. No answer leaves before the sync has returned. Only a delivery may, where its message
-is durable: to lose its lock means no more than to deliver it again.
+is durable: to lose its lock means no more than to deliver it again. So a batch that holds nothing
+but such locks is not written at once: it goes into one frame with what is asked next, most often
+the completion of the same message, or is written by itself a few milliseconds later.
 
 If a sync fails nobody knows what is durable: the engine stops, and what was not answered is
 answered with the failure. Recovery reads the journal. It stops as well when another broker has
@@ -65,6 +67,7 @@ from posthouse.core.commands import (
     Begin,
     Begun,
     Command,
+    Credit,
     Detach,
     Granted,
     Receive,
@@ -108,6 +111,7 @@ from posthouse.store.frames import Frame
 _log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 1.0
+LOCK_SYNC_MS = 5
 _FULL_RETRY_SECONDS = 0.5
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
 _STOPPING = "it is being stopped"
@@ -137,6 +141,7 @@ class Options(TypedDict, total=False):
     throttle: Throttle | None
     progress: Progress | None
     compression: payload.Compression | None
+    lock_sync_ms: int  # for which a lock waits to be written with what comes next
 
 
 class Engine:
@@ -155,6 +160,7 @@ class Engine:
         auto_create: bool = False,
         throttle: Throttle | None = None,
         compression: payload.Compression | None = None,
+        lock_sync_ms: int = LOCK_SYNC_MS,
     ) -> None:
         self._world = world
         self.view = View(world)  # all that others look at without a command
@@ -176,8 +182,10 @@ class Engine:
         self._batch = Batch()  # gathers
         self._writing = Batch()  # is being synced
         self._receivers = Receivers(self._note_granted)
-        self._work: asyncio.Task[None] | None = None
+        self._work: asyncio.Handle | asyncio.Task[None] | None = None  # a turn, or what it began
         self._timer: asyncio.TimerHandle | None = None
+        self._lock_sync_seconds = lock_sync_ms / 1_000
+        self._lock_timer: asyncio.TimerHandle | None = None  # then a batch of locks is written
         # The answer to every command; None while commands are taken. NotLeader: it follows. A
         # StoreError: it has failed.
         self._gate: Refused | StoreError | None = NotLeader("")
@@ -215,6 +223,7 @@ class Engine:
         throttle: Throttle | None = None,
         progress: Progress | None = None,
         compression: payload.Compression | None = None,
+        lock_sync_ms: int = LOCK_SYNC_MS,
     ) -> "Engine":
         """Recovers as `open` does, up to the store's `last`, and writes nothing until `promote`."""
         limits = limits or Limits()
@@ -229,6 +238,7 @@ class Engine:
         return cls(
             store, clock, salt, access or Open(), limits, world, last,
             auto_create=auto_create, throttle=throttle, compression=compression,
+            lock_sync_ms=lock_sync_ms,
         )  # fmt: skip
 
     # Following.
@@ -307,7 +317,7 @@ class Engine:
             state = self._world.states[name]
             self._evolve(state, decide(state, self._start, self._clocks.now_ms(name)))
         _compile_rules(self._world)
-        await self._commit()
+        await self._finish(self._close_batch())
 
     @property
     def epoch(self) -> int:
@@ -377,8 +387,28 @@ class Engine:
         else:
             certain = self._decide(principal, namespace, command, reply)
         if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._run())
+            self._begin_work()
         return certain
+
+    def _begin_work(self) -> None:
+        """Writes the batch, or where nobody waits for it sees to it that it is written soon."""
+        batch = self._batch
+        if not self._lock_sync_seconds and batch:
+            batch.is_awaited = True
+        if batch.is_awaited or self._backlog:
+            self._work = asyncio.get_running_loop().call_soon(self._turn)
+        elif self._lock_timer is None and batch:
+            self._lock_timer = asyncio.get_running_loop().call_later(
+                self._lock_sync_seconds, self._write_locks
+            )
+
+    def _write_locks(self) -> None:
+        """Writes the locks that nothing came behind; they may be younger than the timer is."""
+        self._lock_timer = None
+        if self._batch and self._gate is None:
+            self._batch.is_awaited = True
+            if self._work is None:
+                self._begin_work()
 
     async def ask(
         self, principal: Principal, namespace: str, command: Command | SpaceCommand
@@ -447,14 +477,20 @@ class Engine:
         self._closing = True
         writes = not self.follows
         self._gate = self.failure or Busy(_STOPPING)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
+        if self._lock_timer is not None:
+            self._lock_timer.cancel()
         while self._work is not None:
-            await asyncio.wait([self._work])  # a bug in it was told by `failed`
+            if isinstance(self._work, asyncio.Task):
+                await asyncio.wait([self._work])  # a bug in it was told by `failed`
+            else:
+                await asyncio.sleep(0)
         for wait in self._receivers.end_all_waits():
             tell(wait.reply, nothing_for(wait.command))
         try:
             if writes and not self._has_failed:
+                if self._batch.is_written:
+                    await self._finish(self._close_batch())
                 await self._journal.end(self._clocks.time_ms())
         finally:
             await self._journal.store.close()
@@ -512,7 +548,7 @@ class Engine:
             # for each refusal, and a garbage collection of a tenth of a second for many.
             refused.__traceback__ = refused.__context__ = None
             batch.answers.append((reply, refused))
-            whole = True
+            batch.is_awaited = whole = True
             if isinstance(command, Attach | Detach):
                 self._forget_if_gone(command.receiver)
             return False
@@ -529,6 +565,8 @@ class Engine:
             asyncio.get_running_loop().call_soon(tell, reply, answer)
         else:
             batch.answers.append((reply, answer))
+            if kind is not Credit:  # its answer says nothing: who gives credit waits for messages
+                batch.is_awaited = True
         if deliveries:
             self._deliver(deliveries)
         return certain
@@ -650,13 +688,16 @@ class Engine:
         """Does a command on the broker's own behalf, as part of the batch."""
         outcome = decide(state, command, self._clocks.now_ms(state.name))
         self._evolve(state, outcome)
+        self._batch.is_awaited = True
         self._deliver(outcome.deliveries)
         return outcome
 
     def _deliver(self, deliveries: Sequence[Delivered]) -> None:
         """Pushes what may leave now; the rest leaves when the batch is durable."""
         rest = self._receivers.push_early(deliveries, self._journal.safe)
-        self._batch.deliveries.append(rest)
+        if rest:
+            self._batch.deliveries.append(rest)
+            self._batch.is_awaited = True
 
     # The end of a principal's rights.
 
@@ -691,16 +732,47 @@ class Engine:
 
     # Writing.
 
+    def _turn(self) -> None:
+        """Commits the batch in this turn where the store syncs at once; else a task does."""
+        whole = is_done = False
+        try:
+            self._due.do_some()
+            is_done = self._commit_at_once()
+            whole = True
+        except StoreError as error:
+            self._fail(error)
+            whole = True
+        finally:
+            self._work = None
+            if not whole:
+                self._stop_for_a_bug()
+        if is_done:
+            self._arm()
+        elif not self._has_failed:
+            self._work = asyncio.get_running_loop().create_task(self._run())
+
+    def _commit_at_once(self) -> bool:
+        """Returns whether it did; else the frame may be appended, and is to be synced."""
+        if self._memory.has_evicted or self._journal.store.full:
+            return False
+        batch = self._close_batch()
+        if batch.is_written and not self._journal.sync_at_once():
+            return False
+        self._answer(batch)
+        return True
+
     async def _run(self, *, idle: bool = False) -> None:
         whole = False
         try:
+            if self._writing:  # a turn has closed it
+                await self._finish(self._writing)
             if self._journal.store.full:  # perhaps there is room again
                 await self._journal.store.sync()
             if idle:
                 self._due.move_clocks_on()
             self._due.do_some()
-            while self._batch and not self._has_failed:
-                await self._commit()
+            while (self._batch.is_awaited or self._backlog) and not self._has_failed:
+                await self._finish(self._close_batch())
                 # A stop does not wait for what is due: there may be no end of it.
                 if self._gate is None and self._due.do_some():
                     await asyncio.sleep(0)  # a sync need not wait, and others have their turn
@@ -714,20 +786,28 @@ class Engine:
                 self._stop_for_a_bug()
         self._arm()
 
-    async def _commit(self) -> None:
-        """Writes the batch as one frame, syncs once, and then answers."""
+    def _close_batch(self) -> Batch:
+        """Appends the batch as one frame; what is decided from now on comes behind it."""
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
+        return batch
+
+    async def _finish(self, batch: Batch) -> None:
+        """Syncs once, and then answers."""
         if self._memory.has_evicted and (bare := bare_messages(batch)):
             await self._sync_and_fill_in(batch, bare)
         elif batch.is_written:
             await self._journal.sync()
-        if self._has_failed:  # a bug, meanwhile; everybody has been told
-            return
+        if not self._has_failed:  # by a bug, meanwhile; then everybody has been told
+            self._answer(batch)
+
+    def _answer(self, batch: Batch) -> None:
+        """Tells everybody what is durable now, and goes on with commands that had to wait."""
         self._writing = Batch()
+        self._rights.watchers.tell()
         for reply, answer in batch.answers:
             tell(reply, answer)
         if batch.deliveries:
@@ -886,18 +966,32 @@ class Engine:
             self._work = asyncio.get_running_loop().create_task(self._run(idle=idle))
 
     def _arm(self) -> None:
-        """Wakes exactly when the core says that something is due."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Wakes when the core says that something is due; earlier where a timer is set already.
+
+        Most often that was a lock's, which is settled by now: the next is looked for then.
+        """
         if self._gate is not None:
+            self._cancel_timer()
             return
+        if self._batch:
+            self._begin_work()
         seconds = self._due.seconds_until_next()
         if self._journal.store.full:
             seconds = _FULL_RETRY_SECONDS if seconds is None else min(seconds, _FULL_RETRY_SECONDS)
-        if seconds is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, partial(self._wake, idle=True))
+        if seconds is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            # A clock that moves by itself does so if nothing has happened since the timer was set.
+            if self._timer.when() <= loop.time() + seconds and not self._clocks.own:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, partial(self._wake, idle=True))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _compile_rules(world: Namespaces) -> None:

@@ -81,6 +81,17 @@ class Journal:
         end = self._last.end
         begun = time.perf_counter()
         await self.store.sync()
+        self._note_synced(begun, end)
+
+    def sync_at_once(self) -> bool:
+        """Syncs if the store can do so in this turn; returns whether it did. Raises StoreError."""
+        begun = time.perf_counter()
+        if not self.store.sync_at_once():
+            return False
+        self._note_synced(begun, self._last.end)
+        return True
+
+    def _note_synced(self, begun: float, end: int) -> None:
         self.synced = time.perf_counter()
         self._figures.sync_seconds.add(self.synced - begun)
         self.safe = end

@@ -104,6 +104,9 @@ class Config:
     interval_ms: int = setting(
         100, count(1, 60_000), "how far behind the disk may be where durability is interval", "MS"
     )
+    lock_sync_ms: int = setting(
+        5, count(0, 1_000), "how long a lock may wait to be written with what comes next", "MS"
+    )
     dev: bool = setting(
         False, as_flag, "for development: the well-known key works, plain HTTP from this machine"
         " needs none, clocks can be moved; only peers on this machine are let in",

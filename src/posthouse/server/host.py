@@ -121,7 +121,7 @@ class BrokerHost:
                     config.rate_principal, config.rate_address, config.rate_entity,
                     failures=config.auth_failures_max,
                 ),
-                compression=_compression(config),
+                compression=_compression(config), lock_sync_ms=config.lock_sync_ms,
             )  # fmt: skip
         except BaseException:
             await store.close()

@@ -88,6 +88,12 @@ class Store(Readable, Protocol):
         Raises Lost or Deposed: then the state is void.
         """
 
+    def sync_at_once(self) -> bool:
+        """Does what `sync` does, where that takes no longer than to wait for it.
+
+        Returns whether it did; if not, nothing has changed. Raises Lost or Deposed.
+        """
+
     async def get(self, positions: Sequence[int]) -> list[Frame]:
         """Returns for each position the frame that holds it. Raises NotThere or Damaged."""
 

@@ -28,6 +28,7 @@ import contextlib
 import errno
 import logging
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,12 @@ INTERVAL_MS = 100
 PREZERO_BYTES = 2 << 20  # ahead of the journal's end that are written with zeros at a time,
 PREZERO_BYTES_MAX = 32 << 20  # and altogether
 PREZERO_SECONDS = 0.1  # after which it is taken to be idle
+# A commit of few positions is written by the event loop itself while syncs are quick: to hand it to
+# the thread and back takes as long as such a sync.
+LONE_POSITIONS = 4
+LONE_BYTES = 64 << 10
+QUICK_SECONDS = 0.001
+QUICK_SYNCS = 100  # that must have been quick, one after the other
 BEHIND_BYTES_MAX = 64 << 20  # that may be unwritten with durability `memory`
 _READ_BYTES = 1 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -122,6 +129,7 @@ class FileStore:
         self._begun = self._told = 0  # segments begun since the start
         self._late: asyncio.TimerHandle | None = None
         self._syncs = self._written_bytes = 0  # since the start
+        self._quick_syncs = 0  # since one that was not
         self._idle: asyncio.TimerHandle | None = None  # then it is seen whether it is
         self._prezeroed_to = self._next_prezeroed_to = 0  # in the last segment, and in the next
         self._writer = WriterThread("posthouse-journal")
@@ -160,12 +168,44 @@ class FileStore:
             self._lose(error)
             raise Lost(self._lost) from error
         self._tell_of_segments()
-        self._syncs += 1
-        if self._durability == "fsync" and self._idle is None and self._segments:
-            self._prezero_when_idle()
+        self._note_sync()
         if self._durability == "interval" and self._late is None and not stopping:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(self._interval_ms / 1000, self._sync_late)
+
+    def sync_at_once(self) -> bool:
+        if self._lost is not None:
+            raise Lost(self._lost)
+        if not self._is_lone():
+            return False
+        frames, self._pending = self._pending, []
+        try:
+            self._write(frames, True)
+        except OSError as error:
+            self._lose(error)
+            raise Lost(self._lost) from error
+        self._note_sync()
+        return True
+
+    def _is_lone(self) -> bool:
+        """Whether what is pending is small, the thread idle, and syncs are quick."""
+        if self._quick_syncs < QUICK_SYNCS or len(self._pending) != 1 or not self._segments:
+            return False
+        [frame], segment = self._pending, self._segments[-1]
+        return (
+            frame.count <= LONE_POSITIONS
+            and frame.size_bytes <= LONE_BYTES
+            and frame.kind != CLOSING
+            and self._durability == "fsync"
+            and segment.offset + frame.size_bytes <= segment.size
+            and not self._wants_space
+            and self._writer.is_idle
+        )
+
+    def _note_sync(self) -> None:
+        self._syncs += 1
+        if self._durability == "fsync" and self._idle is None and self._segments:
+            self._prezero_when_idle()
 
     # A place that was claimed but never written to takes two to three times as long to sync: the
     # file system has to note that it is in use now. So while nobody waits, zeros are written ahead
@@ -244,6 +284,7 @@ class FileStore:
 
     def _write(self, frames: list[Frame], now: bool) -> None:
         """Writes the frames in one write and one sync, unless a segment ends on the way."""
+        begun = time.perf_counter()
         gathered: list[Frame] = []
         size = 0
         for frame in frames:
@@ -258,6 +299,8 @@ class FileStore:
         self._flush(gathered, size, now)
         if now:
             self._sync()
+        quick = time.perf_counter() - begun < QUICK_SECONDS
+        self._quick_syncs = self._quick_syncs + 1 if quick else 0
         if frames and frames[-1].kind == CLOSING:
             self._mark_closed(frames[-1])
         if self._wants_space:

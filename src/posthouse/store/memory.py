@@ -102,6 +102,13 @@ class MemoryStore:
         self._pending.append(frame)
 
     async def sync(self) -> None:
+        self._add_pending()
+
+    def sync_at_once(self) -> bool:
+        self._add_pending()
+        return True
+
+    def _add_pending(self) -> None:
         frames, self._pending = self._pending, []
         self._add(frames)
 
