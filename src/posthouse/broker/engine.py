@@ -561,12 +561,14 @@ class Engine:
             reply = self._track(principal, namespace, command, answer, reply)
         elif kind is Send and (self._memory.level or self._journal.store.pressed):
             reply, certain = self._held_back(reply), False
-        if type(answer) is Received and may_leave(answer.deliveries, self._journal.safe):
+        # The answer to credit says nothing: who gives it waits for messages.
+        if kind is Credit or (
+            type(answer) is Received and may_leave(answer.deliveries, self._journal.safe)
+        ):
             asyncio.get_running_loop().call_soon(tell, reply, answer)
         else:
             batch.answers.append((reply, answer))
-            if kind is not Credit:  # its answer says nothing: who gives credit waits for messages
-                batch.is_awaited = True
+            batch.is_awaited = True
         if deliveries:
             self._deliver(deliveries)
         return certain
