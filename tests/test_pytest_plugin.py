@@ -97,6 +97,37 @@ def test_the_first_namespace_has_nothing_left_to_import(posthouse_broker, reques
     assert {name for name in set(sys.modules) - before if "." in name} == set()
 """
 
+FROZEN = """
+import time
+from contextlib import contextmanager
+from datetime import datetime, timezone
+import freezegun, pytest, time_machine
+
+@contextmanager
+def frozen(kind, moment):
+    if kind == "freezegun":
+        with freezegun.freeze_time(moment):
+            yield
+    else:
+        with time_machine.travel(datetime.fromisoformat(moment + "+00:00"), tick=False):
+            yield
+
+@pytest.mark.parametrize("moment", ["2056-01-01T00:00:00", "2001-01-01T00:00:00"])
+@pytest.mark.parametrize("kind", ["freezegun", "time-machine"])
+def test_the_broker_s_time_goes_on(posthouse_namespace, posthouse_broker, kind, moment):
+    ns, before_s = posthouse_namespace, time.time()
+    ns.ask("PUT", "queues/orders", {})
+    with frozen(kind, moment):
+        assert abs(time.time() - before_s) > 1e8
+        assert abs(posthouse_broker.ask("GET", "clock")["now_ms"] / 1000 - before_s) < 3600
+        ns.ask("POST", "queues/orders/messages", {"messages": [{"body": "x", "delay_ms": 50}]})
+        form = {"limit": 1, "wait_ms": 10_000}
+        assert len(ns.ask("POST", "queues/orders/receive", form)["messages"]) == 1
+        form["wait_ms"] = 50
+        assert ns.ask("POST", "queues/orders/receive", form)["messages"] == []
+    assert abs(posthouse_broker.ask("GET", "clock")["now_ms"] / 1000 - time.time()) < 3600
+"""
+
 
 def run(pytester: pytest.Pytester, tests: str) -> pytest.RunResult:
     pytester.makepyfile(tests)
@@ -122,3 +153,7 @@ def test_a_namespace_is_removed_after_its_test(pytester: pytest.Pytester) -> Non
 
 def test_the_first_namespace_imports_nothing(pytester: pytest.Pytester) -> None:
     run(pytester, IMPORTED).assert_outcomes(passed=1)
+
+
+def test_freezegun_and_time_machine_do_not_reach_the_broker(pytester: pytest.Pytester) -> None:
+    run(pytester, FROZEN).assert_outcomes(passed=4)

@@ -88,6 +88,8 @@ def posthouse_broker() -> Iterator[Address]:
 
     async def serve(folder: Path) -> None:
         import posthouse.server.api  # noqa: F401 (else the first namespace would wait for it)
+        from posthouse.broker.clock import SystemClock
+        from posthouse.broker.libc_time import unfrozen
         from posthouse.server.config import load
         from posthouse.server.serve import Server
 
@@ -101,7 +103,8 @@ def posthouse_broker() -> Iterator[Address]:
             told.extend(server.ports)
             ready.set()
 
-        server = Server(config, folder, say)
+        # A test that freezes its own time does not move that of the broker.
+        server = Server(config, folder, say, clock=SystemClock(unfrozen()))
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(server.stop))
         await server.run()
@@ -109,8 +112,12 @@ def posthouse_broker() -> Iterator[Address]:
     with tempfile.TemporaryDirectory(prefix="posthouse-") as folder:
 
         def run() -> None:
+            from posthouse.server.serve import new_runner
+
             try:
-                asyncio.run(serve(Path(folder)))
+                # uvloop's timers are not asyncio's, which freezegun stops.
+                with new_runner() as runner:
+                    runner.run(serve(Path(folder)))
             finally:
                 ready.set()
 

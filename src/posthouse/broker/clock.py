@@ -22,16 +22,25 @@ class Clock(Protocol):
         """The seconds to wait in real time; None where time does not pass by itself."""
 
 
+class Machine(Protocol):
+    """The two clocks of a machine, as the module `time` reads them."""
+
+    def time_ns(self) -> int: ...
+
+    def monotonic_ns(self) -> int: ...
+
+
 class SystemClock:
     """The machine's clock. Where that goes back, time passes at half its speed until they agree."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = time) -> None:
+        self._machine = machine
         self._step_ns = 0
-        self._last_ns = self._wall_ns = time.time_ns()
-        self._steady_ns = time.monotonic_ns()  # when it was `_wall_ns`
+        self._last_ns = self._wall_ns = machine.time_ns()
+        self._steady_ns = machine.monotonic_ns()  # when it was `_wall_ns`
 
     def now_ms(self) -> int:
-        wall_ns = time.time_ns()
+        wall_ns = self._machine.time_ns()
         if wall_ns < self._last_ns or wall_ns - self._wall_ns > _COMPARE_NS:
             wall_ns = self._compare(wall_ns)
         self._last_ns = wall_ns
@@ -39,7 +48,7 @@ class SystemClock:
 
     def _compare(self, wall_ns: int) -> int:
         """Compares the machine's clock with a steady one, once a second and when it looks odd."""
-        steady_ns = time.monotonic_ns()
+        steady_ns = self._machine.monotonic_ns()
         passed_ns = steady_ns - self._steady_ns
         expected_ns = self._wall_ns + passed_ns
         if wall_ns < expected_ns:
@@ -50,7 +59,7 @@ class SystemClock:
         return wall_ns
 
     def machine_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self._machine.time_ns() // 1_000_000
 
     def take_step_ms(self) -> int:
         if not self._step_ns:
