@@ -1,4 +1,4 @@
-"""What docs/client.md shows has to work, and what there is has to be in it."""
+"""What docs/client.md and docs/testing.md show has to work; all settings have to be told."""
 
 import re
 from dataclasses import fields
@@ -15,8 +15,10 @@ from posthouse import (
 )
 from posthouse.client import codecs
 
-TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "client.md").read_text()
+TESTING = (DOCS / "testing.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT + TESTING, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))

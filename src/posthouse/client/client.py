@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TypeAlias, TypeVar
@@ -38,6 +38,7 @@ from posthouse.client.provider import (
     Deliveries,
     Ending,
     HeldSession,
+    OwnClock,
     Provider,
     ProviderType,
     SessionSupport,
@@ -563,6 +564,28 @@ class QueueClient:
         limit = seconds + self._calls.config.operation_timeout
         held = await self._calls.make("accept-session", name, attempt, limit, patient=patient)
         return None if held is None else SessionClient(self, held, name)
+
+    # Time, in tests.
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Moves the clock of a broker in memory, by a duration or seconds.
+
+        Returns when all that falls due meanwhile is done: locks run out, messages expire, scheduled
+        ones are there. Raises ConfigurationError without `virtual_clock`, Unsupported elsewhere.
+        """
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        if seconds < 0:
+            raise ValidationError("by", "must not be negative: time does not go back")
+        await self._own_clock().advance(seconds)
+
+    def now(self) -> datetime:
+        """What time it is for the broker in memory. Raises Unsupported elsewhere."""
+        return self._own_clock().now()
+
+    def _own_clock(self) -> OwnClock:
+        if not isinstance(self._provider, OwnClock):
+            raise Unsupported(self._provider.type.value, "tell or move its time")
+        return self._provider
 
     # Transactions.
 

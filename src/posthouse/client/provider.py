@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
@@ -141,6 +141,15 @@ class Transacting(Protocol):
     async def commit(self) -> None: ...
 
     async def roll_back(self) -> None: ...
+
+
+@runtime_checkable
+class OwnClock(Protocol):
+    """A provider whose time can be moved: the broker in memory."""
+
+    async def advance(self, seconds: float) -> None: ...
+
+    def now(self) -> datetime: ...
 
 
 class Provider(Protocol):

@@ -141,8 +141,12 @@ class SyncQueueClient(_Sync):
     dead_letter_message = _waits(QueueClient.dead_letter_message)
     renew_message_lock = _waits(QueueClient.renew_message_lock)
     resubmit_messages = _waits(QueueClient.resubmit_messages)
+    advance = _waits(QueueClient.advance)
     close = _waits(QueueClient.close)
     _accept = _waits(QueueClient.accept_session)
+
+    def now(self) -> datetime:
+        return self._twin.now()
 
     @property
     def provider_type(self) -> ProviderType:

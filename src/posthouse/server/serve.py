@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from posthouse.broker.access import ROOT
+from posthouse.broker.clock import Clock
 from posthouse.core.errors import Refused
 from posthouse.dialects.dialect import CannotStart, Reached
 from posthouse.dialects.known import DIALECTS
@@ -59,21 +60,29 @@ def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> 
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posthouse-")))
         else:
             folder = config.data
-        try:
-            import uvloop
-
-            runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        except ImportError:
-            runner = asyncio.Runner()
-        with runner:
+        with new_runner() as runner:
             return runner.run(Server(config, folder / "tls", say, limits).run())
+
+
+def new_runner() -> asyncio.Runner:
+    """For the fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 class Server:
     """The server process: listener, HTTP, broker."""
 
     def __init__(
-        self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits = LIMITS
+        self,
+        config: Config,
+        tls_folder: Path,
+        say: Callable[[str], None],
+        limits: Limits = LIMITS,
+        clock: Clock | None = None,
     ) -> None:
         from uvicorn.server import ServerState
 
@@ -83,7 +92,7 @@ class Server:
         self._stop = asyncio.Event()
         self._code_of_a_clean_stop = OK
         self.ports: list[int] = []  # once it is ready
-        self._broker = BrokerHost(config)
+        self._broker = BrokerHost(config, clock)
         self._warning: asyncio.TimerHandle | None = None
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
