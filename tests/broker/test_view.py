@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[View, int], object]] = {
     "find": lambda view, _: view.find(NS, "Q"),
     "exists": lambda view, _: view.exists(NS, "q"),
     "names": lambda view, _: (view.names(NS), view.names(NS, "topic")),
+    "count": lambda view, _: (view.count(NS, "queue"), view.count(NS, "topic")),
     "entity": lambda view, _: view.entity(NS, "q"),
     "entities": lambda view, _: view.entities(),
     "properties": lambda view, _: view.properties(NS, "q"),
@@ -278,6 +279,7 @@ def test_there_is_nothing_in_a_namespace_that_is_not_there() -> None:
         assert view.find_namespace("nowhere") is None
         assert await view.overview("nowhere") == Overview()
         assert view.names("nowhere") == []
+        assert view.count("nowhere", "queue") == view.count("nowhere", "topic") == 0
         assert view.schedules("nowhere", ["q"]) == []
         assert messages.lock("nowhere", 1) is None
         assert messages.lock(NS, 1) is None
@@ -361,6 +363,7 @@ def test_an_overview_counts_entities_messages_and_locks() -> None:
         view = desk.engine.view
         found = await view.overview(NS)
         assert (found.queues, found.topics, found.subscriptions, found.locks) == (2, 1, 1, 1)
+        assert (view.count(NS, "queue"), view.count(NS, "topic")) == (2, 1)
         assert (found.attached, found.messages) == (4, 4)
         assert found.counts == Counts(2, 1, 0, 0, 0, 1)
         assert found.dead_counts == Counts(1, 0, 0, 0, 0, 0)

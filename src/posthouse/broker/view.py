@@ -156,6 +156,13 @@ class View:
             return list(state.names)
         return [name for name in state.names if _kind(state.queues[name]) == kind]
 
+    def count(self, namespace: str, kind: Literal["queue", "topic"]) -> int:
+        """The number of queues, or of topics."""
+        state = self._states.get(namespace)
+        if state is None:
+            return 0
+        return state.topics if kind == "topic" else len(state.names) - state.topics
+
     def entity(self, namespace: str, queue: str) -> Entity | None:
         found = self._queue(namespace, queue)
         return None if found is None else _entity(namespace, found)
