@@ -3,6 +3,8 @@
 import asyncio
 from typing import Self
 
+from tests.waiting import turn
+
 
 class Turns:
     """Counts the turns that another task has, from entering to leaving."""
@@ -20,4 +22,4 @@ class Turns:
     async def _take(self) -> None:
         while True:
             self.count += 1
-            await asyncio.sleep(0)
+            await turn()
