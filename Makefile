@@ -50,6 +50,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.backlog
 	$(BIN)/python -m bench.start
+	$(BIN)/python -m bench.queues
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.feed
 	$(BIN)/python -m bench.servicebus

@@ -210,8 +210,8 @@ def _hops_to(state: State, name: str) -> int:
     names, found = {name}, -1
     while names and found <= HOPS_MAX:
         found += 1
-        queues = (state.queues[each] for each in state.names)
-        names = {queue.name for queue in queues if _targets(queue) & names}
+        sources = {source for each in names for source in state.forwarders.get(each, ())}
+        names = {topic_of(source) for source in sources if not state.queues[source].temporary}
     return found
 
 

@@ -11,7 +11,7 @@ import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 INSECURE_SECONDS = 3_600.0  # between two warnings that keys come in clear text
+_WARM_SECONDS = 0.1  # after the start: what a start need not wait for is imported
 _LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
 
@@ -187,7 +188,10 @@ class Server:
         self._announce(listening)
         if self._config.insecure:
             self._warn_that_it_is_insecure()
-        later = [loop.call_later(_LATER_SECONDS, each) for each in self._due_later()]
+        later = [
+            loop.call_later(_WARM_SECONDS, self._import_the_rest),
+            loop.call_later(_LATER_SECONDS, self._make_certificate),
+        ]
         failing = asyncio.create_task(engine.failed.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
@@ -200,12 +204,11 @@ class Server:
             if self._warning is not None:
                 self._warning.cancel()
 
-    def _due_later(self) -> Iterator[Callable[[], object]]:
-        """The preparations that are made once the server is running."""
-        for dialect, shared in self._dialects:
-            if dialect.warm is not None:
-                yield partial(dialect.warm, shared)
-        yield self._make_certificate
+    def _import_the_rest(self) -> None:
+        """Imports, beside the event loop, what else the first request of a kind would wait for."""
+        warm = (module for dialect, _ in self._dialects for module in dialect.warm)
+        modules = ["posthouse.server.api", *warm]
+        asyncio.get_running_loop().run_in_executor(None, _import_all, modules)
 
     async def _end(self) -> int:
         engine = self._broker.engine
@@ -281,6 +284,11 @@ class Server:
             "Posthouse is ready on %s.", ", ".join(f"{at.host}:{at.port}" for at in listening),
             extra={"event": "broker.ready", "ports": sorted({at.port for at in listening})},
         )  # fmt: skip
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
+        __import__(module)
 
 
 def _files_max() -> int:

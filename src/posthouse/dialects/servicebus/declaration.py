@@ -119,10 +119,6 @@ class ServiceBus:
         limits = Limits(given.localzure_message_size, given.localzure_entities)
         return Service(self._credentials, limits)
 
-    def warm(self) -> "Peers":
-        """Imports what AMQP takes."""
-        return self._peers
-
 
 def _read_file(content: Mapping[str, object], namespace: str) -> FromFile:
     """The file of Microsoft's emulator, in which nothing is ours. Raises ValueError."""
@@ -183,6 +179,10 @@ declaration = Dialect(
     ),
     ports=(AMQP_PORT, 5671, 5300, 7071),  # AMQP, with TLS, the emulator's administration, LocalZure
     welcome=_welcome,
-    warm=ServiceBus.warm,
+    warm=(
+        "posthouse.dialects.servicebus.peer",
+        "posthouse.dialects.servicebus.answering",
+        "posthouse.dialects.servicebus.localzure.service",
+    ),
     read_file=_read_file,
 )  # fmt: skip
