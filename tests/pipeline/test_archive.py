@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from posthouse.cli import main
+from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
 from posthouse.pipeline.wire import FeedClient, PosthouseError
@@ -51,6 +55,13 @@ def positions(lake: Lake) -> list[int]:
     return sorted(table.column("position").to_pylist())
 
 
+def times(lake: Lake) -> list[pa.Field]:
+    """The columns of times, as every file has them."""
+    paths = [Path(lake.where) / file.path for each in lake.manifests() for file in each.files]
+    every = [field for path in paths for field in pq.read_schema(path)]
+    return [field for field in every if pa.types.is_timestamp(field.type)]
+
+
 def test_everything_is_archived_once_and_the_broker_is_told(
     spark: "SparkSession", own: Running, lake: Lake
 ) -> None:
@@ -64,11 +75,25 @@ def test_everything_is_archived_once_and_the_broker_is_told(
     [reader] = own.call("GET", "/api/v1/readers").json["readers"]
     assert (reader["name"], reader["position"]) == ("archive", rows)
 
+    assert {each.type for each in times(lake)} == {pa.timestamp("us", "UTC")}
+    files = {each.name: each.files[0].path for each in lake.manifests()}
+    early, middle, _ = lake.manifests()
+    for first, end, wanted in (("95", "120", middle), (None, "91", early)):
+        [read] = events(spark, lake, first, end).inputFiles()
+        assert read.endswith(files[wanted.name])
+    assert events(spark, lake, "95", "120").count() == 25
+
     assert jobs.archive(spark, at(own), lake) == 0  # of what it did itself there is nothing to tell
     own.send("orders", "late")
     more = jobs.archive(spark, at(own), lake)
     assert more > 0
     assert positions(lake) == list(range(1, rows + more + 1))
+
+    other = Lake(f"{lake.where}-2")
+    with pytest.raises(LakeError, match=f"up to position {rows + more}.*--reader NAME"):
+        jobs.archive(spark, at(own), other)
+    assert other.manifests() == []
+    assert jobs.archive(spark, at(own), other, reader="second") >= rows + more
 
     verdict = jobs.verify(spark, lake)
     assert verdict.is_well
@@ -101,6 +126,27 @@ def test_what_was_left_half_done_is_done_anew(
     rows = jobs.archive(spark, at(own), lake)
     assert positions(lake) == list(range(1, rows + 1))
     assert lake.unnamed() == []
+
+
+def test_a_lake_of_an_earlier_version_is_read_and_compacted(
+    spark: "SparkSession", own: Running, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are INT96, which have no zone and no statistics."""
+    own.send("orders", *map(str, range(50)))
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "int64_times", lambda _: nullcontext())
+        jobs.write(spark, at(own), lake, 1, 30)
+    [old] = lake.manifests()
+    assert old.is_old
+    assert {each.type for each in times(lake)} == {pa.timestamp("ns")}
+    jobs.write(spark, at(own), lake, 30, 41)
+    moments = {row.time for row in events(spark, lake, since="2020-01-01").collect()}
+    assert moments == {row.time for row in lake.read(spark).collect()}
+    assert jobs.compact(spark, lake, rows=30) == 1  # the old one alone
+    assert [each.is_old for each in lake.manifests()] == [False, False]
+    assert {each.type for each in times(lake)} == {pa.timestamp("us", "UTC")}
+    assert positions(lake) == list(range(1, 41))
+    assert moments == {row.time for row in lake.read(spark).collect()}
 
 
 def test_what_is_missing_is_filled_in(spark: "SparkSession", own: Running, lake: Lake) -> None:

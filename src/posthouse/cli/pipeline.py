@@ -206,19 +206,27 @@ def _events(
     options: argparse.Namespace, spark: "SparkSession", columns: Sequence[str]
 ) -> "tuple[DataFrame, str]":
     """The events that a job works on, and the name of their source."""
-    from posthouse.pipeline.events import events
+    from posthouse.pipeline.events import events, span
 
     where = _broker(options) if options.lake is None else _lake(options)
     told = options.lake if options.lake is not None else Client.where(options)[0]
+    if options.lake is not None and (options.since is not None or options.until is not None):
+        lake = _lake(options)
+        read, whole = len(lake.files(span(options.since, options.until))), len(lake.files())
+        fields = {"doing": "reading", "files": read, "files_in_lake": whole}
+        _Telling(options).tell(f"Reading {read} of the lake's {whole} files", fields)
     return events(spark, where, options.since, options.until, columns), str(told)
 
 
 def _rows(options: argparse.Namespace) -> int | None:
-    """The number of rows to be read; None where a time range limits them."""
+    """The number of rows to be read; None where a time range of the broker's limits them."""
+    from posthouse.pipeline.events import span
+
+    if options.lake is not None:
+        found = _lake(options).files(span(options.since, options.until))
+        return sum(each.rows for each in found)
     if options.since is not None or options.until is not None:
         return None
-    if options.lake is not None:
-        return sum(each.rows for each in _lake(options).manifests())
     status = _broker(options).status()
     return int(status["last"]) + 1 - int(status["first"])
 

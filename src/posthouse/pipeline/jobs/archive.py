@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from posthouse.pipeline.lake import Lake, Manifest, range_name
+from posthouse.pipeline.lake import Lake, LakeError, Manifest, Span, int64_times, range_name
 from posthouse.pipeline.wire import FeedClient
 
 if TYPE_CHECKING:
@@ -68,8 +68,17 @@ def archive(
     begun, done = time.monotonic(), 0
     status = broker.status()
     position = lake.end() or int(status["first"])
-    if broker.acknowledged(reader) is None:
+    acknowledged = broker.acknowledged(reader)
+    if acknowledged is None:
         broker.acknowledge(reader, position - 1)
+    elif acknowledged >= position:
+        raise LakeError(
+            f"The reader {reader!r} has read up to position {acknowledged}, but {lake.where} ends"
+            f" at {position - 1}: another lake uses that reader. Give this lake its own:"
+            " --reader NAME."
+            " If the end of this lake was removed, run: posthouse pipeline backfill --last"
+            f" {acknowledged}"
+        )
     last = int(status["last"])
     if broker.is_idle(position, last + 1):
         last = position - 1
@@ -132,9 +141,10 @@ def write(spark: "SparkSession", broker: FeedClient, lake: Lake, first: int, end
     dates = {_date(broker, position) for position in (first, end - 1)}
     if len(dates) == 1 and None not in dates:  # as most: Spark need not sort it by days then
         where = f"{lake.data}/date={dates.pop()}/range={range_name(first, end)}"
-        rows.write.mode("append").options(**_PLAIN).parquet(where)
+        with int64_times(spark):
+            rows.write.mode("append").options(**_PLAIN).parquet(where)
     else:
-        _save(rows, lake, first, end)
+        _save(spark, rows, lake, first, end)
     return lake.add(first, end)
 
 
@@ -147,17 +157,14 @@ def _date(broker: FeedClient, position: int) -> date | None:
     return moment.astimezone(UTC).date()
 
 
-def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
+def _save(spark: "SparkSession", rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
     from pyspark.sql import functions as f
 
-    (
-        rows.withColumn("date", f.to_date("time"))
-        .withColumn("range", f.lit(range_name(first, end)))
-        .write.partitionBy("date", "range")
-        .mode("append")
-        .options(**_PLAIN)
-        .parquet(lake.data)
-    )
+    dated = rows.withColumn("date", f.to_date("time"))
+    named = dated.withColumn("range", f.lit(range_name(first, end)))
+    with int64_times(spark):
+        write = named.write.partitionBy("date", "range").mode("append")
+        write.options(**_PLAIN).parquet(lake.data)
 
 
 @dataclass(frozen=True)
@@ -199,12 +206,15 @@ def verify(spark: "SparkSession", lake: Lake) -> Verdict:
 
 
 def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
-    """Puts small ranges that follow each other together; how many were replaced."""
+    """Merges small ranges that follow each other, and rewrites those of earlier versions.
+
+    Returns how many ranges were replaced.
+    """
     lake.sweep()
     replaced = 0
     for run in runs(lake.manifests(), rows):
         first, end = run[0].first, run[-1].end
-        _save(lake.read(spark, first, end), lake, first, end)
+        _save(spark, lake.read(spark, Span(first, end)), lake, first, end)
         lake.add(first, end)
         lake.sweep()  # those that it replaces
         replaced += len(run)
@@ -212,15 +222,22 @@ def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
 
 
 def runs(there: list[Manifest], rows: int) -> Iterator[list[Manifest]]:
-    """Yields runs of small ranges that follow each other, and are together not too large."""
+    """Yields the runs of ranges that are to be rewritten as one.
+
+    These are small ranges that follow each other and have no more than `rows` rows together, and
+    ranges of an earlier version.
+    """
     run: list[Manifest] = []
     for each in there:
         follows = bool(run) and run[-1].end == each.first
-        if not follows or sum(one.rows for one in run) + each.rows > rows or each.rows > SMALL_ROWS:
-            if len(run) > 1:
+        is_large = each.rows > SMALL_ROWS
+        if not follows or is_large or sum(one.rows for one in run) + each.rows > rows:
+            if len(run) > 1 or any(one.is_old for one in run):
                 yield run
             run = []
-        if each.rows <= SMALL_ROWS:
+        if not is_large:
             run.append(each)
-    if len(run) > 1:
+        elif each.is_old:
+            yield [each]
+    if len(run) > 1 or any(one.is_old for one in run):
         yield run
