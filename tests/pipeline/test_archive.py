@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from posthouse.cli import main
+from posthouse.pipeline import iceberg, published
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
@@ -62,6 +65,16 @@ def times(lake: Lake) -> list[pa.Field]:
     return [field for field in every if pa.types.is_timestamp(field.type)]
 
 
+def in_tables(lake: Lake) -> list[list[int]]:
+    """The positions in the lake's tables of Iceberg and Delta, as their own libraries read them."""
+    said = lake.setting("iceberg")
+    assert said is not None
+    catalog = load_catalog("posthouse", uri=said["uri"], type="sql")
+    scanned = catalog.load_table(said["table"]).scan(selected_fields=("position",)).to_arrow()
+    delta = pa.table(DeltaTable(lake.where).to_pyarrow_table(columns=["position"]))
+    return [sorted(table.column("position").to_pylist()) for table in (scanned, delta)]
+
+
 def test_everything_is_archived_once_and_the_broker_is_told(
     spark: "SparkSession", own: Running, lake: Lake
 ) -> None:
@@ -84,9 +97,12 @@ def test_everything_is_archived_once_and_the_broker_is_told(
     assert events(spark, lake, "95", "120").count() == 25
 
     assert jobs.archive(spark, at(own), lake) == 0  # of what it did itself there is nothing to tell
+    published.publish(lake, "delta", {})
+    published.publish(lake, "iceberg", iceberg.settings(lake, None, None))
     own.send("orders", "late")
     more = jobs.archive(spark, at(own), lake)
     assert more > 0
+    assert in_tables(lake) == [list(range(1, rows + more + 1))] * 2
     assert positions(lake) == list(range(1, rows + more + 1))
 
     other = Lake(f"{lake.where}-2")
@@ -103,6 +119,7 @@ def test_everything_is_archived_once_and_the_broker_is_told(
 
     assert jobs.compact(spark, lake) == 4
     assert [each.rows for each in lake.manifests()] == [rows + more]
+    assert in_tables(lake) == [positions(lake)] * 2
     assert positions(lake) == list(range(1, rows + more + 1))
     assert jobs.verify(spark, lake).is_well
 

@@ -613,6 +613,17 @@ def _add_pipeline(rooms: Rooms) -> None:
     action("compact", "put small ranges of the lake together", "spark", "rows")
     action("status", "what is in the lake, and how far behind it is", "broker")
     made = action(
+        "publish", "have the lake as a table of Iceberg or Delta, for other engines",
+        example="posthouse pipeline publish --lake lake --catalog https://catalog.example",
+    )  # fmt: skip
+    made.add_argument("--format", choices=("iceberg", "delta"), default="iceberg",
+                      help="of the table (iceberg)")  # fmt: skip
+    made.add_argument("--catalog", metavar="CATALOG",
+                      help="of Iceberg: sqlite:///PATH, the URL of a REST catalog, or the name of"
+                      " one in .pyiceberg.yaml (an SQLite database in the lake)")  # fmt: skip
+    made.add_argument("--table", metavar="NAMESPACE.TABLE",
+                      help="its name in the catalog (posthouse.events)")  # fmt: skip
+    made = action(
         "report", "what went through the queues, as a page and as tables", "broker", "spark",
         "events", example="posthouse pipeline report --lake lake --out report",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posthouse.cli.client import Client
-from posthouse.cli.codes import FAILED, NOT_FOUND, OK, fail, say
+from posthouse.cli.codes import FAILED, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.cli.show import printable, size, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ WATCH_SECONDS = 1.0
 FAULTS_SHOWN = 20
 AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
 # Commands that read the files they name; the others make them.
-_READERS = ("verify", "compact", "report", "reconcile", "triage", "replay", "run")
+_READERS = ("verify", "compact", "publish", "report", "reconcile", "triage", "replay", "run")
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -306,8 +306,32 @@ def compact(options: argparse.Namespace) -> int:
 
 
 @_on_spark
+def publish(options: argparse.Namespace) -> int:
+    """Publishes the lake as a table, without Spark: its files stay as they are."""
+    from posthouse.pipeline.iceberg import settings
+    from posthouse.pipeline.published import publish as job
+
+    lake, is_iceberg = _lake(options), options.format == "iceberg"
+    if not is_iceberg and (options.catalog is not None or options.table is not None):
+        return fail("A Delta table is in the lake itself: it has no --catalog and no --table.",
+                    USAGE)  # fmt: skip
+    said = settings(lake, options.catalog, options.table) if is_iceberg else {}
+    table = job(lake, options.format, said)
+    files = len(table.files())
+    where = f" in the catalog {said.get('uri', said['catalog'])}" if is_iceberg else ""
+    _result(
+        options, f"{table.name}{where} has {files:,} files. archive, backfill and compact keep it"
+        " in line with the lake.",
+        {"table": table.name, "format": options.format, "files": files, "lake": lake.where, **said},
+    )  # fmt: skip
+    return OK
+
+
+@_on_spark
 def status(options: argparse.Namespace) -> int:
     """Shows the state of the lake, without Spark: it is all in the manifests."""
+    from posthouse.pipeline.published import FORMATS
+
     lake, feed = _lake(options), _broker(options).status()
     there = lake.manifests()
     end = there[-1].end if there else int(feed["first"])
@@ -315,7 +339,8 @@ def status(options: argparse.Namespace) -> int:
         "ranges": len(there), "rows": sum(each.rows for each in there),
         "size_bytes": sum(each.size_bytes for each in there),
         "first": there[0].first if there else None, "last": end - 1 if there else None,
-        "gaps": lake.gaps(), "lag": max(0, int(feed["last"]) + 1 - end),
+        "gaps": lake.gaps(), "tables": [name for name in FORMATS if lake.setting(name) is not None],
+        "lag": max(0, int(feed["last"]) + 1 - end),
     }  # fmt: skip
     held = size(sum(each.size_bytes for each in there))
     text = f"{lake.where} is empty, {fields['lag']:,} behind the broker."

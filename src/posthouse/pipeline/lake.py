@@ -2,6 +2,7 @@
 
     LAKE/data/date=2026-11-16/range=000000000001-000000250001/*.parquet
     LAKE/manifests/000000000001-000000250001.json
+    LAKE/tables/iceberg.json                             where it is published, if it is
 
 A range goes from its first position to before its end. A file counts if a manifest names it; what
 none names was left behind by somebody who was stopped, and is swept away. A manifest is written as
@@ -13,7 +14,7 @@ It can be anywhere that PyArrow and Spark can both reach.
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
@@ -158,6 +160,11 @@ class Lake:
     def data(self) -> str:
         """The path of the data, as it is given to Spark."""
         return f"{self.where}/data"
+
+    @property
+    def uri(self) -> str:
+        """The address of the lake, with a scheme."""
+        return self.where if "://" in self.where else f"file://{self.where}"
 
     # The content of the lake.
 
@@ -297,6 +304,28 @@ class Lake:
                 os.fsync(opened)
             finally:
                 os.close(opened)
+
+    # Tables that the lake is published as.
+
+    def setting(self, name: str) -> dict[str, str] | None:
+        """What was set under a name; None where nothing was."""
+        path = f"{self._root}/tables/{name}.json"
+        if self._files.get_file_info(path).type != fs.FileType.File:
+            return None
+        with self._files.open_input_stream(path) as file:
+            content = file.read()
+        try:
+            return {str(key): str(value) for key, value in json.loads(content).items()}
+        except (ValueError, AttributeError):
+            raise LakeError(f"{path} is not a setting; remove it and publish again.") from None
+
+    def set(self, name: str, said: Mapping[str, str]) -> None:
+        self._write(f"{self._root}/tables/{name}.json", json.dumps(dict(said), indent=1).encode())
+
+    def schema(self, manifest: Manifest) -> pa.Schema:
+        """The columns of a range's files."""
+        with self._files.open_input_file(f"{self._root}/{manifest.files[0].path}") as file:
+            return pq.read_schema(file).remove_metadata()
 
     # Files.
 

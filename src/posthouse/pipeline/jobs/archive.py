@@ -1,7 +1,8 @@
 """Archiving: the feed into a lake, every position once.
 
-It goes on where the lake ends, range by range. A range is written, counted, and then named by a
-manifest; only then is the broker told that it need not keep it. Whoever is stopped on the way
+It goes on where the lake ends, range by range. A range is written, counted, named by a manifest,
+and added to the tables that the lake is published as; only then is the broker told that it need not
+keep it. Whoever is stopped on the way
 leaves files that no manifest names, which the next one sweeps away. There is no checkpoint to lose.
 """
 
@@ -12,6 +13,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from posthouse.pipeline.lake import Lake, LakeError, Manifest, Span, int64_times, range_name
+from posthouse.pipeline.published import Tables
 from posthouse.pipeline.wire import FeedClient
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def archive(
 
     Raises PosthouseError or LakeError.
     """
-    lake.sweep()
+    tables = _tidied(lake)
     begun, done = time.monotonic(), 0
     status = broker.status()
     position = lake.end() or int(status["first"])
@@ -86,7 +88,7 @@ def archive(
         while position <= last:
             left = last + 1 - position
             end = position + (left if left <= rows + rows // 10 else rows)  # no tiny one at the end
-            write(spark, broker, lake, position, end)
+            tables.add(write(spark, broker, lake, position, end))
             broker.acknowledge(reader, end - 1)
             done += end - position
             position = end
@@ -109,15 +111,23 @@ def backfill(
     told: Callable[[Progress], None] = lambda _: None,
 ) -> int:
     """Archives those of these positions that are not in the lake yet; returns how many rows."""
-    lake.sweep()
+    tables = _tidied(lake)
     begun, done = time.monotonic(), 0
     for gap_first, gap_end in missing(lake.manifests(), first, end):
         for at in range(gap_first, gap_end, rows):
             until = min(at + rows, gap_end)
-            write(spark, broker, lake, at, until)
+            tables.add(write(spark, broker, lake, at, until))
             done += until - at
             told(Progress(until, end - 1, done, time.monotonic() - begun))
     return done
+
+
+def _tidied(lake: Lake) -> Tables:
+    """Finishes what a job that was stopped has left: tables first, while their files are there."""
+    tables = Tables(lake)
+    tables.sync()
+    lake.sweep()
+    return tables
 
 
 def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -188,6 +198,7 @@ def verify(spark: "SparkSession", lake: Lake) -> Verdict:
 
     there = lake.manifests()
     wrong = [text for each in there for text in lake.check(each)]
+    wrong += Tables(lake).check(there)
     if there and not wrong:
         counted = lake.read(spark).groupBy("range").agg(
             f.count("*").alias("rows"), f.countDistinct("position").alias("positions"),
@@ -210,12 +221,13 @@ def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
 
     Returns how many ranges were replaced.
     """
-    lake.sweep()
+    tables = _tidied(lake)
     replaced = 0
     for run in runs(lake.manifests(), rows):
         first, end = run[0].first, run[-1].end
         _save(spark, lake.read(spark, Span(first, end)), lake, first, end)
         lake.add(first, end)
+        tables.sync()
         lake.sweep()  # those that it replaces
         replaced += len(run)
     return replaced
