@@ -188,8 +188,13 @@ def test_a_plan_that_makes_no_sense_is_refused(
     shop.send("orders", "x")
     with pytest.raises(PosthouseError, match="no field 'colour'"):
         made(spark, shop, tmp_path / "plan", changes={"colour": "1"})
-    with pytest.raises(PosthouseError, match="nonsense"):
-        made(spark, shop, tmp_path / "plan", where="nonsense = 1")
+    for where, said in (("nonsense = 1", "`nonsense`"), ("reason = = 1", "at or near '='")):
+        given = ["--url", shop.url, "--plan", str(tmp_path / "none"), "--where", where]
+        assert main(["pipeline", "replay", *given]) == 1
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith("Spark does not understand --where or --set: ")
+        assert said in told
+        assert "SQLSTATE" not in told
     with pytest.raises(PosthouseError, match="no plan"):
         replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     (tmp_path / "plan").mkdir(exist_ok=True)

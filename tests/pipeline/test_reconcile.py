@@ -160,6 +160,20 @@ def test_a_database_that_has_no_such_table_is_told(spark: "SparkSession", databa
         claims.read(spark, f"{database}::unheard_of")
 
 
+def test_a_mistyped_path_of_a_database_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shp.db"
+    given = ["--outbox", f"sqlite:///{path}::outbox", "--url", "http://127.0.0.1:1"]
+    assert main(["pipeline", "reconcile", *given]) == 3
+    assert capsys.readouterr().err == f"There is no database {path}; check the name.\n"
+    with pytest.raises(PosthouseError, match="There is no database"):
+        claims._staged(f"sqlite+pysqlite:///{path}?timeout=5", "outbox", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert claims.missing_file("postgresql:///shop::outbox") is None
+    assert claims.missing_file("outbox.parquet") is None
+
+
 def test_a_table_of_several_chunks_is_read_whole(
     spark: "SparkSession", database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

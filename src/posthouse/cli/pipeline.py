@@ -39,7 +39,7 @@ def _on_spark(run: Run) -> Run:
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
-        from posthouse.pipeline.failures import sentence_in
+        from posthouse.pipeline.failures import sentence_in, sentence_of
         from posthouse.pipeline.lake import LakeError
         from posthouse.pipeline.session import NoSpark
         from posthouse.pipeline.wire import PosthouseError
@@ -54,15 +54,20 @@ def _on_spark(run: Run) -> Run:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
                 raise
-            return fail(sentence_in(error) or f"Spark failed: {error}", FAILED)
+            said = sentence_in(error) or f"Spark failed: {sentence_of(error)}"
+            return fail(said, FAILED)
 
     return guarded
 
 
 def _missing(options: argparse.Namespace) -> str | None:
     """What to say of the first thing on this machine that is named, and is not there."""
+    from posthouse.pipeline.claims import missing_file
+
     for name in ("lake", "outbox", "inbox", "file"):
         where = getattr(options, name, None)
+        if where is not None and (database := missing_file(where)) is not None:
+            return f"There is no database {database}; check the name."
         if where is None or "::" in where or "://" in where or set(where) & set("*?[{"):
             continue  # it is elsewhere, or a pattern
         if not Path(where).exists():
