@@ -583,6 +583,11 @@ def _add_pipeline(rooms: Rooms) -> None:
                     name, dest=dest, metavar="WHEN",
                     help="a position, or a moment like 2026-11-16T15:00:00Z",
                 )  # fmt: skip
+        if "queues" in needs:
+            made.add_argument(
+                "--queue", action="append", default=[], metavar="NAME",
+                help="only this queue, topic or TOPIC/SUBSCRIPTION; may be given several times",
+            )  # fmt: skip
         if "broker" in needs:
             _add_broker(made)
         if "spark" in needs:
@@ -632,13 +637,13 @@ def _add_pipeline(rooms: Rooms) -> None:
     _add_out(made, "report")
     made = action(
         "reconcile", "hold what was sent, what came and what was processed against each other",
-        "broker", "spark", "events",
+        "broker", "spark", "events", "queues",
         example="posthouse pipeline reconcile --lake lake --outbox sqlite:///shop.db::outbox",
     )  # fmt: skip
     _add_reconcile(made)
     made = action(
         "triage", "dead letters by cause, with what could be done about each", "broker", "spark",
-        "events", example="posthouse pipeline triage --out triage",
+        "events", "queues", example="posthouse pipeline triage --out triage",
     )  # fmt: skip
     _add_out(made, "triage")
     made = action(

@@ -405,9 +405,13 @@ def reconcile(options: argparse.Namespace) -> int:
             None if where is None else claims.read(spark, where, columns, options.staging)
             for where, columns in zip(said, names, strict=True)
         )
-        found = job.reconcile(rows, outbox, inbox, step=way.step)
+        found = job.reconcile(rows, outbox, inbox, queues=options.queue, step=way.step)
         path = job.write(found, options.out, options.format, step=way.step)
         shown = found.faults.limit(FAULTS_SHOWN).toArrow().to_pylist()
+    if options.queue and not found.messages and not shown:
+        named = ", ".join(map(repr, options.queue))
+        return fail(f"Nothing was sent to {named}; name the queue or topic that messages are sent"
+                    " to, not a subscription.", NOT_FOUND)  # fmt: skip
     is_well = found.is_well(tuple(options.allow))
     lines = [f"{found.messages:,} messages were compared."]
     if found.nameless:
@@ -438,13 +442,14 @@ def triage(options: argparse.Namespace) -> int:
     way = Way(job.SHARES)
     with _watching(options, spark, "Grouping", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        found = job.triage(rows, step=way.step)
+        found = job.triage(rows, options.queue, step=way.step)
         page, groups = job.write(found, options.out, source, options.format, step=way.step)
     lines = [f"{sum(each['messages'] for each in groups):,} dead letters, {len(groups)} causes."]
     for each in groups[:FAULTS_SHOWN]:
         what = each["fingerprint"] or each["reason"] or "no reason given"
+        queues = ", ".join(queue["entity"] for queue in each["queues"])
         lines += [
-            "", f"{each['messages']:,} in {each['entity']}: {what}",
+            "", f"{each['messages']:,} in {queues}: {what}",
             f"    {each['advice']}", f"    {each['command']}",
         ]  # fmt: skip
     lines += ["", f"The page is {page}, with the table beside it."]
