@@ -630,7 +630,7 @@ def _add_pipeline(rooms: Rooms) -> None:
                       help="its name in the catalog (posthouse.events)")  # fmt: skip
     made = action(
         "report", "what went through the queues, as a page and as tables", "broker", "spark",
-        "events", example="posthouse pipeline report --lake lake --out report",
+        "events", "queues", example="posthouse pipeline report --lake lake --queue orders",
     )  # fmt: skip
     made.add_argument("--window", type=_positive, metavar="SECONDS",
                       help="that charts go by; as long as gives a good picture")  # fmt: skip

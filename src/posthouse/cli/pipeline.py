@@ -369,22 +369,34 @@ def report(options: argparse.Namespace) -> int:
     way = Way(job.SHARES, _rows(options))
     with _watching(options, spark, "Counting", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        made = job.report(rows, options.window, step=way.step)
+        made = job.report(rows, options.window, options.queue, step=way.step)
+        queues = made.queues.orderBy("arrived", ascending=False).toArrow().to_pylist()
+        missing = _unknown(options.queue, queues)
+        if missing is not None:
+            return fail(f"Nothing happened in {missing!r} in {source}; check the name.", NOT_FOUND)
         page = job.write(made, options.out, source, options.format, step=way.step)
-        queues = made.queues.orderBy("sent", ascending=False).toArrow().to_pylist()
-    heads = ("sent", "completed", "retries", "dead_lettered", "expired", "open")
+        overall = made.overall.toArrow().to_pylist()
+    heads = ("sent", "arrived", "completed", "retries", "dead_lettered", "expired", "open")
     times = ("waited_p50_s", "waited_p99_s", "settled_p50_s", "settled_p99_s")
     shown = [
-        [f"{row['namespace']}/{row['entity']}", *(row[name] or 0 for name in heads),
-         *(_seconds(row[name]) for name in times)]
-        for row in queues
-    ]  # fmt: skip
-    titles = ("queue", "sent", "completed", "retries", "dead", "expired", "still there",
-              "in queue p50", "p99", "to settle p50", "p99")  # fmt: skip
+        [name, *(row[head] or 0 for head in heads), *(_seconds(row[time]) for time in times)]
+        for name, row in (
+            *((f"{each['namespace']}/{each['entity']}", each) for each in queues),
+            *(("all", each) for each in overall if len(queues) > 1),
+        )
+    ]
+    titles = ("queue", "sent", "arrived", "completed", "retries", "dead", "expired",
+              "still there", "in queue p50", "p99", "to settle p50", "p99")  # fmt: skip
     text = f"{table(shown, titles)}\n\nThe page is {page}, with the tables beside it."
-    said = json.loads(json.dumps(queues, default=str))
-    _result(options, text, {"page": page, "queues": said})
+    said = json.loads(json.dumps({"queues": queues, "overall": overall}, default=str))
+    _result(options, text, {"page": page, **said})
     return OK
+
+
+def _unknown(names: Sequence[str], queues: "list[dict[str, object]]") -> str | None:
+    """The first of these names that no queue of a report has."""
+    known = {row["entity"] for row in queues}
+    return next((name for name in names if name not in known), None)
 
 
 @_on_spark
