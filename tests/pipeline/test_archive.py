@@ -279,6 +279,8 @@ def test_an_archive_that_is_killed_is_exact(
     """The whole of it, with its JVM and its workers, when so many ranges were there; then again."""
     for number in range(20):
         own.send("orders", *(f"{number}-{at}" for at in range(100)))
+    published.publish(lake, "delta", {})
+    published.publish(lake, "iceberg", iceberg.settings(lake, None, None))
     words = [
         POSTHOUSE,
         "pipeline",
@@ -300,3 +302,4 @@ def test_an_archive_that_is_killed_is_exact(
     assert jobs.verify(spark, lake).is_well
     found = lake.read(spark).select("position").toArrow().column("position").to_pylist()
     assert sorted(found) == list(range(1, last + 1))
+    assert in_tables(lake) == [list(range(1, last + 1))] * 2

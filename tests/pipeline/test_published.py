@@ -12,11 +12,13 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
+from pyiceberg.utils.config import Config
 
 from posthouse.cli import main
 from posthouse.pipeline import iceberg, published
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError, Manifest, range_name
+from tests.pipeline.rest_catalog import rest_catalog
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = {
@@ -41,7 +43,9 @@ def add(lake: Lake, first: int, end: int, days: tuple[int, ...] = (0,), **more: 
             "time": [moment + timedelta(seconds=at) for at in range(low, high)],
             "properties": [[("colour", "red")]] * count, "priority": [4] * count,
         }  # fmt: skip
-        made = pa.table({name: pa.array(columns[name], kind) for name, kind in COLUMNS.items()})
+        # Releases differ in what they declare as never null.
+        fields = [pa.field(name, kind, nullable=first > 1) for name, kind in COLUMNS.items()]
+        made = pa.table(columns, pa.schema(fields))
         for name, value in more.items():
             made = made.append_column(name, [[value] * count])
         folder = Path(lake.data) / f"date={moment.date()}" / f"range={range_name(first, end)}"
@@ -185,6 +189,29 @@ def test_the_command_publishes_and_says_where(
     assert other.setting("iceberg") is None
     code = main(["pipeline", "publish", "--lake", str(tmp_path / "none")])
     assert (code, "There is no lake" in capsys.readouterr().err) == (3, True)
+
+
+def test_a_catalog_can_be_a_rest_server_whose_secret_is_not_in_the_lake(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rest_catalog(tmp_path, "open sesame") as url:
+        said = iceberg.settings(lake, url, "shop.events")
+        with pytest.raises(LakeError, match=f"The catalog {url} says: .*No token"):
+            published.publish(lake, "iceberg", said)
+        monkeypatch.setenv("PYICEBERG_CATALOG__POSTHOUSE__TOKEN", "open sesame")
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process has it
+        published.publish(lake, "iceberg", said)
+        tables = published.Tables(lake)
+        tables.add(add(lake, 1, 10))
+        tables.add(add(lake, 10, 20))
+        add(lake, 1, 20)
+        jobs._tidied(lake)
+        table = load_catalog("posthouse", type="rest", uri=url).load_table("shop.events")
+        found = table.scan().to_arrow().column("position").to_pylist()
+        assert sorted(found) == list(range(1, 20))
+        assert len(table.inspect.files()) == 1
+    written = [path.read_text() for path in (Path(lake.where) / "tables").iterdir()]
+    assert "sesame" not in "".join(written)
 
 
 def test_a_lake_of_an_earlier_version_is_to_be_rewritten_first(lake: Lake) -> None:

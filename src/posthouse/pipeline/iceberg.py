@@ -84,7 +84,7 @@ class IcebergTable:
 
     def commit(self, added: Sequence[Manifest], removed: set[str]) -> None:
         with self._errors():
-            schema = _nullable(self._lake.schema(added[-1])) if added else None
+            schema = self._lake.schema(added[-1]) if added else None
             if self._table is None:
                 assert schema is not None
                 self._table = self._create(schema)
@@ -180,8 +180,3 @@ class _Kinds:
 
 
 _Expected = _Kinds()
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema without what this release promises of nulls: files of others are added too."""
-    return pa.schema([field.with_nullable(True) for field in schema])

@@ -323,9 +323,9 @@ class Lake:
         self._write(f"{self._root}/tables/{name}.json", json.dumps(dict(said), indent=1).encode())
 
     def schema(self, manifest: Manifest) -> pa.Schema:
-        """The columns of a range's files."""
+        """The columns of a range's files, each nullable: releases differ in what is never null."""
         with self._files.open_input_file(f"{self._root}/{manifest.files[0].path}") as file:
-            return pq.read_schema(file).remove_metadata()
+            return pa.schema([field.with_nullable(True) for field in pq.read_schema(file)])
 
     # Files.
 
