@@ -73,8 +73,8 @@ store resend --data DATA --namespace default --first 1 --last 9 --into q
 pipeline status
 config show
 tls env --data DATA"""
-# These have tests of their own, as they need Spark, a worker, or a clock that is ahead.
-SPARK = "archive backfill verify compact report reconcile triage replay run"
+# These have tests of their own, as they need Spark or a lake, a worker, or a clock that is ahead.
+SPARK = "archive backfill verify compact publish report reconcile triage replay run"
 ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",), ("store", "set-clock")}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}

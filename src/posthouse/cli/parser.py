@@ -613,6 +613,11 @@ def _add_pipeline(rooms: Rooms) -> None:
                     name, dest=dest, metavar="WHEN",
                     help="a position, or a moment like 2026-11-16T15:00:00Z",
                 )  # fmt: skip
+        if "queues" in needs:
+            made.add_argument(
+                "--queue", action="append", default=[], metavar="NAME",
+                help="only this queue, topic or TOPIC/SUBSCRIPTION; may be given several times",
+            )  # fmt: skip
         if "broker" in needs:
             _add_broker(made)
         if "spark" in needs:
@@ -643,21 +648,32 @@ def _add_pipeline(rooms: Rooms) -> None:
     action("compact", "put small ranges of the lake together", "spark", "rows")
     action("status", "what is in the lake, and how far behind it is", "broker")
     made = action(
+        "publish", "have the lake as a table of Iceberg or Delta, for other engines",
+        example="posthouse pipeline publish --lake lake --catalog https://catalog.example",
+    )  # fmt: skip
+    made.add_argument("--format", choices=("iceberg", "delta"), default="iceberg",
+                      help="of the table (iceberg)")  # fmt: skip
+    made.add_argument("--catalog", metavar="CATALOG",
+                      help="of Iceberg: sqlite:///PATH, the URL of a REST catalog, or the name of"
+                      " one in .pyiceberg.yaml (an SQLite database in the lake)")  # fmt: skip
+    made.add_argument("--table", metavar="NAMESPACE.TABLE",
+                      help="its name in the catalog (posthouse.events)")  # fmt: skip
+    made = action(
         "report", "what went through the queues, as a page and as tables", "broker", "spark",
-        "events", example="posthouse pipeline report --lake lake --out report",
+        "events", "queues", example="posthouse pipeline report --lake lake --queue orders",
     )  # fmt: skip
     made.add_argument("--window", type=_positive, metavar="SECONDS",
                       help="that charts go by; as long as gives a good picture")  # fmt: skip
     _add_out(made, "report")
     made = action(
         "reconcile", "hold what was sent, what came and what was processed against each other",
-        "broker", "spark", "events",
+        "broker", "spark", "events", "queues",
         example="posthouse pipeline reconcile --lake lake --outbox sqlite:///shop.db::outbox",
     )  # fmt: skip
     _add_reconcile(made)
     made = action(
         "triage", "dead letters by cause, with what could be done about each", "broker", "spark",
-        "events", example="posthouse pipeline triage --out triage",
+        "events", "queues", example="posthouse pipeline triage --out triage",
     )  # fmt: skip
     _add_out(made, "triage")
     made = action(
