@@ -246,9 +246,9 @@ def test_a_key_for_one_queue_is_enough_to_read_it(
         with pytest.raises(PySparkException, match="does not let narrow in"):
             read(spark, broker, **more, **key).collect()
     with pytest.raises(PySparkException, match="takes a key with the right to manage"):
-        write(spark.sql("select 'x' as body"), broker, "own", **key)
+        write(spark.sql("select 'x' as body"), broker, "own", once="true", **key)
     with pytest.raises(PySparkException, match="does not let narrow in"):
-        write(spark.sql("select 'x' as body"), broker, "own", once="false", **key)
+        write(spark.sql("select 'x' as body"), broker, "own", **key)
 
 
 def test_the_same_range_is_the_same_rows_again(spark: SparkSession, broker: Running) -> None:
