@@ -80,7 +80,7 @@ class HttpPath(NamedTuple, Generic[C]):
     """Requests over HTTP that a dialect answers on every port."""
 
     name: str  # for people, and in metrics
-    recognise: "Callable[[Request], bool]"
+    recognise: "Callable[[Request], bool]"  # by its head alone
     answer: "Callable[[C, Request], Awaitable[Answer]] | None"  # None: known, but not served
     precedence: Precedence = Precedence.MARKED
 

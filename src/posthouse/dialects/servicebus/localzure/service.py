@@ -22,7 +22,6 @@ from posthouse.dialects.http import (
     correlation_id,
 )
 from posthouse.dialects.servicebus.credentials import Credentials
-from posthouse.dialects.servicebus.guids import guid, new_number
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
 from posthouse.dialects.servicebus.localzure.errors import (
@@ -35,6 +34,7 @@ from posthouse.dialects.servicebus.localzure.errors import (
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
 from posthouse.dialects.servicebus.web import Path, host_of, path_of, principal_of
+from posthouse.uuids import new_uuid
 
 SESSIONS_MAX = 100_000  # that are remembered as held
 _OPEN = ("health", "docs", "metrics")  # what is told of the service itself
@@ -193,7 +193,7 @@ class Service:
 
 def _correlation(request: Request) -> str:
     given = correlation_id(request.headers, CORRELATION, b"correlation-id")
-    return given or guid(new_number())
+    return given or new_uuid()
 
 
 def _operation(method: str, parts: tuple[str, ...]) -> str:
