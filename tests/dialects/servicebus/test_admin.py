@@ -44,6 +44,7 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
+from posthouse import Message, MessageTooLarge, create_sync_client
 from tests.dialects.servicebus.bus import (
     DELETE,
     KEY,
@@ -1532,8 +1533,8 @@ def test_a_dead_letter_queue_is_no_entity_of_its_own(bus: Bus, admin: Admin) -> 
 
 
 @contextmanager
-def tiered(folder: Path, tier: str) -> Iterator[tuple[Bus, Admin]]:
-    with running("--data", str(folder), "--dev", "--servicebus-tier", tier) as broker:
+def tiered(folder: Path, *flags: str) -> Iterator[tuple[Bus, Admin]]:
+    with running("--data", str(folder), "--dev", *flags) as broker:
         bus = Bus(broker)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in trusting(broker).items():
@@ -1543,8 +1544,8 @@ def tiered(folder: Path, tier: str) -> Iterator[tuple[Bus, Admin]]:
         bus.close()
 
 
-def test_the_standard_tier_has_small_messages_and_express_entities(tmp_path: Path) -> None:
-    with tiered(tmp_path, "standard") as (bus, admin):
+def test_a_broker_for_development_is_of_the_standard_tier(tmp_path: Path) -> None:
+    with tiered(tmp_path) as (bus, admin):
         space = admin.get_namespace_properties()
         assert (space.messaging_sku, space.messaging_units) == ("Standard", None)
         made = admin.create_queue("q", enable_express=True, enable_partitioning=True)
@@ -1559,10 +1560,24 @@ def test_the_standard_tier_has_small_messages_and_express_entities(tmp_path: Pat
             with pytest.raises(MessageSizeExceededError):
                 sender.send_messages(ServiceBusMessage(b"x" * (256 << 10)))
         assert bus.counts("q")["active"] == 1
+        assert Rest(bus.broker.port)("POST", "/q/messages", b"x" * (257 << 10)).status == 403
+
+
+def test_our_own_client_sends_large_messages_in_every_tier(tmp_path: Path) -> None:
+    with tiered(tmp_path) as (bus, admin):
+        admin.create_queue("q")
+        url = f"posthouse://{ROOT}:{KEY}@127.0.0.1:{bus.broker.port}"
+        with create_sync_client(url) as ours:
+            ours.send_message("q", Message(b"x" * (900 << 10)))
+            with pytest.raises(MessageTooLarge) as caught:
+                ours.send_message("q", Message(b"x" * (1 << 20)))
+            assert caught.value.max_size == 1 << 20
+        [message] = bus.receiver("q").receive_messages(max_wait_time=5)
+        assert len(b"".join(message.body)) == 900 << 10
 
 
 def test_the_premium_tier_has_large_messages_and_no_express_entities(tmp_path: Path) -> None:
-    with tiered(tmp_path, "premium") as (bus, admin):
+    with tiered(tmp_path, "--servicebus-tier", "premium") as (bus, admin):
         space = admin.get_namespace_properties()
         assert (space.messaging_sku, space.messaging_units) == ("Premium", 1)
         for create in (admin.create_queue, admin.create_topic):
