@@ -929,9 +929,36 @@ def test_forwarding_needs_a_target_that_is_there(admin: Admin) -> None:
             assert caught.value.status_code in (400, 404)
     with pytest.raises(ResourceNotFoundError):
         admin.get_queue(name)
-    queue = admin.create_queue(name)
     with pytest.raises(HttpResponseError):
-        admin.update_queue(queue, forward_to=name)  # to itself
+        admin.create_queue(name, forward_to=name)
+
+
+def test_what_is_forwarded_to_itself_is_a_dead_letter_after_the_last_hop(
+    bus: Bus, admin: Admin
+) -> None:
+    name = fresh()
+    queue = admin.create_queue(name)
+    admin.update_queue(queue, forward_to=name, forward_dead_lettered_messages_to=name)
+    assert target(admin.get_queue(name).forward_to) == name
+    bus.sender(name).send_messages(ServiceBusMessage("round"))
+    counts = admin.get_queue_runtime_properties(name)
+    assert (counts.active_message_count, counts.transfer_dead_letter_message_count) == (0, 1)
+    kind = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
+    with bus.client() as made, made.get_queue_receiver(name, sub_queue=kind) as receiver:
+        [message] = receiver.receive_messages(max_wait_time=5)
+        assert message.dead_letter_reason == "MaxTransferHopCountExceeded"
+        receiver.complete_message(message)
+
+
+def test_a_circle_of_queues_can_be_made(bus: Bus, admin: Admin) -> None:
+    first, second = fresh(), fresh()
+    queue = admin.create_queue(first)
+    admin.create_queue(second, forward_to=first)
+    admin.update_queue(queue, forward_to=second)
+    bus.sender(second).send_messages(ServiceBusMessage("round"))
+    told = [admin.get_queue_runtime_properties(name) for name in (first, second)]
+    assert [each.active_message_count for each in told] == [0, 0]
+    assert [each.transfer_dead_letter_message_count for each in told] == [0, 1]
 
 
 # Names, and what is there or not.
