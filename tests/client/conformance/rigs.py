@@ -275,8 +275,10 @@ def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runne
             case ProviderType.IN_MEMORY:
                 yield from held(runner.run(use(MemoryRig)))
             case ProviderType.AZURE_SERVICE_BUS | ProviderType.POSTHOUSE:
-                rig = AzureRig if kind is ProviderType.AZURE_SERVICE_BUS else PosthouseRig
-                with running("--memory", "--dev", *flags) as broker:
+                rig, tier = PosthouseRig, ()
+                if kind is ProviderType.AZURE_SERVICE_BUS:
+                    rig, tier = AzureRig, ("--servicebus-tier", "premium")
+                with running("--memory", "--dev", *tier, *flags) as broker:
                     yield from held(runner.run(use(rig, broker)))
             case ProviderType.AWS_SQS:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request

@@ -33,7 +33,8 @@ _log = logging.getLogger("posthouse.client")
 IDLE_MS = 10_000  # how often the broker is to be heard of, at least
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
-NAMESPACE = Symbol("posthouse:namespace")
+# Properties with which a connection opens. By the product the broker knows its own client.
+NAMESPACE, PRODUCT = Symbol("posthouse:namespace"), Symbol("product")
 
 
 class End(Protocol):
@@ -71,7 +72,8 @@ class Wire(asyncio.Protocol):
         self._amqp = Connection(
             f"posthouse-client-{secrets.token_hex(8)}", hostname=config.host, idle_ms=IDLE_MS,
             sasl=("PLAIN", response) if config.key else ("ANONYMOUS", b""),
-            properties={NAMESPACE: config.namespace} if config.namespace else None,
+            properties={PRODUCT: "posthouse"}
+            | ({NAMESPACE: config.namespace} if config.namespace else {}),
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

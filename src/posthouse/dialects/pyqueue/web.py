@@ -186,8 +186,13 @@ async def metrics(call: Call) -> str:
     tell("processing_tasks", "gauge", "Tasks that are worked on.", ("", processing))
     active = context.workers.active(now)
     tell("active_workers", "gauge", "Workers that send heartbeats.", ("", active))
-    tell("processing_time_seconds", "summary", "From pull to acknowledgement.",
-         ("_sum", context.processing_seconds), ("_count", context.processed))  # fmt: skip
+    taken, total = context.processing, 0
+    buckets: list[tuple[str, float]] = []
+    for bound, number in zip((*taken.bounds, "+Inf"), taken.counts, strict=True):
+        total += number
+        buckets.append((f'_bucket{{le="{bound}"}}', total))
+    tell("processing_time_seconds", "histogram", "From pull to acknowledgement.",
+         *buckets, ("_sum", taken.sum), ("_count", total))  # fmt: skip
     tell("throughput_tasks_per_second", "gauge", "Tasks that were acknowledged lately.",
          ("", context.per_second()))  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -182,10 +182,12 @@ async def _send(call: Call) -> Answer:
         said = _broker_properties(request.headers.get(b"brokerproperties", b"{}"))
         content_type = kind.decode("latin-1")[:256]
         messages = [new_message(body, said, properties_in(_own(request)), content_type)]
-    most = call.credentials.settings.message_bytes
-    largest = max(len(each.body) + len(each.envelope) for each in messages)
-    if largest > most:
-        raise MessageTooLarge(queue, largest, most)
+    properties = call.engine.view.properties(call.namespace, queue)
+    most = None if properties is None else properties.max_message_bytes
+    most = call.credentials.settings.message_bytes if most is None else most
+    size = sum(len(each.body) + len(each.envelope) for each in messages)  # of the batch
+    if size > most:
+        raise MessageTooLarge(queue, size, most)
     call.charge(len(messages))
     await call.make_namespace("send", queue)
     await call.ask(Send(queue, messages))
