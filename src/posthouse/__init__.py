@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from posthouse.client.handling import CallNext, Context, Outcome, Reject, Requeue
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-    from posthouse.client.names import MessageId, QueueName, SessionId
+    from posthouse.client.names import MessageId, QueueName, SessionId, SubscriptionName
     from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
     from posthouse.client.retry import (
         CircuitBreaker,
@@ -97,7 +97,7 @@ _NAMES = {
     ),
     "handling": ("CallNext", "Context", "Outcome", "Reject", "Requeue"),
     "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
-    "names": ("MessageId", "QueueName", "SessionId"),
+    "names": ("MessageId", "QueueName", "SessionId", "SubscriptionName"),
     "provider": ("Capabilities", "ProviderType", "SessionSupport"),
     "retry": (
         "CircuitBreaker", "ExponentialRetry", "FixedRetry", "LinearRetry", "NoRetry",
@@ -124,8 +124,8 @@ __all__ = [
     "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "Reject",
     "Requeue", "RetryByError", "RetryPolicy", "Secret", "SerializationError", "SessionClient",
     "SessionId", "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport",
-    "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled",
-    "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
+    "SubscriptionName", "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
+    "Throttled", "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
     "create_client", "create_sync_client", "create_test_client", "processing", "register_codec",
 ]  # fmt: skip
 

@@ -287,10 +287,15 @@ class AzureProvider:
 
     def new_inbox(self, source: Source, prefetch: int = 0) -> _Inbox:
         sub_queue = ServiceBusSubQueue.DEAD_LETTER if source.dead_letter else None
-        sdk = self._client.get_queue_receiver(
-            str(source.queue), sub_queue=sub_queue, prefetch_count=prefetch
-        )
+        sdk = self._receiver(source.queue, sub_queue=sub_queue, prefetch_count=prefetch)
         return _Inbox(self, source, sdk)
+
+    def _receiver(self, queue: QueueName, **options: Any) -> ServiceBusReceiver:
+        """Returns a receiver of the SDK for a queue or a subscription."""
+        topic, subscription = queue.topic, queue.subscription
+        if topic is None or subscription is None:
+            return self._client.get_queue_receiver(str(queue), **options)
+        return self._client.get_subscription_receiver(topic, subscription, **options)
 
     def retire(self, source: Source, inbox: _Inbox) -> None:
         if self.inboxes.get(source) is inbox:
@@ -418,6 +423,12 @@ class AzureProvider:
     ) -> None:
         """First sent, then completed: after a failure between them it is there twice, not lost."""
         dead = Source(queue, True)
+        if target is None and queue.topic is not None:
+            raise Unsupported(
+                TYPE.value,
+                f"send to a subscription; with target={queue.topic!r} all subscriptions of the"
+                " topic get the message",
+            )
         for each in receipts:
             inbox, message = self.held.get(each.handle)
             if inbox.source != dead:
@@ -438,8 +449,8 @@ class AzureProvider:
         self._check_open()
         if not self._config.use_sessions:
             raise Unsupported(TYPE.value, "hold sessions: use_sessions is off")
-        sdk = self._client.get_queue_receiver(
-            str(queue),
+        sdk = self._receiver(
+            queue,
             session_id=NEXT_AVAILABLE_SESSION if session_id is None else str(session_id),
             max_wait_time=max(SHORTEST_S, timeout),
         )

@@ -35,7 +35,6 @@ from posthouse.client.provider import ProviderType, Settlement, Source, Transact
 from posthouse.client.secret import reveal
 from posthouse.client.sqs_session import SqsSession
 from posthouse.client.sqs_words import (
-    OURS,
     RAISED,
     TYPE,
     Doing,
@@ -147,6 +146,8 @@ class SqsProvider:
     # Queues.
 
     async def _queue(self, queue: QueueName) -> SqsQueue:
+        if queue.topic is not None:
+            raise Unsupported(TYPE.value, "have subscriptions: it has no topics")
         name = f"{queue}.fifo" if self._config.use_fifo_queues else str(queue)
         return await self._named(name, queue)
 
@@ -414,9 +415,6 @@ def _failures(answer: Any, doing: Doing) -> dict[int, QueueError]:
 def _copy(taken: Taken, to: SqsQueue, more: dict[str, str]) -> Entry:
     """Returns a copy for another queue. FIFO queues deduplicate it by its original id."""
     entry = entry_of(taken.message.message(), fifo=to.fifo, more=more)
-    for name, each in taken.raw.get("MessageAttributes", {}).items():
-        if name != OURS and each["DataType"].startswith("Binary"):
-            entry["MessageAttributes"][name] = each
     if to.fifo:
         entry["MessageDeduplicationId"] = taken.raw["MessageId"]
     return entry

@@ -26,7 +26,7 @@ from posthouse.client.errors import (
     Unsupported,
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-from posthouse.client.names import MessageId, QueueName, SessionId
+from posthouse.client.names import SUBSCRIPTION, MessageId, QueueName, SessionId
 from posthouse.client.provider import COMPLETE, ProviderType, Settlement, Source
 from posthouse.client.wire.asking import Coordinator, ManagementClient
 from posthouse.client.wire.connection import Wire, connect, node
@@ -540,7 +540,7 @@ def _address(source: Source) -> str:
 
 def _node(queue: str) -> str:
     """The address of a queue: the broker decodes %XX in addresses, as Service Bus does."""
-    return queue.replace("%", "%25")
+    return queue.replace("%", "%25").replace(SUBSCRIPTION, "/Subscriptions/")
 
 
 def _place(source: Source) -> Place:
