@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posthouse.client.admin import Admin, Counts, QueueSettings, Rule
     from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
     from posthouse.client.codecs import register_codec
     from posthouse.client.compression import Compression
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
     from posthouse.client.secret import Secret
     from posthouse.client.sync import (
+        SyncAdmin,
         SyncQueueClient,
         SyncReceiver,
         SyncSessionClient,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from posthouse.client.worker import Worker
 
 _NAMES = {
+    "admin": ("Admin", "Counts", "QueueSettings", "Rule"),
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
     "codecs": ("register_codec",),
     "compression": ("Compression",),
@@ -105,7 +108,7 @@ _NAMES = {
     ),
     "secret": ("Secret",),
     "sync": (
-        "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
+        "SyncAdmin", "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
     ),
     "telemetry": ("processing",),
@@ -114,18 +117,19 @@ _NAMES = {
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge", "CallNext",
-    "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression", "ConfigurationError",
-    "ConnectionFailed", "Context", "Encryption", "EncryptionError", "ExponentialRetry",
-    "FixedRetry", "InMemoryConfig", "InvalidEnvelope", "KeyNotFound", "LinearRetry", "Message",
-    "MessageExpired", "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "NonceReused",
-    "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied", "PlaintextRefused",
-    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
-    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "Reject",
-    "Requeue", "RetryByError", "RetryPolicy", "Secret", "SerializationError", "SessionClient",
-    "SessionId", "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport",
-    "SubscriptionName", "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
-    "Throttled", "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
+    "Admin", "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
+    "CallNext", "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression",
+    "ConfigurationError", "ConnectionFailed", "Context", "Counts", "Encryption", "EncryptionError",
+    "ExponentialRetry", "FixedRetry", "InMemoryConfig", "InvalidEnvelope", "KeyNotFound",
+    "LinearRetry", "Message", "MessageExpired", "MessageId", "MessageNotFound", "MessageTooLarge",
+    "NoRetry", "NonceReused", "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied",
+    "PlaintextRefused", "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient",
+    "QueueConfig", "QueueError", "QueueName", "QueueNotFound", "QueueSettings", "ReceiptHandle",
+    "ReceivedMessage", "Receiver", "Reject", "Requeue", "RetryByError", "RetryPolicy", "Rule",
+    "Secret", "SerializationError", "SessionClient", "SessionId", "SessionLockLost",
+    "SessionLocked", "SessionNotFound", "SessionSupport", "SubscriptionName", "SyncAdmin",
+    "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled",
+    "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
     "create_client", "create_sync_client", "create_test_client", "processing", "register_codec",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from posthouse import Message, QueueName, SessionId, SubscriptionName, Unsupported, ValidationError
+from posthouse.amqp.types import Timestamp
 from posthouse.client import azure_words, memory, sqs_words
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.wire import messages as wire
@@ -131,8 +132,8 @@ def test_attributes_that_sqs_cannot_read_as_their_label_says_stay_text() -> None
 
 
 def test_a_time_of_the_wire_that_python_does_not_have_is_a_number() -> None:
-    assert wire._attribute(wire.Timestamp(1 << 62)) == 1 << 62
-    assert wire._attribute(wire.Timestamp(-1)) == datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)
+    assert wire._attribute(Timestamp(1 << 62)) == 1 << 62
+    assert wire._attribute(Timestamp(-1)) == datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)
 
 
 def test_a_subscription_has_a_name_that_no_queue_can_have() -> None:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
@@ -57,6 +57,9 @@ from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source, Transacting
 from posthouse.client.secret import reveal
 from posthouse.client.under_way import UnderWay
+
+if TYPE_CHECKING:
+    from posthouse.client.azure_admin import AzureAdmin
 
 KEPT_MAX = 100  # senders, and receivers, each a connection of its own
 LINGER_S = 0.5  # that a receiver which could be sent something waits for its next use
@@ -228,6 +231,7 @@ class AzureProvider:
         self.start = self._under_way.start
         self._sessions: set[AzureSession] = set()
         self._closed = False
+        self._admin: AzureAdmin | None = None
 
     @property
     def type(self) -> ProviderType:
@@ -244,6 +248,8 @@ class AzureProvider:
         await asyncio.gather(*closing)
         await self._under_way.settle_down(CLOSE_S)
         await self._client.close()
+        if self._admin is not None:
+            await self._quietly(self._admin.close())
 
     # Calls, to their end.
 
@@ -474,6 +480,14 @@ class AzureProvider:
     def forget(self, session: "AzureSession") -> None:
         self._sessions.discard(session)
 
+    def admin(self) -> "AzureAdmin":
+        self._check_open()
+        if self._admin is None:
+            from posthouse.client.azure_admin import AzureAdmin
+
+            self._admin = AzureAdmin(self, self._config)
+        return self._admin
+
     def transaction(self) -> AbstractAsyncContextManager[Transacting]:
         raise Unsupported(TYPE.value, "do several things in one transaction")
 
@@ -542,13 +556,18 @@ class AzureSession:
 def _client(config: AzureServiceBusConfig) -> ServiceBusClient:
     """Raises ConfigurationError. It tries nothing again: that is done for every provider alike."""
     kind = TransportType.AmqpOverWebsocket if config.websocket else TransportType.Amqp
+    trust = config.ca_file or None
     try:
         if config.connection_string:
             return ServiceBusClient.from_connection_string(
-                reveal(config.connection_string), retry_total=0, transport_type=kind
-            )
+                reveal(config.connection_string), retry_total=0, transport_type=kind,
+                connection_verify=trust,
+            )  # fmt: skip
         credential: Any = reveal(config.credential)
-        return ServiceBusClient(config.namespace, credential, retry_total=0, transport_type=kind)
+        return ServiceBusClient(
+            config.namespace, credential, retry_total=0, transport_type=kind,
+            connection_verify=trust,
+        )  # fmt: skip
     except ValueError as error:
         raise ConfigurationError("connection_string", f"is none: {error}") from None
 

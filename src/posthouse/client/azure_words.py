@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -154,8 +154,16 @@ def outgoing(message: Message) -> ServiceBusMessage:
         to=message.to, reply_to=message.reply_to, correlation_id=message.correlation_id,
         content_type=message.content_type, time_to_live=message.time_to_live,
         scheduled_enqueue_time_utc=None if message.delay is None else utc_now() + message.delay,
-        application_properties=cast(Any, message.attributes),
+        application_properties={
+            name: _property(value) for name, value in message.attributes.items()
+        },
     )  # fmt: skip
+
+
+def _property(value: Any) -> Any:
+    """The SDK takes every number for one of 32 bits, unless it is told the type."""
+    is_long = type(value) is int and not -(1 << 31) <= value < 1 << 31
+    return {"TYPE": "LONG", "VALUE": value} if is_long else value
 
 
 def incoming(found: ServiceBusReceivedMessage, until: datetime) -> ReceivedMessage:
@@ -179,7 +187,7 @@ def incoming(found: ServiceBusReceivedMessage, until: datetime) -> ReceivedMessa
 def again(found: ServiceBusReceivedMessage) -> ServiceBusMessage:
     """A dead letter as it was, without what made it one."""
     properties = {
-        name: value
+        name: _property(value)
         for name, value in (found.application_properties or {}).items()
         if _text(name) not in ("DeadLetterReason", "DeadLetterErrorDescription")
     }

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from posthouse.client.config import QueueConfig
 from posthouse.client.deadlines import Deadlines
@@ -48,6 +48,9 @@ from posthouse.client.provider import (
 from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
 from posthouse.client.telemetry import Telemetry, find_telemetry
 from posthouse.client.wrapping import PLAIN, Wrapping
+
+if TYPE_CHECKING:
+    from posthouse.client.admin import Admin
 
 _log = logging.getLogger("posthouse.client")
 
@@ -163,6 +166,7 @@ class QueueClient:
         self._telemetry = find_telemetry(provider.type)
         self._calls = Calls(config, retry, self._telemetry)
         self._wrapping = wrapping
+        self._admin: Admin | None = None
 
     async def __aenter__(self) -> "QueueClient":
         await self._calls.make("connect", "", self._provider.open)
@@ -181,6 +185,15 @@ class QueueClient:
         await self._provider.close()
 
     # What there is.
+
+    @property
+    def admin(self) -> "Admin":
+        """Creates, changes and deletes queues, topics, subscriptions and rules."""
+        if self._admin is None:
+            from posthouse.client.admin import Admin
+
+            self._admin = Admin(self._provider, self._calls)
+        return self._admin
 
     @property
     def provider_type(self) -> ProviderType:

@@ -16,8 +16,8 @@ _NO_URL = (
 )
 _NO_PROVIDER = (
     "is not set, and no URL was given: say where the queues are with posthouse://NAME:KEY@HOST for"
-    " a Posthouse broker, sb://NAME:KEY@HOST for Azure Service Bus or sqs://REGION for Amazon SQS; in"
-    " a test, memory:// is a broker in this process"
+    " a Posthouse broker, sb://NAME:KEY@HOST for Azure Service Bus or sqs://REGION for Amazon SQS;"
+    " in a test, memory:// is a broker in this process"
 )
 
 
@@ -58,6 +58,7 @@ class AzureServiceBusConfig:
     prefetch: int = 100
     websocket: bool = False
     credential: object = None  # one of azure.identity's
+    ca_file: str = ""  # whom to trust; the machine's, unless said
     provider = ProviderType.AZURE_SERVICE_BUS
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from msgspec.msgpack import Ext
@@ -60,8 +60,12 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.store.errors import StoreError
 from posthouse.store.memory import MemoryStore
 
+if TYPE_CHECKING:
+    from posthouse.client.memory_admin import MemoryAdmin
+
 NAMESPACE = "default"
 _TYPE = ProviderType.IN_MEMORY
+_ENTITIES = frozenset(("queue", "topic", "subscription", "queue or topic"))
 
 
 class InMemoryProvider:
@@ -129,6 +133,11 @@ class InMemoryProvider:
             "grouping": "session" if sessions else "none",
         }  # fmt: skip
         return QueueProperties(**(values | given))
+
+    def admin(self) -> "MemoryAdmin":
+        from posthouse.client.memory_admin import MemoryAdmin
+
+        return MemoryAdmin(self)
 
     # Asking.
 
@@ -523,7 +532,7 @@ def _new(message: Message, due_ms: int) -> NewMessage:
         id=str(message.message_id or MessageId()), content_type=message.content_type or "",
         subject=message.subject or "", correlation_id=message.correlation_id or "",
         session_id=group, partition_key=key, to=message.to or "", reply_to=message.reply_to or "",
-        properties={str(name): _property(value) for name, value in message.attributes.items()},
+        properties={str(name): property_of(value) for name, value in message.attributes.items()},
     )  # fmt: skip
     life = message.time_to_live
     return NewMessage(
@@ -533,7 +542,7 @@ def _new(message: Message, due_ms: int) -> NewMessage:
     )  # fmt: skip
 
 
-def _property(value: AttributeValue) -> Value:
+def property_of(value: AttributeValue) -> Value:
     """An attribute as the core has it."""
     if isinstance(value, datetime):
         return timestamp(_ms(value))
@@ -542,7 +551,7 @@ def _property(value: AttributeValue) -> Value:
     return str(value) if isinstance(value, str) else value
 
 
-def _attribute(value: Value) -> AttributeValue:
+def attribute_of(value: Value) -> AttributeValue:
     """A property of the core as the client has it; of types that Python lacks, its text."""
     if isinstance(value, Ext):
         if value.code == UUID_CODE:
@@ -569,7 +578,7 @@ def _received(
     session = envelope.session_id
     return ReceivedMessage(
         MessageId(envelope.id), body, receipt, count, now,
-        {name: _attribute(value) for name, value in envelope.properties.items()},
+        {name: attribute_of(value) for name, value in envelope.properties.items()},
         None if session is None else SessionId(session), envelope.correlation_id or None,
         envelope.content_type or None, now if count <= 1 else None, life, message.sequence,
         _moment(message.enqueued_ms), reason, description, envelope.subject or None,
@@ -580,7 +589,7 @@ def _received(
 def _error(refused: refusals.Refused, receipt: str, session: str) -> QueueError:
     """A refusal in the client's words."""
     match refused:
-        case refusals.NotFound(kind="queue", name=name, namespace=namespace):
+        case refusals.NotFound(kind=kind, name=name, namespace=namespace) if kind in _ENTITIES:
             return QueueNotFound(entity_of(name), namespace)
         case refusals.LockLost():
             return MessageNotFound(receipt)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -46,6 +46,9 @@ from posthouse.client.sqs_words import (
     size_of,
 )
 from posthouse.client.under_way import UnderWay
+
+if TYPE_CHECKING:
+    from posthouse.client.sqs_admin import SqsAdmin
 
 BATCH_MAX = 10
 BATCH_BYTES_MAX = 256 << 10
@@ -150,6 +153,10 @@ class SqsProvider:
             raise Unsupported(TYPE.value, "have subscriptions: it has no topics")
         name = f"{queue}.fifo" if self._config.use_fifo_queues else str(queue)
         return await self._named(name, queue)
+
+    def forget_queues(self) -> None:
+        """Their properties were changed."""
+        self._queues.clear()
 
     async def _source(self, source: Source) -> SqsQueue:
         queue = await self._queue(source.queue)
@@ -366,6 +373,11 @@ class SqsProvider:
             if other is not None and other.is_held():
                 raise SessionLocked(session_id, other.expires_at)
         return await SqsSession.find(self, found, session_id, timeout)
+
+    def admin(self) -> "SqsAdmin":
+        from posthouse.client.sqs_admin import SqsAdmin
+
+        return SqsAdmin(self, fifo=self._config.use_fifo_queues)
 
     # What SQS has not.
 

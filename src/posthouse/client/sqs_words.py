@@ -77,7 +77,8 @@ _DENIED = {
 _BUSY = {
     "Throttling", "ThrottlingException", "RequestThrottled", "RequestThrottledException",
     "RequestLimitExceeded", "TooManyRequestsException", "OverLimit", "SlowDown", "KmsThrottled",
-    "AWS.SimpleQueueService.OverLimit",
+    "AWS.SimpleQueueService.OverLimit", "PurgeQueueInProgress",
+    "AWS.SimpleQueueService.PurgeQueueInProgress",
 }  # fmt: skip
 _REFUSED = {
     "InvalidMessageContents", "InvalidAttributeName", "InvalidAttributeValue",

@@ -261,12 +261,7 @@ class Wire(asyncio.Protocol):
         error, config = error_of(problem, what), self._config
         if config.key or not isinstance(error, PermissionDenied):
             return error
-        return AuthenticationFailed(
-            f"The broker at {config.host}:{config.port} wants a key, and none was given: put it"
-            f" into the URL, as posthouse://NAME:KEY@{config.host}:{config.port}. The broker keeps its"
-            " root key in the file root-key of its data folder; `posthouse access add NAME` makes"
-            " another. /, + and = in a key are written %2F, %2B and %3D in a URL."
-        )
+        return AuthenticationFailed(missing_key(config))
 
     def _closed(self, problem: Problem | None) -> None:
         error = error_of(problem) if problem is not None else None
@@ -318,7 +313,7 @@ async def connect(config: PosthouseConfig) -> Wire:
     """Raises ConnectionFailed or AuthenticationFailed."""
     loop = asyncio.get_running_loop()
     try:
-        context = _context(config) if config.tls else None
+        context = tls_context(config) if config.tls else None
         async with asyncio.timeout(CONNECT_SECONDS):
             _, wire = await loop.create_connection(
                 lambda: Wire(config), config.host, config.port, ssl=context
@@ -345,5 +340,15 @@ async def connect(config: PosthouseConfig) -> Wire:
     return wire
 
 
-def _context(config: PosthouseConfig) -> SSLContext:
+def missing_key(config: PosthouseConfig) -> str:
+    """Says that a broker wants a key, and where to get one."""
+    return (
+        f"The broker at {config.host}:{config.port} wants a key, and none was given: put it into"
+        f" the URL, as posthouse://NAME:KEY@{config.host}:{config.port}. The broker keeps its root"
+        " key in the file root-key of its data folder; `posthouse access add NAME` makes another."
+        " /, + and = in a key are written %2F, %2B and %3D in a URL."
+    )
+
+
+def tls_context(config: PosthouseConfig) -> SSLContext:
     return create_default_context(cafile=config.ca_file or None)
