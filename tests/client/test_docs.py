@@ -1,4 +1,4 @@
-"""What docs/client.md shows has to work, and what there is has to be in it."""
+"""What docs/client.md and docs/worker.md show has to work, and what there is has to be in it."""
 
 import re
 from dataclasses import fields
@@ -15,8 +15,9 @@ from posthouse import (
 )
 from posthouse.client import codecs
 
-TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "client.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT + (DOCS / "worker.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
