@@ -1,4 +1,4 @@
-"""What docs/client.md and docs/testing.md show has to work; all settings have to be told."""
+"""What docs/client.md, worker.md and testing.md show has to work; all settings have to be told."""
 
 import re
 from dataclasses import fields
@@ -17,8 +17,8 @@ from posthouse.client import codecs
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "client.md").read_text()
-TESTING = (DOCS / "testing.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT + TESTING, re.DOTALL)
+SHOWN = "".join((DOCS / name).read_text() for name in ("client.md", "worker.md", "testing.md"))
+PROGRAMS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))

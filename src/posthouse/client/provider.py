@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from posthouse.client.admin import AdminProvider
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
     from posthouse.client.names import MessageId, QueueName, SessionId
 
@@ -214,6 +215,8 @@ class Provider(Protocol):
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Transacting]: ...
+
+    def admin(self) -> "AdminProvider": ...
 
 
 Messages = AsyncIterator["ReceivedMessage"]
