@@ -25,7 +25,6 @@ import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
 from posthouse.core.evolve import (
-    add_forwarder,
     count_queue,
     is_plain,
     rebuild_heads,
@@ -300,7 +299,6 @@ def _queue(state: State, part: Contents) -> Queue:
     if queue.origin is None:
         count_queue(state, queue, 1)
         state.folded[queue.name.casefold()] = queue.name
-        add_forwarder(state, queue)
         watch_idleness(state, queue)
         if queue.topic is None:
             state.names.append(queue.name)
