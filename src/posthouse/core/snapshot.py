@@ -24,13 +24,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import (
-    count_queue,
-    is_plain,
-    rebuild_heads,
-    relays,
-    watch_idleness,
-)
+from posthouse.core.evolve import count_queue, is_plain, rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
 from posthouse.core.model import (
