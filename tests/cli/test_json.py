@@ -58,6 +58,7 @@ dlq purge q
 top --once
 feed tail --after 0 -n 3
 clock
+quiet --namespace still
 access ls
 access add NEW --rights send
 access rotate web
@@ -114,6 +115,7 @@ def prepare(broker: Running, new: str) -> dict[str, str]:
     """What the commands name; what each stands for that is made only here."""
     for queue in ("q", "later", "paused", f"doomed-{new}"):
         broker.queue("PUT", queue, {})
+    broker.call("PUT", "/api/v1/namespaces/still")
     broker.queue("PUT", "trips", {"grouping": "session"})
     broker.send("q", "a", id="m1")
     broker.send("q", "b", "c")

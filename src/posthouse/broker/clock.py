@@ -1,11 +1,11 @@
 """The broker's clock: milliseconds since 1970 that never go back."""
 
+import asyncio
 import time
 from typing import Protocol
 
 STEP_MS = 5_000  # a forward jump larger than this is a step, and locks are extended by it
 _COMPARE_NS = 1_000_000_000
-IDLE_SECONDS = 0.01  # how long nothing must happen before time is moved on by itself
 
 
 class Clock(Protocol):
@@ -79,7 +79,7 @@ class VirtualClock:
         self._now_ms = now_ms
         self._base_ms = 0 if base is None else base.now_ms()  # the base's time then
         self._frozen = base is None
-        self.auto = False  # moves on by itself to what is due next, when everything is idle
+        self.moving = asyncio.Lock()  # of who moves it step by step
 
     @property
     def runs(self) -> bool:
@@ -100,10 +100,7 @@ class VirtualClock:
         now_ms = self.now_ms()
         if moment_ms <= now_ms:
             return 0
-        seconds = None if self._frozen else (moment_ms - now_ms) / 1000
-        if self.auto:
-            return IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)
-        return seconds
+        return None if self._frozen else (moment_ms - now_ms) / 1000
 
     def move_to(self, moment_ms: int) -> None:
         """Moves the clock forward; it goes on from there as it did."""

@@ -125,6 +125,11 @@ COPIED = "copied"  # a copy of what is routed
 WORDS = frozenset((*KINDS.values(), RELEASED, COPIED))
 
 
+def kind_of(record: Record) -> str:
+    """The word of a record's rows."""
+    return RELEASED if isinstance(record, Returned) and record.uncounted else KINDS[type(record)]
+
+
 class Row(Struct, gc=False):
     """The columns, in their order. `properties` and `detail` are JSON."""
 
@@ -169,7 +174,7 @@ COLUMNS: tuple[str, ...] = Row.__struct_fields__
 def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
     """Yields the feed's rows of the records of one frame."""
     for position, namespace, record in located:
-        kind = KINDS[type(record)]
+        kind = kind_of(record)
         queue = getattr(record, "queue", None)
         match record:
             case Sent():
@@ -333,7 +338,6 @@ def _tell(row: Row, record: Any, at: int) -> None:
         case Renewed():
             row.until = record.until_ms
         case Returned():
-            row.kind = RELEASED if record.uncounted else row.kind
             row.until = record.until_ms or None
             row.properties = _json(record.properties)
         case Deferred():

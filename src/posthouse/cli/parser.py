@@ -507,10 +507,40 @@ def _add_looks(rooms: Rooms) -> None:
     )  # fmt: skip
     made.add_argument("--advance", type=_ms, metavar="TIME")
     made.add_argument("--set", type=_moment, metavar="MOMENT")
+    made.add_argument("--next", action="store_true", help="to what is due next")
+    made.add_argument(
+        "--until", metavar="KIND", help="until this has happened, as in the feed: dead-lettered"
+    )
+    made.add_argument("--queue", metavar="QUEUE", help="with --until: only there")
+    made.add_argument("--count", type=_positive, metavar="N", help="with --until: so often (1)")
+    made.add_argument("--at-most", type=_ms, metavar="TIME", help="with --until: not beyond (30d)")
+    made.add_argument(
+        "--quiet", type=_ms, metavar="TIME",
+        help="after each step, wait until nothing has come from clients for that long",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=_ms, metavar="TIME", help="of real time for that (5s)")
     runs = made.add_mutually_exclusive_group()
     runs.add_argument("--freeze", action="store_true")
     runs.add_argument("--resume", action="store_true")
-    made.add_argument("--auto", choices=("on", "off"), help="moves on when all is idle")
+    made.add_argument(
+        "--auto", choices=("on", "off", "locks"),
+        help="moves by itself when nobody has work; locks: and lets locks run out",
+    )  # fmt: skip
+    made = _remote(
+        rooms, "quiet", "quiet", "wait until nobody has anything left to do (with --dev)",
+        "posthouse quiet --timeout 10s",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=_ms, default=5_000, metavar="TIME", help="(5s)")
+    made.add_argument(
+        "--quiet",
+        type=_ms,
+        default=20,
+        metavar="TIME",
+        help="nothing has come for that long (20ms)",
+    )
+    made.add_argument(
+        "--ignore-locks", action="store_true", help="locks that are held do not matter"
+    )
 
 
 def _add_access(rooms: Rooms) -> None:

@@ -147,4 +147,5 @@ def info(queue: Queue) -> QueueInfo:
         len(queue.subscriptions),
         len(queue.rules),
         sum(transfer.counts) if transfer is not None else 0,
+        len(queue.waiting) + len(queue.accepting),
     )

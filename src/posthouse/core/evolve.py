@@ -1195,6 +1195,7 @@ def _receiver_attached(state: State, record: ReceiverAttached, _: int) -> None:
     receiver = Receiver(
         given.receiver, given.queue, given.credit, given.delete, given.lock_ms, given.bound,
         given.bound_session, given.by_id, given.session, given.once, given.deadline_ms, by=given.by,
+        client=given.client,
     )  # fmt: skip
     count(state.held, RECEIVERS, "", receiver.by, 1)
     if receiver.once and receiver.bound in state.receivers:

@@ -59,6 +59,7 @@ UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is n
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
 REFUSALS_LOGGED = 10  # of one connection
+PRODUCT_CHARS_MAX = 40  # of the name of a client library, and of its version
 NAMESPACE = "posthouse:namespace"  # among the properties with which a client opens
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
@@ -356,6 +357,14 @@ class Peer:
         told = self._amqp.open
         found = (told.properties or {}).get(NAMESPACE) if told is not None else None
         return str(found) if isinstance(found, str) else ""
+
+    @property
+    def product(self) -> str:
+        """The client library, as ` (azure-servicebus 7.14.2)`; empty where it has not said."""
+        told = (self._amqp.open.properties or {}) if self._amqp.open is not None else {}
+        words = [told.get(name) for name in ("product", "version")]
+        text = " ".join(word[:PRODUCT_CHARS_MAX] for word in words if isinstance(word, str))
+        return f" ({text})" if text.isprintable() and text else ""
 
     @property
     def host(self) -> str:
