@@ -87,6 +87,7 @@ def test_a_schema_is_of_a_view_and_its_columns() -> None:
     ("given", "told"),
     [
         ({"view": "all"}, "The option view is one of messages, events, not 'all'"),
+        ({"view": "lives"}, "Lives are made of the view events, with posthouse.pipeline.outcomes"),
         ({"body": "xml"}, "The option body is one of binary, text, json"),
         ({"body": "json"}, "body=json and bodySchema go together"),
         ({"bodySchema": "id bigint"}, "body=json and bodySchema go together"),

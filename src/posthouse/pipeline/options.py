@@ -208,6 +208,10 @@ class Options:
         return "variant" if declared.lower() == "variant" else f"struct<{declared}>"
 
     def view(self) -> str:
+        if self._given.get("view", "").lower() == "lives":
+            raise PosthouseError(
+                "Lives are made of the view events, with posthouse.pipeline.outcomes.lives(events)."
+            )
         return self.one_of("view", ("messages", "events"))
 
     def kinds(self) -> tuple[str, ...]:
