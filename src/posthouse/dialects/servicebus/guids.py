@@ -5,7 +5,7 @@ from uuid import UUID
 
 
 def guid(number: int) -> str:
-    """What `str(UUID(int=number))` is, in a quarter of the time."""
+    """Returns `str(UUID(int=number))`, in a quarter of the time."""
     text = f"{number:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
@@ -20,7 +20,7 @@ def number_of(text: str) -> int:
 
 
 def new_number() -> int:
-    """For a message that came without an id: like no other, but no secret."""
+    """Returns an id for a message that came without one: unique, but no secret."""
     return getrandbits(128) & ~_FIXED | _VERSION_4
 
 

@@ -1,4 +1,4 @@
-"""What requests say in JSON, in either style of keys, and how a message is told."""
+"""Requests in JSON, in either style of keys, and messages as they are told."""
 
 import re
 from collections.abc import Mapping
@@ -109,7 +109,7 @@ def converted(kind: type[Form], given: object) -> Form:
 
 
 def sent_size(form: SendForm) -> int:
-    """Of what is limited: the body and the properties."""
+    """Returns the size that is limited: that of the body and the properties."""
     own = form.user_properties or {}
     return len(form.body.encode()) + sum(
         len(name.encode()) + len(str(value).encode()) for name, value in own.items()
