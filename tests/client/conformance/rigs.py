@@ -275,9 +275,9 @@ def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runne
             case ProviderType.IN_MEMORY:
                 yield from held(runner.run(use(MemoryRig)))
             case ProviderType.AZURE_SERVICE_BUS | ProviderType.POSTHOUSE:
-                rig, tier = PosthouseRig, ()
-                if kind is ProviderType.AZURE_SERVICE_BUS:
-                    rig, tier = AzureRig, ("--servicebus-tier", "premium")
+                is_azure = kind is ProviderType.AZURE_SERVICE_BUS
+                rig = AzureRig if is_azure else PosthouseRig
+                tier = ["--servicebus-tier", "premium"] if is_azure else []
                 with running("--memory", "--dev", *tier, *flags) as broker:
                     yield from held(runner.run(use(rig, broker)))
             case ProviderType.AWS_SQS:

@@ -1570,9 +1570,13 @@ def test_a_rule_is_found_as_soon_as_it_was_made(bus: Bus, admin: Admin) -> None:
                 rule = f"Rule.{number}-{at}_x"
                 first.create_rule(topic, name, rule, filter=SqlRuleFilter(f"n = {at}"))
                 for asked in (first, second):
-                    found = [asked.get_rule(topic, name, each) for each in (rule, rule.upper())]
-                    assert [each.filter.sql_expression for each in found] == [f"n = {at}"] * 2
-                    assert asked.get_rule(topic, name, "$Default").filter.sql_expression == "1=1"
+                    for spelled in (rule, rule.upper()):
+                        kept = asked.get_rule(topic, name, spelled).filter
+                        assert isinstance(kept, SqlRuleFilter)
+                        assert kept.sql_expression == f"n = {at}"
+                    assert isinstance(
+                        asked.get_rule(topic, name, "$Default").filter, TrueRuleFilter
+                    )
                 first.create_rule(topic, name, f"{rule}2")
                 assert second.get_rule(topic, name, f"{rule}2").name == f"{rule}2"
                 second.delete_rule(topic, name, f"{rule}2")
