@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,12 +29,30 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the work on the loop and waits for it, from a thread without this loop."""
-        running: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        # A lock wakes the waiting thread with less than the futures of `concurrent` do.
+        loop, over = self.loop, threading.Lock()
+        over.acquire()
+        task: asyncio.Task[T] | None = None
+
+        def begin() -> None:
+            nonlocal task
+            task = loop.create_task(work)
+            task.add_done_callback(lambda _: over.release())
+
+        def end() -> None:
+            if task is not None:
+                task.cancel()
+
         try:
-            return running.result()
+            loop.call_soon_threadsafe(begin)
+            over.acquire()
         except BaseException:
-            running.cancel()  # who is interrupted does not leave it running
+            loop.call_soon_threadsafe(end)  # who is interrupted does not leave it running
             raise
+        assert task is not None
+        if task.cancelled():
+            raise CancelledError
+        return task.result()
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the work on the loop, called from any loop."""
