@@ -1,6 +1,7 @@
 """A lake as tables of Iceberg and Delta, read back as other engines do."""
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,19 @@ def test_a_catalog_can_be_a_rest_server_whose_secret_is_not_in_the_lake(
         assert len(table.inspect.files()) == 1
     written = [path.read_text() for path in (Path(lake.where) / "tables").iterdir()]
     assert "sesame" not in "".join(written)
+
+
+@pytest.mark.parametrize(("form", "package"), [("iceberg", "pyiceberg"), ("delta", "deltalake")])
+def test_a_package_that_is_not_installed_is_named(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, form: str, package: str
+) -> None:
+    add(lake, 1, 3)
+    for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(LakeError, match=rf"pip install 'posthouse\[{form}\]'"):
+        published.publish(lake, form, iceberg.settings(lake, None, None))
+    assert lake.setting(form) is None
 
 
 def test_a_lake_of_an_earlier_version_is_to_be_rewritten_first(lake: Lake) -> None:
