@@ -1,6 +1,7 @@
 """A lake as tables of Iceberg and Delta, read back as other engines do."""
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,10 @@ def test_ranges_that_were_put_together_are_replaced_at_once(lake: Lake) -> None:
     tables = published.Tables(lake)
     tables.sync()
     lake.sweep()
+    version = DeltaTable(lake.where).version()
+    tables.sync()  # which finds nothing to do
+    assert DeltaTable(lake.where).version() == version
+    assert list(tables.check(lake.manifests())) == []
     assert positions(lake) == list(range(1, 30))
     assert [each.files for each in lake.manifests()][-1] == rewritten.files
 
@@ -169,7 +174,8 @@ def test_the_command_publishes_and_says_where(
 
     code, out, _ = run("--json")
     assert (code, json.loads(out)["table"], json.loads(out)["files"]) == (0, "posthouse.events", 1)
-    assert run("--format", "delta")[0] == 0
+    code, out, _ = run("--format", "delta", "--json")
+    assert (code, json.loads(out)["table"], json.loads(out)["files"]) == (0, lake.where, 1)
     assert positions(lake) == list(range(1, 10))
     code, _, err = run("--format", "delta", "--table", "a.b")
     assert (code, "has no --catalog and no --table" in err) == (2, True)
@@ -212,6 +218,19 @@ def test_a_catalog_can_be_a_rest_server_whose_secret_is_not_in_the_lake(
         assert len(table.inspect.files()) == 1
     written = [path.read_text() for path in (Path(lake.where) / "tables").iterdir()]
     assert "sesame" not in "".join(written)
+
+
+@pytest.mark.parametrize(("form", "package"), [("iceberg", "pyiceberg"), ("delta", "deltalake")])
+def test_a_package_that_is_not_installed_is_named(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, form: str, package: str
+) -> None:
+    add(lake, 1, 3)
+    for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(LakeError, match=rf"pip install 'posthouse\[{form}\]'"):
+        published.publish(lake, form, iceberg.settings(lake, None, None))
+    assert lake.setting(form) is None
 
 
 def test_a_lake_of_an_earlier_version_is_to_be_rewritten_first(lake: Lake) -> None:

@@ -372,10 +372,12 @@ def report(options: argparse.Namespace) -> int:
         made = job.report(rows, options.window, options.queue, step=way.step)
         queues = made.queues.orderBy("arrived", ascending=False).toArrow().to_pylist()
         missing = _unknown(options.queue, queues)
-        if missing is not None:
-            return fail(f"Nothing happened in {missing!r} in {source}; check the name.", NOT_FOUND)
-        page = job.write(made, options.out, source, options.format, step=way.step)
-        overall = made.overall.toArrow().to_pylist()
+        page, overall = "", []
+        if missing is None:
+            page = job.write(made, options.out, source, options.format, step=way.step)
+            overall = made.overall.toArrow().to_pylist()
+    if missing is not None:
+        return fail(f"Nothing happened in {missing!r} in {source}; check the name.", NOT_FOUND)
     heads = ("sent", "arrived", "completed", "retries", "dead_lettered", "expired", "open")
     times = ("waited_p50_s", "waited_p99_s", "settled_p50_s", "settled_p99_s")
     shown = [

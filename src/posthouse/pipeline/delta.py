@@ -53,6 +53,7 @@ class LakeDeltaTable:
                     self._table.alter.add_columns(new)
             actions: list[AddAction | RemoveAction] = [*self._adds(added), *self._removes(removed)]
             self._table.create_write_transaction(actions, "append", self._table.schema(), [DAY])
+            self._table.update_incremental()  # the object itself is as it was read
 
     def _adds(self, manifests: Sequence[Manifest]) -> "Iterator[AddAction]":
         from deltalake.transaction import AddAction

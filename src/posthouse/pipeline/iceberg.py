@@ -8,7 +8,7 @@ Rows are partitioned by the day of their time, which the lake's folders are too.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -64,6 +64,13 @@ class IcebergTable:
     def __init__(self, lake: Lake, said: Mapping[str, str]) -> None:
         self._lake, self.said = lake, said
         self.name = said["table"]
+        try:
+            import pyiceberg.catalog  # noqa: F401 (whether it is there)
+        except ImportError:
+            raise LakeError(
+                "To publish a lake as Iceberg takes PyIceberg. Install it with:"
+                " pip install 'posthouse[iceberg]'"
+            ) from None
         with self._errors():
             self._catalog: Catalog = self._load()
             exists = self._catalog.table_exists(self.name)
@@ -126,7 +133,9 @@ class IcebergTable:
         """Removes all but the newest snapshots, and the metadata files that only they have."""
         assert self._table is not None
         io = self._table.io
-        snapshots = sorted(self._table.metadata.snapshots, key=lambda each: each.timestamp_ms)
+        snapshots = sorted(
+            self._table.metadata.snapshots, key=lambda each: each.sequence_number or 0
+        )
         gone, left = snapshots[:-kept], snapshots[-kept:]
         used = {each.manifest_path for some in left for each in some.manifests(io)}
         unused = {each.manifest_path for some in gone for each in some.manifests(io)} - used
@@ -155,28 +164,18 @@ class IcebergTable:
         where = self.said.get("uri", self.said["catalog"])
         try:
             yield
-        except _Expected.kinds as error:
+        except _expected() as error:
             said = str(error).strip().partition("\n")[0] or type(error).__name__
             raise LakeError(f"The catalog {where} says: {said}") from error
 
 
-class _Kinds:
+@cache
+def _expected() -> tuple[type[Exception], ...]:
     """The exceptions that PyIceberg, SQLAlchemy and Requests raise."""
+    import requests
+    import sqlalchemy.exc
+    from pyiceberg import exceptions
 
-    @cached_property
-    def kinds(self) -> tuple[type[Exception], ...]:
-        try:
-            import requests
-            import sqlalchemy.exc
-            from pyiceberg import exceptions
-        except ImportError:
-            raise LakeError(
-                "To publish a lake as Iceberg takes PyIceberg. Install it with:"
-                " pip install 'posthouse[iceberg]'"
-            ) from None
-        named: list[Any] = [each for each in vars(exceptions).values() if isinstance(each, type)]
-        mine = [each for each in named if issubclass(each, Exception)]
-        return (*mine, sqlalchemy.exc.SQLAlchemyError, requests.RequestException, ValueError)
-
-
-_Expected = _Kinds()
+    named: list[Any] = [each for each in vars(exceptions).values() if isinstance(each, type)]
+    mine = [each for each in named if issubclass(each, Exception)]
+    return (*mine, sqlalchemy.exc.SQLAlchemyError, requests.RequestException, ValueError)

@@ -42,7 +42,7 @@ COLUMNS = (  # of the events, that it looks at
 )  # fmt: skip
 TABLES = ("queues", "windows", "overall", "overall_windows", "hours", "reasons", "consumers")
 # The shares of its time that are behind it after each step.
-SHARES = (0.2, 0.8, 0.83, 0.85, 0.87, 0.88, 0.93, 1.0)
+SHARES = (0.35, 0.86, 0.88, 0.9, 0.91, 0.92, 0.96, 1.0)
 
 
 @dataclass(frozen=True)
