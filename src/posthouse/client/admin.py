@@ -29,7 +29,19 @@ RULE_FIELDS = (
 
 
 class QueueSettings(TypedDict, total=False):
-    """The settings of a queue, topic or subscription. Durations are `timedelta`s or seconds."""
+    """The settings of a queue, topic or subscription. Durations are `timedelta`s or seconds.
+
+    `sessions` and `duplicate_detection` cannot be changed later; `duplicate_window` is how long ids
+    are remembered. `lock_duration` is how long a message is locked, `max_delivery_count` after how
+    many deliveries it is dead-lettered. `time_to_live` is how long messages may wait; with
+    `dead_letter_expired` they are dead-lettered then. `forward_to` and `forward_dead_letters_to`
+    name where messages and dead letters are forwarded. `delete_when_idle` is how long it may be
+    unused.
+
+    Example:
+        settings: QueueSettings = {"lock_duration": 60, "max_delivery_count": 5}
+        await client.admin.ensure_queue("orders", **settings)
+    """
 
     sessions: bool
     lock_duration: timedelta | float
@@ -57,8 +69,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 class Rule:
     """A rule of a subscription: which messages it takes, and what it changes in them.
 
-    Give `sql`, a condition; or `fields` and `attributes`, which must all be equal; or `pattern`,
-    which the subject must match. A rule with none of them matches every message.
+    `name` is the rule's name. Give `sql`, a condition; or `fields` and `attributes`, which must all
+    be equal; or `pattern`, which the subject must match. A rule with none of them takes every
+    message. `action` is SQL that changes the messages it takes. Raises ValidationError.
+
+    Example:
+        rule = Rule("dear", "price > 100", action="SET dear = 'yes'")
     """
 
     name: str
@@ -84,7 +100,16 @@ class Rule:
 
 
 class Counts(NamedTuple):
-    """The number of messages of a queue or subscription, by state."""
+    """The number of messages of a queue or subscription, by state.
+
+    `active` can be received, `dead_letter` are in the dead-letter queue, `scheduled` can be
+    received later, `deferred` by number only, `locked` are held by receivers. None: the provider
+    does not tell.
+
+    Example:
+        counts = await client.admin.counts("orders")
+        print(counts.active, counts.dead_letter)
+    """
 
     active: int
     dead_letter: int
@@ -126,7 +151,13 @@ class AdminProvider(Protocol):
 
 
 class Admin:
-    """Creates, changes and deletes queues, topics, subscriptions and rules."""
+    """Creates, changes and deletes queues, topics, subscriptions and rules.
+
+    `client.admin` is one, with the `provider` and the `calls` of its client.
+
+    Example:
+        await client.admin.ensure_queue("orders", max_delivery_count=5)
+    """
 
     def __init__(self, provider: "Provider", calls: "Calls") -> None:
         self._provider = provider
@@ -143,27 +174,77 @@ class Admin:
     # Queues and topics.
 
     async def ensure_queue(self, queue: str, **settings: "Unpack[QueueSettings]") -> bool:
+        """Creates a queue, or changes the settings that are given if it exists.
+
+        `queue` is its name; `settings` are those of `QueueSettings`. Returns whether it was
+        created. Raises Unsupported, ValidationError.
+
+        Example:
+            await client.admin.ensure_queue("orders", sessions=True)
+        """
         return await self._ensure("queue", target_name(queue), settings, None)
 
     async def update_queue(self, queue: str, **settings: "Unpack[QueueSettings]") -> None:
+        """Changes the settings of the queue `queue`; the other settings stay as they are.
+
+        `settings` are those of `QueueSettings`. Raises QueueNotFound, Unsupported.
+
+        Example:
+            await client.admin.update_queue("orders", max_delivery_count=5)
+        """
         await self._update("queue", target_name(queue), settings)
 
     async def delete_queue(self, queue: str) -> None:
+        """Deletes the queue `queue` with its messages and dead letters. Raises QueueNotFound.
+
+        Example:
+            await client.admin.delete_queue("orders")
+        """
         await self._delete("queue", target_name(queue))
 
     async def ensure_topic(self, topic: str, **settings: "Unpack[QueueSettings]") -> bool:
+        """Creates a topic, or changes the settings that are given if it exists.
+
+        `topic` is its name; `settings` are those of `QueueSettings` that a topic has. Returns
+        whether it was created. Raises Unsupported, ValidationError.
+
+        Example:
+            await client.admin.ensure_topic("events")
+        """
         return await self._ensure("topic", target_name(topic), settings, None)
 
     async def update_topic(self, topic: str, **settings: "Unpack[QueueSettings]") -> None:
+        """Changes the settings of the topic `topic`; the other settings stay as they are.
+
+        `settings` are those of `QueueSettings` that a topic has. Raises QueueNotFound, Unsupported.
+
+        Example:
+            await client.admin.update_topic("events", time_to_live=3_600)
+        """
         await self._update("topic", target_name(topic), settings)
 
     async def delete_topic(self, topic: str) -> None:
+        """Deletes the topic `topic` with all its subscriptions. Raises QueueNotFound.
+
+        Example:
+            await client.admin.delete_topic("events")
+        """
         await self._delete("topic", target_name(topic))
 
     async def queues(self) -> list[str]:
+        """Returns the names of all queues.
+
+        Example:
+            print(await client.admin.queues())
+        """
         return await self._make("list", "", lambda admin: admin.names("queue"))
 
     async def topics(self) -> list[str]:
+        """Returns the names of all topics.
+
+        Example:
+            print(await client.admin.topics())
+        """
         return await self._make("list", "", lambda admin: admin.names("topic"))
 
     # Subscriptions and their rules.
@@ -175,6 +256,17 @@ class Admin:
         rules: Sequence[Rule] | None = None,
         **settings: "Unpack[QueueSettings]",
     ) -> bool:
+        """Creates a subscription, or changes what is given if it exists.
+
+        `subscription` is `TOPIC/$sub/SUBSCRIPTION`, or a `SubscriptionName`. With `rules`, it has
+        exactly these; without, a new one takes every message. `settings` are those of
+        `QueueSettings`. Returns whether it was created. Raises QueueNotFound if there is no such
+        topic, Unsupported.
+
+        Example:
+            name = SubscriptionName("events", "dear")
+            await client.admin.ensure_subscription(name, rules=[Rule("dear", "price > 100")])
+        """
         name = _subscription(subscription)
         created = await self._ensure("subscription", name, settings, rules)
         if rules is not None and not created:
@@ -193,34 +285,84 @@ class Admin:
     async def update_subscription(
         self, subscription: str, **settings: "Unpack[QueueSettings]"
     ) -> None:
+        """Changes the settings of the subscription `subscription`; the others stay as they are.
+
+        `settings` are those of `QueueSettings`. Raises QueueNotFound, Unsupported.
+
+        Example:
+            await client.admin.update_subscription("events/$sub/dear", max_delivery_count=5)
+        """
         await self._update("subscription", _subscription(subscription), settings)
 
     async def delete_subscription(self, subscription: str) -> None:
+        """Deletes the subscription `subscription` with its messages. Raises QueueNotFound.
+
+        Example:
+            await client.admin.delete_subscription("events/$sub/dear")
+        """
         await self._delete("subscription", _subscription(subscription))
 
     async def subscriptions(self, topic: str) -> list[str]:
+        """Returns the names of the subscriptions of the topic `topic`. Raises QueueNotFound.
+
+        Example:
+            print(await client.admin.subscriptions("events"))
+        """
         name = target_name(topic)
         return await self._make("list", name, lambda admin: admin.names("subscription", str(name)))
 
     async def ensure_rule(self, subscription: str, rule: Rule) -> None:
+        """Adds the rule `rule` to `subscription`, or replaces the one of that name.
+
+        Raises QueueNotFound, Unsupported, and ValidationError if the SQL cannot be read.
+
+        Example:
+            await client.admin.ensure_rule("events/$sub/dear", Rule("dear", "price > 100"))
+        """
         name = _subscription(subscription)
         await self._make("ensure", name, lambda admin: admin.set_rule(name, rule))
 
     async def delete_rule(self, subscription: str, rule: str) -> None:
+        """Deletes the rule named `rule` of `subscription`. Raises QueueError.
+
+        Example:
+            await client.admin.delete_rule("events/$sub/dear", "$Default")
+        """
         name = _subscription(subscription)
         await self._make("delete", name, lambda admin: admin.delete_rule(name, rule))
 
     async def rules(self, subscription: str) -> list[Rule]:
+        """Returns the rules of the subscription `subscription`. Raises QueueNotFound.
+
+        Example:
+            for rule in await client.admin.rules("events/$sub/dear"):
+                print(rule.name, rule.sql)
+        """
         name = _subscription(subscription)
         return await self._make("list", name, lambda admin: admin.rules(name))
 
     # Messages.
 
     async def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Removes the messages of `queue` that could be received now, and returns how many.
+
+        Locked, scheduled and deferred messages stay. With `dead_letter`, removes dead letters.
+        Raises QueueNotFound.
+
+        Example:
+            print(await client.admin.purge("orders", dead_letter=True))
+        """
         source = Source(QueueName(queue), dead_letter)
         return await self._make("purge", source.queue, lambda admin: admin.purge(source))
 
     async def counts(self, queue: str) -> Counts:
+        """Returns how many messages there are in `queue`, a queue or subscription, by state.
+
+        Raises QueueNotFound.
+
+        Example:
+            print((await client.admin.counts("orders")).active)
+        """
         name = QueueName(queue)
         return await self._make("counts", name, lambda admin: admin.counts(name))
 

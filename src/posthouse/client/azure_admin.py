@@ -1,6 +1,6 @@
 """Administration of Azure Service Bus, through its SDK's administration client."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -266,7 +266,7 @@ class AzureAdmin:
         )
 
 
-async def _listed(pages: Any, name: str) -> Any:
+async def _listed(pages: Any, name: str) -> AsyncIterator[Any]:
     try:
         async for each in pages:
             yield each

@@ -149,9 +149,14 @@ class Calls:
 
 
 class QueueClient:
-    """A client for the queues of one provider.
+    """A client for the queues of one provider; `create_client` makes one.
 
-    Tasks may share a client. Close it when done, or use `async with`.
+    Tasks may share a client. Close it when done, or use `async with`. `provider` does what it is
+    asked; `config`, `retry` and `wrapping` say how.
+
+    Example:
+        async with create_client("posthouse://web:key@localhost") as client:
+            await client.send_message("orders", Message("a book"))
     """
 
     def __init__(
@@ -182,7 +187,11 @@ class QueueClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the client: releases the messages it has fetched, and closes its connections."""
+        """Closes the client: releases the messages it has fetched, and closes its connections.
+
+        Example:
+            await client.close()
+        """
         await self._provider.close()
 
     # What there is.
@@ -198,43 +207,77 @@ class QueueClient:
 
     @property
     def provider_type(self) -> ProviderType:
+        """The service that keeps the queues."""
         return self._provider.type
 
     @property
     def capabilities(self) -> Capabilities:
+        """The features and limits of the provider."""
         return self._capabilities
 
     def supports_sessions(self) -> bool:
+        """Returns whether the provider has sessions, natively or emulated.
+
+        Example:
+            if client.supports_sessions():
+                session = await client.accept_session("orders")
+        """
         return self.capabilities.sessions is not SessionSupport.UNSUPPORTED
 
     def supports_batching(self) -> bool:
+        """Returns whether several messages can be sent in one call.
+
+        Example:
+            assert client.supports_batching()
+        """
         return self._provider.type.supports_batching()
 
     def max_batch_size(self) -> int:
+        """Returns the largest number of messages in one send.
+
+        Example:
+            batch = messages[: client.max_batch_size()]
+        """
         return self.capabilities.batch_max
 
     def max_message_size(self) -> int:
+        """Returns the size of the largest message, in bytes.
+
+        Example:
+            print(client.max_message_size())
+        """
         return self.capabilities.message_bytes_max
 
     @property
     def figures(self) -> Figures:
+        """Counts and durations of the operations of this client."""
         return self._calls.figures
 
     @property
     def breaker(self) -> CircuitBreaker:
+        """The circuit breaker, which stops calls once too many have failed."""
         return self._calls.breaker
 
     # Sending.
 
     async def send_message(self, queue: str, message: Message) -> MessageId:
-        """Sends a message and returns its id, once the provider has taken it. Raises QueueError."""
+        """Sends a message and returns its id, once the provider has taken it. Raises QueueError.
+
+        `queue` is a queue or topic, `message` the message.
+
+        Example:
+            await client.send_message("orders", Message("a book"))
+        """
         return (await self.send_messages(queue, [message]))[0]
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
         """Sends up to `max_batch_size()` messages and returns their ids, in order.
 
-        Raises QueueError, BatchTooLarge if there are too many, or PartialFailure if only some were
-        sent.
+        `queue` is a queue or topic, `messages` are the messages. Raises QueueError, BatchTooLarge
+        if there are too many, or PartialFailure if only some were sent.
+
+        Example:
+            await client.send_messages("orders", [Message("a book"), Message("a pen")])
         """
         name = target_name(queue)
         ready = self._made_ready(messages)
@@ -281,15 +324,28 @@ class QueueClient:
         return self._calls.make("send", name, attempt)
 
     async def schedule_message(self, queue: str, message: Message, at: datetime) -> int:
-        """Sends a message that becomes available at the time `at`, which must have a time zone.
+        """Sends a message that becomes available at a later moment.
 
+        `queue` is a queue or topic, `message` the message, `at` the moment, with a time zone.
         Returns the number that `cancel_scheduled_message` takes. Raises QueueError.
+
+        Example:
+            at = datetime.now(UTC) + timedelta(hours=1)
+            number = await client.schedule_message("orders", Message("a book"), at)
         """
         return (await self.schedule_messages(queue, [message], at))[0]
 
     async def schedule_messages(
         self, queue: str, messages: Iterable[Message], at: datetime
     ) -> list[int]:
+        """Sends messages that become available at a later moment, and returns their numbers.
+
+        `queue` is a queue or topic, `messages` are the messages, `at` is the moment, with a time
+        zone. Raises QueueError.
+
+        Example:
+            numbers = await client.schedule_messages("orders", [Message("a book")], at)
+        """
         name, ready = target_name(queue), self._made_ready(messages)
         self._check_batch(ready)
         if at.tzinfo is None:
@@ -313,7 +369,13 @@ class QueueClient:
         )
 
     async def cancel_scheduled_message(self, queue: str, *numbers: int) -> None:
-        """Cancels scheduled messages by their numbers. Raises MessageNotFound if one is gone."""
+        """Cancels scheduled messages of `queue` by their `numbers`.
+
+        Raises MessageNotFound if one is gone.
+
+        Example:
+            await client.cancel_scheduled_message("orders", number)
+        """
         name = target_name(queue)
         await self._calls.make(
             "cancel", name, lambda: self._provider.cancel_scheduled(name, numbers)
@@ -342,8 +404,14 @@ class QueueClient:
     ) -> ReceivedMessage | None:
         """Receives the next message; returns None if none arrives within `timeout` seconds.
 
-        The message is locked until it is settled or its lock expires. Parameters are those of
-        `receive_messages`. Raises QueueError.
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue. Without
+        `timeout`, the configured `default_timeout` applies. The message is locked until it is
+        settled or its lock expires. Raises QueueError.
+
+        Example:
+            message = await client.receive_message("orders", timeout=5)
+            if message is not None:
+                await client.complete_message(message)
         """
         received = await self.receive_messages(queue, 1, timeout, dead_letter=dead_letter)
         return received[0] if received else None
@@ -358,10 +426,14 @@ class QueueClient:
     ) -> list[ReceivedMessage]:
         """Receives up to `max_messages` messages. Raises QueueError.
 
-        Returns the messages that are available, at most as many as the provider's `receive_max`. If
-        there are none, waits up to `timeout` seconds for the first to arrive, and returns an empty
-        list if none does. Without `timeout`, the configured `default_timeout` applies. With
-        `dead_letter`, receives from the queue's dead-letter queue.
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue. Returns the
+        messages that are available, at most as many as the provider's `receive_max`. If there are
+        none, waits up to `timeout` seconds for the first to arrive, and returns an empty list if
+        none does. Without `timeout`, the configured `default_timeout` applies.
+
+        Example:
+            for message in await client.receive_messages("orders", 10, timeout=5):
+                await client.complete_message(message)
         """
         return await self._fetch(Source(QueueName(queue), dead_letter), max_messages, timeout)
 
@@ -415,17 +487,29 @@ class QueueClient:
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
     ) -> "Receiver":
-        """Returns a receiver that prefetches: `async for message in client.receiver(queue)`.
+        """Returns a receiver, which iterates over messages as they arrive.
 
-        `prefetch` is the number of messages to fetch ahead; without it, the provider's setting
-        applies. With `dead_letter`, receives from the queue's dead-letter queue.
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue. `prefetch` is
+        the number of messages to fetch ahead; without it, the provider's setting applies.
+
+        Example:
+            async with client.receiver("orders") as receiver:
+                async for message in receiver:
+                    await client.complete_message(message)
         """
         return Receiver(self, Source(QueueName(queue), dead_letter), prefetch or 0)
 
     async def receive_deferred_messages(
         self, queue: str, sequence_numbers: Sequence[int], *, dead_letter: bool = False
     ) -> list[ReceivedMessage]:
-        """Receives deferred messages by sequence number: all of them, or raises MessageNotFound."""
+        """Receives deferred messages: all of them, or raises MessageNotFound.
+
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue.
+        `sequence_numbers` are those of the messages.
+
+        Example:
+            [message] = await client.receive_deferred_messages("orders", [number])
+        """
         source = Source(QueueName(queue), dead_letter)
         asking = self._calls.make(
             "receive", queue, lambda: self._provider.receive_deferred(source, sequence_numbers)
@@ -435,9 +519,14 @@ class QueueClient:
     async def peek_messages(
         self, queue: str, max_messages: int = 1, *, first: int = 0, dead_letter: bool = False
     ) -> list[ReceivedMessage]:
-        """Returns messages without locking or removing them.
+        """Returns up to `max_messages` messages without locking or removing them.
 
-        Starts at the sequence number `first`. A peeked message cannot be settled.
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue. Starts at the
+        sequence number `first`. A peeked message cannot be settled.
+
+        Example:
+            for message in await client.peek_messages("orders", 10):
+                print(message.body)
         """
         source, most = Source(QueueName(queue), dead_letter), self._most(max_messages)
         received = await self._calls.make(
@@ -476,13 +565,23 @@ class QueueClient:
     # Settling.
 
     async def complete_message(self, receipt: Receipt) -> None:
-        """Completes a message: removes it from its queue. Raises MessageNotFound."""
+        """Completes a message: removes it from its queue. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await client.complete_message(message)
+        """
         await self._settle((receipt,), COMPLETE)
 
     async def complete_messages(self, receipts: Iterable[Receipt]) -> None:
         """Completes several messages at once.
 
-        Raises MessageNotFound for the first that is not locked any more; the others are completed.
+        `receipts` are the messages, or their receipt handles. Raises MessageNotFound for the first
+        that is not locked any more; the others are completed.
+
+        Example:
+            await client.complete_messages(messages)
         """
         await self._settle(tuple(receipts), COMPLETE)
 
@@ -490,30 +589,50 @@ class QueueClient:
         """Abandons a message: returns it to its queue, to be delivered again.
 
         The delivery counts as an attempt. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await client.abandon_message(message)
         """
         await self._settle((receipt,), ABANDON)
 
     async def release_message(self, receipt: Receipt) -> None:
         """Releases a message: returns it to its queue as if it had never been delivered.
 
-        A provider that cannot do so abandons the message. Raises MessageNotFound; Unsupported if
-        the message came over a connection to Posthouse that was lost.
+        `receipt` is the message, or its receipt handle. A provider that cannot do so abandons the
+        message. Raises MessageNotFound; Unsupported if the message came over a connection to
+        Posthouse that was lost.
+
+        Example:
+            await client.release_message(message)
         """
         await self._settle((receipt,), RELEASE)
 
     async def defer_message(self, receipt: Receipt) -> None:
         """Defers a message: it stays in the queue until it is received by its sequence number.
 
-        See `receive_deferred_messages`. Raises MessageNotFound, or Unsupported.
+        See `QueueClient.receive_deferred_messages`. Raises MessageNotFound, or Unsupported.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await client.defer_message(message)
         """
         await self._settle((receipt,), Settlement("defer"))
 
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
-        """Moves a message to the dead-letter queue, with a reason.
+        """Moves a message to the dead-letter queue.
 
-        Raises MessageNotFound, or Unsupported if the setting `enable_dead_letter` is off.
+        `reason` and `description` are told with it. Raises MessageNotFound, or Unsupported if the
+        setting `enable_dead_letter` is off.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await client.dead_letter_message(message, "unknown customer")
         """
         await self._settle((receipt,), self._dead_letter(reason, description))
 
@@ -523,7 +642,13 @@ class QueueClient:
         return Settlement("dead-letter", reason, description)
 
     async def renew_message_lock(self, receipt: Receipt) -> datetime:
-        """Renews the lock of a message. Returns when it expires. Raises MessageNotFound."""
+        """Renews the lock of a message. Returns when it expires. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            until = await client.renew_message_lock(message)
+        """
         [handle] = _handles((receipt,), self._provider.type)
         return await self._calls.make("renew", "", lambda: self._provider.renew(handle))
 
@@ -537,7 +662,12 @@ class QueueClient:
     ) -> None:
         """Sends dead letters of `queue` again: to `target`, or without it to `queue` itself.
 
-        Receive them first, with `dead_letter=True`.
+        `receipts` are the messages, or their receipt handles; receive them first, with
+        `dead_letter=True`.
+
+        Example:
+            dead = await client.receive_messages("orders", 10, dead_letter=True)
+            await client.resubmit_messages("orders", dead)
         """
         name, to = QueueName(queue), None if target is None else target_name(target)
         handles = _handles(receipts, self._provider.type)
@@ -550,10 +680,14 @@ class QueueClient:
     ) -> "SessionClient | None":
         """Locks a session and returns it; None if there is none within `timeout` seconds.
 
-        Without `session_id`, takes the next session that has messages. Without `timeout`, the
-        configured `default_timeout` applies.
+        `queue` is a queue or subscription. Without `session_id`, takes the next session that has
+        messages. Without `timeout`, the configured `default_timeout` applies. Raises SessionLocked
+        if another client holds the session of that id.
 
-        Raises SessionLocked if another client holds the session of that id.
+        Example:
+            session = await client.accept_session("orders", "customer-7")
+            if session is not None:
+                message = await session.receive_message()
         """
         return await self._accept(queue, session_id, timeout)
 
@@ -606,10 +740,14 @@ class QueueClient:
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[Transaction]":
-        """Begins a transaction: `async with client.transaction() as transaction`.
+        """Begins a transaction: all its operations are committed when the block ends.
 
-        All its operations are committed when the block ends. If the block raises, none is. Raises
-        Unsupported if the provider has no transactions.
+        If the block raises, none is. Raises Unsupported if the provider has no transactions.
+
+        Example:
+            async with client.transaction() as transaction:
+                await transaction.complete_message(message)
+                await transaction.send_message("bills", Message("a bill"))
         """
         if not self.capabilities.transactions:
             raise Unsupported(self._provider.type.value, "do several things in one transaction")
@@ -626,9 +764,15 @@ class QueueClient:
 
 
 class Receiver:
-    """Iterates over the messages of a queue as they arrive.
+    """Iterates over the messages of a queue as they arrive; `QueueClient.receiver` makes one.
 
-    After the loss of a connection it goes on with the next one.
+    After the loss of a connection it goes on with the next one. `client` is the client, `source`
+    the queue, `prefetch` the number of messages to fetch ahead.
+
+    Example:
+        async with client.receiver("orders") as receiver:
+            async for message in receiver:
+                await client.complete_message(message)
     """
 
     def __init__(self, client: QueueClient, source: Source, prefetch: int) -> None:
@@ -664,6 +808,9 @@ class Receiver:
         """Returns up to `most` messages: those available, else the first to arrive.
 
         The list is empty only once the receiver is closed.
+
+        Example:
+            messages = await receiver.next_batch(10)
         """
         if self._ahead:
             return [self._ahead.pop() for _ in range(min(most, len(self._ahead)))]
@@ -675,7 +822,11 @@ class Receiver:
         return await self._client._arrived(self._source.queue, received, time.time_ns())
 
     async def close(self) -> None:
-        """Closes the receiver, and releases the messages that it has not handed out."""
+        """Closes the receiver, and releases the messages that it has not handed out.
+
+        Example:
+            await receiver.close()
+        """
         self._closed = True
         ahead, self._ahead = self._ahead, []
         if ahead:
@@ -685,7 +836,17 @@ class Receiver:
 
 
 class SessionClient:
-    """A session that this client alone holds, until it is closed or its lock expires."""
+    """A session that this client alone holds, until it is closed or its lock expires.
+
+    `QueueClient.accept_session` makes one: `client` is the client, `held` the session, `queue` its
+    queue.
+
+    Example:
+        session = await client.accept_session("orders")
+        if session is not None:
+            async with session:
+                print(session.session_id, await session.receive_message())
+    """
 
     def __init__(self, client: QueueClient, held: HeldSession, queue: QueueName) -> None:
         self._client = client
@@ -705,20 +866,35 @@ class SessionClient:
 
     @property
     def session_id(self) -> SessionId:
+        """The id of the session."""
         return self._held.session_id
 
     @property
     def session_expires_at(self) -> datetime:
+        """The time when the lock of the session expires."""
         return self._held.expires_at
 
     async def receive_message(self, timeout: float | None = None) -> ReceivedMessage | None:
+        """Receives the next message of the session; None if none arrives within `timeout` seconds.
+
+        Raises SessionLockLost.
+
+        Example:
+            message = await session.receive_message(timeout=5)
+        """
         received = await self.receive_messages(1, timeout)
         return received[0] if received else None
 
     async def receive_messages(
         self, max_messages: int, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """Receives up to `max_messages` of the session, in order. Raises SessionLockLost."""
+        """Receives up to `max_messages` messages of the session, in order.
+
+        If there are none, waits up to `timeout` seconds for the first. Raises SessionLockLost.
+
+        Example:
+            messages = await session.receive_messages(10, timeout=5)
+        """
         calls = self._client._calls
         seconds = calls.config.default_timeout if timeout is None else timeout
         most = self._client._most(max_messages)
@@ -732,36 +908,97 @@ class SessionClient:
         return await self._client._received(self._queue, asking, self.abandon_message)
 
     async def complete_message(self, receipt: Receipt) -> None:
+        """Completes a message: removes it from its queue. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await session.complete_message(message)
+        """
         await self._settle((receipt,), COMPLETE)
 
     async def complete_messages(self, receipts: Iterable[Receipt]) -> None:
+        """Completes several messages at once.
+
+        `receipts` are the messages, or their receipt handles. Raises MessageNotFound for the first
+        that is not locked any more; the others are completed.
+
+        Example:
+            await session.complete_messages(messages)
+        """
         await self._settle(tuple(receipts), COMPLETE)
 
     async def abandon_message(self, receipt: Receipt) -> None:
+        """Abandons a message: returns it to its queue, to be delivered again.
+
+        The delivery counts as an attempt. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await session.abandon_message(message)
+        """
         await self._settle((receipt,), ABANDON)
 
     async def defer_message(self, receipt: Receipt) -> None:
+        """Defers a message: it stays in the queue until it is received by its sequence number.
+
+        See `QueueClient.receive_deferred_messages`. Raises MessageNotFound, or Unsupported.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await session.defer_message(message)
+        """
         await self._settle((receipt,), Settlement("defer"))
 
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
+        """Moves a message to the dead-letter queue.
+
+        `reason` and `description` are told with it. Raises MessageNotFound, or Unsupported if the
+        setting `enable_dead_letter` is off.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await session.dead_letter_message(message, "unknown customer")
+        """
         await self._settle((receipt,), self._client._dead_letter(reason, description))
 
     async def renew_session_lock(self) -> datetime:
-        """Renews the lock of the session. Returns when it expires. Raises SessionLockLost."""
+        """Renews the lock of the session. Returns when it expires. Raises SessionLockLost.
+
+        Example:
+            until = await session.renew_session_lock()
+        """
         return await self._client._calls.make("renew", self.session_id, self._held.renew)
 
     async def get_state(self) -> bytes | None:
+        """Returns the state of the session; None if it has none. Raises SessionLockLost.
+
+        Example:
+            state = await session.get_state()
+        """
         return await self._client._calls.make("state", self.session_id, self._held.get_state)
 
     async def set_state(self, state: bytes | None) -> None:
+        """Sets the state of the session; a `state` of None removes it. Raises SessionLockLost.
+
+        Example:
+            await session.set_state(b"half")
+        """
         await self._client._calls.make(
             "state", self.session_id, lambda: self._held.set_state(state)
         )
 
     async def close_session(self) -> None:
-        """Closes the session, so that another client may accept it. Unsettled messages go back."""
+        """Closes the session, so that another client may accept it. Unsettled messages go back.
+
+        Example:
+            await session.close_session()
+        """
         await self._held.close()
 
     async def _settle(self, receipts: Sequence[Receipt], how: Settlement) -> None:
@@ -774,7 +1011,14 @@ class SessionClient:
 
 
 class Transaction:
-    """Sends and settlements that are committed together."""
+    """Sends and settlements that are committed together; `QueueClient.transaction` makes one.
+
+    `client` is the client, `begun` the transaction of its provider.
+
+    Example:
+        async with client.transaction() as transaction:
+            await transaction.send_message("bills", Message("a bill"))
+    """
 
     def __init__(self, client: QueueClient, begun: Transacting) -> None:
         self._client = client
@@ -782,9 +1026,23 @@ class Transaction:
         self._done: dict[Fate, int] = {}  # messages, once it is committed
 
     async def send_message(self, queue: str, message: Message) -> MessageId:
+        """Sends a message when the transaction is committed. Returns its id. Raises QueueError.
+
+        `queue` is a queue or topic, `message` the message.
+
+        Example:
+            await transaction.send_message("bills", Message("a bill"))
+        """
         return (await self.send_messages(queue, [message]))[0]
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
+        """Sends messages when the transaction is committed. Returns their ids. Raises QueueError.
+
+        `queue` is a queue or topic, `messages` are the messages.
+
+        Example:
+            await transaction.send_messages("bills", [Message("a bill")])
+        """
         name = target_name(queue)
         ready = self._client._made_ready(messages)
         telemetry = self._client._telemetry
@@ -797,17 +1055,52 @@ class Transaction:
         return [each.message_id for each in ready if each.message_id is not None]
 
     async def complete_message(self, receipt: Receipt) -> None:
+        """Completes a message: removes it from its queue. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await transaction.complete_message(message)
+        """
         await self._settle(receipt, COMPLETE)
 
     async def abandon_message(self, receipt: Receipt) -> None:
+        """Abandons a message: returns it to its queue, to be delivered again.
+
+        The delivery counts as an attempt. Raises MessageNotFound.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await transaction.abandon_message(message)
+        """
         await self._settle(receipt, ABANDON)
 
     async def defer_message(self, receipt: Receipt) -> None:
+        """Defers a message: it stays in the queue until it is received by its sequence number.
+
+        See `QueueClient.receive_deferred_messages`. Raises MessageNotFound, or Unsupported.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await transaction.defer_message(message)
+        """
         await self._settle(receipt, Settlement("defer"))
 
     async def dead_letter_message(
         self, receipt: Receipt, reason: str, description: str | None = None
     ) -> None:
+        """Moves a message to the dead-letter queue.
+
+        `reason` and `description` are told with it. Raises MessageNotFound, or Unsupported if the
+        setting `enable_dead_letter` is off.
+
+        `receipt` is the message, or its receipt handle.
+
+        Example:
+            await transaction.dead_letter_message(message, "unknown customer")
+        """
         await self._settle(receipt, self._client._dead_letter(reason, description))
 
     async def _settle(self, receipt: Receipt, how: Settlement) -> None:

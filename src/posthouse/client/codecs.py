@@ -49,7 +49,11 @@ def register_codec(
 ) -> None:
     """Registers the codec for values of a type, for every client of the process.
 
-    What cannot be written or read is a ValueError of theirs.
+    `kind` is the type; `encode` writes a value as bytes and `decode` reads it, each raising
+    ValueError for what it cannot; `content_type` is told with the body.
+
+    Example:
+        register_codec(Path, lambda path: str(path).encode(), lambda body: Path(body.decode()))
     """
     _codecs[kind] = Codec(encode, decode, content_type)
 

@@ -23,7 +23,15 @@ _WINDOW = 8 << 20  # what zstd uses at most below its extreme levels, whatever t
 
 @dataclass(frozen=True)
 class Compression:
-    """Compression of bodies that are longer than a threshold, where it makes them smaller."""
+    """Compression of bodies that are longer than a threshold, where it makes them smaller.
+
+    `algorithm` is gzip, or zstd, which needs `pip install 'posthouse[zstd]'`; `threshold` is in
+    bytes; `level` is 0 to 9 for gzip, 1 to 22 for zstd. `unpacked_bytes_max` is the largest body
+    that is decompressed. Raises ConfigurationError.
+
+    Example:
+        client = create_client("memory://", compression=Compression("gzip", threshold=1_024))
+    """
 
     algorithm: Algorithm = "gzip"  # zstd needs `pip install 'posthouse[zstd]'`
     threshold: int = 1_024  # bytes
@@ -45,6 +53,11 @@ class Compression:
             _zstandard()
 
     def wrap(self, message: Message) -> Message:
+        """Returns the `message` with its body compressed, or as it is where that is no smaller.
+
+        Example:
+            smaller = Compression().wrap(message)
+        """
         body = message.body
         if not self.threshold < len(body) <= self.unpacked_bytes_max:
             return message

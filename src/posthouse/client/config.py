@@ -28,7 +28,16 @@ _SECRETS: dict[Any, type] = {SecretText: str, object: object}
 
 @dataclass(frozen=True)
 class PosthouseConfig:
-    """A Posthouse broker, over AMQP 1.0."""
+    """A Posthouse broker, over AMQP 1.0.
+
+    `host` and `port` are its address; `key_name` and `key` the credentials; `namespace` the
+    namespace, the broker's own if it is empty. `tls` encrypts the connection, and `ca_file` names
+    the certificates to trust instead of the machine's. `prefetch` is how many messages a receiver
+    fetches ahead.
+
+    Example:
+        config = PosthouseConfig("broker.example.com", 5671, "web", "secret", tls=True)
+    """
 
     host: str = "localhost"
     port: int = 5672
@@ -49,7 +58,16 @@ class PosthouseConfig:
 
 @dataclass(frozen=True)
 class AzureServiceBusConfig:
-    """Azure Service Bus, through its official SDK (`pip install 'posthouse[azure]'`)."""
+    """Azure Service Bus, through its official SDK (`pip install 'posthouse[azure]'`).
+
+    Give `connection_string`, or `namespace` (a host) and `credential` (one of azure.identity's).
+    `use_sessions` off refuses sessions; `session_timeout` is how long a session in use is kept at
+    most, in seconds. `prefetch` is how many messages a receiver fetches ahead. `websocket` uses
+    AMQP over WebSockets. `ca_file` names the certificates to trust instead of the machine's.
+
+    Example:
+        config = AzureServiceBusConfig("Endpoint=sb://shop.servicebus.windows.net/;...")
+    """
 
     connection_string: SecretText = ""
     namespace: str = ""  # host, where a credential is used in the place of a connection string
@@ -70,7 +88,15 @@ class AzureServiceBusConfig:
 
 @dataclass(frozen=True)
 class AwsSqsConfig:
-    """Amazon SQS (`pip install 'posthouse[aws]'`)."""
+    """Amazon SQS (`pip install 'posthouse[aws]'`).
+
+    `region` is the AWS region. `access_key_id`, `secret_access_key` and `session_token` are the
+    credentials; without them the machine's own are used. `endpoint_url` names another endpoint.
+    With `use_fifo_queues`, the queue `orders` is `orders.fifo`.
+
+    Example:
+        config = AwsSqsConfig("eu-central-1", use_fifo_queues=True)
+    """
 
     region: str = "us-east-1"
     access_key_id: str = ""  # without, the machine's own credentials are used
@@ -89,7 +115,16 @@ class AwsSqsConfig:
 
 @dataclass(frozen=True)
 class InMemoryConfig:
-    """A broker of its own inside this process, which is gone with it."""
+    """A broker of its own inside this process, which is gone with it.
+
+    `max_queue_size` is the most messages of a queue, `max_delivery_count` the deliveries after
+    which a message is dead-lettered; `lock_duration` and `session_lock_duration` are in seconds.
+    With `auto_create`, queues are created when they are first used. `duplicate_detection` makes
+    equal ids one message. With `virtual_clock`, time stands still until it is moved.
+
+    Example:
+        config = InMemoryConfig(auto_create=True)
+    """
 
     max_queue_size: int = 10_000
     max_delivery_count: int = 3
@@ -120,7 +155,18 @@ _SCHEMES: dict[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class QueueConfig:
-    """A provider, and what the client does beside it. To change it, make another client."""
+    """A provider, and what the client does beside it. To change it, make another client.
+
+    `provider` says where the queues are. `default_timeout` is how long a receive waits, and
+    `operation_timeout` how long any other call may take, with all its tries. `max_retry_attempts`
+    is the number of retries after the first try; `retry_base_delay` and `retry_max_delay` are the
+    first and the longest delay. `breaker_failures` in a row open the circuit breaker (0: never),
+    for `breaker_seconds`. `enable_dead_letter` off refuses to dead-letter. Times are in seconds.
+    Raises ConfigurationError.
+
+    Example:
+        config = QueueConfig(PosthouseConfig("localhost"), default_timeout=5.0)
+    """
 
     provider: ProviderConfig
     default_timeout: float = 30.0  # of a receive, where none is given
@@ -144,10 +190,14 @@ class QueueConfig:
 
     @classmethod
     def from_url(cls, url: str) -> "QueueConfig":
-        """`posthouse://name:key@host/namespace?prefetch=100`, `sb://`, `sqs://region`, `memory://`,
-        or a connection string of Azure's. Settings of both parts follow as a query.
+        """Reads a configuration from a `url`.
 
+        It is `posthouse://name:key@host/namespace?prefetch=100`, `sb://`, `sqs://region`,
+        `memory://`, or a connection string of Azure's. Settings of both parts follow as a query.
         Raises ConfigurationError.
+
+        Example:
+            config = QueueConfig.from_url("posthouse://localhost?max_retry_attempts=5")
         """
         if url.startswith("Endpoint="):
             return cls(AzureServiceBusConfig(connection_string=url))
@@ -171,8 +221,13 @@ class QueueConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "QueueConfig":
-        """`POSTHOUSE_CLIENT_URL`, and its settings by their names, as in
+        """Reads a configuration from the variables of an `environment`.
+
+        `POSTHOUSE_CLIENT_URL` is the URL; settings have their names, as in
         `POSTHOUSE_CLIENT_MAX_RETRY_ATTEMPTS`. Raises ConfigurationError.
+
+        Example:
+            config = QueueConfig.from_environment(os.environ)
         """
         given = {
             name.removeprefix(PREFIX).lower(): value

@@ -30,9 +30,15 @@ def create_client(
     encryption: "Encryption | None" = None,
     environment: Mapping[str, str] | None = None,
 ) -> QueueClient:
-    """Creates a client from a configuration, a URL, or the environment (`POSTHOUSE_CLIENT_URL`).
+    """Creates a client.
 
-    The client connects on its first call, or on `async with`. Raises ConfigurationError.
+    `config` is a configuration or a URL; without it, `POSTHOUSE_CLIENT_URL` of the `environment`
+    (`os.environ`) is read. `retry` is the retry policy; `compression` and `encryption` are done to
+    bodies. The client connects on its first call, or on `async with`. Raises ConfigurationError.
+
+    Example:
+        async with create_client("posthouse://web:key@localhost") as client:
+            await client.send_message("orders", Message("a book"))
     """
     if config is None:
         config = QueueConfig.from_environment(os.environ if environment is None else environment)
@@ -47,7 +53,12 @@ def create_client(
 def create_test_client(*, virtual_clock: bool = False, auto_create: bool = True) -> QueueClient:
     """Creates a client whose queues are in memory, for tests.
 
-    With `auto_create`, a queue is created when it is first used.
+    With `auto_create`, a queue is created when it is first used. With `virtual_clock`, time stands
+    still until it is moved.
+
+    Example:
+        async with create_test_client() as client:
+            await client.send_message("orders", Message("a book"))
     """
     config = InMemoryConfig(virtual_clock=virtual_clock, auto_create=auto_create)
     return create_client(QueueConfig(config, default_timeout=1.0))

@@ -49,11 +49,27 @@ _POLICIES = ("allow", "alert", "reject")
 
 
 class EncryptionError(QueueError):
-    """A body could not be encrypted, or what came is not what it should be."""
+    """The base of the errors of encryption.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except EncryptionError as error:
+            print(error)
+    """
 
 
 class NotAuthentic(EncryptionError, AuthenticationFailed):
-    """The ciphertext, its tag, or something that is bound to it was changed, or the key differs."""
+    """The ciphertext, or something that is bound to it, was changed, or the key differs.
+
+    `message_id` is the message.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except NotAuthentic as error:
+            print(error)
+    """
 
     def __init__(self, message_id: str) -> None:
         super().__init__(f"The body of the message {message_id!r}, or what is bound to it, is not"
@@ -61,7 +77,16 @@ class NotAuthentic(EncryptionError, AuthenticationFailed):
 
 
 class MessageExpired(EncryptionError):
-    """Encrypted too long ago, or in the future."""
+    """A message was encrypted too long ago, or in the future.
+
+    `encrypted_at` is when, `seconds` how old it may be.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except MessageExpired as error:
+            print(error.encrypted_at)
+    """
 
     def __init__(self, encrypted_at: datetime, seconds: float) -> None:
         self.encrypted_at = encrypted_at
@@ -70,13 +95,29 @@ class MessageExpired(EncryptionError):
 
 
 class KeyNotFound(EncryptionError):
+    """There is no key with the id `key_id` to decrypt with.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except KeyNotFound as error:
+            print(error.key_id)
+    """
+
     def __init__(self, key_id: str) -> None:
         self.key_id = key_id
         super().__init__(f"There is no key {key_id[:KEY_ID_CHARS_MAX]!r}.")
 
 
 class NonceReused(EncryptionError):
-    """The same envelope came before, in another message."""
+    """The same envelope came before, in another message than `message_id`.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except NonceReused as error:
+            print(error)
+    """
 
     def __init__(self, message_id: str) -> None:
         super().__init__(f"The message {message_id!r} has come before: it was sent again by"
@@ -84,17 +125,44 @@ class NonceReused(EncryptionError):
 
 
 class UnsupportedVersion(EncryptionError):
+    """The envelope has the version `version`, which is not known.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except UnsupportedVersion as error:
+            print(error.version)
+    """
+
     def __init__(self, version: int) -> None:
         self.version = version
         super().__init__(f"The envelope has version {version}; {VERSION} is known.")
 
 
 class InvalidEnvelope(EncryptionError):
+    """A body is no envelope of encryption. `rule` is the rule that it breaks.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except InvalidEnvelope as error:
+            print(error)
+    """
+
     def __init__(self, rule: str) -> None:
         super().__init__(f"The envelope {rule}.")
 
 
 class PlaintextRefused(EncryptionError):
+    """The message `message_id` is not encrypted.
+
+    Example:
+        try:
+            message = await client.receive_message("orders")
+        except PlaintextRefused as error:
+            print(error)
+    """
+
     def __init__(self, message_id: str) -> None:
         super().__init__(f"The message {message_id!r} is not encrypted.")
 
@@ -122,7 +190,17 @@ class _Key:
 
 
 class Encryption:
-    """Encrypts what is sent and decrypts what comes. Several clients may share it."""
+    """Encrypts what is sent and decrypts what comes. Several clients may share it.
+
+    `keys` are keys of 32 bytes by their ids; `encrypt_with` names the one for what is sent, unless
+    there is only one. A message may be `fresh_seconds` old; None: of any age. `track_nonces`
+    refuses replays. `plaintext` is what becomes of a message that is not encrypted: reject, alert
+    or allow. `clock` tells the time. Raises ConfigurationError.
+
+    Example:
+        encryption = Encryption({"2026-01": secrets.token_bytes(32)})
+        client = create_client("memory://", encryption=encryption)
+    """
 
     def __init__(
         self,
@@ -166,13 +244,21 @@ class Encryption:
         return f"Encryption(keys={list(self._keys)}, encrypt_with={self._encrypt_with!r})"
 
     def close(self) -> None:
-        """Wipes the keys; from now on there are none."""
+        """Wipes the keys. Nothing can be encrypted or decrypted any more.
+
+        Example:
+            encryption.close()
+        """
         keys, self._keys = self._keys, {}
         for key in keys.values():
             key.wipe()
 
     def wrap(self, message: Message) -> Message:
-        """Raises KeyNotFound, once it is closed."""
+        """Returns the `message` with its body encrypted. Raises EncryptionError.
+
+        Example:
+            secret = encryption.wrap(message)
+        """
         key_id = self._encrypt_with
         message_id = message.message_id or MessageId()  # bound, so it is needed now
         nonce, moment = os.urandom(NONCE_BYTES), round(self._clock() * 1_000)
@@ -185,7 +271,13 @@ class Encryption:
         return msgspec.structs.replace(message, body=body, attributes=marked, message_id=message_id)
 
     def unwrap(self, received: ReceivedMessage) -> ReceivedMessage:
-        """Raises EncryptionError; AuthenticationFailed too, where something was changed."""
+        """Returns the message `received` with its body decrypted.
+
+        Raises EncryptionError; AuthenticationFailed too, where something was changed.
+
+        Example:
+            message = encryption.unwrap(received)
+        """
         body, mark = received.body, received.attributes.get(ENCRYPTED)
         if mark is None and not body.startswith(MAGIC):
             return self._plain(received)

@@ -11,13 +11,24 @@ from typing import Any
 
 
 class QueueError(Exception):
-    """Everything that this library raises."""
+    """Everything that this library raises.
+
+    `is_transient` says whether the same call may succeed later, `retry_after` after how many
+    seconds.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except QueueError as error:
+            print(error, error.is_transient)
+    """
 
     is_transient: bool = False
     retry_after: float | None = None  # seconds
 
     @property
     def should_retry(self) -> bool:
+        """Whether a retry policy may try the call again."""
         return self.is_transient
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -32,6 +43,17 @@ def _again(kind: type[QueueError], args: tuple[Any, ...]) -> QueueError:
 
 
 class QueueNotFound(QueueError):
+    """A queue, topic or subscription does not exist.
+
+    `queue_name` is its name, `namespace` where it was looked for, if that is known.
+
+    Example:
+        try:
+            await client.receive_message("orders")
+        except QueueNotFound as error:
+            await client.admin.ensure_queue(error.queue_name)
+    """
+
     def __init__(self, queue_name: str, namespace: str = "") -> None:
         self.queue_name, self.namespace = queue_name, namespace
         where = f" in the namespace {namespace!r}" if namespace else ""
@@ -39,7 +61,14 @@ class QueueNotFound(QueueError):
 
 
 class MessageNotFound(QueueError):
-    """It was settled before, or its lock has expired."""
+    """A message was settled before, or its lock has expired. `receipt` is its handle.
+
+    Example:
+        try:
+            await client.complete_message(message)
+        except MessageNotFound:
+            print("another receiver may have it")
+    """
 
     def __init__(self, receipt: str) -> None:
         self.receipt = receipt
@@ -47,6 +76,17 @@ class MessageNotFound(QueueError):
 
 
 class SessionLocked(QueueError):
+    """Another client holds a session.
+
+    `session_id` is the session, `locked_until` when its lock expires, if that is known.
+
+    Example:
+        try:
+            session = await client.accept_session("orders", "customer-7")
+        except SessionLocked as error:
+            print(error.session_id, error.locked_until)
+    """
+
     is_transient = True
     retry_after = 5.0
 
@@ -58,13 +98,29 @@ class SessionLocked(QueueError):
 
 
 class SessionNotFound(QueueError):
+    """The session `session_id` is not there, or has expired.
+
+    Example:
+        try:
+            await session.renew_session_lock()
+        except SessionNotFound as error:
+            print(error.session_id)
+    """
+
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"The session {session_id!r} is not there, or has expired.")
 
 
 class SessionLockLost(SessionNotFound):
-    """It was held, and is not any more: another may have it."""
+    """The lock of the session `session_id` was lost; another client may hold it.
+
+    Example:
+        try:
+            await session.receive_message()
+        except SessionLockLost as error:
+            session = await client.accept_session("orders", error.session_id)
+    """
 
     def __init__(self, session_id: str) -> None:
         super().__init__(session_id)
@@ -72,6 +128,17 @@ class SessionLockLost(SessionNotFound):
 
 
 class Timeout(QueueError, TimeoutError):
+    """A call was not done within its time. It is a `TimeoutError` too.
+
+    `duration` is the time in seconds, `what` the operation.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except Timeout as error:
+            print(error.duration)
+    """
+
     is_transient = True
     retry_after = 1.0
 
@@ -81,6 +148,17 @@ class Timeout(QueueError, TimeoutError):
 
 
 class ConnectionFailed(QueueError, ConnectionError):
+    """There is no connection to the provider. It is a `ConnectionError` too.
+
+    `message` says why.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except ConnectionFailed as error:
+            print(error.retry_after)
+    """
+
     is_transient = True
     retry_after = 5.0
 
@@ -89,32 +167,76 @@ class ConnectionFailed(QueueError, ConnectionError):
 
 
 class AuthenticationFailed(QueueError):
+    """The provider does not accept the credentials, or wants some. `message` says what to do.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except AuthenticationFailed as error:
+            print(error)
+    """
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
 
 class PermissionDenied(QueueError):
+    """The credentials do not allow an operation.
+
+    `operation` is what was not allowed, `message` the text, where the provider gives one.
+
+    Example:
+        try:
+            await client.receive_message("orders")
+        except PermissionDenied as error:
+            print(error.operation)
+    """
+
     def __init__(self, operation: str, message: str | None = None) -> None:
         self.operation = operation
         super().__init__(message or f"It is not allowed to {operation}.")
 
 
 class MessageTooLarge(QueueError):
+    """A message has `size` bytes, and the provider takes `max_size` at most.
+
+    Example:
+        try:
+            await client.send_message("orders", Message(bytes(10_000_000)))
+        except MessageTooLarge as error:
+            print(error.size, error.max_size)
+    """
+
     def __init__(self, size: int, max_size: int) -> None:
         self.size, self.max_size = size, max_size
         super().__init__(f"The message has {size} bytes; {max_size} are the most.")
 
 
 class BatchTooLarge(QueueError):
+    """A batch has `size` messages, and the provider takes `max_size` at most.
+
+    Example:
+        try:
+            await client.send_messages("orders", messages)
+        except BatchTooLarge as error:
+            print(error.max_size)
+    """
+
     def __init__(self, size: int, max_size: int) -> None:
         self.size, self.max_size = size, max_size
         super().__init__(f"The batch has {size} messages; {max_size} are the most.")
 
 
 class PartialFailure(QueueError):
-    """Some messages of a batch went, and some did not.
+    """Some messages of a batch were sent, and some were not.
 
-    `failures` has what went wrong by the place in the batch, `ids` the ids of the others.
+    `failures` has the errors by index in the batch, `ids` the ids of the messages that were sent.
+
+    Example:
+        try:
+            await client.send_messages("orders", messages)
+        except PartialFailure as error:
+            left = [messages[index] for index in error.failures]
     """
 
     def __init__(self, failures: dict[int, QueueError], ids: Mapping[int, str]) -> None:
@@ -141,7 +263,17 @@ def check_went(failures: dict[int, QueueError], ids: Sequence[str]) -> None:
 
 
 class ProviderError(QueueError):
-    """An error of the provider that has no class of its own, with the provider's code."""
+    """An error of the provider that has no class of its own.
+
+    `provider` is its name, `code` its own code, `message` its text. `is_transient` says whether the
+    call may succeed later.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except ProviderError as error:
+            print(error.provider, error.code)
+    """
 
     is_transient = True
 
@@ -154,7 +286,17 @@ class ProviderError(QueueError):
 
 
 class Throttled(ProviderError):
-    """The provider wants fewer calls."""
+    """The provider wants fewer calls.
+
+    `provider`, `code` and `message` are those of `ProviderError`; `retry_after` is how many seconds
+    to wait.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except Throttled as error:
+            await asyncio.sleep(error.retry_after or 1)
+    """
 
     def __init__(self, provider: str, code: str, message: str, retry_after: float = 60.0) -> None:
         super().__init__(provider, code, message)
@@ -162,7 +304,14 @@ class Throttled(ProviderError):
 
 
 class CircuitOpen(QueueError):
-    """Too many calls have failed lately. Nothing is tried until `retry_after` has passed."""
+    """Too many calls have failed lately. Nothing is tried for another `retry_after` seconds.
+
+    Example:
+        try:
+            await client.send_message("orders", Message("a book"))
+        except CircuitOpen as error:
+            print(error.retry_after)
+    """
 
     is_transient = True
 
@@ -174,23 +323,57 @@ class CircuitOpen(QueueError):
 
 
 class SerializationError(QueueError):
-    """A value could not be written as a message's body, or read from it."""
+    """A value could not be written as a message's body, or read from it.
+
+    Example:
+        try:
+            order = message.value(Order)
+        except SerializationError as error:
+            print(error.__cause__)
+    """
 
 
 class ConfigurationError(QueueError):
+    """A setting is wrong or missing. `field` is its name, `message` the rule that it breaks.
+
+    Example:
+        try:
+            client = create_client("posthouse://localhost:99999")
+        except ConfigurationError as error:
+            print(error.field)
+    """
+
     def __init__(self, field: str, message: str) -> None:
         self.field = field
         super().__init__(f"{field} {message}.")
 
 
 class ValidationError(QueueError, ValueError):
+    """A value is not valid. `what` names the value, `rule` the rule that it breaks.
+
+    Example:
+        try:
+            Message("a book", priority=10)
+        except ValidationError as error:
+            print(error.what, error.rule)
+    """
+
     def __init__(self, what: str, rule: str) -> None:
         self.what, self.rule = what, rule
         super().__init__(f"The {what} {rule}.")
 
 
 class Unsupported(QueueError):
-    """The provider cannot do this; docs/client.md says which can."""
+    """The provider cannot do this; docs/client.md says which can.
+
+    `provider` is its name, `what` the operation.
+
+    Example:
+        try:
+            await client.peek_messages("orders")
+        except Unsupported as error:
+            print(error.provider, error.what)
+    """
 
     def __init__(self, provider: str, what: str) -> None:
         self.provider, self.what = provider, what

@@ -41,7 +41,13 @@ _IN_URL = re.compile(r"(://)[^/@\s]+@")
 
 
 class Reject(Exception):
-    """Raised by a handler: the message is dead-lettered at once, for that reason."""
+    """Raised by a handler: the message is dead-lettered at once.
+
+    `reason` and `description` are told with the dead letter.
+
+    Example:
+        raise Reject("unknown customer", "There is no customer 7.")
+    """
 
     def __init__(self, reason: str, description: str | None = None) -> None:
         super().__init__(reason if description is None else f"{reason}: {description}")
@@ -49,7 +55,11 @@ class Reject(Exception):
 
 
 class Requeue(Exception):
-    """Raised by a handler: the message is abandoned, and delivered again, to whoever comes."""
+    """Raised by a handler: the message is abandoned, and delivered again, to whoever comes.
+
+    Example:
+        raise Requeue
+    """
 
 
 class HandlingFailed(QueueError):
@@ -62,7 +72,16 @@ Ending = Literal["complete", "retry", "abandon", "dead-letter", "lost"]
 
 
 class Outcome(NamedTuple):
-    """The outcome of handling a message."""
+    """The outcome of handling a message.
+
+    `ending` is complete, retry, abandon, dead-letter or lost; `reason` and `description` are those
+    of a dead letter; `delay` is the seconds until it is tried again; `error` what the handler
+    raised; `seconds` how long it took.
+
+    Example:
+        outcome = await app.process("orders", Message("a book"))
+        assert outcome.ending == "complete"
+    """
 
     ending: Ending
     reason: str | None = None
@@ -73,7 +92,17 @@ class Outcome(NamedTuple):
 
 
 class Context:
-    """The context of a message, for handlers and middleware."""
+    """The context of a message, for handlers and middleware.
+
+    `app` is the worker, `queue` where the message came from, `message` the message, `attempt` 1 the
+    first time, `session` the session that it belongs to, if the handler has sessions. `lost`
+    becomes true when the lock is lost.
+
+    Example:
+        @app.handler("orders")
+        async def on_order(order: Order, context: Context) -> None:
+            await context.client.send_message("bills", Message("a bill"))
+    """
 
     def __init__(
         self,

@@ -10,14 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
-
-from msgspec.msgpack import Ext
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock, VirtualClock
 from posthouse.broker.engine import Engine
-from posthouse.client.attributes import AttributeValue, check_attributes
+from posthouse.client.attributes import check_attributes
 from posthouse.client.config import InMemoryConfig
 from posthouse.client.errors import (
     ConfigurationError,
@@ -33,22 +30,13 @@ from posthouse.client.errors import (
     Timeout,
     ValidationError,
 )
+from posthouse.client.memory_words import NAMESPACE, attribute_of, moment_at, ms_of, property_of
 from posthouse.client.messages import PRIORITY, Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source
 from posthouse.core import commands as core
 from posthouse.core import errors as refusals
-from posthouse.core.message import (
-    TIMESTAMP,
-    Envelope,
-    NewMessage,
-    Value,
-    decode_envelope,
-    encode_envelope,
-    timestamp,
-    uuid,
-)
-from posthouse.core.message import UUID as UUID_CODE
+from posthouse.core.message import Envelope, NewMessage, decode_envelope, encode_envelope
 from posthouse.core.model import (
     SUBSCRIPTION,
     QueueProperties,
@@ -63,7 +51,6 @@ from posthouse.store.memory import MemoryStore
 if TYPE_CHECKING:
     from posthouse.client.memory_admin import MemoryAdmin
 
-NAMESPACE = "default"
 _TYPE = ProviderType.IN_MEMORY
 _ENTITIES = frozenset(("queue", "topic", "subscription", "queue or topic"))
 
@@ -121,7 +108,7 @@ class InMemoryProvider:
         await engine.advance(round(seconds * 1_000))
 
     def now(self) -> datetime:
-        return _moment(self._virtual.now_ms()) if self._virtual is not None else datetime.now(UTC)
+        return moment_at(self._virtual.now_ms()) if self._virtual is not None else datetime.now(UTC)
 
     def _properties(self, sessions: bool, given: dict[str, Any]) -> QueueProperties:
         config = self._config
@@ -199,7 +186,7 @@ class InMemoryProvider:
     async def schedule(
         self, queue: QueueName, messages: Sequence[Message], at: datetime
     ) -> list[int]:
-        due_ms = max(1, _ms(at))
+        due_ms = max(1, ms_of(at))
         answer = await self._ask(core.Send(str(queue), [_new(each, due_ms) for each in messages]))
         return list(answer.sequences)
 
@@ -280,7 +267,7 @@ class InMemoryProvider:
     async def renew(self, receipt: ReceiptHandle) -> datetime:
         queue, token = _token(receipt)
         answer = await self._ask(core.Renew(queue, [token]), receipt.handle)
-        return _moment(answer.until_ms[0])
+        return moment_at(answer.until_ms[0])
 
     async def resubmit(
         self, queue: QueueName, receipts: Sequence[ReceiptHandle], target: QueueName | None
@@ -332,7 +319,7 @@ class InMemoryProvider:
             envelope = note.apply_to(envelope)
         now = self.now()
         receipt = ReceiptHandle(
-            _handle(queue, delivery.token), _moment(delivery.until_ms), _TYPE, self.now
+            _handle(queue, delivery.token), moment_at(delivery.until_ms), _TYPE, self.now
         )
         return _received(
             message, envelope, receipt, delivery.count, now,
@@ -398,7 +385,7 @@ class MemorySession:
 
     @property
     def expires_at(self) -> datetime:
-        return _moment(self._until_ms)
+        return moment_at(self._until_ms)
 
     async def _ask(self, command: core.Command) -> Any:
         return await self._provider._ask(command, session=self._id)
@@ -493,14 +480,6 @@ def _token(receipt: ReceiptHandle) -> tuple[str, int]:
         raise MessageNotFound(receipt.handle) from None
 
 
-def _moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1_000, UTC)
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1_000)
-
-
 def _settling(
     queue: str, tokens: list[int], how: Settlement, session: int, *, partial: bool = True
 ) -> Any:
@@ -542,25 +521,6 @@ def _new(message: Message, due_ms: int) -> NewMessage:
     )  # fmt: skip
 
 
-def property_of(value: AttributeValue) -> Value:
-    """An attribute as the core has it."""
-    if isinstance(value, datetime):
-        return timestamp(_ms(value))
-    if isinstance(value, UUID):
-        return uuid(value.bytes)
-    return str(value) if isinstance(value, str) else value
-
-
-def attribute_of(value: Value) -> AttributeValue:
-    """A property of the core as the client has it; of types that Python lacks, its text."""
-    if isinstance(value, Ext):
-        if value.code == UUID_CODE:
-            return UUID(bytes=bytes(value.data))
-        number = int.from_bytes(value.data, "big", signed=True)
-        return _moment(number) if value.code == TIMESTAMP else str(number)
-    return "" if value is None else value
-
-
 def _received(
     message: Any,
     envelope: Envelope,
@@ -581,7 +541,7 @@ def _received(
         {name: attribute_of(value) for name, value in envelope.properties.items()},
         None if session is None else SessionId(session), envelope.correlation_id or None,
         envelope.content_type or None, now if count <= 1 else None, life, message.sequence,
-        _moment(message.enqueued_ms), reason, description, envelope.subject or None,
+        moment_at(message.enqueued_ms), reason, description, envelope.subject or None,
         envelope.to or None, envelope.reply_to or None, message.priority, envelope.partition_key,
     )  # fmt: skip
 

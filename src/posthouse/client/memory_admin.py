@@ -16,7 +16,7 @@ from posthouse.client.admin import (
 )
 from posthouse.client.attributes import check_attributes
 from posthouse.client.errors import ProviderError, QueueNotFound
-from posthouse.client.memory import NAMESPACE, attribute_of, property_of
+from posthouse.client.memory_words import NAMESPACE, attribute_of, property_of
 from posthouse.client.names import SUBSCRIPTION, QueueName
 from posthouse.client.provider import ProviderType, Source
 from posthouse.core import commands as core

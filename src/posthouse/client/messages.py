@@ -37,7 +37,19 @@ def _duration(what: str, given: object) -> timedelta:
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message to send: `Message(b"...")`, or `Message.of(value)` for other values."""
+    """A message to send. It is immutable.
+
+    `body` is bytes, or text, which is sent as UTF-8; `Message.of` writes other values. `attributes`
+    has values by name: str, int, float, bool, bytes, datetime or UUID. `message_id` and
+    `correlation_id` name it and what it belongs to; without an id it gets a UUID when it is sent.
+    `session_id` is its session. `content_type`, `subject`, `to` and `reply_to` are texts for
+    receivers and rules. `time_to_live` and `delay` are timedeltas or seconds. `priority` is 0 to 9,
+    `partition_key` keeps messages with the same key in order. A field that a provider cannot carry
+    raises Unsupported at the send. Raises ValidationError.
+
+    Example:
+        message = Message("a book", {"price": 12.5}, subject="order", time_to_live=3_600)
+    """
 
     body: bytes
     attributes: "dict[str, AttributeValue]" = {}
@@ -115,55 +127,127 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, value: object) -> "Message":
-        """Makes a message of a value, encoded by its type's codec. Raises SerializationError."""
+        """Makes a message of a `value`, encoded by its type's codec. Raises SerializationError.
+
+        Example:
+            message = Message.of({"number": 7})
+        """
         from posthouse.client.codecs import encode
 
         body, content_type = encode(value)
         return cls(body, content_type=content_type)
 
     def with_session_id(self, session_id: str) -> "Message":
+        """Returns a copy with this `session_id`. Raises ValidationError.
+
+        Example:
+            message = message.with_session_id("customer-7")
+        """
         return msgspec.structs.replace(self, session_id=SessionId(session_id))
 
     def with_attribute(self, key: str, value: "AttributeValue") -> "Message":
-        """Raises ValidationError."""
+        """Returns a copy with one more attribute: `key` is its name, `value` its value.
+
+        Raises ValidationError.
+
+        Example:
+            message = message.with_attribute("price", 12.5)
+        """
         if not key:
             raise ValidationError("attribute", "must have a name")
         return msgspec.structs.replace(self, attributes={**self.attributes, key: value})
 
     def with_correlation_id(self, correlation_id: str) -> "Message":
+        """Returns a copy with this `correlation_id`.
+
+        Example:
+            message = message.with_correlation_id("order-7")
+        """
         return msgspec.structs.replace(self, correlation_id=correlation_id)
 
     def with_ttl(self, ttl: timedelta | float) -> "Message":
-        """A duration, or seconds. Raises ValidationError."""
+        """Returns a copy that may wait for `ttl`, a timedelta or seconds. Raises ValidationError.
+
+        Example:
+            message = message.with_ttl(3_600)
+        """
         return msgspec.structs.replace(self, time_to_live=ttl)
 
     def with_message_id(self, message_id: str) -> "Message":
+        """Returns a copy with this `message_id`. Raises ValidationError.
+
+        Example:
+            message = message.with_message_id("order-7")
+        """
         return msgspec.structs.replace(self, message_id=MessageId(message_id))
 
     def with_content_type(self, content_type: str) -> "Message":
+        """Returns a copy with this `content_type`.
+
+        Example:
+            message = message.with_content_type("application/json")
+        """
         return msgspec.structs.replace(self, content_type=content_type)
 
     def with_subject(self, subject: str) -> "Message":
+        """Returns a copy with this `subject`.
+
+        Example:
+            message = message.with_subject("orders.created")
+        """
         return msgspec.structs.replace(self, subject=subject)
 
     def with_to(self, to: str) -> "Message":
+        """Returns a copy with this `to`, the address that it is for.
+
+        Example:
+            message = message.with_to("warehouse")
+        """
         return msgspec.structs.replace(self, to=to)
 
     def with_reply_to(self, reply_to: str) -> "Message":
+        """Returns a copy with this `reply_to`, the address for an answer.
+
+        Example:
+            message = message.with_reply_to("answers")
+        """
         return msgspec.structs.replace(self, reply_to=reply_to)
 
     def with_priority(self, priority: int) -> "Message":
+        """Returns a copy with this `priority`, 0 to 9. Raises ValidationError.
+
+        Example:
+            message = message.with_priority(9)
+        """
         return msgspec.structs.replace(self, priority=priority)
 
     def with_partition_key(self, partition_key: str) -> "Message":
+        """Returns a copy with this `partition_key`. Raises ValidationError.
+
+        Example:
+            message = message.with_partition_key("customer-7")
+        """
         return msgspec.structs.replace(self, partition_key=partition_key)
 
     def with_delay(self, delay: timedelta | float) -> "Message":
+        """Returns a copy that can be received `delay` after it is sent, a timedelta or seconds.
+
+        Raises ValidationError.
+
+        Example:
+            message = message.with_delay(60)
+        """
         return msgspec.structs.replace(self, delay=delay)
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
-    """The handle by which a delivery is settled. Its content is defined by the provider."""
+    """The handle by which a delivery is settled. Its content is defined by the provider.
+
+    `handle` is the text, `expires_at` when the lock expires, `provider` who gave it.
+
+    Example:
+        await client.complete_message(message.receipt_handle)
+    """
 
     handle: str
     expires_at: datetime
@@ -171,10 +255,20 @@ class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
     _now: Callable[[], datetime] = utc_now
 
     def is_expired(self) -> bool:
+        """Returns whether the lock has expired, by the clock of the provider.
+
+        Example:
+            if message.receipt_handle.is_expired():
+                print("another receiver may have it")
+        """
         return self.expires_at <= self._now()
 
     def time_until_expiry(self) -> timedelta:
-        """Nothing, once it has expired."""
+        """Returns how long the lock lasts; nothing, once it has expired.
+
+        Example:
+            print(message.receipt_handle.time_until_expiry().total_seconds())
+        """
         return max(timedelta(0), self.expires_at - self._now())
 
     def __eq__(self, other: object) -> bool:
@@ -189,7 +283,20 @@ class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message, and the delivery with which it came."""
+    """A message, and the delivery with which it came.
+
+    `body`, `attributes`, `message_id`, `session_id`, `correlation_id`, `content_type`, `subject`,
+    `to`, `reply_to`, `priority`, `partition_key` and `time_to_live` are those of the message that
+    was sent. `receipt_handle` settles the delivery; `delivery_count` is 1 the first time;
+    `delivered_at`, `first_delivered_at` and `enqueued_at` are moments, None where the provider does
+    not tell. `sequence_number` is the broker's, 0 where there is none. `dead_letter_reason` and
+    `dead_letter_description` say why it was dead-lettered.
+
+    Example:
+        message = await client.receive_message("orders")
+        if message is not None:
+            print(message.body, message.subject, message.delivery_count)
+    """
 
     message_id: MessageId
     body: bytes
@@ -213,7 +320,11 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     partition_key: str | None = None
 
     def message(self) -> Message:
-        """Returns a message with the same content and id, to be sent again."""
+        """Returns a message with the same content and id, to be sent again.
+
+        Example:
+            await client.send_message("archive", received.message())
+        """
         return Message(
             self.body, self.attributes, self.session_id, self.correlation_id, self.time_to_live,
             self.message_id, self.content_type, self.subject, self.to, self.reply_to,
@@ -221,10 +332,20 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
         )  # fmt: skip
 
     def has_exceeded_max_delivery_count(self, max_count: int) -> bool:
+        """Returns whether it was delivered more than `max_count` times.
+
+        Example:
+            if received.has_exceeded_max_delivery_count(5):
+                await client.dead_letter_message(received, "too many attempts")
+        """
         return self.delivery_count > max_count
 
     def value(self, kind: type[T]) -> T:
-        """The body, read as that type's codec does. Raises SerializationError."""
+        """Returns the body, read as the type `kind` by its codec. Raises SerializationError.
+
+        Example:
+            order = received.value(dict)
+        """
         from posthouse.client.codecs import decode
 
         return decode(self.body, kind, self.content_type)

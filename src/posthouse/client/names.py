@@ -54,7 +54,10 @@ class QueueName(str):
     """The name of a queue or topic, or `TOPIC/$sub/SUBSCRIPTION` for a subscription.
 
     A name has 1 to 260 printable characters. Its parts between slashes are not empty, and begin
-    with no $.
+    with no $. Raises ValidationError for another.
+
+    Example:
+        name = QueueName("team/orders")
     """
 
     __slots__ = ()
@@ -79,12 +82,22 @@ class QueueName(str):
 
     @classmethod
     def with_prefix(cls, prefix: str, base_name: str) -> "QueueName":
-        """Both with a hyphen between them. Raises ValidationError."""
+        """Returns `prefix` and `base_name` with a hyphen between them. Raises ValidationError.
+
+        Example:
+            assert QueueName.with_prefix("test", "orders") == "test-orders"
+        """
         return cls(f"{cls(prefix)}-{cls(base_name)}")
 
 
 class SubscriptionName(QueueName):
-    """The name of a subscription of a topic. It can be used wherever a queue is received from."""
+    """The name of a subscription of a topic. It can be used wherever a queue is received from.
+
+    Its text is `TOPIC/$sub/SUBSCRIPTION`. Raises ValidationError.
+
+    Example:
+        message = await client.receive_message(SubscriptionName("orders", "bills"))
+    """
 
     __slots__ = ()
 
@@ -111,7 +124,11 @@ def target_name(name: str) -> QueueName:
 
 
 class MessageId(str):
-    """Not empty; a new one is a UUID."""
+    """The id of a message: 1 to 128 characters; a new one is a UUID. Raises ValidationError.
+
+    Example:
+        message = Message("a book", message_id=MessageId("order-7"))
+    """
 
     __slots__ = ()
 
@@ -131,7 +148,11 @@ def new_message_ids(count: int) -> list[MessageId]:
 
 
 class SessionId(str):
-    """1 to 128 printable ASCII characters."""
+    """The id of a session: 1 to 128 printable ASCII characters. Raises ValidationError.
+
+    Example:
+        session = await client.accept_session("orders", SessionId("customer-7"))
+    """
 
     __slots__ = ()
 
@@ -145,5 +166,9 @@ class SessionId(str):
 
     @classmethod
     def from_parts(cls, *parts: str) -> "SessionId":
-        """The parts with slashes between them. Raises ValidationError."""
+        """Returns the `parts` with slashes between them. Raises ValidationError.
+
+        Example:
+            assert SessionId.from_parts("shop", "customer-7") == "shop/customer-7"
+        """
         return cls("/".join(parts))

@@ -17,13 +17,24 @@ if TYPE_CHECKING:
 
 
 class SessionSupport(Enum):
+    """How a provider has sessions: `NATIVE`, `EMULATED` or `UNSUPPORTED`.
+
+    Example:
+        if client.capabilities.sessions is SessionSupport.NATIVE:
+            print("each session has one holder among all clients")
+    """
+
     NATIVE = "native"
     EMULATED = "emulated"
     UNSUPPORTED = "unsupported"
 
 
 class ProviderType(Enum):
-    """The service that keeps the queues."""
+    """The service that keeps the queues.
+
+    Example:
+        assert client.provider_type is ProviderType.POSTHOUSE
+    """
 
     POSTHOUSE = "posthouse"
     AZURE_SERVICE_BUS = "azure-service-bus"
@@ -32,23 +43,53 @@ class ProviderType(Enum):
 
     @property
     def capabilities(self) -> "Capabilities":
+        """The features and limits of the provider."""
         return _CAPABILITIES[self]
 
     def supports_sessions(self) -> SessionSupport:
+        """Returns how the provider has sessions.
+
+        Example:
+            print(ProviderType.AWS_SQS.supports_sessions())
+        """
         return self.capabilities.sessions
 
     def supports_batching(self) -> bool:
+        """Returns whether several messages can be sent in one call.
+
+        Example:
+            assert ProviderType.POSTHOUSE.supports_batching()
+        """
         return self.capabilities.batch_max > 1
 
     def max_batch_size(self) -> int:
+        """Returns the largest number of messages in one send.
+
+        Example:
+            print(ProviderType.AWS_SQS.max_batch_size())
+        """
         return self.capabilities.batch_max
 
     def max_message_size(self) -> int:
+        """Returns the size of the largest message, in bytes.
+
+        Example:
+            print(ProviderType.AWS_SQS.max_message_size())
+        """
         return self.capabilities.message_bytes_max
 
 
 class Capabilities(NamedTuple):
-    """The features and limits of a provider."""
+    """The features and limits of a provider.
+
+    `sessions` says how it has sessions; `batch_max` and `receive_max` are the most messages of one
+    send and one receive, `message_bytes_max` the largest message. `session_state`, `scheduling`,
+    `deferring`, `peeking` and `transactions` say whether it has them.
+
+    Example:
+        if client.capabilities.scheduling:
+            await client.schedule_message("orders", message, at)
+    """
 
     sessions: SessionSupport
     batch_max: int  # messages in one send

@@ -22,6 +22,17 @@ _random = random.Random()  # noqa: S311 (spreads calls out; guards nothing)
 
 
 class RetryPolicy(Protocol):
+    """Decides whether a call that failed is tried again, and when.
+
+    Any object with this method is one. `delay(tries, error)` returns the seconds until the next
+    try, after `tries` of them of which this was the last; None if there is none.
+
+    Example:
+        class Twice:
+            def delay(self, tries: int, error: QueueError) -> float | None:
+                return 1.0 if tries < 2 else None
+    """
+
     def delay(self, tries: int, error: QueueError) -> float | None:
         """Seconds until the next, after so many tries of which this was the last; None: no more."""
         ...
@@ -29,13 +40,33 @@ class RetryPolicy(Protocol):
 
 @dataclass(frozen=True)
 class NoRetry:
+    """Nothing is tried again.
+
+    Example:
+        client = create_client("memory://", retry=NoRetry())
+    """
+
     def delay(self, tries: int, error: QueueError) -> float | None:
+        """Returns the seconds until the next try; None if there is none.
+
+        `tries` is how many were made, `error` how the last of them failed.
+
+        Example:
+            wait = policy.delay(1, error)
+        """
         return None
 
 
 @dataclass(frozen=True)
 class ExponentialRetry:
-    """Each delay is `factor` times the one before."""
+    """Tries again after delays of which each is `factor` times the one before.
+
+    `attempts` is the number of tries in all; `base` the first delay and `most` the longest, in
+    seconds; `jitter` the part of each delay that is added or taken off by chance.
+
+    Example:
+        client = create_client("memory://", retry=ExponentialRetry(attempts=5, base=0.5))
+    """
 
     attempts: int = 3  # tries in all, with the first
     base: float = 0.1
@@ -44,13 +75,27 @@ class ExponentialRetry:
     jitter: float = 0.2  # so much more or less of each delay, by chance
 
     def delay(self, tries: int, error: QueueError) -> float | None:
+        """Returns the seconds until the next try; None if there is none.
+
+        `tries` is how many were made, `error` how the last of them failed.
+
+        Example:
+            wait = policy.delay(1, error)
+        """
         wait = min(self.most, self.base * self.factor ** min(tries - 1, 60))
         return _delay(tries, error, self.attempts, wait, self.jitter)
 
 
 @dataclass(frozen=True)
 class LinearRetry:
-    """Each delay is `step` longer than the one before."""
+    """Tries again after delays of which each is `step` longer than the one before.
+
+    `attempts` is the number of tries in all; `base` the first delay and `most` the longest, in
+    seconds; `jitter` the part of each delay that is added or taken off by chance.
+
+    Example:
+        client = create_client("memory://", retry=LinearRetry(attempts=5, step=1.0))
+    """
 
     attempts: int = 3
     base: float = 0.1
@@ -59,17 +104,40 @@ class LinearRetry:
     jitter: float = 0.2
 
     def delay(self, tries: int, error: QueueError) -> float | None:
+        """Returns the seconds until the next try; None if there is none.
+
+        `tries` is how many were made, `error` how the last of them failed.
+
+        Example:
+            wait = policy.delay(1, error)
+        """
         wait = min(self.most, self.base + self.step * (tries - 1))
         return _delay(tries, error, self.attempts, wait, self.jitter)
 
 
 @dataclass(frozen=True)
 class FixedRetry:
+    """Tries again after the same delay each time.
+
+    `attempts` is the number of tries in all, `wait` the delay in seconds, `jitter` the part of it
+    that is added or taken off by chance.
+
+    Example:
+        client = create_client("memory://", retry=FixedRetry(attempts=3, wait=2.0))
+    """
+
     attempts: int = 3
     wait: float = 1.0
     jitter: float = 0.0
 
     def delay(self, tries: int, error: QueueError) -> float | None:
+        """Returns the seconds until the next try; None if there is none.
+
+        `tries` is how many were made, `error` how the last of them failed.
+
+        Example:
+            wait = policy.delay(1, error)
+        """
         return _delay(tries, error, self.attempts, self.wait, self.jitter)
 
 
@@ -85,12 +153,25 @@ def _delay(
 
 @dataclass(frozen=True)
 class RetryByError:
-    """Another policy for some kinds of error; the most specific that fits is asked."""
+    """Another policy for some kinds of error; the most specific that fits is asked.
+
+    `policies` has them by error, `otherwise` is for all other errors.
+
+    Example:
+        policy = RetryByError({Throttled: FixedRetry(attempts=10, wait=5.0)})
+    """
 
     policies: Mapping[type[QueueError], RetryPolicy]
     otherwise: RetryPolicy = field(default_factory=NoRetry)
 
     def delay(self, tries: int, error: QueueError) -> float | None:
+        """Returns the seconds until the next try; None if there is none.
+
+        `tries` is how many were made, `error` how the last of them failed.
+
+        Example:
+            wait = policy.delay(1, error)
+        """
         for kind in type(error).__mro__:
             policy = self.policies.get(kind)
             if policy is not None:
@@ -102,9 +183,15 @@ BreakerState = Literal["closed", "open", "half-open"]
 
 
 class CircuitBreaker:
-    """Closed: calls go through. Open: they fail at once. Half-open: one is let through, to see.
+    """Stops the calls of a client once too many have failed.
 
-    It counts calls, each with all its tries. A call that went through is not stopped any more.
+    Closed: calls go through. Open: they fail at once. Half-open: one is let through, to see. It
+    counts calls, each with all its tries; a call that went through is not stopped any more.
+    `failures` in a row open it, for `seconds`; `clock` tells the time.
+
+    Example:
+        if client.breaker.state == "open":
+            print("the provider is not there")
     """
 
     def __init__(
@@ -119,12 +206,17 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
+        """`closed`, `open` or `half-open`."""
         if not self._until:
             return "closed"
         return "open" if self._clock() < self._until else "half-open"
 
     def check(self) -> bool:
-        """Whether this call is the one that is to see. Raises CircuitOpen."""
+        """Returns whether this call is the one that is to see. Raises CircuitOpen.
+
+        Example:
+            is_probe = breaker.check()
+        """
         if not self._until:
             return False
         left = self._until - self._clock()
@@ -134,7 +226,13 @@ class CircuitBreaker:
         return True
 
     def note(self, error: BaseException | None, *, is_probe: bool = False) -> None:
-        """Notes the result of a call that `check` let through; None if it succeeded."""
+        """Notes the result of a call that `check` let through.
+
+        `error` is None if the call succeeded; `is_probe` is what `check` returned.
+
+        Example:
+            breaker.note(None)
+        """
         if error is None or not _is_outage(error):
             if self._failed or self._until:
                 self._failed, self._until, self._probing = 0, 0.0, False
@@ -146,7 +244,11 @@ class CircuitBreaker:
             self._until, self._probing = self._clock() + self._seconds, False
 
     def give_up(self) -> None:
-        """The call that was to see was cancelled, and has shown nothing."""
+        """Forgets the call that was to see: it was cancelled, and has shown nothing.
+
+        Example:
+            breaker.give_up()
+        """
         self._probing = False
 
 

@@ -6,7 +6,13 @@ T = TypeVar("T")
 
 
 class Secret(Generic[T]):
-    """`open()` has it; nothing else shows it, and it cannot be pickled."""
+    """A key that is not shown: printing and logging show ***, and it cannot be pickled.
+
+    `value` is the key.
+
+    Example:
+        config = PosthouseConfig(key=Secret("key"))
+    """
 
     __slots__ = ("_value",)
 
@@ -14,6 +20,11 @@ class Secret(Generic[T]):
         self._value = value
 
     def open(self) -> T:
+        """Returns the key.
+
+        Example:
+            assert Secret("key").open() == "key"
+        """
         return self._value
 
     def __bool__(self) -> bool:

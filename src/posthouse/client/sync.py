@@ -47,11 +47,19 @@ def _waits(
         return loop_thread.run(method(self._twin, *args, **kwargs))
 
     update_wrapper(wait, method)
+    if method.__doc__ is not None:  # its example is for this one, too
+        wait.__doc__ = method.__doc__.replace("await ", "")
     return wait
 
 
 class SyncReceiver(_Sync):
-    """Iterates over the messages of a queue: `for message in client.receiver(queue)`."""
+    """Iterates over the messages of a queue as they arrive, for programs without an event loop.
+
+    Example:
+        with client.receiver("orders") as receiver:
+            for message in receiver:
+                client.complete_message(message)
+    """
 
     _twin: Receiver
 
@@ -75,6 +83,15 @@ class SyncReceiver(_Sync):
 
 
 class SyncSessionClient(_Sync):
+    """`SessionClient` for programs without an event loop: each method blocks until it is done.
+
+    Example:
+        session = client.accept_session("orders")
+        if session is not None:
+            with session:
+                print(session.session_id, session.receive_message())
+    """
+
     _twin: SessionClient
 
     receive_message = _waits(SessionClient.receive_message)
@@ -91,10 +108,12 @@ class SyncSessionClient(_Sync):
 
     @property
     def session_id(self) -> SessionId:
+        """The id of the session."""
         return self._twin.session_id
 
     @property
     def session_expires_at(self) -> datetime:
+        """The time when the lock of the session expires."""
         return self._twin.session_expires_at
 
     def __enter__(self) -> "SyncSessionClient":
@@ -110,6 +129,13 @@ class SyncSessionClient(_Sync):
 
 
 class SyncTransaction(_Sync):
+    """`Transaction` for programs without an event loop: each method blocks until it is done.
+
+    Example:
+        with client.transaction() as transaction:
+            transaction.send_message("bills", Message("a bill"))
+    """
+
     _twin: Transaction
 
     send_message = _waits(Transaction.send_message)
@@ -121,7 +147,11 @@ class SyncTransaction(_Sync):
 
 
 class SyncAdmin(_Sync):
-    """`Admin` for programs without an event loop: each method blocks until it is done."""
+    """`Admin` for programs without an event loop: each method blocks until it is done.
+
+    Example:
+        client.admin.ensure_queue("orders", max_delivery_count=5)
+    """
 
     _twin: Admin
 
@@ -145,7 +175,12 @@ class SyncAdmin(_Sync):
 
 
 class SyncQueueClient(_Sync):
-    """`QueueClient` for programs without an event loop: each method blocks until it is done."""
+    """`QueueClient` for programs without an event loop: each method blocks until it is done.
+
+    Example:
+        with create_sync_client("posthouse://web:key@localhost") as client:
+            client.send_message("orders", Message("a book"))
+    """
 
     _twin: QueueClient
 
@@ -180,46 +215,101 @@ class SyncQueueClient(_Sync):
 
     @property
     def provider_type(self) -> ProviderType:
+        """The service that keeps the queues."""
         return self._twin.provider_type
 
     @property
     def capabilities(self) -> Capabilities:
+        """The features and limits of the provider."""
         return self._twin.capabilities
 
     @property
     def figures(self) -> Figures:
+        """Counts and durations of the operations of this client."""
         return self._twin.figures
 
     @property
     def breaker(self) -> CircuitBreaker:
+        """The circuit breaker, which stops calls once too many have failed."""
         return self._twin.breaker
 
     def supports_sessions(self) -> bool:
+        """Returns whether the provider has sessions, natively or emulated.
+
+        Example:
+            if client.supports_sessions():
+                session = client.accept_session("orders")
+        """
         return self._twin.supports_sessions()
 
     def supports_batching(self) -> bool:
+        """Returns whether several messages can be sent in one call.
+
+        Example:
+            assert client.supports_batching()
+        """
         return self._twin.supports_batching()
 
     def max_batch_size(self) -> int:
+        """Returns the largest number of messages in one send.
+
+        Example:
+            batch = messages[: client.max_batch_size()]
+        """
         return self._twin.max_batch_size()
 
     def max_message_size(self) -> int:
+        """Returns the size of the largest message, in bytes.
+
+        Example:
+            print(client.max_message_size())
+        """
         return self._twin.max_message_size()
 
     def accept_session(
         self, queue: str, session_id: str | None = None, timeout: float | None = None
     ) -> SyncSessionClient | None:
+        """Locks a session and returns it; None if there is none within `timeout` seconds.
+
+        `queue` is a queue or subscription. Without `session_id`, takes the next session that has
+        messages. Without `timeout`, the configured `default_timeout` applies. Raises SessionLocked
+        if another client holds the session of that id.
+
+        Example:
+            session = client.accept_session("orders", "customer-7")
+            if session is not None:
+                message = session.receive_message()
+        """
         held = self._accept(queue, session_id, timeout)
         return None if held is None else SyncSessionClient(held, self._loop_thread)
 
     def receiver(
         self, queue: str, *, prefetch: int | None = None, dead_letter: bool = False
     ) -> SyncReceiver:
+        """Returns a receiver, which iterates over messages as they arrive.
+
+        `queue` is a queue or subscription; with `dead_letter`, its dead-letter queue. `prefetch` is
+        the number of messages to fetch ahead; without it, the provider's setting applies.
+
+        Example:
+            with client.receiver("orders") as receiver:
+                for message in receiver:
+                    client.complete_message(message)
+        """
         twin = self._twin.receiver(queue, prefetch=prefetch, dead_letter=dead_letter)
         return SyncReceiver(twin, self._loop_thread)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncTransaction]:
+        """Begins a transaction: all its operations are committed when the block ends.
+
+        If the block raises, none is. Raises Unsupported if the provider has no transactions.
+
+        Example:
+            with client.transaction() as transaction:
+                transaction.complete_message(message)
+                transaction.send_message("bills", Message("a bill"))
+        """
         twin = self._twin.transaction()
         begun = self._loop_thread.run(twin.__aenter__())
         try:
@@ -250,9 +340,15 @@ def create_sync_client(
     encryption: "Encryption | None" = None,
     environment: Mapping[str, str] | None = None,
 ) -> SyncQueueClient:
-    """Creates a client for programs without an event loop. Takes what `create_client` takes.
+    """Creates a client for programs without an event loop. Threads may share it.
 
-    Raises ConfigurationError.
+    `config` is a configuration or a URL; without it, `POSTHOUSE_CLIENT_URL` of the `environment`
+    (`os.environ`) is read. `retry` is the retry policy; `compression` and `encryption` are done to
+    bodies. Raises ConfigurationError.
+
+    Example:
+        with create_sync_client("posthouse://web:key@localhost") as client:
+            client.send_message("orders", Message("a book"))
     """
 
     async def make() -> QueueClient:

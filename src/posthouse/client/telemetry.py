@@ -180,9 +180,14 @@ def find_telemetry(kind: ProviderType) -> Telemetry | None:
 
 @contextmanager
 def processing(message: ReceivedMessage, queue: str = "") -> Iterator[None]:
-    """Around the handling of a message: what happens there belongs to the trace of its sender.
+    """Opens a span around the handling of a message, in the trace of its sender.
 
-    Without OpenTelemetry it does nothing.
+    `message` is the message, `queue` where it came from. The span is below that of the send, and
+    linked to it. Without OpenTelemetry it does nothing.
+
+    Example:
+        with processing(message, "orders"):
+            await handle(message)
     """
     telemetry = find_telemetry(message.receipt_handle.provider)
     if telemetry is None or not telemetry.is_tracing:

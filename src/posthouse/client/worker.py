@@ -47,7 +47,21 @@ _ALONE = ConfigurationError("The worker", "is not running; it has a client while
 
 
 class Worker:
-    """A worker: receives messages from queues and passes them to handlers."""
+    """A worker: receives messages from queues and passes them to handlers.
+
+    `config` is a configuration, a URL or a client; without one, the environment configures it when
+    it runs. `retry` is the retry policy of all handlers; `drain_seconds` is how long handlers may
+    take to finish when it is stopped.
+
+    Example:
+        app = Worker("posthouse://web:key@localhost")
+
+        @app.handler("orders")
+        async def on_order(message: ReceivedMessage) -> None:
+            print(message.body)
+
+        await app.run()
+    """
 
     def __init__(
         self,
@@ -87,7 +101,19 @@ class Worker:
         session_idle: float = 5.0,
         dead_letter: bool = False,
     ) -> Callable[[F], F]:
-        """Decorates the function that handles a queue's messages. Raises QueueError."""
+        """Decorates the function that handles a queue's messages. Raises QueueError.
+
+        `queue` is a queue, or a subscription as `TOPIC/$sub/SUBSCRIPTION`. `concurrency` is how
+        many messages are handled at a time, `prefetch` how many more are fetched ahead. `retry` is
+        the retry policy. With `sessions`, up to `max_sessions` sessions are held, each in order,
+        until no message has come for `session_idle` seconds. With `dead_letter`, the dead-letter
+        queue is handled.
+
+        Example:
+            @app.handler("orders", concurrency=20)
+            async def on_order(message: ReceivedMessage) -> None:
+                print(message.body)
+        """
         options = Options(
             QueueName(queue), max_sessions if sessions else concurrency, prefetch,
             sessions=sessions, session_idle=session_idle, dead_letter=dead_letter,
@@ -106,24 +132,44 @@ class Worker:
         return register
 
     def middleware(self, layer: F) -> F:
-        """Registers middleware: `async def layer(context, call_next)`. The first is outermost."""
+        """Registers middleware: the `layer` runs around every handler. The first is outermost.
+
+        Example:
+            @app.middleware
+            async def log(context: Context, call_next: CallNext) -> None:
+                print(context.message.message_id)
+                await call_next(context)
+        """
         if not inspect.iscoroutinefunction(layer):
             raise ConfigurationError("Middleware", "must be an async function")
         self._middleware.append(layer)
         return layer
 
     def on_start(self, hook: F) -> F:
-        """Registers a hook that runs before the first message is fetched. It can use `client`."""
+        """Registers a `hook` that runs before the first message is fetched. It can use `client`.
+
+        Example:
+            @app.on_start
+            async def prepare() -> None:
+                await app.client.admin.ensure_queue("orders")
+        """
         self._on_start.append(hook)
         return hook
 
     def on_stop(self, hook: F) -> F:
-        """Registers a hook that runs after the last message is settled. It can use `client`."""
+        """Registers a `hook` that runs after the last message is settled. It can use `client`.
+
+        Example:
+            @app.on_stop
+            async def finish() -> None:
+                print("done")
+        """
         self._on_stop.append(hook)
         return hook
 
     @property
     def queues(self) -> list[str]:
+        """The queues and subscriptions that have a handler."""
         return [queue for queue, _ in self._routes]
 
     @property
@@ -164,8 +210,11 @@ class Worker:
         """Runs the worker until it is stopped. Returns whether every handler came to its end.
 
         SIGTERM and SIGINT stop it; a second signal ends the process at once. `config` and
-        `concurrency` override the worker's own. Raises QueueError if a queue does not exist, or
-        may not be read from.
+        `concurrency` override the worker's own. Raises QueueError if a queue does not exist, or may
+        not be read from.
+
+        Example:
+            asyncio.run(app.run())
         """
         with self._signals():
             async with self.running(config, concurrency=concurrency):
@@ -177,6 +226,9 @@ class Worker:
         """Stops the worker: nothing more is fetched, and `run` returns when all is drained.
 
         It may be called from any thread.
+
+        Example:
+            app.stop()
         """
         self._is_stopped, run = True, self._run
         if run is not None:
@@ -186,7 +238,14 @@ class Worker:
     async def running(
         self, config: QueueConfig | str | None = None, *, concurrency: int | None = None
     ) -> "AsyncIterator[Worker]":
-        """Runs the worker for the length of an `async with` block, and drains it at the end."""
+        """Runs the worker for the length of an `async with` block, and drains it at the end.
+
+        `config` and `concurrency` override the worker's own. Raises QueueError.
+
+        Example:
+            async with app.running():
+                await app.client.send_message("orders", Message("a book"))
+        """
         if self._run is not None:
             raise ConfigurationError("The worker", "is running already")
         routes = list(self._routes.values())
@@ -303,7 +362,12 @@ class Worker:
     ) -> Outcome:
         """Passes a message through middleware and handler, without a broker; for tests.
 
+        `queue` chooses the handler, `message` is what it gets, `attempt` the number of the try.
         Returns the outcome that the message would have.
+
+        Example:
+            outcome = await app.process("orders", Message("a book"))
+            assert outcome.ending == "complete"
         """
         route = self._routes.get((queue, False))
         if route is None:

@@ -111,10 +111,9 @@ def _value(value: AttributeValue) -> Value:
         return Timestamp(_ms(value))
     if isinstance(value, bool | bytes | UUID):
         return value
-    for kind in (str, int, float):  # a subclass is none of AMQP's types
-        if isinstance(value, kind):
-            return kind(value)
-    return value
+    if isinstance(value, str):  # a subclass is none of AMQP's types
+        return str(value)
+    return int(value) if isinstance(value, int) else float(value)
 
 
 def _ms(moment: datetime) -> int:
