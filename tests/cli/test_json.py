@@ -74,7 +74,9 @@ config show
 tls env --data DATA"""
 # These have tests of their own, as they need Spark, a worker, or a clock that is ahead.
 SPARK = "archive backfill verify compact report reconcile triage replay run"
-ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",), ("store", "set-clock")}
+# So do those that need a store that is empty.
+ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
+ELSEWHERE |= {("store", name) for name in ("set-clock", "export", "import", "copy")}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}
 API = "/api/v1/namespaces/default"

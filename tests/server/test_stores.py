@@ -94,9 +94,11 @@ def test_a_store_is_verified_shown_copied_exported_and_imported(place: Place) ->
         assert again.returncode == 1
         assert "holds a journal already" in again.stderr
         source = target
-    assert store("export", "--store", place.url, first).returncode == 0
-    done = store("import", "--store", f"sqlite:{place.folder / 'again.db'}", first)
+    exported = store("export", "--store", place.url, first, "--json")
+    assert exported.returncode == 0, exported
+    done = store("import", "--store", f"sqlite:{place.folder / 'again.db'}", first, "--json")
     assert done.returncode == 0, done
+    assert json.loads(done.stdout) == json.loads(exported.stdout)
     assert store("export", "--store", f"sqlite:{place.folder / 'again.db'}", second).returncode == 0
     assert first.read_bytes() == second.read_bytes()
     assert oct(first.stat().st_mode)[-3:] == "600"
