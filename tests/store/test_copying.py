@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from posthouse.store import Snapshot, Store
+from posthouse.store import redis as redis_module
 from posthouse.store.copying import NotEmpty, copy, export, import_lines
 from posthouse.store.errors import Damaged
 from posthouse.store.frames import Frame
@@ -21,6 +22,7 @@ from posthouse.store.opening import (
     open_verifiable,
     parse_url,
 )
+from posthouse.store.redis import CannotKeep
 from tests.store.redis_server import RedisServer
 from tests.store.test_conformance import closing, frames, read_all
 
@@ -53,10 +55,12 @@ async def snapshots_of(store: Store) -> list[tuple[int, list[bytes]]]:
     return found
 
 
-@pytest.fixture
-def urls(tmp_path: Path, redis_server: RedisServer) -> list[StoreUrl]:
+@pytest.fixture(params=["on this machine", "with redis"])
+def urls(tmp_path: Path, request: pytest.FixtureRequest) -> list[StoreUrl]:
     words = [f"{kind}:{tmp_path / kind}" for kind in ("file", "sqlite", "jsonl")]
-    words.append(f"{redis_server.url}?journal={tmp_path.name}")
+    if request.param == "with redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        words.append(f"{server.url}?journal={tmp_path.name}")
     return [parse_url(word) for word in words]
 
 
@@ -167,6 +171,15 @@ def test_the_text_of_a_store_has_no_secrets() -> None:
     assert "geheim" not in repr(url)
     assert "geheim" in url.full
     assert str(parse_url("sqlite:a.db")) == "sqlite:a.db"
+
+
+def test_a_redis_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_module, "AWAY_SECONDS", 0.0)
+    url = parse_url("redis://:geheim@127.0.0.1:1")
+    for ask in (is_there, open_store):
+        with pytest.raises((OSError, CannotKeep), match="cannot be reached") as refused:
+            ask(url)
+        assert "geheim" not in str(refused.value)
 
 
 def test_a_store_that_does_not_open_leaves_nothing_open(tmp_path: Path) -> None:

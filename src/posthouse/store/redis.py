@@ -341,6 +341,15 @@ class _Parts:
         self._call(ask)
 
 
+def is_there(url: str, name: str) -> bool:
+    """Whether there is such a journal. Raises Damaged or OSError."""
+    backend = RedisBackend(url, name, read_only=True)
+    try:
+        return backend.extents.last is not None
+    finally:
+        backend.close()
+
+
 def _without_journal(url: str) -> tuple[str, str]:
     """The address for the client, and the name of the journal. Raises OSError."""
     from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
