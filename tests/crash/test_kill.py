@@ -6,6 +6,7 @@ so that recovery does not take longer and longer.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ from tests.crash.worker import (
     frame,
     read_frame,
 )
+from tests.store.redis_server import a_server
 
 pytestmark = pytest.mark.alone
 
@@ -384,11 +386,11 @@ class Load:
 
 
 class Life:
-    """Workers one after the other on one folder, each of them killed."""
+    """Workers one after the other on one store, each of them killed."""
 
-    def __init__(self, folder: Path, seed: int, durability: Durability = "fsync") -> None:
+    def __init__(self, store: Path | str, seed: int, durability: Durability = "fsync") -> None:
         self.history = History()
-        self._folder = folder
+        self._store = f"file:{store}" if isinstance(store, Path) else store
         self._durability = durability
         self._random = Random(seed)
         self._load = Load(self._random)
@@ -405,7 +407,7 @@ class Life:
     async def _with_a_worker(self, work: Callable[[Process], Awaitable[None]]) -> None:
         self._starts += 1
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.crash.worker", str(self._folder), str(self._starts),
+            sys.executable, "-m", "tests.crash.worker", self._store, str(self._starts),
             self._durability, stdin=PIPE, stdout=PIPE, cwd=ROOT,
         )  # fmt: skip
         try:
@@ -459,6 +461,18 @@ def test_a_killed_broker_keeps_its_promises(tmp_path: Path) -> None:
     log.info("%s", dict(counts))
     for word in LOAD:
         assert counts[word] > KILLS / 2, f"there was hardly any load: {counts}"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "jsonl", "redis"])
+def test_a_killed_broker_keeps_its_promises_on_every_store(tmp_path: Path, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        url = f"{kind}:{tmp_path / 'journal'}"
+        if kind == "redis":
+            url = stack.enter_context(a_server(tmp_path)).url
+        life = Life(url, seed=2)
+        asyncio.run(life.run(max(4, KILLS // 3)))
+    for word in LOAD:
+        assert life.history.counts[word], f"there was hardly any load: {life.history.counts}"
 
 
 def test_what_the_kernel_has_survives_a_kill_too(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from posthouse.broker.batch import Reply
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
-from posthouse.broker.retention import Retention, retain
+from posthouse.broker.retention import Retention, retain, retain_extents, run_store_fold
 from posthouse.core import commands as c
 from posthouse.core.errors import AlreadyExists, Refused
 from posthouse.core.message import NewMessage, message_id
@@ -30,7 +30,8 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.core.plan import Delivered
 from posthouse.core.rules import FalseFilter, Rule
 from posthouse.store.errors import StoreError
-from posthouse.store.file import Durability, FileStore
+from posthouse.store.file import Durability
+from posthouse.store.opening import Opening, open_store, parse_url
 from tests.inside import state_of
 from tests.invariants import check
 
@@ -267,14 +268,19 @@ async def create(engine: Engine, salt: int) -> None:
             await engine.ask(BROKER, namespace, command)
 
 
-async def main(folder: Path, salt: int, durability: Durability) -> None:
+async def main(word: str, salt: int, durability: Durability) -> None:
     loop, clock = asyncio.get_running_loop(), MonotonicClock()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
-    store = FileStore(folder, segment_bytes=SEGMENT_BYTES, durability=durability)
+    url = parse_url(word)
+    store = open_store(url, Opening(SEGMENT_BYTES, durability))
     engine = await Engine.open(store, clock, salt, snapshots=store.snapshots, limits=LIMITS)
-    retaining = asyncio.create_task(retain(engine, store, RETENTION))
+    if store.segments is not None:
+        tidying = retain(engine, store.segments, RETENTION)
+    else:
+        tidying = retain_extents(engine, partial(run_store_fold, url), RETENTION, SEGMENT_BYTES)
+    retaining = asyncio.create_task(tidying)
     await create(engine, salt)
     server = Server(engine, clock, lambda answer: writer.write(frame(answer)))
     decoder = msgspec.msgpack.Decoder(Request)
@@ -283,4 +289,4 @@ async def main(folder: Path, salt: int, durability: Durability) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))  # type: ignore[arg-type]
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))  # type: ignore[arg-type]

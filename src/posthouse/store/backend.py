@@ -184,7 +184,8 @@ class BackendReading:
             frames = self._from(number)
             for frame in frames:
                 if last is not None and not frame.follows(last):
-                    raise self._damaged(frame.number, f"it does not follow frame {last.number}")
+                    found = f"behind frame {last.number} comes frame {frame.number}"
+                    raise self._damaged(last.number + 1, f"{found}, which does not follow it")
                 last = frame
             yield [frame for frame in frames if frame.end > first and frame.first < end]
             newest = self.extents.last

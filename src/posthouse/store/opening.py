@@ -125,11 +125,9 @@ def _redis(url: StoreUrl, how: Opening) -> Backend:
 
 
 def _is_in_redis(url: StoreUrl) -> bool:
-    backend = _redis(url, Opening(read_only=True))
-    try:
-        return backend.extents.last is not None
-    finally:
-        backend.close()
+    from posthouse.store.redis import is_there
+
+    return is_there(url.full, str(url))
 
 
 def _on_backend(url: StoreUrl, how: Opening) -> BackendStore:

@@ -13,6 +13,7 @@ frames. A writer that finds another's is deposed. So a script that was sent agai
 answer was lost, is known by its claim, too, and done once.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ try:
     from redis.retry import Retry
 except ImportError as missing:  # pragma: no cover (it is installed with the tests)
     raise StoreError("Redis needs a package: pip install 'posthouse[redis]'") from missing
+
+_log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
@@ -123,7 +126,7 @@ class RedisBackend:
             self.close()
             raise
 
-    def call(self, ask: Callable[["redis.Redis"], _T]) -> _T:
+    def call(self, ask: Callable[[Any], _T]) -> _T:
         """Asks the server, again and again while it cannot be reached. Raises OSError.
 
         What is asked must be the same when it is done twice.
@@ -150,6 +153,7 @@ class RedisBackend:
             settings = {_text(key): _text(value) for key, value in found.items()}
         except OSError as error:
             if durability == "memory":
+                self._warn("nobody knows when")
                 return
             raise CannotKeep(
                 f"Nobody knows what {self.name} keeps: {error}. Allow CONFIG GET, or start with"
@@ -162,9 +166,11 @@ class RedisBackend:
                 " set it to noeviction."
             )
         syncs = settings.get("appendfsync") if settings.get("appendonly") == "yes" else "nothing"
-        if syncs == "always" or durability == "memory":
+        if syncs == "always":
             return
-        if durability == "interval" and syncs == "everysec" and interval_ms >= EVERYSEC_MS:
+        seconds = syncs == "everysec" and interval_ms >= EVERYSEC_MS
+        if durability == "memory" or (durability == "interval" and seconds):
+            self._warn(str(syncs))
             return
         weaker = f"--durability interval --interval-ms {EVERYSEC_MS}, or " * (syncs == "everysec")
         raise CannotKeep(
@@ -173,10 +179,16 @@ class RedisBackend:
             f" with {weaker}--durability memory."
         )
 
+    def _warn(self, syncs: str) -> None:
+        _log.warning(
+            "%s syncs %s: what was acknowledged may be lost when it or its machine stops.",
+            self.name, syncs, extra={"event": "store.weak", "syncs": syncs},
+        )  # fmt: skip
+
     # Writing.
 
     def find(self) -> Extents:
-        def ask(server: "redis.Redis") -> Any:
+        def ask(server: Any) -> Any:
             asking = server.pipeline(transaction=True)
             asking.lrange(self._extents, 0, -1)
             asking.xrevrange(self._frames, count=1)
@@ -236,7 +248,7 @@ class RedisBackend:
         """Redis syncs before it answers, or as it was set up to."""
 
     def remove(self, before: int) -> bool:
-        def ask(server: "redis.Redis") -> bool:
+        def ask(server: Any) -> bool:
             for row in server.lrange(self._extents, 0, -1):
                 if int(row.split()[0]) < before:
                     server.lrem(self._extents, 1, row)
@@ -318,7 +330,7 @@ class _Parts:
         self._call(lambda server: server.hset(f"{self._prefix}{end}", str(number), part))
 
     def remove(self, keep: set[int]) -> None:
-        def ask(server: "redis.Redis") -> None:
+        def ask(server: Any) -> None:
             for end in server.hkeys(self._headers):
                 if int(end) not in keep:
                     server.hdel(self._headers, end)
@@ -327,6 +339,15 @@ class _Parts:
                     server.unlink(key)
 
         self._call(ask)
+
+
+def is_there(url: str, name: str) -> bool:
+    """Whether there is such a journal. Raises Damaged or OSError."""
+    backend = RedisBackend(url, name, read_only=True)
+    try:
+        return backend.extents.last is not None
+    finally:
+        backend.close()
 
 
 def _without_journal(url: str) -> tuple[str, str]:

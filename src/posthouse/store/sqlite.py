@@ -233,8 +233,7 @@ class SqliteBackend:
             yield connection
             connection.execute("commit")
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("rollback")
+            connection.rollback()
             raise
 
     # Reading.
