@@ -25,6 +25,10 @@ class Deposed(StoreError):
         self.epoch = epoch
 
 
+class Spoilt(StoreError):
+    """A replicated journal holds what no broker can have written, or lacks what one has."""
+
+
 class OutOfTurn(StoreError):
     """A frame was handed in that is not the next one."""
 
