@@ -177,7 +177,7 @@ class Lanes:
         self._note_confirmed(node, writing)
 
     def _publish(self, node: Node, writing: Writing, action: Publish) -> None:
-        run, index, life = action.run, action.index, node.life
+        run, index, life = action.run, action.ordinal, node.life
 
         def answer(sequence: int | None) -> None:
             if node.writing is not writing:

@@ -47,7 +47,9 @@ def _any_acknowledgement_is_good(patch: pytest.MonkeyPatch) -> None:
 def _no_fence_is_looked_at(patch: pytest.MonkeyPatch) -> None:
     def counts(self: Reading, entry: Entry) -> bool:
         return (
-            entry.kind == FENCE or entry.index == 0 or (self._place == (entry.run, entry.index - 1))
+            entry.kind == FENCE
+            or entry.ordinal == 0
+            or (self._place == (entry.run, entry.ordinal - 1))
         )
 
     patch.setattr(Reading, "_counts", counts)

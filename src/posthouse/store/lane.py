@@ -12,7 +12,7 @@ does no I/O: what is to be published or looked at comes out, and what came of it
    12   4  epoch
    16   8  claim
    24   4  run
-   28   4  index
+   28   4  ordinal
    32   8  number of the frame; of a fence or mark, of the last frame before it
    40   2  part
    42   2  parts
@@ -23,7 +23,7 @@ All numbers are unsigned and big-endian.
 A **claim** is drawn at random for each attempt to lead, so that nobody takes the fence of a former
 life for their own. A **fence** of an epoch and a claim begins a leadership: it stands right behind
 all that its writer had read, or was not taken. A **run** is what a writer publishes without having
-looked at the lane in between, and `index` counts in it. A **mark** is part of a run; reading may
+looked at the lane in between, and `ordinal` counts in it. A **mark** is part of a run; reading may
 begin there, because whoever leads purges up to a mark that counts, or to a fence. What counts:
 
     fence   always
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     epoch: int
     claim: int
     run: int
-    index: int
+    ordinal: int  # its place in the run
     number: int
     part: int = 0
     parts: int = 1
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Entry | None:
     magic, checksum = _PREFIX.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[_PREFIX.size :]) != checksum:
         return None
-    entry = Entry(*_REST.unpack_from(data, _PREFIX.size), data[HEADER_BYTES:])
+    entry = Entry._make((*_REST.unpack_from(data, _PREFIX.size), data[HEADER_BYTES:]))
     is_sound = entry.kind <= MARK and entry.part < entry.parts <= PARTS_MAX
     return entry if is_sound else None
 
@@ -123,7 +123,7 @@ class Reading:
             return None
         if not is_next:
             self.number = entry.number
-        self._place = entry.run, entry.index
+        self._place = entry.run, entry.ordinal
         if entry.kind != PART:
             self.epoch, self.claim = entry.epoch, entry.claim
             self._parts = []
@@ -134,7 +134,7 @@ class Reading:
         if entry.kind == FENCE:
             return True
         is_leaders = entry.epoch == self.epoch and entry.claim == self.claim
-        return is_leaders and (entry.index == 0 or self._place == (entry.run, entry.index - 1))
+        return is_leaders and (entry.ordinal == 0 or self._place == (entry.run, entry.ordinal - 1))
 
     def _completed(self, entry: Entry) -> Frame | None:
         if entry.part == 0:
@@ -158,7 +158,7 @@ class Reading:
     def note(self, entry: Entry) -> None:
         """Takes a message of one's own as read, which is known to be the next and to count."""
         self.sequence += 1
-        self._place = entry.run, entry.index
+        self._place = entry.run, entry.ordinal
         if entry.kind != PART or entry.part == 0:
             self._parts = []
         if entry.kind == FENCE:
@@ -174,7 +174,7 @@ class Publish(NamedTuple):
     """A message that is to be taken if `expected` is the sequence of the last one."""
 
     run: int
-    index: int
+    ordinal: int  # its place in the run
     expected: int
     data: bytes
 
@@ -256,11 +256,11 @@ class Writing:
             return self._look(now)
         actions: list[Publish | Look] = []
         while self._unsent and len(self._sent) < UNDER_WAY_MAX:
-            entry = self._unsent.popleft()._replace(run=self._run, index=self._index)
+            entry = self._unsent.popleft()._replace(run=self._run, ordinal=self._index)
             expected = self._reading.sequence + len(self._sent)
             self._index += 1
             self._sent.append(_Sent(entry, now))
-            actions.append(Publish(self._run, entry.index, expected, encode(entry)))
+            actions.append(Publish(self._run, entry.ordinal, expected, encode(entry)))
         return actions
 
     def _look(self, now: float) -> list[Publish | Look]:
@@ -328,7 +328,7 @@ class Writing:
     def _find(self, run: int, index: int) -> _Sent | None:
         if run != self._run:
             return None
-        return next((sent for sent in self._sent if sent.entry.index == index), None)
+        return next((sent for sent in self._sent if sent.entry.ordinal == index), None)
 
     def _fence(self) -> Entry:
         return self._entry(FENCE, self._reading.number)
