@@ -115,6 +115,7 @@ LOCK_SYNC_MS = 5
 _FULL_RETRY_SECONDS = 0.5
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
 _STOPPING = "it is being stopped"
+_STALLED = "most servers of the replicated log do not answer; it goes on by itself when they do"
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_track`
@@ -257,6 +258,14 @@ class Engine:
         """Sets the leader that a follower names to its clients."""
         assert self.follows
         self._gate = NotLeader(leader)
+
+    def note_stalled(self, *, is_stalled: bool) -> None:
+        """Refuses commands at once for as long as the store does not answer."""
+        if is_stalled and self._gate is None:
+            self._gate = Busy(_STALLED)
+        elif not is_stalled and isinstance(self._gate, Busy) and self._gate.reason == _STALLED:
+            self._gate = None
+            self._wake()
 
     def apply(self, frame: Frame) -> None:
         """Makes the next frame of the leader so; the store holds it already.
@@ -561,7 +570,7 @@ class Engine:
             reply = self._track(principal, namespace, command, answer, reply)
         elif kind is Send and (self._memory.level or self._journal.store.pressed):
             reply, certain = self._held_back(reply), False
-        if type(answer) is Received and may_leave(answer.deliveries, self._journal.safe):
+        if type(answer) is Received and may_leave(answer.deliveries, self._journal.leaves_below):
             asyncio.get_running_loop().call_soon(tell, reply, answer)
         else:
             batch.answers.append((reply, answer))
@@ -694,7 +703,7 @@ class Engine:
 
     def _deliver(self, deliveries: Sequence[Delivered]) -> None:
         """Pushes what may leave now; the rest leaves when the batch is durable."""
-        rest = self._receivers.push_early(deliveries, self._journal.safe)
+        rest = self._receivers.push_early(deliveries, self._journal.leaves_below)
         if rest:
             self._batch.deliveries.append(rest)
             self._batch.is_awaited = True

@@ -91,6 +91,12 @@ class Standby:
         if hello.node != self.node:
             self._hellos[hello.node] = now, hello
 
+    def wait_again(self, now: float) -> None:
+        """An attempt has failed, because another node leads or tries to."""
+        self._heard = now
+        self._asked = None
+        self._is_named = False
+
     def forget(self, node: str) -> None:
         self._hellos.pop(node, None)
 

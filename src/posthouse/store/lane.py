@@ -52,6 +52,7 @@ PART_BYTES = 256 << 10
 PARTS_MAX = (PAYLOAD_BYTES_MAX + FRAME_HEADER_BYTES) // PART_BYTES + 1
 UNDER_WAY_MAX = 8  # messages that are published and not acknowledged; more only wait longer
 SILENCE_SECONDS = 0.5  # after which a message is taken to have had no answer
+MARKS_MAX = 1_000
 LOOK_SECONDS = 0.05  # between two looks at a lane that has not changed
 
 _PREFIX = Struct(">4sI")
@@ -102,6 +103,8 @@ class Reading:
         self.epoch = self.claim = 0  # of the last fence
         self.number = 0  # of the last frame
         self.void = 0  # messages that did not count
+        # Marks of one's own that count: the sequence of each, and the number of the frame before.
+        self.marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
         self._place: tuple[int, int] | None = None  # the last message's run and index, if it counts
         self._parts: list[bytes] = []  # of a frame of which there is more to come
 
@@ -163,7 +166,9 @@ class Reading:
             self._parts = []
         if entry.kind == FENCE:
             self.epoch, self.claim = entry.epoch, entry.claim
-        elif entry.kind == PART:
+        elif entry.kind == MARK:
+            self.marks.append((self.sequence, entry.number))
+        else:
             self._parts.append(entry.data)  # the rest may come to be read
             if len(self._parts) == entry.parts:
                 self.number = entry.number

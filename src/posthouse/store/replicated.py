@@ -10,6 +10,7 @@ what is durable, and nothing is lost.
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,6 +40,8 @@ class ReplicatedStore:
         self._pending: list[Frame] = []
         self._unkept: deque[Frame] = deque()  # given to the log, and not yet in the folder
         self._last = local.last
+        self._kept: deque[tuple[int, int]] = deque()  # numbers and ends that the disk may not have
+        self._synced = 0 if local.last is None else local.last.number
         self._confirmed_at = 0.0  # when something was last confirmed, by the loop's clock
         self._waits_since: float | None = None  # something waits to be confirmed
         self._failure: StoreError | None = None
@@ -92,6 +95,13 @@ class ReplicatedStore:
         return 0 if self._last is None else self._last.number
 
     @property
+    def synced(self) -> int:
+        """The number of the last frame that is on this machine's disk for sure."""
+        while self._kept and self._kept[0][1] <= self._local.durable:
+            self._synced = self._kept.popleft()[0]
+        return self._synced
+
+    @property
     def void(self) -> int:
         """The messages of the log that did not count."""
         return self._reading.void
@@ -142,13 +152,20 @@ class ReplicatedStore:
         if frames:
             await local.sync()
             self._last = frames[-1].without_payload()
+            self._kept.append((self._last.number, self._last.end))
 
     # Leading.
 
-    async def lead(self, epoch: int, apply: Callable[[Frame], None]) -> None:
+    async def lead(
+        self,
+        epoch: int,
+        apply: Callable[[Frame], None],
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Wins the log for an epoch; what others wrote before is in the folder, and applied.
 
-        Raises Deposed where another has won this epoch or a later one, Behind, or Spoilt.
+        Raises Deposed where another has won this epoch or a later one, or where it may not go on
+        any more; Behind, or Spoilt.
         """
         assert self._writing is None
         loop = asyncio.get_running_loop()
@@ -160,7 +177,7 @@ class ReplicatedStore:
                 await self._keep(frames)
                 for frame in frames:
                     apply(frame)
-            if writing.is_over:
+            if writing.is_over or (not writing.is_won and not may_go_on()):
                 raise Deposed(self._reading.epoch)
             if not actions:
                 await asyncio.sleep(LOOK_SECONDS / 2)
@@ -211,13 +228,11 @@ class ReplicatedStore:
         if self._waits_since is None:
             self._waits_since = loop.time()
         while writing.confirmed < number:
+            self._raise_failure()
             self._pump(writing)
             self._changed.clear()
-            try:
+            with contextlib.suppress(TimeoutError):  # a look may be due then
                 await asyncio.wait_for(self._changed.wait(), SILENCE_SECONDS / 4)
-            except TimeoutError:
-                continue  # a look may be due
-            self._raise_failure()
         await self._keep_confirmed(writing)
 
     def mark(self) -> None:
@@ -225,6 +240,18 @@ class ReplicatedStore:
         assert self._writing is not None
         self._writing.mark()
         self._pump(self._writing)
+
+    async def purge(self, number: int) -> None:
+        """The log may forget frames up to this number, which enough nodes have on their disks.
+
+        Raises Unanswered.
+        """
+        marks = self._reading.marks
+        before = 0
+        while marks and marks[0][1] <= number:
+            before = marks.popleft()[0]
+        if before:
+            await self._log.purge(before)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
