@@ -50,6 +50,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.backlog
 	$(BIN)/python -m bench.start
+	$(BIN)/python -m bench.queues
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.feed
 	$(BIN)/python -m bench.servicebus
@@ -81,7 +82,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Posthouse needs Python 3.11 or newer; name one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[spark,sql]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[delta,iceberg,spark,sql]' --group dev
 	touch $@
 
 # What is installed, in the words of CycloneDX. The tool that says so is beside it, and not in it.

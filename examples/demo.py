@@ -4,11 +4,13 @@
 
 Starts a broker in a folder of its own, lets a minute of its clock pass with orders, events and
 mails through three dialects (the Azure SDK over AMQP, LocalZure's API, Posthouse's own), with
-consumers that fail now and then; brings all of it into a lake, and prints the report.
+consumers that fail now and then; brings all of it into a lake, and prints the report. The lake and
+the report stay in a folder (posthouse-demo, or the one that is named); the next run replaces them.
 """
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -151,6 +153,9 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], int]:
 def main() -> None:
     begun = time.monotonic()
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "posthouse-demo").absolute()
+    lake = out / "lake"
+    if (lake / "manifests").exists():  # of an earlier run, and so of another broker
+        shutil.rmtree(lake)
     with tempfile.TemporaryDirectory() as folder:
         broker, port = serve(Path(folder) / "data")
         try:
@@ -163,13 +168,16 @@ def main() -> None:
                 )
             shop.close()
             print("\nInto the lake, and a report of it:")
-            lake, url = str(Path(folder) / "lake"), f"http://127.0.0.1:{port}"
-            posthouse(["pipeline", "archive", "--lake", lake, "--url", url])
-            posthouse(["pipeline", "report", "--lake", lake, "--window", "1", "--out", str(out)])
+            url, there = f"http://127.0.0.1:{port}", ["--lake", str(lake)]
+            posthouse(["pipeline", "archive", *there, "--url", url])
+            posthouse(["pipeline", "report", *there, "--window", "1", "--out", str(out)])
         finally:
             broker.terminate()
             broker.wait()
-    print(f"It took {time.monotonic() - begun:.0f} s.")
+    print(
+        f"The lake is {lake}. To see its dead letters: posthouse pipeline triage --lake {lake}\n"
+        f"It took {time.monotonic() - begun:.0f} s."
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import logging
 from posthouse import CallNext, Context, FixedRetry, Message, ReceivedMessage, Reject, Worker
 
 log = logging.getLogger("shop")
-app = Worker("memory://?auto_create=true", retry=FixedRetry(attempts=2, wait=0.1))
+app = Worker("memory://?auto_create=true", retry=FixedRetry(attempts=3, wait=0.1))
 
 
 @app.on_start

@@ -17,6 +17,7 @@ SOURCES = Path(posthouse.__file__).parent
 READERS = {
     "client/azure_words.py: _wait_told": "Azure's exception has no field for how long to wait",
     "pipeline/failures.py: sentence_in": "Spark gives an exception of a task as a traceback",
+    "pipeline/failures.py: sentence_of": "Spark has its sentence among codes, plans and traces",
     "server/expected.py: sentence": "msgspec tells in its text alone which field is meant",
 }
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posthouse.client.admin import Admin, Counts, QueueSettings, Rule
     from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
     from posthouse.client.codecs import register_codec
     from posthouse.client.compression import Compression
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     )
     from posthouse.client.handling import CallNext, Context, Outcome, Reject, Requeue
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-    from posthouse.client.names import MessageId, QueueName, SessionId
+    from posthouse.client.names import MessageId, QueueName, SessionId, SubscriptionName
     from posthouse.client.provider import Capabilities, ProviderType, SessionSupport
     from posthouse.client.retry import (
         CircuitBreaker,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
     from posthouse.client.secret import Secret
     from posthouse.client.sync import (
+        SyncAdmin,
         SyncQueueClient,
         SyncReceiver,
         SyncSessionClient,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from posthouse.client.worker import Worker
 
 _NAMES = {
+    "admin": ("Admin", "Counts", "QueueSettings", "Rule"),
     "client": ("QueueClient", "Receiver", "SessionClient", "Transaction"),
     "codecs": ("register_codec",),
     "compression": ("Compression",),
@@ -97,7 +100,7 @@ _NAMES = {
     ),
     "handling": ("CallNext", "Context", "Outcome", "Reject", "Requeue"),
     "messages": ("Message", "ReceiptHandle", "ReceivedMessage"),
-    "names": ("MessageId", "QueueName", "SessionId"),
+    "names": ("MessageId", "QueueName", "SessionId", "SubscriptionName"),
     "provider": ("Capabilities", "ProviderType", "SessionSupport"),
     "retry": (
         "CircuitBreaker", "ExponentialRetry", "FixedRetry", "LinearRetry", "NoRetry",
@@ -105,7 +108,7 @@ _NAMES = {
     ),
     "secret": ("Secret",),
     "sync": (
-        "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
+        "SyncAdmin", "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction",
         "create_sync_client",
     ),
     "telemetry": ("processing",),
@@ -114,16 +117,17 @@ _NAMES = {
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge", "CallNext",
-    "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression", "ConfigurationError",
-    "ConnectionFailed", "Context", "Encryption", "EncryptionError", "ExponentialRetry",
-    "FixedRetry", "InMemoryConfig", "InvalidEnvelope", "KeyNotFound", "LinearRetry", "Message",
-    "MessageExpired", "MessageId", "MessageNotFound", "MessageTooLarge", "NoRetry", "NonceReused",
-    "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied", "PlaintextRefused",
-    "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient", "QueueConfig", "QueueError",
-    "QueueName", "QueueNotFound", "ReceiptHandle", "ReceivedMessage", "Receiver", "Reject",
-    "Requeue", "RetryByError", "RetryPolicy", "Secret", "SerializationError", "SessionClient",
-    "SessionId", "SessionLockLost", "SessionLocked", "SessionNotFound", "SessionSupport",
+    "Admin", "AuthenticationFailed", "AwsSqsConfig", "AzureServiceBusConfig", "BatchTooLarge",
+    "CallNext", "Capabilities", "CircuitBreaker", "CircuitOpen", "Compression",
+    "ConfigurationError", "ConnectionFailed", "Context", "Counts", "Encryption", "EncryptionError",
+    "ExponentialRetry", "FixedRetry", "InMemoryConfig", "InvalidEnvelope", "KeyNotFound",
+    "LinearRetry", "Message", "MessageExpired", "MessageId", "MessageNotFound", "MessageTooLarge",
+    "NoRetry", "NonceReused", "NotAuthentic", "Outcome", "PartialFailure", "PermissionDenied",
+    "PlaintextRefused", "PosthouseConfig", "ProviderError", "ProviderType", "QueueClient",
+    "QueueConfig", "QueueError", "QueueName", "QueueNotFound", "QueueSettings", "ReceiptHandle",
+    "ReceivedMessage", "Receiver", "Reject", "Requeue", "RetryByError", "RetryPolicy", "Rule",
+    "Secret", "SerializationError", "SessionClient", "SessionId", "SessionLockLost",
+    "SessionLocked", "SessionNotFound", "SessionSupport", "SubscriptionName", "SyncAdmin",
     "SyncQueueClient", "SyncReceiver", "SyncSessionClient", "SyncTransaction", "Throttled",
     "Timeout", "Transaction", "Unsupported", "UnsupportedVersion", "ValidationError", "Worker",
     "create_client", "create_sync_client", "create_test_client", "processing", "register_codec",

@@ -119,6 +119,39 @@ def test_a_message_goes_in_and_out() -> None:
     run(main)
 
 
+def test_a_delivery_that_is_overtaken_by_the_next_one_cannot_be_settled() -> None:
+    """As after a stall that outlasts a lock: the answer to the first receive comes last."""
+
+    async def main() -> None:
+        clock = VirtualClock(1_000)
+        engine = await Engine.open(MemoryStore(), clock, salt=5)
+        await engine.ask(BROKER, NS, CreateNamespace(NS, engine.epoch, 5))
+        await engine.ask(BROKER, NS, CreateQueue("q", QueueProperties(lock_ms=200)))
+        await send(engine, "a")
+        arrived: list[Delivered] = []
+
+        def received(answer: object) -> None:
+            assert isinstance(answer, Received)
+            arrived.extend(answer.deliveries)
+
+        engine.submit(BROKER, NS, CreateQueue("other"), lambda _: None)
+        engine.submit(BROKER, NS, Receive("q", engine.new_receiver()), received)
+        number = engine.new_receiver(arrived.extend)
+        engine.submit(BROKER, NS, Attach("q", number, credit=1), lambda _: None)
+        clock.move_to(1_200)
+        await until_async(lambda: len(arrived) == 2, "both deliveries have arrived")
+        new, old = arrived
+        assert isinstance(new, Delivery)
+        assert isinstance(old, Delivery)
+        assert old.until_ms < new.until_ms, "the older one came last"
+        with pytest.raises(LockLost):
+            await engine.ask(BROKER, NS, Complete("q", [old.token]))
+        await engine.ask(BROKER, NS, Complete("q", [new.token]))
+        await engine.close()
+
+    run(main)
+
+
 def test_no_answer_leaves_before_the_sync_and_commands_gather_meanwhile() -> None:
     async def main() -> None:
         store = GatedStore()

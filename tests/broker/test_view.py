@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from posthouse.broker.access import BROKER, Principal
+from posthouse.broker.slices import SLICE_STEPS
 from posthouse.broker.view import Overview, View
 from posthouse.broker.view_messages import MessagesView
 from posthouse.core.commands import (
@@ -62,6 +63,7 @@ from posthouse.core.rules import PatternFilter, Rule
 from posthouse.core.shares import QUEUES, Holder
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import NS, Desk
+from tests.turns import Turns
 
 ID = "4f0c"
 KEY = entity_key(NS, "q", "sender")
@@ -106,12 +108,14 @@ CALLS: dict[str, Callable[[View, int], object]] = {
     "namespaces": lambda view, _: view.namespaces(),
     "has_namespace": lambda view, _: view.has_namespace(NS),
     "find_namespace": lambda view, _: view.find_namespace(NS.upper()),
-    "overview": lambda view, _: (view.overview(), view.overview(NS)),
-    "oldest_ms": lambda view, _: (view.oldest_ms(NS), view.oldest_ms(NS, "q")),
+    "overview": lambda view, _: view.overview(),
+    "oldest_ms": lambda view, _: view.oldest_ms(NS, "q"),
+    "oldest_ms_by_namespace": lambda view, _: view.oldest_ms_by_namespace(),
     "turned_back": lambda view, _: view.turned_back(),
     "find": lambda view, _: view.find(NS, "Q"),
     "exists": lambda view, _: view.exists(NS, "q"),
     "names": lambda view, _: (view.names(NS), view.names(NS, "topic")),
+    "count": lambda view, _: (view.count(NS, "queue"), view.count(NS, "topic")),
     "entity": lambda view, _: view.entity(NS, "q"),
     "entities": lambda view, _: view.entities(),
     "properties": lambda view, _: view.properties(NS, "q"),
@@ -153,6 +157,11 @@ def test_every_method_of_the_view_is_tried_here() -> None:
     assert methods == set(CALLS)
 
 
+async def called(name: str, desk: Desk, token: int) -> object:
+    found = CALLS[name](desk.engine.view, token)
+    return await found if isinstance(found, Awaitable) else found
+
+
 def inside(value: Any) -> Iterator[object]:
     """A value and all that is in it, but for what is in those parts of a state."""
     yield value
@@ -173,7 +182,7 @@ def inside(value: Any) -> Iterator[object]:
 def test_what_is_returned_has_no_part_of_the_state_that_could_be_changed(name: str) -> None:
     async def test(desk: Desk) -> None:
         token = await held(desk)
-        found = list(inside(CALLS[name](desk.engine.view, token)))
+        found = list(inside(await called(name, desk, token)))
         assert not [each for each in found if isinstance(each, LIVE)]
         mine = {id(each) for each in found if isinstance(each, dict | list | set | deque)}
         world = desk.engine.world
@@ -191,7 +200,7 @@ def test_what_is_returned_has_no_part_of_the_state_that_could_be_changed(name: s
 def test_what_was_returned_stays_as_it_was_when_everything_changes(name: str) -> None:
     async def test(desk: Desk) -> None:
         token = await held(desk)
-        found = CALLS[name](desk.engine.view, token)
+        found = await called(name, desk, token)
         as_it_was = copy.deepcopy(found)
         await desk.do(Complete("q", [token]))
         await desk.send("another")
@@ -268,9 +277,9 @@ def test_there_is_nothing_in_a_namespace_that_is_not_there() -> None:
         view, messages = desk.engine.view, desk.engine.view.messages
         assert not view.has_namespace("nowhere")
         assert view.find_namespace("nowhere") is None
-        assert view.overview("nowhere") == Overview()
-        assert view.oldest_ms("nowhere") is None
+        assert await view.overview("nowhere") == Overview()
         assert view.names("nowhere") == []
+        assert view.count("nowhere", "queue") == view.count("nowhere", "topic") == 0
         assert view.schedules("nowhere", ["q"]) == []
         assert messages.lock("nowhere", 1) is None
         assert messages.lock(NS, 1) is None
@@ -352,14 +361,15 @@ def test_an_overview_counts_entities_messages_and_locks() -> None:
         await held(desk)
         await desk.engine.ask(BROKER, "", CreateNamespace("other"))
         view = desk.engine.view
-        found = view.overview(NS)
+        found = await view.overview(NS)
         assert (found.queues, found.topics, found.subscriptions, found.locks) == (2, 1, 1, 1)
+        assert (view.count(NS, "queue"), view.count(NS, "topic")) == (2, 1)
         assert (found.attached, found.messages) == (4, 4)
         assert found.counts == Counts(2, 1, 0, 0, 0, 1)
         assert found.dead_counts == Counts(1, 0, 0, 0, 0, 0)
         assert found.created_ms == found.updated_ms == 1_000
-        assert view.overview() == found
-        assert view.overview("other") == Overview()
+        assert await view.overview() == found
+        assert await view.overview("other") == Overview()
 
     on(test)
 
@@ -369,8 +379,46 @@ def test_the_oldest_message_of_a_queue_and_of_a_namespace() -> None:
         await desk.engine.advance(500)
         await desk.send("late", queue="q")
         view = desk.engine.view
-        assert view.oldest_ms(NS) == view.oldest_ms(NS, "q") == 1_000
+        assert view.oldest_ms(NS, "q") == 1_000
         assert view.oldest_ms(NS, "t") is None
+        assert await view.oldest_ms_by_namespace() == {NS: 1_000}
+
+    on(test)
+
+
+def test_the_oldest_message_is_found_behind_any_number_of_locked_ones() -> None:
+    async def test(desk: Desk) -> None:
+        await desk.do(CreateQueue("many", QueueProperties(order="priority")))
+        await desk.send(*["locked"] * 1_500, queue="many", priority=3)
+        assert len(await desk.receive(1_500, "many")) == 1_500
+        await desk.engine.advance(500)
+        await desk.send("low", queue="many", priority=0)
+        await desk.engine.advance(500)
+        await desk.send("high", queue="many", priority=9)
+        assert desk.engine.view.oldest_ms(NS, "many") == 1_500
+
+    on(test)
+
+
+def test_the_oldest_message_may_be_of_a_group() -> None:
+    async def test(desk: Desk) -> None:
+        await desk.do(CreateQueue("groups", QueueProperties(grouping="group")))
+        await desk.send("first", queue="groups", group="g")
+        await desk.engine.advance(500)
+        await desk.send("second", queue="groups")
+        assert desk.engine.view.oldest_ms(NS, "groups") == 1_000
+
+    on(test)
+
+
+def test_others_have_their_turns_while_many_queues_are_counted() -> None:
+    async def test(desk: Desk) -> None:
+        for number in range(1_000):
+            await desk.do(CreateQueue(f"queue{number}", QueueProperties()))
+        for count in (desk.engine.view.overview, desk.engine.view.oldest_ms_by_namespace):
+            with Turns() as turns:
+                await count()
+            assert turns.count >= 2_000 // SLICE_STEPS  # with their dead-letter queues
 
     on(test)
 

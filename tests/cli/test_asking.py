@@ -159,7 +159,8 @@ rule remove topic none r   schedule pause none         schedule resume none
 schedule cancel none       access rotate none          access revoke none
 queue ls --namespace none  receive q --namespace none  send q x --namespace none
 top --once --namespace none                            clock --namespace none
-feed tail --wait 10ms --namespace none                 send there --file FILE
+feed tail --wait 10ms --namespace none                 quiet --namespace none
+send there --file FILE
 queue ls --key-file FILE   queue ls --url https://localhost:1 --ca FILE
 serve --config FILE        config show --config FILE   serve --memory --tls-cert FILE --tls-key FILE
 serve --memory --jwt-public-key FILE                   tls env --data FILE

@@ -58,6 +58,7 @@ dlq purge q
 top --once
 feed tail --after 0 -n 3
 clock
+quiet --namespace still
 access ls
 access add NEW --rights send
 access rotate web
@@ -72,8 +73,8 @@ store resend --data DATA --namespace default --first 1 --last 9 --into q
 pipeline status
 config show
 tls env --data DATA"""
-# These have tests of their own, as they need Spark, a worker, or a clock that is ahead.
-SPARK = "archive backfill verify compact report reconcile triage replay run"
+# These have tests of their own, as they need Spark or a lake, a worker, or a clock that is ahead.
+SPARK = "archive backfill verify compact publish report reconcile triage replay run"
 ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",), ("store", "set-clock")}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}
@@ -114,6 +115,7 @@ def prepare(broker: Running, new: str) -> dict[str, str]:
     """What the commands name; what each stands for that is made only here."""
     for queue in ("q", "later", "paused", f"doomed-{new}"):
         broker.queue("PUT", queue, {})
+    broker.call("PUT", "/api/v1/namespaces/still")
     broker.queue("PUT", "trips", {"grouping": "session"})
     broker.send("q", "a", id="m1")
     broker.send("q", "b", "c")

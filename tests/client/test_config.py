@@ -1,5 +1,6 @@
 """Configurations: where they come from, and what is refused."""
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -19,6 +20,7 @@ from posthouse import (
     QueueClient,
     QueueConfig,
     Secret,
+    Worker,
     create_client,
 )
 from posthouse.client.config import ProviderConfig
@@ -27,7 +29,7 @@ CANARY = "canary0123456789+/="
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:
-    config = QueueConfig()
+    config = QueueConfig(InMemoryConfig())
     assert (config.default_timeout, config.max_retry_attempts, config.retry_base_delay) == (
         30,
         3,
@@ -107,8 +109,22 @@ def test_the_environment_says_all() -> None:
     )  # fmt: skip
 
 
-def test_an_environment_that_says_nothing_is_memory() -> None:
-    assert QueueConfig.from_environment({}) == QueueConfig()
+@pytest.mark.parametrize("environment", [{}, {"POSTHOUSE_CLIENT_URL": ""}])
+def test_without_a_url_the_error_names_the_variable_and_what_it_may_be(
+    environment: dict[str, str],
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        create_client(environment=environment)
+    for said in ("POSTHOUSE_CLIENT_URL", "posthouse://", "sb://", "sqs://", "memory://"):
+        assert said in str(caught.value)
+
+
+def test_a_worker_without_a_url_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POSTHOUSE_CLIENT_URL", raising=False)
+    worker = Worker()
+    worker.handler("orders")(lambda message: None)
+    with pytest.raises(ConfigurationError, match="POSTHOUSE_CLIENT_URL"):
+        asyncio.run(worker.run())
 
 
 @pytest.mark.parametrize(
@@ -172,8 +188,9 @@ def test_a_bad_url_names_what_is_wrong(field: str, url: str) -> None:
 def test_a_bad_value_names_its_field_and_is_not_shown(
     kind: type[Any], field: str, value: object
 ) -> None:
+    given: dict[str, object] = {"provider": InMemoryConfig()} if kind is QueueConfig else {}
     with pytest.raises(ConfigurationError) as caught:
-        kind(**{field: value})
+        kind(**(given | {field: value}))
     assert caught.value.field == field
     assert CANARY not in str(caught.value)
 
@@ -185,7 +202,9 @@ def test_a_session_timeout_of_nothing_is_refused() -> None:
 
 def test_a_variable_that_nobody_knows_is_named() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        QueueConfig.from_environment({"POSTHOUSE_CLIENT_NONSENSE": "1"})
+        QueueConfig.from_environment(
+            {"POSTHOUSE_CLIENT_URL": "memory://", "POSTHOUSE_CLIENT_NONSENSE": "1"}
+        )
     assert caught.value.field == "POSTHOUSE_CLIENT_NONSENSE"
 
 
@@ -245,7 +264,7 @@ def test_a_secret_is_what_it_was_made_of() -> None:
 
 
 def test_a_configuration_does_not_change() -> None:
-    config = QueueConfig()
+    config = QueueConfig(InMemoryConfig())
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.default_timeout = 1  # type: ignore[misc]
 
@@ -255,6 +274,6 @@ def test_a_client_is_made_of_any_of_them() -> None:
         return client.provider_type
 
     memory = ProviderType.IN_MEMORY
-    assert kind(create_client(QueueConfig())) is memory
+    assert kind(create_client(QueueConfig(InMemoryConfig()))) is memory
     assert kind(create_client("memory://")) is memory
     assert kind(create_client(environment={"POSTHOUSE_CLIENT_URL": "memory://"})) is memory

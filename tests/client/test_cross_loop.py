@@ -110,3 +110,12 @@ def test_a_session_is_held_from_another_loop(url: str) -> None:
             assert session.session_id == "s"
 
     use(url, work)
+
+
+def test_administration_is_the_clients_own(url: str) -> None:
+    async def work(client: QueueClient) -> None:
+        assert await client.admin.ensure_queue("made")
+        assert "made" in await client.admin.queues()
+        await client.admin.delete_queue("made")
+
+    use(url, work)

@@ -1,4 +1,4 @@
-"""What docs/client.md shows has to work, and what there is has to be in it."""
+"""What docs/client.md, worker.md and testing.md show has to work; all settings have to be told."""
 
 import re
 from dataclasses import fields
@@ -15,8 +15,10 @@ from posthouse import (
 )
 from posthouse.client import codecs
 
-TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "client.md").read_text()
+SHOWN = "".join((DOCS / name).read_text() for name in ("client.md", "worker.md", "testing.md"))
+PROGRAMS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))

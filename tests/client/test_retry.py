@@ -12,6 +12,7 @@ from posthouse import (
     ConnectionFailed,
     ExponentialRetry,
     FixedRetry,
+    InMemoryConfig,
     LinearRetry,
     MessageTooLarge,
     NoRetry,
@@ -30,6 +31,7 @@ from posthouse.client.client import Calls
 from tests.waiting import turn
 
 LOST = ConnectionFailed("gone")
+MEMORY = InMemoryConfig()
 
 
 class Chance:
@@ -52,17 +54,18 @@ def delays(policy: RetryPolicy, error: QueueError = LOST) -> list[float | None]:
 
 
 def test_exponential_delays_double_up_to_the_most() -> None:
-    assert delays(ExponentialRetry(5, 0.1)) == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
-    assert delays(ExponentialRetry(5, 1, 10, most=50)) == [1, 10, 50, 50, 50]
+    assert delays(ExponentialRetry(6, 0.1)) == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
+    assert delays(ExponentialRetry(6, 1, 10, most=50)) == [1, 10, 50, 50, 50]
     assert ExponentialRetry(10_000, 1).delay(9_999, LOST) == 60  # no number is too large
 
 
 def test_linear_delays_grow_by_a_step() -> None:
-    assert delays(LinearRetry(5, 1, 0.5, most=2.2)) == [1, 1.5, 2, 2.2, 2.2]
+    assert delays(LinearRetry(6, 1, 0.5, most=2.2)) == [1, 1.5, 2, 2.2, 2.2]
 
 
-def test_fixed_delays_are_all_the_same_and_end() -> None:
-    assert delays(FixedRetry(3, 2.0)) == [2, 2, 2, None, None]
+def test_three_attempts_are_three_tries_in_all() -> None:
+    for policy in (FixedRetry(3, 2.0), LinearRetry(3, 2.0, 0.0), ExponentialRetry(3, 2.0, 1.0)):
+        assert delays(policy) == [2, 2, None, None, None]
 
 
 def test_no_retry_is_none() -> None:
@@ -186,7 +189,7 @@ def test_a_probe_that_was_cancelled_leaves_the_place_to_another() -> None:
 
 def test_only_the_probe_leaves_its_place_when_it_is_cancelled() -> None:
     clock = Clock()
-    calls = Calls(QueueConfig(), NoRetry())
+    calls = Calls(QueueConfig(MEMORY), NoRetry())
     calls.breaker = CircuitBreaker(1, 30.0, clock)
 
     async def main() -> None:
@@ -214,7 +217,7 @@ def test_only_the_probe_leaves_its_place_when_it_is_cancelled() -> None:
 
 def test_a_probe_keeps_its_place_for_all_its_tries() -> None:
     clock = Clock()
-    calls = Calls(QueueConfig(operation_timeout=999), FixedRetry(wait=100))
+    calls = Calls(QueueConfig(MEMORY, operation_timeout=999), FixedRetry(wait=100))
     calls.breaker = CircuitBreaker(1, 30.0, clock)
     calls.breaker.note(LOST)
 
@@ -247,7 +250,7 @@ def test_a_call_that_began_before_the_outage_was_known_does_not_prolong_it() -> 
 
 
 def test_the_breaker_counts_calls_and_not_their_tries() -> None:
-    calls = Calls(QueueConfig(breaker_failures=2), FixedRetry(attempts=10, wait=0.0))
+    calls = Calls(QueueConfig(MEMORY, breaker_failures=2), FixedRetry(attempts=10, wait=0.0))
 
     async def main() -> None:
         assert await calls.make("send", "orders", Failing(*[LOST] * 9)) == "done"
@@ -260,7 +263,7 @@ def test_the_breaker_counts_calls_and_not_their_tries() -> None:
 
 
 def test_a_call_in_its_tries_is_not_refused_by_a_breaker_that_opens_meanwhile() -> None:
-    calls = Calls(QueueConfig(breaker_failures=1), FixedRetry(attempts=3, wait=0.01))
+    calls = Calls(QueueConfig(MEMORY, breaker_failures=1), FixedRetry(attempts=3, wait=0.01))
 
     async def main() -> None:
         tried = asyncio.create_task(calls.make("send", "orders", Failing(LOST, LOST)))
@@ -311,7 +314,7 @@ def made(attempt: Callable[[], Awaitable[Any]], calls: Calls, limit: float | Non
 
 
 def test_a_call_is_tried_again_until_it_succeeds(slept: list[float]) -> None:
-    calls = Calls(QueueConfig(), None)
+    calls = Calls(QueueConfig(MEMORY), None)
     assert made(Failing(LOST, Throttled("AWS", "429", "x", 7.0)), calls) == "done"
     assert slept == [1.0, 7.0]
     [figure] = calls.figures.all()
@@ -319,7 +322,7 @@ def test_a_call_is_tried_again_until_it_succeeds(slept: list[float]) -> None:
 
 
 def test_a_call_is_tried_so_often_and_then_fails_with_what_went_wrong(slept: list[float]) -> None:
-    calls = Calls(QueueConfig(max_retry_attempts=2, breaker_failures=0), None)
+    calls = Calls(QueueConfig(MEMORY, max_retry_attempts=2, breaker_failures=0), None)
     failing = Failing(*[ConnectionFailed(str(each)) for each in range(9)])
     with pytest.raises(ConnectionFailed, match="2"):
         made(failing, calls)
@@ -329,19 +332,19 @@ def test_a_call_is_tried_so_often_and_then_fails_with_what_went_wrong(slept: lis
 
 def test_a_wait_that_would_outlast_the_call_is_not_begun(slept: list[float]) -> None:
     with pytest.raises(Throttled):
-        made(Failing(Throttled("AWS", "429", "x")), Calls(QueueConfig(), None), 10.0)
+        made(Failing(Throttled("AWS", "429", "x")), Calls(QueueConfig(MEMORY), None), 10.0)
     assert not slept
 
 
 def test_a_session_that_another_holds_is_not_waited_for(slept: list[float]) -> None:
     with pytest.raises(SessionLocked):
-        made(Failing(SessionLocked("s")), Calls(QueueConfig(), None))
+        made(Failing(SessionLocked("s")), Calls(QueueConfig(MEMORY), None))
     assert not slept
 
 
 def test_an_outage_makes_calls_fail_at_once_until_its_time_is_over(slept: list[float]) -> None:
     clock = Clock()
-    calls = Calls(QueueConfig(breaker_failures=4), NoRetry())
+    calls = Calls(QueueConfig(MEMORY, breaker_failures=4), NoRetry())
     calls.breaker = CircuitBreaker(4, 30.0, clock)
     failing = Failing(*[LOST] * 4)
     for _ in range(4):
@@ -359,7 +362,7 @@ def test_an_outage_makes_calls_fail_at_once_until_its_time_is_over(slept: list[f
 
 
 def test_a_call_that_takes_too_long_is_a_timeout() -> None:
-    calls = Calls(QueueConfig(breaker_failures=1), None)
+    calls = Calls(QueueConfig(MEMORY, breaker_failures=1), None)
 
     async def never() -> None:
         await asyncio.Event().wait()
@@ -371,7 +374,7 @@ def test_a_call_that_takes_too_long_is_a_timeout() -> None:
 
 
 def test_what_is_cancelled_is_no_failure() -> None:
-    calls = Calls(QueueConfig(breaker_failures=1), None)
+    calls = Calls(QueueConfig(MEMORY, breaker_failures=1), None)
 
     async def main() -> None:
         begun = asyncio.Event()

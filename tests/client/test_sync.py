@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from posthouse import (
+    Admin,
     Message,
     QueueClient,
     QueueNotFound,
     Receiver,
     SessionClient,
+    SyncAdmin,
     SyncQueueClient,
     SyncReceiver,
     SyncSessionClient,
@@ -22,6 +24,7 @@ from posthouse import (
 )
 
 TWINS: list[tuple[type[Any], type[Any]]] = [
+    (Admin, SyncAdmin),
     (QueueClient, SyncQueueClient),
     (SessionClient, SyncSessionClient),
     (Receiver, SyncReceiver),
@@ -100,3 +103,14 @@ def test_a_transaction_happens_or_does_not() -> None:
 def test_errors_come_through_as_they_are() -> None:
     with create_sync_client("memory://") as client, pytest.raises(QueueNotFound):
         client.send_message("orders", Message(b"x"))
+
+
+def test_administration_without_a_loop() -> None:
+    with create_sync_client("memory://") as client:
+        assert client.admin.ensure_queue("orders", max_delivery_count=2) is True
+        assert client.admin.queues() == ["orders"]
+        client.send_message("orders", Message(b"x"))
+        assert client.admin.counts("orders").active == 1
+        assert client.admin.purge("orders") == 1
+        client.admin.delete_queue("orders")
+        assert client.admin.queues() == []

@@ -15,12 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from posthouse import (
+    FixedRetry,
     InMemoryConfig,
     Message,
     ProviderType,
     QueueClient,
     QueueConfig,
     QueueNotFound,
+    ReceivedMessage,
+    Worker,
     processing,
 )
 from posthouse.client import client as module
@@ -79,7 +82,7 @@ def test_the_trace_travels_with_the_message(observed: Observed) -> None:
             await client.send_message("orders", Message(b"abc", correlation_id="c"))
         received = await client.receive_message("orders")
         assert received is not None
-        assert received.attributes["traceparent"].startswith("00-")
+        assert str(received.attributes["traceparent"]).startswith("00-")
         with processing(received, "orders"):
             await client.send_message("bills", Message(b"x"))
 
@@ -98,6 +101,7 @@ def test_the_trace_travels_with_the_message(observed: Observed) -> None:
     assert process.kind is SpanKind.CONSUMER
     assert process.parent is not None
     assert process.parent.span_id == send.context.span_id
+    assert [each.context.span_id for each in process.links] == [send.context.span_id]
     assert bill.parent is not None
     assert bill.parent.span_id == process.context.span_id
     about = dict(send.attributes or {})
@@ -198,6 +202,72 @@ def test_a_handling_that_fails_is_an_error(observed: Observed) -> None:
 
     observed.run(work)
     assert (observed.span("process").attributes or {})["error.type"] == "LookupError"
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_a_worker_handles_messages_in_the_trace_of_their_sender(
+    observed: Observed, kind: str
+) -> None:
+    async def work(client: QueueClient) -> None:
+        app, seen = Worker(client), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def handle(message: ReceivedMessage) -> None:
+            with observed.tracers.get_tracer("test").start_as_current_span("inside"):
+                loop.call_soon_threadsafe(seen.set)
+
+        async def handle_async(message: ReceivedMessage) -> None:
+            handle(message)
+
+        app.handler("orders")(handle if kind == "plain" else handle_async)
+        async with app.running():
+            await client.send_message("orders", Message(b"x"))
+            await seen.wait()
+
+    observed.run(work)
+    send, process = observed.span("send orders"), observed.span("process orders")
+    inside = observed.span("inside")
+    assert send.context is not None
+    assert process.context is not None
+    assert inside.parent is not None
+    assert inside.context is not None
+    assert process.kind is SpanKind.CONSUMER
+    assert inside.parent.span_id == process.context.span_id
+    assert inside.context.trace_id == send.context.trace_id
+    assert [each.context.span_id for each in process.links] == [send.context.span_id]
+
+
+def test_each_try_of_a_worker_is_a_span_with_its_error(observed: Observed) -> None:
+    async def work(client: QueueClient) -> None:
+        app, tries = Worker(client, retry=FixedRetry(attempts=3, wait=0.0)), []
+
+        @app.handler("orders")
+        async def fail(message: ReceivedMessage) -> None:
+            tries.append(message)
+            raise LookupError
+
+        async with app.running():
+            await client.send_message("orders", Message(b"x"))
+            while await client.receive_message("orders", 0.05, dead_letter=True) is None:
+                pass
+        assert len(tries) == 3
+
+    observed.run(work)
+    spans = [each for each in observed.spans.get_finished_spans() if each.name == "process orders"]
+    assert [(each.attributes or {})["error.type"] for each in spans] == ["LookupError"] * 3
+    assert all(each.status.status_code is StatusCode.ERROR for each in spans)
+
+
+def test_a_span_of_a_subscription_names_it_and_its_topic(observed: Observed) -> None:
+    async def work(client: QueueClient) -> None:
+        assert await client.receive_message("events/$sub/bills") is None  # it is there now
+        await client.send_message("events", Message(b"x"))
+        assert await client.receive_message("events/$sub/bills") is not None
+
+    observed.run(work)
+    about = observed.span("receive events/$sub/bills").attributes or {}
+    assert about["messaging.destination.name"] == "events"
+    assert about["messaging.destination.subscription.name"] == "bills"
 
 
 def test_a_bad_trace_in_a_message_is_passed_over(observed: Observed) -> None:

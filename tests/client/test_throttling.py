@@ -144,7 +144,7 @@ def test_sqs_that_stays_busy_ends_the_tries(sqs: Gated) -> None:
         with pytest.raises(Throttled) as caught:
             await client.send_message(queue, Message(b"x"))
         assert caught.value.code == "ThrottlingException"
-        assert [each for each, _ in gate.asked[before:]].count("SendMessage") == 4
+        assert [each for each, _ in gate.asked[before:]].count("SendMessage") == 3
         await client.close()
 
     runner.run(work())

@@ -28,7 +28,7 @@ from tests.waiting import until_async
 
 WAIT_SECONDS = 20  # for what comes at once
 
-AT_ONCE = FixedRetry(attempts=2, wait=0.0)
+AT_ONCE = FixedRetry(attempts=3, wait=0.0)
 
 
 def with_a_broker(test: Callable[[QueueClient], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -150,7 +150,7 @@ async def test_a_failed_message_is_tried_again_and_then_dead_lettered(client: Qu
 async def test_a_retry_waits_and_others_are_handled_meanwhile(client: QueueClient) -> None:
     app, seen = Worker(client), []
 
-    @app.handler("orders", concurrency=1, retry=FixedRetry(attempts=1, wait=0.05))
+    @app.handler("orders", concurrency=1, retry=FixedRetry(attempts=2, wait=0.05))
     async def on_order(message: ReceivedMessage) -> None:
         seen.append(message.body)
         if seen == [b"one"]:
@@ -166,7 +166,7 @@ async def test_a_retry_waits_and_others_are_handled_meanwhile(client: QueueClien
 async def test_a_retry_that_is_due_late_is_left_to_the_broker(client: QueueClient) -> None:
     app, counts = Worker(client), []
 
-    @app.handler("orders", retry=FixedRetry(attempts=1, wait=3_600))
+    @app.handler("orders", retry=FixedRetry(attempts=2, wait=3_600))
     async def on_order(message: ReceivedMessage) -> None:
         counts.append(message.delivery_count)
         raise ValueError
@@ -387,7 +387,7 @@ def outcome(app: Worker, message: Message | None = None, attempt: int = 1) -> po
 
 
 def test_one_message_can_be_tried_without_a_broker() -> None:
-    app = Worker(retry=FixedRetry(attempts=2, wait=7.0))
+    app = Worker(retry=FixedRetry(attempts=3, wait=7.0))
 
     @app.handler("orders")
     async def on_order(message: ReceivedMessage) -> None:

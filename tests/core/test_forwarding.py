@@ -6,7 +6,6 @@ from posthouse.core.commands import (
     HOPS_MAX,
     STEPS_MAX,
     Complete,
-    CreateQueue,
     DeadLetter,
     Defer,
     DeleteQueue,
@@ -16,6 +15,7 @@ from posthouse.core.commands import (
     Receive,
     Received,
     ReceiveDeferred,
+    Resubmit,
     UpdateQueue,
 )
 from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, NotFound
@@ -180,18 +180,90 @@ def test_forwarding_needs_a_target_that_is_there() -> None:
                 world.queue("source", **{which: name})
 
 
-def test_a_circle_is_refused() -> None:
+def test_a_queue_that_forwards_to_itself_keeps_what_has_made_all_hops() -> None:
+    world = World()
+    queue = world.queue("first")
+    world.do(UpdateQueue(queue, QueueProperties(forward_to=queue)))
+    world.tick()
+    world.send(queue, "a", "b")
+    assert (held(world, queue), held(world, queue + TRANSFER)) == ([], ["a", "b"])
+    assert why(world, queue + TRANSFER) == ["MaxTransferHopCountExceeded"] * 2
+    sound(world)
+
+
+def test_a_queue_cannot_be_made_to_forward_to_itself() -> None:
+    with pytest.raises(NotFound):
+        World().queue("first", forward_to="first")
+
+
+def test_a_circle_is_left_after_the_last_hop() -> None:
     world = World()
     first = world.queue("first")
     topic = world.topic()
-    world.subscribe(topic, "a", forward_to=first)
-    second = world.queue("second", forward_dead_to=topic)
-    for target in (first, topic, second):
-        with pytest.raises(NotAllowed, match="would come back"):
-            world.do(UpdateQueue(first, QueueProperties(forward_to=target)))
-    world.do(DeleteQueue(first))
-    with pytest.raises(NotAllowed, match="would come back"):
-        world.do(CreateQueue(first, QueueProperties(forward_to=second)))
+    other, back = world.subscribe(topic, "b"), world.subscribe(topic, "a", forward_to=first)
+    world.do(UpdateQueue(first, QueueProperties(forward_to=topic)))
+    world.tick()
+    world.send(first, "a")
+    rounds = HOPS_MAX // 2
+    assert held(world, other) == ["a"] * rounds
+    assert (held(world, first), held(world, back)) == ([], [])
+    assert why(world, first + TRANSFER) == ["MaxTransferHopCountExceeded"]
+    sound(world)
+
+
+def test_what_was_there_before_a_circle_was_made_leaves_it_bit_by_bit() -> None:
+    world = World()
+    first, second = world.queue("first"), world.queue("second")
+    world.send(first, *map(str, range(STEPS_MAX + 10)))
+    world.do(UpdateQueue(first, QueueProperties(forward_to=second)))
+    world.do(UpdateQueue(second, QueueProperties(forward_to=first)))
+    for _ in range(10 * (HOPS_MAX + 1)):
+        world.tick()
+    assert not world.state.dispatch_pending
+    kept = world.counts(first + TRANSFER).active + world.counts(second + TRANSFER).active
+    assert kept == STEPS_MAX + 10
+    sound(world)
+
+
+def test_expired_messages_that_come_back_are_dead_letters_after_the_last_hop() -> None:
+    world = World()
+    queue = world.queue("first")
+    form = QueueProperties(forward_dead_to=queue, ttl_ms=1_000, dead_letter_expired=True)
+    world.do(UpdateQueue(queue, form))
+    world.send(queue, "a")
+    for number in range(HOPS_MAX):
+        assert world.state.queues[queue].next_sequence == 2 + number
+        world.advance(1_000)
+    assert held(world, queue) == ["a"]
+    world.advance(1_000)
+    assert (held(world, queue), held(world, dead_letter_queue(queue))) == ([], ["a"])
+    sound(world)
+
+
+def test_hops_are_counted_over_a_restart() -> None:
+    world = World()
+    queue = world.queue("first")
+    form = QueueProperties(forward_dead_to=queue, ttl_ms=1_000, dead_letter_expired=True)
+    world.do(UpdateQueue(queue, form))
+    world.send(queue, "a")
+    for number in range(HOPS_MAX + 1):
+        world.advance(1_000)
+        world = world.restarted(epoch=2 + number)
+    assert (held(world, queue), held(world, dead_letter_queue(queue))) == ([], ["a"])
+    sound(world)
+
+
+def test_a_message_that_is_sent_again_begins_to_count_anew() -> None:
+    world = World()
+    queue, end = world.queue("first"), world.queue("end")
+    world.do(UpdateQueue(queue, QueueProperties(forward_to=queue)))
+    world.tick()
+    world.send(queue, "a")
+    world.do(UpdateQueue(queue, QueueProperties(forward_to=end)))
+    world.tick()
+    world.do(Resubmit(queue + TRANSFER, keep_reason=True))
+    assert held(world, end) == ["a"]
+    sound(world)
 
 
 def test_two_ways_to_the_same_end_are_no_circle() -> None:
@@ -205,18 +277,16 @@ def test_two_ways_to_the_same_end_are_no_circle() -> None:
     sound(world)
 
 
-def test_a_chain_that_is_too_long_is_refused() -> None:
+def test_a_chain_that_is_too_long_is_not_followed_to_its_end() -> None:
     world = World()
     names = [world.queue("0")]
-    for number in range(1, HOPS_MAX + 1):
+    for number in range(1, HOPS_MAX + 2):
         names.append(world.queue(str(number), forward_to=names[-1]))
-    with pytest.raises(NotAllowed, match="forwarded 5 times"):
-        world.queue("more", forward_to=names[-1])
-    world.queue("end")
-    with pytest.raises(NotAllowed, match="forwarded 5 times"):
-        world.do(UpdateQueue("0", QueueProperties(forward_to="end")))
-    world.send(names[-1], "far")
-    assert held(world, "0") == ["far"]
+    world.send(names[-2], "far")
+    world.send(names[-1], "too far")
+    assert (held(world, "0"), held(world, "1" + TRANSFER)) == (["far"], ["too far"])
+    assert why(world, "1" + TRANSFER) == ["MaxTransferHopCountExceeded"]
+    assert not world.state.queues["0"].notes  # where it does not go on nothing is counted
     sound(world)
 
 

@@ -1,5 +1,8 @@
 """Queues: their lives, their properties, and what is known about them."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 
 from posthouse.core.commands import (
@@ -24,8 +27,11 @@ from posthouse.core.commands import (
     UpdateQueue,
 )
 from posthouse.core.errors import AlreadyExists, Disabled, InvalidArgument, NotAllowed, NotFound
-from posthouse.core.model import QueueProperties, dead_letter_queue, find
+from posthouse.core.model import Queue, QueueProperties, dead_letter_queue, find
 from tests.core.world import World, a_message, bodies, given
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 
 def names(world: World, **options: object) -> list[str]:
@@ -45,6 +51,35 @@ def test_a_new_queue_has_the_documented_properties() -> None:
         "arrival",
         "none",
     )
+
+
+class Watched(dict[str, Queue]):
+    """Counts the queues that are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> Queue:
+        self.looks += 1
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks += len(self)
+        return super().__iter__()
+
+    def values(self) -> "dict_values[str, Queue]":
+        self.looks += len(self)
+        return super().values()
+
+
+@pytest.mark.parametrize("properties", [{}, {"forward_to": "target"}], ids=["plain", "forwarding"])
+def test_making_a_queue_among_many_looks_at_few_of_them(properties: dict[str, str]) -> None:
+    world = World()
+    world.queue("target")
+    for number in range(1_000):
+        world.queue(f"queue{number}", **properties)
+    watched = world.state.queues = Watched(world.state.queues)
+    world.do(CreateQueue("another", QueueProperties(**properties)))  # type: ignore[arg-type]
+    assert watched.looks < 10
 
 
 def test_a_queue_keeps_the_properties_it_was_given() -> None:

@@ -32,6 +32,7 @@ BEFORE_EXTRAS = Path(__file__).with_name("golden_snapshot_2.txt")
 BEFORE_SINCE = Path(__file__).with_name("golden_snapshot_3.txt")
 BEFORE_KEYS = Path(__file__).with_name("golden_snapshot_4.txt")
 BEFORE_TURNING = Path(__file__).with_name("golden_snapshot_5.txt")
+BEFORE_HOPS = Path(__file__).with_name("golden_snapshot_6.txt")
 
 
 def of(state: State) -> Namespaces:
@@ -230,15 +231,15 @@ def test_the_bytes_of_a_snapshot_do_not_change() -> None:
     [
         (BEFORE_TOPICS, a_full_world), (BEFORE_EXTRAS, a_world_with_topics),
         (BEFORE_SINCE, a_world_with_topics), (BEFORE_KEYS, a_world_with_topics),
-        (BEFORE_TURNING, a_world_with_topics),
+        (BEFORE_TURNING, a_world_with_topics), (BEFORE_HOPS, a_world_with_topics),
     ],
 )  # fmt: skip
 def test_a_snapshot_of_an_older_version_can_be_read(
     old: Path, make: Callable[[bytes], World]
 ) -> None:
     (state,) = restore(map(bytes.fromhex, old.read_text().splitlines())).states.values()
-    world = make(KEY if old is BEFORE_TURNING else b"")  # tokens had no key before
-    if old not in (BEFORE_KEYS, BEFORE_TURNING):
+    world = make(KEY if old in (BEFORE_TURNING, BEFORE_HOPS) else b"")  # tokens had no key before
+    if old not in (BEFORE_KEYS, BEFORE_TURNING, BEFORE_HOPS):
         for lock in world.state.locks.values():
             lock.since_ms = 0  # that was not noted then
     assert dump(state, bodies=False) == dump(world.state, bodies=False)

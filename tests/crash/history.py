@@ -31,7 +31,9 @@ which the broker gives its own. The rules:
   happened or neither.
 - **Tokens.** None is given twice. What was settled with one is not settled with it again, and none
   settles a message that was delivered under a newer one before, but for newer ones that a crash may
-  have made forgotten. That a token settles its own message and no other follows from Lost and Back.
+  have made forgotten. Which of two is newer is known from the order in which they arrive, unless
+  the later one was over on arrival: a delivery may be overtaken by the one that follows it. That a
+  token settles its own message and no other follows from Lost and Back.
 """
 
 from collections import Counter, defaultdict
@@ -65,6 +67,7 @@ class _Hold:
     message: "_Message | None" = None
     under: "_Hold | None" = None
     certain: bool = True  # as far as words go; time is another matter
+    late: bool = False  # it was over on arrival, so that it need not be the newest
     settled: bool = False
     asks: list[_Ask] = field(default_factory=list)  # what is under way, in the order it was asked
 
@@ -172,7 +175,8 @@ class History:
             if message.session not in (None, hold.under.of):
                 raise Broken(f"of {message.session}, and delivered in {hold.under.of}: {name}")
         self._keep(token, hold)
-        if hold.held() and self._in_time(hold, now_ms):
+        hold.late = not hold.held() or not self._in_time(hold, now_ms)
+        if not hold.late:
             if message.gone:
                 raise Broken(f"gone, and delivered: {name}")
             if message.dead:
@@ -244,7 +248,7 @@ class History:
     def renewed(self, token: str, until_ms: int) -> None:
         asked = self._answer("renewed", token)
         hold = self._holds[token]
-        hold.certain, hold.until_ms = asked.certain, until_ms
+        hold.certain, hold.until_ms, hold.late = asked.certain, until_ms, False
 
     def leaving(self, token: str) -> None:
         """A session, or the bound receiver of this name."""
@@ -360,7 +364,7 @@ class History:
         hold = self._holds.get(token)
         if hold is not None:
             known = () if hold.message is None else hold.message.holds
-            outdated = any(other.came > hold.came for other in known)
+            outdated = any(other.came > hold.came and not other.late for other in known)
             hold.asks.append(_Ask(number, hold.certain, outdated))
             hold.certain = False
             self._asking.add(hold)

@@ -369,6 +369,35 @@ def test_a_token_does_not_settle_twice() -> None:
         history.completed("a", "t")
 
 
+def test_a_delivery_that_is_over_when_it_arrives_may_be_the_older_one() -> None:
+    history = a_history("a")
+    history.delivered("a", "2", until_ms=400, now_ms=250)
+    history.delivered("a", "1", until_ms=200, now_ms=250)
+    history.completing("a", "2")
+    history.completed("a", "2")
+
+
+def test_a_delivery_to_a_receiver_that_has_left_may_be_the_older_one() -> None:
+    history = a_history("a")
+    history.attached("r")
+    history.leaving("r")
+    history.delivered("a", "2", until_ms=200, now_ms=0)
+    history.delivered("a", "1", until_ms=200, now_ms=0, under="r")
+    history.completing("a", "2")
+    history.completed("a", "2")
+
+
+def test_a_delivery_that_was_over_and_could_be_renewed_is_the_newer_one() -> None:
+    history = a_history("a")
+    history.delivered("a", "1", until_ms=100, now_ms=0)
+    history.delivered("a", "2", until_ms=200, now_ms=198)
+    history.renewing("2")
+    history.renewed("2", until_ms=400)
+    history.completing("a", "1")
+    with pytest.raises(Broken, match="given to another"):
+        history.completed("a", "1")
+
+
 def test_an_old_token_does_not_settle_what_is_held_by_another() -> None:
     history = a_history("a")
     history.delivered("a", "1", until_ms=100, now_ms=0)

@@ -9,13 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from posthouse.cli import main
+from posthouse.pipeline import iceberg, published
+from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import archive as jobs
 from posthouse.pipeline.lake import Lake, LakeError
 from posthouse.pipeline.wire import FeedClient, PosthouseError
@@ -51,6 +58,23 @@ def positions(lake: Lake) -> list[int]:
     return sorted(table.column("position").to_pylist())
 
 
+def times(lake: Lake) -> list[pa.Field]:
+    """The columns of times, as every file has them."""
+    paths = [Path(lake.where) / file.path for each in lake.manifests() for file in each.files]
+    every = [field for path in paths for field in pq.read_schema(path)]
+    return [field for field in every if pa.types.is_timestamp(field.type)]
+
+
+def in_tables(lake: Lake) -> list[list[int]]:
+    """The positions in the lake's tables of Iceberg and Delta, as their own libraries read them."""
+    said = lake.setting("iceberg")
+    assert said is not None
+    catalog = load_catalog("posthouse", uri=said["uri"], type="sql")
+    scanned = catalog.load_table(said["table"]).scan(selected_fields=("position",)).to_arrow()
+    delta = pa.table(DeltaTable(lake.where).to_pyarrow_table(columns=["position"]))
+    return [sorted(table.column("position").to_pylist()) for table in (scanned, delta)]
+
+
 def test_everything_is_archived_once_and_the_broker_is_told(
     spark: "SparkSession", own: Running, lake: Lake
 ) -> None:
@@ -64,11 +88,28 @@ def test_everything_is_archived_once_and_the_broker_is_told(
     [reader] = own.call("GET", "/api/v1/readers").json["readers"]
     assert (reader["name"], reader["position"]) == ("archive", rows)
 
+    assert {each.type for each in times(lake)} == {pa.timestamp("us", "UTC")}
+    files = {each.name: each.files[0].path for each in lake.manifests()}
+    early, middle, _ = lake.manifests()
+    for first, end, wanted in (("95", "120", middle), (None, "91", early)):
+        [read] = events(spark, lake, first, end).inputFiles()
+        assert read.endswith(files[wanted.name])
+    assert events(spark, lake, "95", "120").count() == 25
+
     assert jobs.archive(spark, at(own), lake) == 0  # of what it did itself there is nothing to tell
+    published.publish(lake, "delta", {})
+    published.publish(lake, "iceberg", iceberg.settings(lake, None, None))
     own.send("orders", "late")
     more = jobs.archive(spark, at(own), lake)
     assert more > 0
+    assert in_tables(lake) == [list(range(1, rows + more + 1))] * 2
     assert positions(lake) == list(range(1, rows + more + 1))
+
+    other = Lake(f"{lake.where}-2")
+    with pytest.raises(LakeError, match=f"up to position {rows + more}.*--reader NAME"):
+        jobs.archive(spark, at(own), other)
+    assert other.manifests() == []
+    assert jobs.archive(spark, at(own), other, reader="second") >= rows + more
 
     verdict = jobs.verify(spark, lake)
     assert verdict.is_well
@@ -78,6 +119,7 @@ def test_everything_is_archived_once_and_the_broker_is_told(
 
     assert jobs.compact(spark, lake) == 4
     assert [each.rows for each in lake.manifests()] == [rows + more]
+    assert in_tables(lake) == [positions(lake)] * 2
     assert positions(lake) == list(range(1, rows + more + 1))
     assert jobs.verify(spark, lake).is_well
 
@@ -101,6 +143,27 @@ def test_what_was_left_half_done_is_done_anew(
     rows = jobs.archive(spark, at(own), lake)
     assert positions(lake) == list(range(1, rows + 1))
     assert lake.unnamed() == []
+
+
+def test_a_lake_of_an_earlier_version_is_read_and_compacted(
+    spark: "SparkSession", own: Running, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are INT96, which have no zone and no statistics."""
+    own.send("orders", *map(str, range(50)))
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "int64_times", lambda _: nullcontext())
+        jobs.write(spark, at(own), lake, 1, 30)
+    [old] = lake.manifests()
+    assert old.is_old
+    assert {each.type for each in times(lake)} == {pa.timestamp("ns")}
+    jobs.write(spark, at(own), lake, 30, 41)
+    moments = {row.time for row in events(spark, lake, since="2020-01-01").collect()}
+    assert moments == {row.time for row in lake.read(spark).collect()}
+    assert jobs.compact(spark, lake, rows=30) == 1  # the old one alone
+    assert [each.is_old for each in lake.manifests()] == [False, False]
+    assert {each.type for each in times(lake)} == {pa.timestamp("us", "UTC")}
+    assert positions(lake) == list(range(1, 41))
+    assert moments == {row.time for row in lake.read(spark).collect()}
 
 
 def test_what_is_missing_is_filled_in(spark: "SparkSession", own: Running, lake: Lake) -> None:
@@ -216,6 +279,8 @@ def test_an_archive_that_is_killed_is_exact(
     """The whole of it, with its JVM and its workers, when so many ranges were there; then again."""
     for number in range(20):
         own.send("orders", *(f"{number}-{at}" for at in range(100)))
+    published.publish(lake, "delta", {})
+    published.publish(lake, "iceberg", iceberg.settings(lake, None, None))
     words = [
         POSTHOUSE,
         "pipeline",
@@ -237,3 +302,4 @@ def test_an_archive_that_is_killed_is_exact(
     assert jobs.verify(spark, lake).is_well
     found = lake.read(spark).select("position").toArrow().column("position").to_pylist()
     assert sorted(found) == list(range(1, last + 1))
+    assert in_tables(lake) == [list(range(1, last + 1))] * 2

@@ -1,12 +1,14 @@
 """Messages of a subscription, which are copies of what its topic was sent."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from posthouse.pipeline import copies as room
 from posthouse.pipeline.wire import FeedClient
+from tests.pipeline.asking import Batches
 from tests.server.running import Running
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def publish(broker: Running, topic: str) -> None:
 
 
 def test_a_subscription_has_what_it_got_as_actions_have_it(
-    spark: "SparkSession", broker: Running
+    spark: "SparkSession", broker: Running, tmp_path: Path
 ) -> None:
     publish(broker, "news")
     read = spark.read.format("posthouse").options(url=broker.url, body="text", partitions="3")
@@ -53,6 +55,8 @@ def test_a_subscription_has_what_it_got_as_actions_have_it(
         (f"m{n}", f"b{n}", "news/$sub/some", {"n": str(n), "seen": "yes", "RuleName": "late"})
         for n in (3, 4, 5)
     ]
+    batches = Batches(spark, broker.url, tmp_path, entity="news/some", maxRowsPerBatch="2")
+    assert [len(positions) for _, positions in batches.run()] == [2, 1]  # of its own copies alone
 
 
 @pytest.mark.parametrize("step", [1, 4, 1_000])

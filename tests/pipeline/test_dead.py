@@ -18,6 +18,7 @@ from posthouse.cli import main
 from posthouse.pipeline.causes import shape
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import replay
+from posthouse.pipeline.jobs.triage import triage as job_triage
 from posthouse.pipeline.wire import FeedClient, PosthouseError
 from tests.pipeline.asking import foretold, last, read_as_told
 from tests.server.running import Running, development
@@ -75,6 +76,7 @@ def test_dead_letters_are_grouped_by_cause(
 ) -> None:
     bury(shop, 9)
     shop.queue("POST", "orders%2F$dead/resubmit", {"sequences": [1]})  # which is dead no more
+    bury(shop, 3, "mails")
     given = ["--url", shop.url, "--out", str(tmp_path / "out"), "--format", "json", "--json"]
     assert main(["pipeline", "triage", *given]) == 0
     shown = capsys.readouterr()
@@ -83,9 +85,12 @@ def test_dead_letters_are_grouped_by_cause(
     assert foretold(shown.err)
     causes = {each["reason"]: each for each in said["causes"]}
     assert {name: each["messages"] for name, each in causes.items()} == {
-        "Timeout": 2, "Bad": 3, "MaxDeliveryCountExceeded": 3,
+        "Timeout": 3, "Bad": 4, "MaxDeliveryCountExceeded": 4,
     }  # fmt: skip
     timeout = causes["Timeout"]
+    assert timeout["queues"] == [
+        {"messages": 2, "entity": "orders"}, {"messages": 1, "entity": "mails"},
+    ]  # fmt: skip
     text = "TimeoutError: no answer from <address> after <n> s at <time>"
     assert (timeout["error"], timeout["fingerprint"]) == ("TimeoutError", text)
     assert causes["Bad"]["fingerprint"] == "ValueError: <text> of order <n> is <n>"
@@ -104,7 +109,11 @@ def test_dead_letters_are_grouped_by_cause(
     ).stdout.splitlines()  # fmt: skip
     where = ["--url", shop.url, "--plan", str(tmp_path / "plan"), "--yes", "--json"]
     assert main([*words, *where]) == 0
-    assert json.loads(capsys.readouterr().out)["done"] == 2
+    assert json.loads(capsys.readouterr().out)["done"] == 3
+    rest = job_triage(events(spark, FeedClient(shop.url)), ["mails"]).toArrow().to_pylist()
+    assert {(row["reason"], row["messages"]) for row in rest} == {
+        ("Bad", 1), ("MaxDeliveryCountExceeded", 1),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -188,8 +197,13 @@ def test_a_plan_that_makes_no_sense_is_refused(
     shop.send("orders", "x")
     with pytest.raises(PosthouseError, match="no field 'colour'"):
         made(spark, shop, tmp_path / "plan", changes={"colour": "1"})
-    with pytest.raises(PosthouseError, match="nonsense"):
-        made(spark, shop, tmp_path / "plan", where="nonsense = 1")
+    for where, said in (("nonsense = 1", "`nonsense`"), ("reason = = 1", "at or near '='")):
+        given = ["--url", shop.url, "--plan", str(tmp_path / "none"), "--where", where]
+        assert main(["pipeline", "replay", *given]) == 1
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith("Spark does not understand --where or --set: ")
+        assert said in told
+        assert "SQLSTATE" not in told
     with pytest.raises(PosthouseError, match="no plan"):
         replay.run(FeedClient(shop.url), str(tmp_path / "plan"))
     (tmp_path / "plan").mkdir(exist_ok=True)

@@ -1,14 +1,16 @@
 """The lake: manifests are the truth."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from posthouse.pipeline.events import span
 from posthouse.pipeline.jobs.archive import missing, runs
-from posthouse.pipeline.lake import Lake, LakeError, Manifest, range_name
+from posthouse.pipeline.lake import Lake, LakeError, Manifest, Span, range_name
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_gaps_are_found_and_what_fills_them(lake: Lake) -> None:
 
 def test_small_ranges_that_follow_each_other_are_put_together() -> None:
     def of(first: int, end: int) -> Manifest:
-        return Manifest(first, end, ())
+        return Manifest(first, end, (), first_time="2026-01-01", last_time="2026-01-01")
 
     a, b, c, large, d, e = (
         of(1, 10), of(10, 20), of(25, 30), of(30, 300_030), of(300_030, 300_040),
@@ -117,6 +119,70 @@ def test_small_ranges_that_follow_each_other_are_put_together() -> None:
     assert list(runs([a, b, c, large, d, e], 500_000)) == [[a, b], [d, e]]
     assert list(runs([a, b], 15)) == []
     assert list(runs([], 15)) == []
+
+
+def test_ranges_of_an_earlier_version_are_rewritten_whatever_their_size() -> None:
+    small, large = Manifest(1, 10, ()), Manifest(10, 300_030, ())
+    new = Manifest(300_030, 300_040, (), first_time="2026-01-01", last_time="2026-01-01")
+    assert list(runs([small, large, new], 500_000)) == [[small], [large]]
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def put_hours(lake: Lake, first: int, hours: int, days: int = 1) -> None:
+    """A range with a row an hour from the hour `first` after noon on, a folder for each day."""
+    name = range_name(first, first + hours)
+    for day in range(days):
+        moments = [NOON + timedelta(hours=at) for at in range(first, first + hours)]
+        wanted = NOON.date() + timedelta(days=(NOON + timedelta(hours=first)).day - 1 + day)
+        mine = [(at, each) for at, each in enumerate(moments, first) if each.date() == wanted]
+        folder = Path(lake.data) / f"date={wanted}" / f"range={name}"
+        folder.mkdir(parents=True)
+        time = pa.array([each for _, each in mine], pa.timestamp("us", "UTC"))
+        table = pa.table({"position": [at for at, _ in mine], "time": time})
+        pq.write_table(table, folder / "part.parquet")
+    lake.add(first, first + hours)
+
+
+def test_only_files_that_can_have_rows_of_a_span_are_read(lake: Lake) -> None:
+    put_hours(lake, 1, 5)  # 13 to 17 o'clock
+    put_hours(lake, 6, 4)  # 18 to 21
+    put_hours(lake, 10, 6, days=2)  # 22 to 3 the next day
+
+    def files(since: str | None = None, until: str | None = None) -> list[str]:
+        found = [each.path.split("/") for each in lake.files(span(since, until))]
+        return [f"{day[-2:]}, {int(name[6:18])}" for _, day, name, _ in found]
+
+    everything = ["01, 1", "01, 6", "01, 10", "02, 10"]
+    assert files() == everything
+    assert files("6") == everything[1:]
+    assert files("6", "10") == ["01, 6"]
+    assert files("2026-01-01T18:00:00") == everything[1:]
+    assert files("2026-01-01T21:30:00Z", "2026-01-01T22:00:00Z") == []
+    assert files("2026-01-01T21:00:00Z", "2026-01-01T22:00:01Z") == everything[1:3]
+    assert files("2026-01-02T02:00:00+02:00") == ["02, 10"]
+    assert files(None, "2026-01-02") == everything[:3]
+    assert files("2020-01-01") == everything
+    assert files(None, "2020-01-01") == []
+
+
+def test_of_a_range_without_times_the_folders_tell_the_days(lake: Lake) -> None:
+    put(lake, 1, 10)
+    assert lake.add(1, 10).is_old
+    day = datetime(2026, 1, 1, tzinfo=UTC)
+    assert len(lake.files(Span(since=day + timedelta(hours=23)))) == 1
+    assert lake.files(Span(since=day + timedelta(days=1))) == []
+    assert lake.files(Span(until=day)) == []
+
+
+def test_files_that_are_new_replace_those_of_a_range(lake: Lake) -> None:
+    old = put(lake, 1, 10)
+    lake.add(1, 10)
+    new = put(lake, 1, 10, "anew.parquet")
+    assert [Path(each.path).name for each in lake.add(1, 10).files] == ["anew.parquet"]
+    assert lake.sweep() == 1
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_a_manifest_that_is_none_is_told(lake: Lake) -> None:

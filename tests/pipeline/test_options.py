@@ -67,11 +67,18 @@ def test_options_do_not_mind_case_and_are_of_reading_or_writing() -> None:
 
 
 def test_a_schema_is_of_a_view_and_its_columns() -> None:
-    assert (
-        reading(columns="position, body", body="text").ddl() == "`position` bigint, `body` string"
-    )
+    some = reading(columns="position, body", body="text").ddl()
+    assert some == "`position` bigint NOT NULL, `body` string"
     assert "`kind`" not in reading().ddl()
-    assert "`kind` string" in reading(view="Events").ddl()
+    assert "`kind` string NOT NULL" in reading(view="Events").ddl()
+    assert "`entity` string," in reading(view="events").ddl()  # some events are of none
+    for given in ({"view": "events", "queue": "q"}, {"view": "messages"}):
+        assert "`namespace` string NOT NULL, `entity` string NOT NULL" in reading(**given).ddl()
+    for declared, made in (
+        ("variant", "variant"),
+        ("a double, b boolean", "struct<a double, b boolean>"),
+    ):
+        assert reading(typedProperties=declared).ddl().endswith(f", `typed_properties` {made}")
     made = reading(columns="body", body="json", bodySchema="id bigint").ddl()
     assert made == "`body` struct<id bigint>"
 
@@ -80,10 +87,12 @@ def test_a_schema_is_of_a_view_and_its_columns() -> None:
     ("given", "told"),
     [
         ({"view": "all"}, "The option view is one of messages, events, not 'all'"),
+        ({"view": "lives"}, "Lives are made of the view events, with posthouse.pipeline.outcomes"),
         ({"body": "xml"}, "The option body is one of binary, text, json"),
         ({"body": "json"}, "body=json and bodySchema go together"),
         ({"bodySchema": "id bigint"}, "body=json and bodySchema go together"),
         ({"columns": "kind"}, "The view messages has no column 'kind'"),
+        ({"columns": "typed_properties"}, "is there with the option typedProperties"),
     ],
 )
 def test_a_schema_that_cannot_be_is_told(given: dict[str, str], told: str) -> None:

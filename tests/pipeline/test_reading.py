@@ -1,7 +1,9 @@
 """`spark.read.format("posthouse")`: what was sent, and what happened, as rows."""
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
+from posthouse.pipeline import register
+from posthouse.pipeline.session import PUSHDOWN
 from tests.pipeline.asking import Batches, events, last, read, write
 from tests.server.running import Running, development
 from tests.server.test_tls import certificate
@@ -26,6 +30,13 @@ def plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
+def pushed(frame: DataFrame) -> str:
+    """The conditions that `explain` shows as pushed down."""
+    with redirect_stdout(io.StringIO()) as shown:
+        frame.explain("formatted")
+    return shown.getvalue().partition("PushedFilters: ")[2].partition("\n")[0]
+
+
 def test_messages_are_rows_with_typed_columns(spark: SparkSession, broker: Running) -> None:
     said = {
         "id": "m1", "subject": "s", "correlation_id": "c", "content_type": "text/plain",
@@ -33,11 +44,20 @@ def test_messages_are_rows_with_typed_columns(spark: SparkSession, broker: Runni
         "priority": 7, "ttl_ms": 60_000, "due_ms": 4_102_444_800_000,
         "properties": {"word": "x", "number": 1, "half": 0.5, "yes": True, "none": None},
     }  # fmt: skip
+    declared = "number bigint, half double, yes boolean, word int, missing string"
     broker.queue("PUT", "typed", {"sessions": True})
     message = {"body_base64": "AP8=", **said}
     broker.queue("POST", "typed/messages", {"messages": [message]})
     [event] = events(broker, "namespace=default&entity=typed&kinds=sent")
-    [row] = read(spark, broker, entity="typed").collect()
+    frame = read(spark, broker, entity="typed", typedProperties=declared)
+    [row] = frame.collect()
+    assert row.typed_properties == (1, 0.5, True, None, None)
+    never = ["position", "time", "namespace", "entity", "sequence_number"]
+    assert [each.name for each in frame.schema if not each.nullable] == never
+    loose = read(spark, broker, entity="typed", typedProperties="variant")
+    values = "typed_properties:number::bigint + 1, typed_properties:yes, typed_properties:word"
+    [(number, yes, word)] = loose.selectExpr(*values.split(", ")).collect()
+    assert (number, yes.toPython(), word.toPython()) == (2, True, "x")
     assert row.position == event["position"]
     assert (row.namespace, row.entity, row.sequence_number) == ("default", "typed", 1)
     assert row.body == b"\x00\xff"
@@ -96,12 +116,21 @@ def test_entities_are_queues_and_topics_of_a_namespace(
     ]
     both = read(spark, broker, namespace="shop", **columns).collect()
     assert [row.entity for row in both] == ["news", "a/b"]
+    for names in ("news,a/b", "a/b, n*"):
+        assert read(spark, broker, namespace="shop", queues=names, **columns).collect() == both
+    of_all = read(spark, broker, namespace="shop", entities="n*", view="events").collect()
+    assert {row.entity for row in of_all} == {"news"}
+    inner = read(spark, broker, namespace="shop", entities="n*/$sub/*", view="events").collect()
+    assert {row.entity for row in inner} == {"news/$sub/mine"}
     some = read(spark, broker, namespace="shop", entity="news/mine", view="events")
     assert [row.kind for row in some.collect()] == ["subscription-created"]
     for options, told in (
         ({"entity": "nowhere"}, "There is no queue, topic or subscription 'nowhere'"),
         ({"namespace": "shop", "entity": "news/nobody"}, "subscription 'news/nobody'"),
         ({"colour": "red"}, "There is no option 'colour'"),
+        ({"queue": "a", "queues": "b"}, "The options queue and queues mean the same"),
+        ({"namespace": "shop", "queues": "news,nowhere"}, "subscription 'nowhere'"),
+        ({"namespace": "shop", "queues": "news,news/mine"}, "of a subscription are read alone"),
         ({"view": "messages", "kinds": "sent"}, "The option kinds is for the view events"),
         ({"columns": "body,colour"}, "The view messages has no column 'colour'"),
         ({"from": "yesterday"}, "The option from is a position, a moment like"),
@@ -156,19 +185,25 @@ def test_conditions_are_taken_to_the_broker(spark: SparkSession, broker: Running
     end = last(broker) + 1
     every = events(broker)[: end - 1]
     options = {"view": "events", "to": str(end), "partitions": "10"}
-    frame = read(spark, broker, pushdown="true", **options)
+    frame = read(spark, broker, **options)
+    unpushed = read(spark, broker, pushdown="false", **options)
     told = f"position > {end - 9} and position <= {end - 3} and position != {end - 5}"
     narrow = frame.where(told)
     assert positions(narrow) == [at for at in range(end - 8, end - 2) if at != end - 5]
     assert narrow.rdd.getNumPartitions() == 6
-    assert read(spark, broker, **options).where(told).rdd.getNumPartitions() == 10
+    assert f"GreaterThan(position,{end - 9})" in pushed(narrow)
+    assert unpushed.where(told).rdd.getNumPartitions() == 10
     assert frame.where(f"position = {end - 2}").rdd.getNumPartitions() == 1
     assert positions(frame.where("position < 1")) == []
     of_pushed = frame.where("namespace = 'default' and entity = 'pushed' and kind = 'sent'")
     assert " = pushed" not in plan(of_pushed)
     assert " = sent" not in plan(of_pushed)
-    assert " = sent" in plan(read(spark, broker, **options).where("kind = 'sent'"))
+    assert " = sent" in plan(unpushed.where("kind = 'sent'"))
     assert positions(of_pushed) == list(range(end - 20, end))
+    for condition in ("entity in ('pushed', 'parted')", "entity like 'pu%'"):
+        some = f"namespace = 'default' and {condition}"
+        assert "- Filter " not in plan(frame.where(some))
+        assert positions(frame.where(some)) == positions(unpushed.where(some))
     created = [each["position"] for each in every if each["kind"] == "queue-created"]
     sent = [each["position"] for each in every if each["kind"] == "sent"]
     kinds = frame.where("kind in ('sent', 'queue-created')")
@@ -187,13 +222,13 @@ def test_conditions_are_taken_to_the_broker(spark: SparkSession, broker: Running
 def test_a_condition_that_nothing_fulfils_gives_nothing(
     spark: SparkSession, broker: Running, told: str
 ) -> None:
-    frame = read(spark, broker, view="events", pushdown="true")
+    frame = read(spark, broker, view="events")
     assert frame.where(told).collect() == []
 
 
 def test_nulls_among_the_kinds_mean_nothing(spark: SparkSession, broker: Running) -> None:
     broker.send("kinds", "x")
-    frame = read(spark, broker, view="events", pushdown="true", to=str(last(broker) + 1))
+    frame = read(spark, broker, view="events", to=str(last(broker) + 1))
     found = positions(frame.where("kind in ('sent', null)"))
     assert found == [each["position"] for each in events(broker, "kinds=sent")]
 
@@ -236,19 +271,24 @@ def test_a_key_for_one_queue_is_enough_to_read_it(
     for entity in ("own", "own-topic", "own-topic/all"):
         found = read(spark, broker, entity=entity, body="text", **key, **{"from": yesterday})
         assert [row.body for row in found.orderBy("position").collect()] == ["a", "b"]
-    pushed = read(spark, broker, entity="own", view="events", pushdown="true", **key)
+    pushed = read(spark, broker, entity="own", view="events", **key)
     today = f"time > timestamp'{yesterday}'"
     assert pushed.where(f"kind = 'sent' and position > 1 and {today}").count() == 2
-    batches = Batches(spark, broker.url, tmp_path, entity="own", **key)
-    batches.run()
-    assert len(batches.positions) == 2
-    for more in ({"entity": "of-others"}, {"entity": "unheard-of"}, {"namespace": "default"}, {}):
+    batches = Batches(spark, broker.url, tmp_path, entities="own*", maxRowsPerBatch="3", **key)
+    assert [len(each) for _, each in batches.run()] == [3, 1]
+    for more in (
+        {"entity": "of-others"},
+        {"entities": "o*"},
+        {"entity": "unheard-of"},
+        {"namespace": "default"},
+        {},
+    ):
         with pytest.raises(PySparkException, match="does not let narrow in"):
             read(spark, broker, **more, **key).collect()
     with pytest.raises(PySparkException, match="takes a key with the right to manage"):
-        write(spark.sql("select 'x' as body"), broker, "own", **key)
+        write(spark.sql("select 'x' as body"), broker, "own", once="true", **key)
     with pytest.raises(PySparkException, match="does not let narrow in"):
-        write(spark.sql("select 'x' as body"), broker, "own", once="false", **key)
+        write(spark.sql("select 'x' as body"), broker, "own", **key)
 
 
 def test_the_same_range_is_the_same_rows_again(spark: SparkSession, broker: Running) -> None:
@@ -264,8 +304,16 @@ def test_the_same_range_is_the_same_rows_again(spark: SparkSession, broker: Runn
 def test_spark_finds_it_by_itself_where_it_is_installed(
     spark: SparkSession, broker: Running
 ) -> None:
-    """A session to which it was never made known."""
-    found = (
-        spark.newSession().read.format("posthouse").options(url=broker.url, view="events").load()
-    )
-    assert found.count() > 0
+    """A session to which it was never made known, with Spark's own settings."""
+    own = spark.newSession()
+    own.conf.set(PUSHDOWN, "false")
+    reader = own.read.format("posthouse").options(url=broker.url, view="events")
+    some = reader.schema("position bigint, kind string").load().where("position < 3")
+    assert "- Filter " in plan(some)
+    assert [row.position for row in some.collect()] == [1, 2]
+    own.conf.set(PUSHDOWN, "true")
+    assert "LessThan(position,3)" in pushed(some.where("true"))
+    assert "- Filter " not in plan(reader.load().where("position < 3"))
+    own.conf.set(PUSHDOWN, "false")
+    register(own)
+    assert own.conf.get(PUSHDOWN) == "true"

@@ -92,6 +92,24 @@ def test_every_fault_is_found_and_no_other(verdict: Verdict) -> None:
     assert verdict.is_well(tuple(FAULTS))
 
 
+def test_faults_are_listed_with_those_that_are_missing_first(verdict: Verdict) -> None:
+    listed = [row["fault"] for row in verdict.faults.toArrow().to_pylist()]
+    assert listed == sorted(listed, key=list(FAULTS).index)
+    assert listed[:3] == ["missing", "missing", "unclaimed"]
+
+
+def test_one_queue_is_compared_without_the_claims_about_others(
+    spark: "SparkSession", verdict: Verdict, shop: Running, database: str
+) -> None:
+    rows = events(spark, FeedClient(shop.url), columns=COLUMNS)
+    outbox = claims.read(spark, f"{database}::SELECT *, 'orders' AS queue FROM outbox")
+    inbox = claims.read(spark, f"{database}::SELECT event_id FROM inbox")
+    found = found_in(reconcile(rows, outbox.where("message_id <> 'n1'"), inbox, queues=["orders"]))
+    wanted = found_in(verdict)
+    del wanted["gone"], wanted["unclaimed"]  # which are in another queue
+    assert found == wanted
+
+
 def test_a_fault_has_the_life_of_its_message(verdict: Verdict) -> None:
     lives = {
         (row["fault"], row["message_id"]): row["life"]
@@ -113,12 +131,16 @@ def test_the_command_tells_by_its_exit_code_whether_all_is_well(
     assert main(["pipeline", "reconcile", *given, "--format", "json"]) == 1
     said = capsys.readouterr()
     assert "2 missing" in said.out
-    assert "missing, m10: no message of that id came" in said.out.splitlines()
+    examples = [line for line in said.out.splitlines() if ": " in line and ", m" in line]
+    assert examples[0] == "missing, m10: no message of that id came"
     assert said.out.splitlines()[-1] == "NOT all is well."
     assert read_as_told(said.err)["rows"] >= last(shop)
     assert foretold(said.err)
     lines = (tmp_path / "faults.json").read_text().splitlines()
     assert {json.loads(line)["fault"] for line in lines} >= {"missing", "dead"}
+    nowhere = ["--url", shop.url, "--out", str(tmp_path), "--queue", "ordrs"]
+    assert main(["pipeline", "reconcile", *nowhere]) == 3
+    assert "Nothing was sent to 'ordrs'" in capsys.readouterr().err
     assert main(["pipeline", "reconcile", *given, "--json", "--allow", *FAULTS]) == 0
     assert json.loads(capsys.readouterr().out)["is_well"]
     assert main(["pipeline", "reconcile", *given, "--allow", "nonsense"]) == 1
@@ -158,6 +180,20 @@ def test_columns_are_named_where_they_are_called_otherwise(
 def test_a_database_that_has_no_such_table_is_told(spark: "SparkSession", database: str) -> None:
     with pytest.raises(PosthouseError, match="no such table: unheard_of"):
         claims.read(spark, f"{database}::unheard_of")
+
+
+def test_a_mistyped_path_of_a_database_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shp.db"
+    given = ["--outbox", f"sqlite:///{path}::outbox", "--url", "http://127.0.0.1:1"]
+    assert main(["pipeline", "reconcile", *given]) == 3
+    assert capsys.readouterr().err == f"There is no database {path}; check the name.\n"
+    with pytest.raises(PosthouseError, match="There is no database"):
+        claims._staged(f"sqlite+pysqlite:///{path}?timeout=5", "outbox", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert claims.missing_file("postgresql:///shop::outbox") is None
+    assert claims.missing_file("outbox.parquet") is None
 
 
 def test_a_table_of_several_chunks_is_read_whole(

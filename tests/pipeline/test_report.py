@@ -1,5 +1,6 @@
 """Reports of what really went through a broker."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
+from posthouse import create_client
 from posthouse.cli import main
 from posthouse.pipeline.events import events
 from posthouse.pipeline.jobs import archive, report
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENTITIES = ["gone", "news", "news/all", "orders"]
-HOSTILE = "</script><script>alert(1)</script>"
+KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+HOSTILE = "</script><script>alert(x)</script>"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,7 @@ def make_traffic(broker: Running) -> None:
     locks = [first[2]["token"]]
     broker.queue("POST", "orders/dead-letter", {"locks": locks, "reason": HOSTILE})
     broker.queue("POST", "orders/abandon", {"locks": [first[3]["token"]]})
+    release_one(broker, "orders")
     again = broker.receive("orders", 1)
     assert again[0]["sequence"] == first[3]["sequence"]
     broker.complete("orders", *again)
@@ -56,6 +60,18 @@ def make_traffic(broker: Running) -> None:
     broker.send("gone", "x", "y")
     broker.queue("DELETE", "gone")
     broker.send("gone", "z")
+
+
+def release_one(broker: Running, queue: str) -> None:
+    """Receives a message, and gives it back untried."""
+
+    async def receive_and_release() -> None:
+        async with create_client(f"posthouse://{KEY}@127.0.0.1:{broker.port}") as client:
+            message = await client.receive_message(queue, 30.0)
+            assert message is not None
+            await client.release_message(message)
+
+    asyncio.run(receive_and_release())
 
 
 def rows(table: Any) -> dict[str, dict[str, Any]]:
@@ -71,13 +87,44 @@ def test_every_queue_is_counted(made: report.Report) -> None:
     found = rows(made.queues)
     assert set(found) == {"orders", "news", "news/all", "gone"}
     wanted = {
-        "sent": 10, "delivered": 7, "completed": 5, "abandoned": 1, "dead_lettered": 1,
-        "expired": 0, "retries": 1, "open": 4, "dead_now": 1,
+        "sent": 10, "arrived": 10, "delivered": 8, "completed": 5, "abandoned": 1,
+        "dead_lettered": 1, "expired": 0, "retries": 1, "open": 4, "dead_now": 1,
     }  # fmt: skip
     assert {name: found["orders"][name] for name in wanted} == wanted
     assert (found["news"]["sent"], found["news"]["completed"]) == (2, 0)
     subscription = found["news/all"]
-    assert (subscription["sent"], subscription["completed"], subscription["open"]) == (2, 1, 1)
+    counts = [subscription[name] for name in ("sent", "arrived", "completed", "open")]
+    assert counts == [0, 2, 1, 1]
+
+
+def test_what_is_published_once_is_sent_once_and_p50_is_of_all_messages(
+    spark: "SparkSession", shop: Running, made: report.Report
+) -> None:
+    [overall] = made.overall.toArrow().to_pylist()
+    assert (overall["sent"], overall["delivered"], overall["retries"]) == (15, 9, 1)
+    found = stays(events(spark, FeedClient(shop.url))).where("first_delivered is not null")
+    waited = sorted(
+        (row["first_delivered"] - row["came"]).total_seconds()
+        for row in found.toArrow().to_pylist()
+    )
+    assert len(waited) == 7
+    assert overall["waited_p50_s"] == pytest.approx(waited[3])
+    windows = made.overall_windows.toArrow().to_pylist()
+    assert sum(row["sent"] for row in windows) == 15
+    assert windows[0]["start"] <= windows[-1]["start"]
+
+
+def test_a_report_of_one_queue_has_nothing_of_others(spark: "SparkSession", shop: Running) -> None:
+    every = events(spark, FeedClient(shop.url), columns=report.COLUMNS)
+    of_one = report.report(every, queues=["orders"])
+    assert set(rows(of_one.queues)) == {"orders"}
+    orders = rows(of_one.queues)["orders"]
+    assert (orders["dead_now"], orders["open"], orders["sent"]) == (1, 4, 10)
+    [overall] = of_one.overall.toArrow().to_pylist()
+    assert overall == {name: orders[name] for name in overall}
+    subscription = rows(report.report(every, queues=["news/all", "gone"]).queues)
+    counts = {name: (row["arrived"], row["open"]) for name, row in subscription.items()}
+    assert counts == {"news/all": (2, 1), "gone": (3, 1)}
 
 
 def test_what_was_deleted_with_its_queue_is_not_there_any_more(made: report.Report) -> None:
@@ -99,8 +146,10 @@ def test_windows_hours_reasons_and_consumers_add_up(made: report.Report) -> None
         assert sum(row["completed"] for row in of) == 5
     [reason] = made.reasons.toArrow().to_pylist()
     assert (reason["entity"], reason["reason"], reason["messages"]) == ("orders", HOSTILE, 1)
-    consumers = made.consumers.toArrow().to_pylist()
-    assert sum(row["delivered"] for row in consumers if row["entity"] == "orders") == 7
+    consumers = rows(made.consumers)["orders"]
+    assert consumers["delivered"] == 8
+    assert 1 <= consumers["busiest"] <= 8
+    assert 1 <= consumers["receivers"] <= 8
 
 
 def test_windows_are_as_long_as_is_asked_for(spark: "SparkSession", shop: Running) -> None:
@@ -108,7 +157,7 @@ def test_windows_are_as_long_as_is_asked_for(spark: "SparkSession", shop: Runnin
     starts = [row["start"] for row in short.windows.toArrow().to_pylist()]
     assert short.window_seconds == 1
     assert all(start.microsecond == 0 for start in starts)
-    assert sum(row["sent"] for row in short.windows.toArrow().to_pylist()) == 17
+    assert sum(row["arrived"] for row in short.windows.toArrow().to_pylist()) == 17
 
 
 def test_a_report_of_nothing_is_empty(spark: "SparkSession", shop: Running) -> None:
@@ -154,9 +203,13 @@ def test_the_command_writes_a_page_and_tables(
     assert foretold(shown.err)
     assert said["page"] == str(out / "report.html")
     assert {row["entity"]: row["sent"] for row in said["queues"]}["orders"] == 10
+    assert said["overall"][0]["sent"] == 15
     lines = (out / "queues.json").read_text().splitlines()
     assert sorted(json.loads(line)["entity"] for line in lines) == ENTITIES
-    assert shown_in(out / "report.html")["queues"]
+    shown_page = shown_in(out / "report.html")
+    assert (shown_page["overall"][0]["sent"], len(shown_page["queues"])) == (15, 4)
+    assert main(["pipeline", "report", *given, "--queue", "ordrs"]) == 3
+    assert f"Nothing happened in 'ordrs' in {shop.url}" in capsys.readouterr().err
     screen = on_a_terminal("report", "--url", shop.url, "--out", str(out))
     assert re.search(r"\[KCounting: \d+ s, [\d,]+ rows, [\d,]+ a second.*, \d+ s left\r", screen)
 

@@ -69,8 +69,8 @@ steps:
   big: SELECT message_id, to_json(struct(id)) AS body FROM sums WHERE amount > 5
   small: SELECT message_id, to_json(struct(id)) AS body FROM sums WHERE amount <= 5
 sinks:
-  - {{from: big, queue: big}}
-  - {{from: small, queue: small}}
+  - {{from: big, queue: big, once: true}}
+  - {{from: small, queue: small, once: true}}
   - {{from: sums, files: {folder}/out, format: json}}
 """
 
@@ -253,7 +253,7 @@ sources:
 steps:
   made: SELECT concat(body, '!') AS body, concat('m-', position) AS message_id FROM given
 sinks:
-  - {{from: made, queue: made, atomic: {atomic}}}
+  - {{from: made, queue: made, once: true, atomic: {atomic}}}
 """
 
 

@@ -1,11 +1,14 @@
 """`spark.readStream.format("posthouse")`: what comes, each position once, whatever happens."""
 
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.pipeline.asking import Batches, bodies, events, last
 from tests.server.running import Running, development
@@ -30,6 +33,14 @@ def fill(broker: Running) -> None:
     bodies(broker, "filler")
 
 
+def end_offset(query: StreamingQuery) -> Any:
+    """As the progress of a query shows it."""
+    progress = query.lastProgress
+    assert progress is not None
+    [source] = progress["sources"]
+    return json.loads(source["endOffset"])
+
+
 def readers(broker: Running) -> dict[str, int]:
     told = broker.call("GET", "/api/v1/readers").json["readers"]
     return {each["name"]: each["position"] for each in told}
@@ -52,6 +63,29 @@ def test_batches_are_of_a_size_and_a_replayed_one_is_the_same(
     batches.meanwhile = None
     assert batches.forget() == 2
     assert batches.run() == [three[2], (3, [end, end + 1, end + 2])]
+
+
+def test_a_batch_counts_rows_of_what_is_read_and_there_is_none_without_rows(
+    spark: SparkSession, broker: Running, tmp_path: Path
+) -> None:
+    first = last(broker) + 1
+    for number in range(6):
+        broker.send("noise", *["x"] * 50)
+        broker.send("wanted-a" if number % 2 else "wanted-b", *["x"] * 5)
+    options = {"queues": "wanted-a,wanted-*", "maxRowsPerBatch": "10", "from": str(first)}
+    batches = Batches(spark, broker.url, tmp_path, **options)
+    query = batches.start(availableNow=True)
+    query.awaitTermination()
+    sent = events(broker, f"namespace=default&entities=wanted-*&kinds=sent&after={first - 1}")
+    assert [len(positions) for _, positions in batches.seen] == [10, 10, 10]
+    assert batches.positions == [each["position"] for each in sent]
+    assert end_offset(query) == {
+        "reads": "messages of wanted-a, wanted-*", "position": batches.positions[-1] + 1, "lost": 0
+    }  # fmt: skip
+    broker.send("noise", *["x"] * 50)
+    assert batches.run() == []
+    broker.send("wanted-new", "x")
+    assert batches.run() == [(3, [last(broker)])]
 
 
 def test_messages_of_a_queue_are_streamed_into_another_once(
@@ -142,6 +176,13 @@ def test_a_stream_is_told_when_retention_has_overtaken_it(
             each.options.pop("to", None)
             with pytest.raises(StreamingQueryException, match="retention has overtaken"):
                 each.run()
+        begins = int(broker.call("GET", "/feed/status").json["first"])
+        for each, lost in ((held, begins - 3), (late, begins - 1)):
+            each.options["failOnDataLoss"] = "false"
+            query = each.start(availableNow=True)
+            query.awaitTermination()
+            assert begins in each.positions
+            assert end_offset(query)["lost"] == lost
         # Where it once began does not matter to one who has gone on from there.
         ahead = Batches(spark, broker.url, tmp_path / "ahead", **{**options, "from": "earliest"})
         ahead.run()

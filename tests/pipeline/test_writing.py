@@ -1,4 +1,4 @@
-"""`df.write.format("posthouse")`: rows as messages, each of them once."""
+"""`df.write.format("posthouse")`: rows as messages, at least once, or each of them once."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_columns_are_what_messages_have(spark: SparkSession, broker: Running) ->
         select cast('plain' as binary), null, null, null, null, null, null, null, null, null, null,
             null, null, null
     """)
-    write(frame, broker, "whole")
+    write(frame, broker, "whole", once="true")
     found = {each["body"]: each for each in events(broker, "namespace=default&entity=whole")[1:]}
     whole = found["é"]
     due = datetime(2100, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() * 1000
@@ -69,8 +69,10 @@ def test_where_it_cannot_be_written_is_told(spark: SparkSession, broker: Running
     frame = spark.sql("select 'x' as body")
     for entity, options, told in (
         ("nowhere", {}, "There is no queue or topic 'nowhere' to write to"),
-        ("forgetful", {}, "'forgetful' looks for no duplicates"),
-        ("forgetful", {"once": "perhaps"}, "The option once is one of true, false"),
+        ("nowhere", {"once": "true"}, "queue create nowhere --set duplicate_detection=true"),
+        ("forgetful", {"once": "true"}, "'forgetful' has to detect duplicates, and it does not"),
+        ("forgetful", {"atomic": "true", "batch": "a"}, "'forgetful' has to detect duplicates"),
+        ("forgetful", {"once": "perhaps"}, "The option once is one of false, true"),
         ("forgetful", {"view": "events"}, "There is no option 'view'"),
         ("forgetful", {"queue": "nowhere"}, "entity and queue mean the same"),
     ):
@@ -83,22 +85,23 @@ def test_where_it_cannot_be_written_is_told(spark: SparkSession, broker: Running
     assert bodies(broker, "forgetful") == []
 
 
-def test_what_is_written_twice_is_there_once_unless_that_is_not_wanted(
+def test_every_row_is_written_by_default_and_once_what_was_written_twice_is_there_once(
     spark: SparkSession, broker: Running
 ) -> None:
     broker.queue("PUT", "once", ONCE)
     broker.queue("PUT", "often", {})
-    # More than go in one request, and from several tasks.
-    frame = spark.range(0, 2_500, 1, 2).selectExpr("cast(id as string) as body", "'s' as subject")
-    for _ in range(2):
-        write(frame, broker, "once")
-        write(frame, broker, "often", once="false")
+    # More than go in one request, from several tasks, and each row has an equal one.
+    frame = spark.range(0, 5_000, 1, 2).selectExpr("cast(id % 2500 as string) body", "'s' subject")
+    write(frame, broker, "often")
+    write(frame, broker, "once")
     every = sorted(map(str, range(2_500)))
+    assert sorted(bodies(broker, "often")) == sorted(bodies(broker, "once")) == sorted(every * 2)
+    for _ in range(2):
+        write(frame, broker, "once", once="true")
     assert sorted(bodies(broker, "once")) == every
-    assert sorted(bodies(broker, "often")) == sorted(every * 2)
     named = spark.sql("select 'first' as body, 'same' as message_id")
-    write(named, broker, "once")
-    write(named.selectExpr("'second' as body", "message_id"), broker, "once")
+    write(named, broker, "once", once="true")
+    write(named.selectExpr("'second' as body", "message_id"), broker, "once", once="true")
     assert bodies(broker, "once") == ["first"]
 
 

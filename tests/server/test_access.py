@@ -95,6 +95,7 @@ ROUTES = [
     Route("POST", f"{NS}/replay", "listen send", {"first": 1, "last": 1, "into": "orders"}),
     Route("GET", f"{NS}/clock", "manage"),
     Route("POST", f"{NS}/clock", "manage", {}),
+    Route("GET", f"{NS}/quiet", "manage"),
     Route("GET", "/api/v1/principals", "all manage"),
     Route("POST", "/api/v1/principals", "all manage",
           {"name": "x", "grants": [{"rights": ["send"]}]}),

@@ -218,6 +218,7 @@ def test_a_stalled_leader_goes_on_by_itself(
             await until_async(lambda: leader.store.is_stalled, "it is stalled")
             bus.cut.clear()
             await waiting
+            await until_async(lambda: leader.engine._gate is None, "it goes on")
             await leader.send("goes on")
             await all_alike(nodes)
 

@@ -425,6 +425,20 @@ def test_pyqueue_s_permissions_become_principals(tmp_path: Path) -> None:
             load({"config": str(file)}, {})
 
 
+def test_a_file_in_pyqueue_s_own_words_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    file = tmp_path / "pyqueue.yaml"
+    for text, told in (
+        ("visibility_timeout: 30", "visibility_timeout is PyQueue's .* write pyqueue_lock"),
+        ("broker:\n  port: 5555\n", "broker is a section of PyQueue's .*VISIBILITY_TIMEOUT"),
+        ("queues: {default: {max_depth: 5}}", "queues is a section"),
+    ):
+        file.write_text(text)
+        with pytest.raises(BadConfig, match=told):
+            load({"config": str(file)}, {})
+    file.write_text(f"jwt_secret: {'s' * 40}")  # the same name in both
+    assert load({"config": str(file)}, {}).dialects["pyqueue"].jwt_secret == "s" * 40
+
+
 def test_pyqueue_s_permissions_are_shown_as_principals(tmp_path: Path) -> None:
     file = tmp_path / "pyqueue.yaml"
     file.write_text("security:\n  permissions: {alice: ['*']}\n")

@@ -98,7 +98,7 @@ def test_a_part_has_a_status_of_its_own(broker: Running) -> None:
     told = broker.call("GET", "/feed/status?namespace=default&entity=unheard-of")
     assert (told.status, told.json["type"]) == (404, "urn:posthouse:problem:not-found")
     assert broker.call("GET", "/feed/status?namespace=nowhere&entity=orders").status == 404
-    assert broker.call("GET", "/feed/status?entities=orders").status == 400
+    assert broker.call("GET", "/feed/status?colour=red").status == 400
 
 
 def test_a_position_is_found_by_its_time(broker: Running) -> None:
@@ -269,6 +269,42 @@ def test_what_is_asked_for_is_given(broker: Running, arrow: bool) -> None:
     assert get("?namespace=nowhere") == []
     assert set(get("?columns=position,kind&limit=1")[0]) == {"position", "kind"}
     assert get("?after=999999") == []
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_entities_are_several_names_and_patterns(broker: Running, arrow: bool) -> None:
+    def entities(query: str) -> set[str]:
+        asked = f"?namespace=default&limit=100000&{query}"
+        found = table(broker, asked).to_pylist() if arrow else rows(broker, asked)
+        return {each["entity"] for each in found}
+
+    assert entities("entities=orders,bytes") == {"orders", "bytes"}
+    assert entities("entities=o*,by*s") == {"orders", "bytes"}  # not the dead letters of orders
+    assert entities("entities=o*/$*") == {"orders/$dead"}
+    assert entities("entities=nowhere*") == set()
+    assert entities("entities=*&target=orders/$dead&columns=entity") == {"orders"}
+
+
+def test_rows_are_counted_up_to_a_number_and_a_position(broker: Running) -> None:
+    def count(query: str) -> tuple[int, int]:
+        said = broker.call("GET", f"/feed/count?limit=100000&{query}").json
+        return said["rows"], said["next"]
+
+    last = broker.call("GET", "/feed/status").json["last"]
+    assert count("") == (last, last)
+    assert count("after=5&rows=3") == (3, 8)
+    for query in ("kinds=sent&namespace=default&entity=many", "kinds=completed,abandoned,released",
+                  "entities=o*&namespace=default", "kinds=dead-lettered&target=orders/$dead",
+                  "kinds=started,principal-set,queue-created"):  # fmt: skip
+        found = [each["position"] for each in rows(broker, f"?limit=100000&{query}")]
+        assert count(query) == (len(found), last), query
+        for number in {1, (len(found) + 1) // 2, len(found)}:
+            assert count(f"{query}&rows={number}") == (number, found[number - 1])
+            after = found[number - 1]
+            assert count(f"{query}&after={after}") == (len(found) - number, last)
+    assert count(f"after={last}") == (0, last)
+    for query in ("rows=0", "columns=body", "kinds=odd"):
+        assert broker.call("GET", f"/feed/count?{query}").status == 400, query
 
 
 def test_the_next_position_is_told_whatever_the_rows(broker: Running) -> None:

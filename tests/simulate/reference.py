@@ -15,7 +15,7 @@ from posthouse.core import commands as c
 from posthouse.core import errors
 from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope, encode_envelope
 from posthouse.core.model import QueueProperties
-from posthouse.core.rules import DEFAULT_RULE, PatternFilter, Rule, TrueFilter
+from posthouse.core.rules import DEFAULT_RULE, Rule
 from tests.simulate.meanings import ACTIONS, Unclear, fits
 from tests.simulate.moments import following
 
@@ -46,6 +46,7 @@ class Msg:
     properties: Properties = field(default_factory=dict)
     subject: str = ""
     group: str | None = None
+    hops: int = 0  # how often it was forwarded
 
     @property
     def size(self) -> int:
@@ -772,7 +773,7 @@ class Reference:
 
     def _publish(self, topic: Q, message: Msg, *, refuse: bool) -> list[tuple[Q, Msg]]:
         copies = []
-        for queue in sorted(self._subscriptions(topic), key=_turn):
+        for queue in self._subscriptions(topic):
             if not queue.sends:
                 continue
             wanted, failed = self._evaluate(queue, message)
@@ -813,7 +814,12 @@ class Reference:
         name = queue.props.forward_to
         target = self.queues.get(name) if name is not None else None
         most = target.props.max_message_bytes if target is not None else None
-        if target is None:
+        owner = self.queues.get(queue.name.removesuffix(DEAD))
+        if owner is None or not owner.temporary:
+            message = replace(message, hops=message.hops + 1)
+        if message.hops > HOPS_MAX or target is queue:
+            why = "MaxTransferHopCountExceeded"
+        elif target is None:
             why = "TargetNotFound"
         elif not target.sends:
             why = "TargetDisabled"
@@ -829,6 +835,9 @@ class Reference:
         if queue.is_part:
             return None  # dead letters stay where they can be read
         return [self._add(self.queues[queue.name + TRANSFER], message, why)]
+
+    def _leads_on(self, queue: Q) -> bool:
+        return queue.is_part or queue.hands_on or self.queues[queue.name + DEAD].hands_on
 
     def _put_dead(self, queue: Q, message: Msg, reason: str) -> tuple[Q, Msg]:
         return self._add(self.queues[queue.name + DEAD], message, reason)
@@ -855,6 +864,7 @@ class Reference:
         new = replace(
             message, sequence=queue.next, state="active", enqueued=self.now, count=0, token=0,
             bound=0, deferred=False, reason=reason or message.reason,
+            hops=message.hops if self._leads_on(queue) else 0,
             expires=None if queue.is_part else min(lives, default=None),
         )  # fmt: skip
         queue.next, queue.used = queue.next + 1, self.now
@@ -886,7 +896,7 @@ class Reference:
     def _createqueue(self, command: c.CreateQueue) -> None:
         if command.queue.casefold() in [name.casefold() for name in self.queues]:
             raise errors.AlreadyExists("queue", command.queue)
-        self._check_forwarding(command.queue, command.properties)
+        self._check_forwarding(command.properties)
         self._create(command.queue, command.properties)
 
     def _create(self, name: str, props: QueueProperties) -> Q:
@@ -909,49 +919,16 @@ class Reference:
     def _transfer(self, props: QueueProperties) -> QueueProperties:
         return QueueProperties(lock_ms=props.lock_ms, counting=props.counting)
 
-    def _check_forwarding(self, name: str, props: QueueProperties) -> None:
-        """A subscription's messages come from its topic, so it counts as part of that."""
-        base = name.partition(SUBSCRIPTION)[0]
-        arrows = {
-            (queue.name.partition(SUBSCRIPTION)[0], target)
-            for queue in self.queues.values()
-            if not queue.is_part and not queue.temporary and queue.name != name
-            for target in (queue.props.forward_to, queue.props.forward_dead_to)
-            if target is not None
-        }
-        mine = [t for t in (props.forward_to, props.forward_dead_to) if t is not None]
-        for target in mine:
-            if target not in self.queues:
+    def _check_forwarding(self, props: QueueProperties) -> None:
+        for target in (props.forward_to, props.forward_dead_to):
+            if target is not None and target not in self.queues:
                 raise errors.NotFound("queue", target)
-            before = arrows | {
-                (queue.name.partition(SUBSCRIPTION)[0], each)
-                for queue in self.queues.values()
-                if queue.name == name
-                for each in (queue.props.forward_to, queue.props.forward_dead_to)
-                if each is not None
-            }
-            if base in self._reachable(target, before):
-                raise errors.NotAllowed(name, "")
-        ways = [1 + self._longest(target, arrows, 1) for target in mine]
-        if self._longest(base, arrows, 0) + max(ways, default=0) > HOPS_MAX:
-            raise errors.NotAllowed(name, "")
-
-    def _reachable(self, name: str, arrows: set[tuple[str, str]]) -> set[str]:
-        found = {name}
-        for _ in arrows:
-            found |= {to for start, to in arrows if start in found}
-        return found
-
-    def _longest(self, name: str, arrows: set[tuple[str, str]], side: int) -> int:
-        """How many arrows in a row lead away from a name (1), or to it (0)."""
-        ways = [arrow[side] for arrow in arrows if arrow[1 - side] == name]
-        return max((1 + self._longest(way, arrows, side) for way in ways), default=0)
 
     def _createsubscription(self, command: c.CreateSubscription) -> None:
         self._topic(command.queue.partition(SUBSCRIPTION)[0])
         if command.queue.casefold() in [name.casefold() for name in self.queues]:
             raise errors.AlreadyExists("subscription", command.queue)
-        self._check_forwarding(command.queue, command.properties)
+        self._check_forwarding(command.properties)
         queue = self._create(command.queue, command.properties)
         queue.rules = {rule.name: rule for rule in command.rules}
 
@@ -1003,7 +980,7 @@ class Reference:
         if queue.temporary:  # where its dead letters go is nothing that can be asked for
             raise errors.InvalidArgument("forward_dead_to", "")
         if (new.forward_to, new.forward_dead_to) != (old.forward_to, old.forward_dead_to):
-            self._check_forwarding(queue.name, new)
+            self._check_forwarding(new)
         self._update(queue, new)
 
     def _update(self, queue: Q, props: QueueProperties) -> None:
@@ -1083,6 +1060,7 @@ class Reference:
             message.expires = None if ttl is None else self.now + ttl
             message.expiry_stamp = self._tick_stamp()
             message.sequence, message.count, message.enqueued = target.next, 0, self.now
+            message.hops = 0
             if not command.keep_reason:
                 message.reason = None
             target.next += 1
@@ -1638,13 +1616,3 @@ class Reference:
 def _as_messages(command: c.Send) -> list[Msg]:
     """As far as their sizes go."""
     return [Msg(0, new, "", 0, None, None) for new in command.messages]
-
-
-def _turn(subscription: Q) -> int:
-    """Among those of a topic: who wants everything, who looks at the subject, the others."""
-    rules = list(subscription.rules.values())
-    if len(rules) != 1 or rules[0].action:
-        return 3
-    if isinstance(rules[0].filter, TrueFilter):
-        return 0
-    return 1 if isinstance(rules[0].filter, PatternFilter) else 2

@@ -8,7 +8,7 @@ spark = SparkSession.active()
 URL = spark.conf.get("posthouse.url", "http://127.0.0.1:5300")
 SCHEMA = "id bigint, region string, amount double"
 
-dp.create_sink("large", "posthouse", {"url": URL or "", "queue": "large-orders"})
+dp.create_sink("large", "posthouse", {"url": URL or "", "queue": "large-orders", "once": "true"})
 
 
 @dp.table

@@ -1,11 +1,11 @@
 """The broker's clock: milliseconds since 1970 that never go back."""
 
+import asyncio
 import time
 from typing import Protocol
 
 STEP_MS = 5_000  # a forward jump larger than this is a step, and locks are extended by it
 _COMPARE_NS = 1_000_000_000
-IDLE_SECONDS = 0.01  # how long nothing must happen before time is moved on by itself
 
 
 class Clock(Protocol):
@@ -22,16 +22,25 @@ class Clock(Protocol):
         """The seconds to wait in real time; None where time does not pass by itself."""
 
 
+class Machine(Protocol):
+    """The two clocks of a machine, as the module `time` reads them."""
+
+    def time_ns(self) -> int: ...
+
+    def monotonic_ns(self) -> int: ...
+
+
 class SystemClock:
     """The machine's clock. Where that goes back, time passes at half its speed until they agree."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = time) -> None:
+        self._machine = machine
         self._step_ns = 0
-        self._last_ns = self._wall_ns = time.time_ns()
-        self._steady_ns = time.monotonic_ns()  # when it was `_wall_ns`
+        self._last_ns = self._wall_ns = machine.time_ns()
+        self._steady_ns = machine.monotonic_ns()  # when it was `_wall_ns`
 
     def now_ms(self) -> int:
-        wall_ns = time.time_ns()
+        wall_ns = self._machine.time_ns()
         if wall_ns < self._last_ns or wall_ns - self._wall_ns > _COMPARE_NS:
             wall_ns = self._compare(wall_ns)
         self._last_ns = wall_ns
@@ -39,7 +48,7 @@ class SystemClock:
 
     def _compare(self, wall_ns: int) -> int:
         """Compares the machine's clock with a steady one, once a second and when it looks odd."""
-        steady_ns = time.monotonic_ns()
+        steady_ns = self._machine.monotonic_ns()
         passed_ns = steady_ns - self._steady_ns
         expected_ns = self._wall_ns + passed_ns
         if wall_ns < expected_ns:
@@ -50,7 +59,7 @@ class SystemClock:
         return wall_ns
 
     def machine_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self._machine.time_ns() // 1_000_000
 
     def take_step_ms(self) -> int:
         if not self._step_ns:
@@ -70,7 +79,7 @@ class VirtualClock:
         self._now_ms = now_ms
         self._base_ms = 0 if base is None else base.now_ms()  # the base's time then
         self._frozen = base is None
-        self.auto = False  # moves on by itself to what is due next, when everything is idle
+        self.moving = asyncio.Lock()  # of who moves it step by step
 
     @property
     def runs(self) -> bool:
@@ -91,10 +100,7 @@ class VirtualClock:
         now_ms = self.now_ms()
         if moment_ms <= now_ms:
             return 0
-        seconds = None if self._frozen else (moment_ms - now_ms) / 1000
-        if self.auto:
-            return IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)
-        return seconds
+        return None if self._frozen else (moment_ms - now_ms) / 1000
 
     def move_to(self, moment_ms: int) -> None:
         """Moves the clock forward; it goes on from there as it did."""

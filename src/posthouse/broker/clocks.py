@@ -1,9 +1,23 @@
 """The broker's time, and the clocks of namespaces that have their own."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
+from posthouse.broker.idleness import Activity
 from posthouse.core.model import State
+
+# Whether a clock moves by itself when nobody has work; "locks": it lets locks run out, too.
+Auto = bool | Literal["locks"]
+
+
+class NamespaceClock(VirtualClock):
+    """The clock of one namespace, and what its clients do by it."""
+
+    def __init__(self, now_ms: int, base: Clock) -> None:
+        super().__init__(now_ms, base)
+        self.auto: Auto = False
+        self.activity = Activity()
 
 
 class Clocks:
@@ -20,7 +34,7 @@ class Clocks:
         stepped: Callable[[int, int], None],
     ) -> None:
         self.broker = clock
-        self.own: dict[str, VirtualClock] = {}  # of namespaces that have one
+        self.own: dict[str, NamespaceClock] = {}  # of namespaces that have one
         self._least_ms = least_ms
         self._stepped = stepped
         self._seen_ms = clock.now_ms()
@@ -31,7 +45,7 @@ class Clocks:
         """Gives a namespace its own clock, where the journal says that it was ever moved."""
         if state.clock_ms:  # it does not go back behind where it was since
             passed_ms = max(0, self.time_ms() - state.broker_ms) if state.broker_ms else 0
-            self.own[state.name] = VirtualClock(state.clock_ms + passed_ms, self.broker)
+            self.own[state.name] = NamespaceClock(state.clock_ms + passed_ms, self.broker)
 
     def follow(self, time_ms: int) -> None:
         """Notes the time at which the leader has written a frame."""
@@ -73,11 +87,11 @@ class Clocks:
         self._least_ms = self._seen_ms = self.broker.machine_ms()
         return self._least_ms
 
-    def of(self, namespace: str) -> VirtualClock:
+    def of(self, namespace: str) -> NamespaceClock:
         """A clock of the namespace's own; until it is moved it goes as the broker's does."""
         clock = self.own.get(namespace)
         if clock is None:
-            clock = self.own[namespace] = VirtualClock(self.time_ms(), self.broker)
+            clock = self.own[namespace] = NamespaceClock(self.time_ms(), self.broker)
         return clock
 
     def jumps_with_the_broker(self, namespace: str) -> bool:

@@ -3,14 +3,24 @@
 It is done in slices beside traffic, and namespaces take turns.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from posthouse.broker.admission import Admission
-from posthouse.broker.clocks import Clocks
+from posthouse.broker.clocks import Clocks, NamespaceClock
+from posthouse.broker.idleness import QUIET_SECONDS, next_skip_ms
 from posthouse.core import next_deadline_ms
-from posthouse.core.commands import DURATION_MS_MAX, LAST_MS, Command, SetClock, SetFanout, Tick
+from posthouse.core.commands import (
+    DURATION_MS_MAX,
+    LAST_MS,
+    Command,
+    RenewSession,
+    SetClock,
+    SetFanout,
+    Tick,
+)
 from posthouse.core.model import State
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.plan import Outcome
@@ -42,7 +52,8 @@ class DueWork:
         self._admission = admission
         self._do = do
         self._last = ""  # the namespace that used up the last slice
-        self.fired: Counter[tuple[str, str]] | None = None  # due events, while they are counted
+        # Due events of a namespace, or of all (None), while they are counted.
+        self.fired: dict[str | None, Counter[tuple[str, str]]] = {}
 
     def do_some(self) -> bool:
         """A slice of it, which does not take long. Returns whether there was something."""
@@ -54,8 +65,8 @@ class DueWork:
             due_ms = next_deadline_ms(state)
             if due_ms is not None and due_ms <= self._clocks.now_ms(state.name):
                 outcome = self._do(state, Tick())
-                if self.fired is not None:
-                    _count(self.fired, outcome)
+                for name in self.fired.keys() & {state.name, None}:
+                    _count(self.fired[name], outcome)
                 did = True
                 if time.perf_counter() - begun > _SLICE_SECONDS:
                     self._last = state.name
@@ -72,15 +83,34 @@ class DueWork:
         return [states[name] for name in names[at:] + names[:at]]
 
     def move_clocks_on(self) -> None:
-        """Moves the automatic clocks to what is due next, as nothing has happened meanwhile."""
+        """Moves the `auto` clocks to what is due next, where nobody has work."""
         for name, clock in self._clocks.own.items():
             state = self._world.states.get(name)
-            due_ms = None if state is None or not clock.auto else next_deadline_ms(state)
-            if state is None or due_ms is None or due_ms > MOVED_MS_MAX:
+            moment_ms = None if state is None else self.skip_ms(state, clock)
+            if state is None or moment_ms is None or _seconds_until_quiet(clock) > 0:
                 continue
-            if due_ms > clock.now_ms():
-                clock.move_to(due_ms)
-                self._do(state, SetClock(clock.now_ms(), self._clocks.time_ms()))
+            if clock.auto != "locks":
+                self.hold_sessions(state, clock.now_ms(), moment_ms)
+            clock.move_to(moment_ms)
+            self._do(state, SetClock(clock.now_ms(), self._clocks.time_ms()))
+
+    def skip_ms(self, state: State, clock: NamespaceClock) -> int | None:
+        """The moment that an `auto` clock moves to when no command comes any more."""
+        if not clock.auto:
+            return None
+        locks = clock.auto == "locks"
+        moment_ms = next_skip_ms(state, clock.activity, clock.now_ms(), locks=locks)
+        return None if moment_ms is None or moment_ms > MOVED_MS_MAX else moment_ms
+
+    def hold_sessions(self, state: State, now_ms: int, moment_ms: int) -> None:
+        """Renews sessions whose holders wait for the next message, so that a skip ends none.
+
+        Where messages of a session are locked their receiver is gone, else nothing is skipped.
+        """
+        for token, (queue, group) in list(state.sessions.items()):
+            lasting_ms = group.until_ms - now_ms + moment_ms - now_ms
+            if not group.locks and 0 < lasting_ms <= DURATION_MS_MAX:
+                self._do(state, RenewSession(queue.name, token, lasting_ms))
 
     def seconds_until_next(self) -> float | None:
         """The seconds in real time until something is due; None where nothing will be by itself."""
@@ -90,7 +120,14 @@ class DueWork:
             seconds = None if due_ms is None else self._clocks.seconds_until(state.name, due_ms)
             if seconds is not None:
                 waits.append(seconds)
+        for name, clock in self._clocks.own.items():
+            if name in self._world.states and self.skip_ms(self._world.states[name], clock):
+                waits.append(max(0.0, _seconds_until_quiet(clock)))
         return min(waits, default=None)
+
+
+def _seconds_until_quiet(clock: NamespaceClock) -> float:
+    return clock.activity.last + QUIET_SECONDS - asyncio.get_running_loop().time()
 
 
 def _count(fired: Counter[tuple[str, str]], outcome: Outcome) -> None:

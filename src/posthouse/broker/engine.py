@@ -43,15 +43,16 @@ from posthouse.broker.batch import (
     ignore,
     tell,
 )
-from posthouse.broker.clock import STEP_MS, Clock, VirtualClock
-from posthouse.broker.clocks import Clocks
+from posthouse.broker.clock import STEP_MS, Clock
+from posthouse.broker.clocks import Clocks, NamespaceClock
 from posthouse.broker.creating import creating
 from posthouse.broker.due import DueWork
 from posthouse.broker.figures import Figures
+from posthouse.broker.idleness import Unfinished
 from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
-from posthouse.broker.moving import ClockMover, Fired
-from posthouse.broker.receivers import Deliver, Receivers, Wait, may_leave, nothing_for
+from posthouse.broker.moving import ClockMover, Moved, Pace
+from posthouse.broker.receivers import CanWait, Deliver, Receivers, Wait, may_leave, nothing_for
 from posthouse.broker.replay import Progress, Replay, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
@@ -61,6 +62,7 @@ from posthouse.broker.weight import is_too_much, weight, weight_of_sent
 from posthouse.core import decide, evolve
 from posthouse.core import namespaces as spaces
 from posthouse.core.commands import (
+    LAST_MS,
     AcceptSession,
     Answer,
     Attach,
@@ -99,6 +101,7 @@ from posthouse.core.records import (
     QueueDeleted,
     Routed,
     Sent,
+    Touched,
     is_kept,
     span,
 )
@@ -119,6 +122,7 @@ _STALLED = "most servers of the replicated log do not answer; it goes on by itse
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_track`
+_CAN_WAIT: frozenset[type] = frozenset(CanWait.__args__)
 
 
 class Now(NamedTuple):
@@ -172,13 +176,14 @@ class Engine:
         self.figures = Figures()
         self._journal = Journal(store, last, self.figures, compression)
         self._clocks = Clocks(clock, last.time_ms, world.states.values(), self._step_clocks)
+        self._own_clocks = self._clocks.own
         self._rights = Rights(access, world)
         self.throttle = throttle or Throttle()
         self.shares = Shares(limits.principal_share, world.accounts)
         self._memory = Memory(store, world, limits)
         self._admission = Admission(store, self._memory, world, self.figures)
         self._due = DueWork(world, self._clocks, self._admission, self._do)
-        self._clock_mover = ClockMover(self._clocks, self._due, world, self.ask)
+        self._clock_mover = ClockMover(self._clocks, self._due, world, self.ask, self.flush)
         self._backlog = Backlog(limits, self.shares)  # did not fit into the batch any more
         self._batch = Batch()  # gathers
         self._writing = Batch()  # is being synced
@@ -299,7 +304,7 @@ class Engine:
         elif isinstance(record, AccountSet | AccountRevoked):
             self._note_account(record.name)
         elif isinstance(record, NamespaceDeleted):
-            self._clocks.own.pop(record.name, None)
+            self._own_clocks.pop(record.name, None)
         elif isinstance(record, ClockSet):
             self._clocks.restore(self._world.states[namespace])
         figures.weight += weight(record)
@@ -523,7 +528,7 @@ class Engine:
         Returns whether it was; and not where it has to wait, or is slowed down.
         """
         batch, kind = self._batch, type(command)
-        whole = False
+        whole, wait_seconds = False, None
         try:
             asked = command.command if isinstance(command, Work) else command
             if asked.right == "broker" and principal is not BROKER:
@@ -537,6 +542,8 @@ class Engine:
                 command = self.shares.signed(principal, command)
                 if isinstance(command, Attach):
                     self._admission.check_receivers(command)
+            if self._own_clocks and kind in _CAN_WAIT:
+                command, wait_seconds = self._wait_in_real_time(namespace, command)  # type: ignore[arg-type]  # by its kind
             written = len(batch.entries)
             try:
                 answer, deliveries = self._apply(namespace, command)
@@ -568,16 +575,22 @@ class Engine:
         certain = type(answer) is not Waiting
         if kind in _NEEDS_TRACKING or not certain:
             reply = self._track(principal, namespace, command, answer, reply)
+            if wait_seconds is not None and isinstance(answer, Waiting):
+                asyncio.get_running_loop().call_later(wait_seconds, self.give_up, answer.receiver)
         elif kind is Send and (self._memory.level or self._journal.store.pressed):
             reply, certain = self._held_back(reply), False
-        if type(answer) is Received and may_leave(answer.deliveries, self._journal.leaves_below):
+        # The answer to credit says nothing: who gives it waits for messages.
+        if kind is Credit or (
+            type(answer) is Received and may_leave(answer.deliveries, self._journal.leaves_below)
+        ):
             asyncio.get_running_loop().call_soon(tell, reply, answer)
         else:
             batch.answers.append((reply, answer))
-            if kind is not Credit:  # its answer says nothing: who gives credit waits for messages
-                batch.is_awaited = True
+            batch.is_awaited = True
+        if type(answer) is Received and self._own_clocks:
+            self._note_given(namespace, answer.deliveries, principal)
         if deliveries:
-            self._deliver(deliveries)
+            self._deliver(namespace, deliveries)
         return certain
 
     def _create_for(
@@ -648,6 +661,11 @@ class Engine:
         if is_too_much(outcome.records):
             raise InvalidArgument("the command", "writes too much at once; do it in parts")
         self._evolve(state, outcome)
+        if self._own_clocks and outcome.records and namespace in self._own_clocks:
+            activity = self._own_clocks[namespace].activity
+            activity.note(outcome)
+            if not all(type(record) is Touched for record in outcome.records):
+                activity.note_command()  # it has not only looked, nor found nothing
         return outcome.answer, outcome.deliveries
 
     def _apply_to_spaces(self, command: SpaceCommand) -> tuple[Answer, Sequence[Delivered]]:
@@ -661,7 +679,7 @@ class Engine:
             self._batch.weight += weight(record)
             self._journal.position += span(record)
             if isinstance(record, NamespaceDeleted):
-                self._clocks.own.pop(record.name, None)
+                self._own_clocks.pop(record.name, None)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
@@ -698,15 +716,52 @@ class Engine:
         outcome = decide(state, command, self._clocks.now_ms(state.name))
         self._evolve(state, outcome)
         self._batch.is_awaited = True
-        self._deliver(outcome.deliveries)
+        if self._own_clocks and state.name in self._own_clocks:
+            self._own_clocks[state.name].activity.note(outcome)
+        self._deliver(state.name, outcome.deliveries)
         return outcome
 
-    def _deliver(self, deliveries: Sequence[Delivered]) -> None:
+    def _deliver(self, namespace: str, deliveries: Sequence[Delivered]) -> None:
         """Pushes what may leave now; the rest leaves when the batch is durable."""
+        if self._own_clocks and deliveries:
+            self._note_given(namespace, deliveries)
         rest = self._receivers.push_early(deliveries, self._journal.leaves_below)
         if rest:
             self._batch.deliveries.append(rest)
             self._batch.is_awaited = True
+
+    # Namespaces with a clock of their own.
+
+    def _note_given(
+        self, namespace: str, deliveries: Sequence[Delivered], principal: Principal | None = None
+    ) -> None:
+        """Notes which clients hold locks; `principal` asked for them, unless they were pushed."""
+        clock = self._own_clocks.get(namespace)
+        if clock is not None:
+            state = self._world.states[namespace]
+            for given in deliveries:
+                wait = self._receivers.wait(given.receiver)
+                asking = principal if wait is None else wait.principal
+                clock.activity.note_given(state, given, None if asking is None else asking.name)
+
+    def _wait_in_real_time(self, namespace: str, command: CanWait) -> tuple[CanWait, float | None]:
+        """Returns the command to decide, and after how many seconds to give up its wait.
+
+        A clock that is moved, or stands still, would end a wait too early, or never.
+        """
+        left_ms = command.deadline_ms - self._clocks.now_ms(namespace)
+        if namespace not in self._own_clocks or left_ms <= 0:
+            return command, None
+        return msgspec.structs.replace(command, deadline_ms=LAST_MS), left_ms / 1_000
+
+    def _begin_own_clock(self, namespace: str) -> NamespaceClock:
+        """Gives a namespace a clock; who waits there already goes on in real time."""
+        clock, state = self._clocks.of(namespace), self._world.states[namespace]
+        for wait in self._receivers.waits:
+            if wait.namespace == namespace and self._receivers.end_wait(wait.number):
+                self._evolve(state, decide(state, Detach(wait.number), clock.now_ms()))
+                self._decide(wait.principal, namespace, wait.command, wait.reply)
+        return clock
 
     # The end of a principal's rights.
 
@@ -909,11 +964,11 @@ class Engine:
         """The milliseconds by which the broker's time is ahead of the machine's clock."""
         return self._clocks.ahead_ms()
 
-    def own_clock(self, namespace: str) -> VirtualClock | None:
+    def own_clock(self, namespace: str) -> NamespaceClock | None:
         """The clock of a namespace that has one of its own."""
-        return self._clocks.own.get(namespace)
+        return self._own_clocks.get(namespace)
 
-    def clock(self, namespace: str) -> VirtualClock:
+    def clock(self, namespace: str) -> NamespaceClock:
         """A clock of the namespace's own, to freeze, resume, or let move on by itself.
 
         From the first time this is asked; until it is moved it goes as the broker's does. Raises
@@ -924,21 +979,43 @@ class Engine:
             raise NotFound("namespace", namespace)
         # The engine looks for due work once the caller has moved the clock.
         asyncio.get_running_loop().call_soon(self._wake)
-        return self._clocks.of(namespace)
+        return self._own_clocks.get(namespace) or self._begin_own_clock(namespace)
 
-    async def set_time(self, namespace: str, moment_ms: int) -> list[Fired]:
+    async def quiet(
+        self, namespace: str, timeout_ms: int, quiet_ms: int, *, locks: bool = True
+    ) -> list[Unfinished]:
+        """Waits until nobody in a namespace has work, and nothing has come for `quiet_ms`.
+
+        Returns what is unfinished after the timeout, else nothing. With `locks` those that live
+        receivers hold are work. Raises NotFound or NotLeader.
+        """
+        self.clock(namespace)
+        return await self._clock_mover.quiet(
+            namespace, timeout_ms / 1_000, quiet_ms / 1_000, locks=locks
+        )
+
+    async def set_time(self, namespace: str, moment_ms: int, pace: Pace | None = None) -> Moved:
         """Moves a namespace's own clock to a moment; see `advance`."""
-        self._check_leads()
-        return await self._clock_mover.move(namespace, lambda _: moment_ms)
+        self.clock(namespace)
+        return await self._clock_mover.move(namespace, lambda _: moment_ms, pace)
 
-    async def advance(self, ms: int, namespace: str | None = None) -> list[Fired]:
+    async def advance(
+        self, ms: int, namespace: str | None = None, pace: Pace | None = None
+    ) -> Moved:
         """Moves the namespace's own clock, or the broker's where that is a virtual one.
 
         Returns when everything that falls due meanwhile has been done, with what that was. Raises
         Refused.
         """
         self._check_leads()
-        return await self._clock_mover.move(namespace, lambda now_ms: now_ms + ms)
+        if namespace is not None:
+            self.clock(namespace)
+        return await self._clock_mover.move(namespace, lambda now_ms: now_ms + ms, pace)
+
+    async def step(self, namespace: str, pace: Pace | None = None) -> Moved:
+        """Moves a namespace's own clock to what is due next, if anything is; see `advance`."""
+        self.clock(namespace)
+        return await self._clock_mover.step(namespace, pace)
 
     async def turn_back(self, *, scheduled: bool = False) -> int:
         """Brings the broker's time back to the machine's; by how many milliseconds.

@@ -8,7 +8,7 @@ from itertools import islice
 from posthouse.core.message import ACTIVE
 from posthouse.core.model import Queue
 
-_NEAR = 1_000  # messages that are looked at from the head on
+_NEAR = 1_000  # messages of a queue with groups that are looked at from the head on
 
 
 class Histogram:
@@ -27,11 +27,24 @@ class Histogram:
 
 
 def oldest_ms(queue: Queue) -> int | None:
-    """The time of the oldest receivable message; None where none is among the first few."""
+    """The time of the oldest receivable message.
+
+    Messages of sessions and groups stand in many lists: of them the first few of the queue are
+    looked at, and None is returned where no other is receivable.
+    """
     if not queue.counts[ACTIVE]:
         return None
-    near = islice(queue.messages.walk(0), _NEAR)
-    return next((each.enqueued_ms for each in near if each.state == ACTIVE), None)
+    heads = [head for ready in queue.ready_lists if (head := ready.first()) is not None]
+    times_ms = [queue.messages[head].enqueued_ms for head in heads]
+    if queue.groups:
+        near = islice(queue.messages.walk(0), _NEAR)
+        times_ms += islice((each.enqueued_ms for each in near if each.state == ACTIVE), 1)
+    return min(times_ms, default=None)
+
+
+def steps_to_oldest(queue: Queue) -> int:
+    """The cost of `oldest_ms`, counted as the core counts its work."""
+    return 1 + _NEAR // 20 * bool(queue.groups)
 
 
 class Figures:

@@ -119,10 +119,19 @@ KINDS: dict[type, str] = {
     ScheduleCancelled: "schedule-cancelled",
     ClockTurnedBack: "clock-turned-back",
 }
+_OF_MESSAGES = (
+    Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
+    Expired, Renewed, Resubmitted, Purged, Moved, Dropped,
+)  # fmt: skip
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
 COPIED = "copied"  # a copy of what is routed
 WORDS = frozenset((*KINDS.values(), RELEASED, COPIED))
+
+
+def kind_of(record: Record) -> str:
+    """The word of a record's rows."""
+    return RELEASED if isinstance(record, Returned) and record.uncounted else KINDS[type(record)]
 
 
 class Row(Struct, gc=False):
@@ -169,7 +178,7 @@ COLUMNS: tuple[str, ...] = Row.__struct_fields__
 def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
     """Yields the feed's rows of the records of one frame."""
     for position, namespace, record in located:
-        kind = KINDS[type(record)]
+        kind = kind_of(record)
         queue = getattr(record, "queue", None)
         match record:
             case Sent():
@@ -184,11 +193,7 @@ def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
             case Missing() | Forgotten():
                 for at in range(record.count):
                     yield Row(position + at, time_ms, namespace or None, queue, kind)
-            case (
-                Activated() | Woken() | Cancelled() | Locked() | Taken() | Completed() | Returned()
-                | Deferred() | DeadLettered() | Expired() | Renewed() | Resubmitted() | Purged()
-                | Moved() | Dropped()
-            ):  # fmt: skip
+            case _ if isinstance(record, _OF_MESSAGES):
                 for at, sequence in enumerate(record.sequences):
                     row = Row(position + at, time_ms, namespace, queue, kind)
                     row.sequence_number = sequence
@@ -196,6 +201,34 @@ def rows(located: Iterable[Located], time_ms: int) -> Iterator[Row]:
                     yield row
             case _:
                 yield _other(Row(position, time_ms, namespace or None, queue, kind), record)
+
+
+def runs(located: Iterable[Located]) -> Iterator[tuple[Row, int]]:
+    """Yields runs of rows of one namespace, entity, kind and target: the first row, and how many.
+
+    A row has the columns by which rows are chosen, so that they can be counted without being made.
+    """
+    for position, namespace, record in located:
+        kind = KINDS[type(record)]
+        queue = getattr(record, "queue", None)
+        match record:
+            case Sent():
+                yield Row(position, 0, namespace, queue, kind), len(record.messages)
+            case Routed():
+                for copies in record.every():
+                    row = Row(position, 0, namespace, queue, COPIED, target=copies.queue)
+                    yield row, len(copies.sequences)
+                    position += len(copies.sequences)
+                yield Row(position, 0, namespace, queue, kind), len(record.sequences)
+            case Missing() | Forgotten():
+                yield Row(position, 0, namespace or None, queue, kind), record.count
+            case _ if isinstance(record, _OF_MESSAGES):
+                if record.sequences:
+                    row = Row(position, 0, namespace, queue, kind)
+                    _tell(row, record, 0)
+                    yield row, len(record.sequences)
+            case _:
+                yield _other(Row(position, 0, namespace or None, queue, kind), record), 1
 
 
 def _routed(position: int, time_ms: int, namespace: str, record: Routed) -> Iterator[Row]:
@@ -333,7 +366,6 @@ def _tell(row: Row, record: Any, at: int) -> None:
         case Renewed():
             row.until = record.until_ms
         case Returned():
-            row.kind = RELEASED if record.uncounted else row.kind
             row.until = record.until_ms or None
             row.properties = _json(record.properties)
         case Deferred():

@@ -8,18 +8,18 @@ An entity that is not there has no properties (None) and holds nothing (0); nor 
 a namespace that is not there.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice, repeat
 from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 
-from posthouse.broker.figures import oldest_ms
+from posthouse.broker.figures import oldest_ms, steps_to_oldest
+from posthouse.broker.slices import sliced
 from posthouse.broker.view_messages import MessagesView
 from posthouse.core.commands import Counts
 from posthouse.core.filters.view import MessageView
-from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED
 from posthouse.core.model import (
     DEAD,
     Account,
@@ -98,24 +98,38 @@ class View:
         folded = name.casefold()
         return next((each for each in self._world.names if each.casefold() == folded), None)
 
-    def overview(self, namespace: str | None = None) -> Overview:
-        """The totals of one namespace, or of all together. It visits every entity."""
-        if namespace is None:
-            return _overview(self._states.values())
-        state = self._states.get(namespace)
-        return Overview() if state is None else _overview([state])
+    async def overview(self, namespace: str | None = None) -> Overview:
+        """The totals of one namespace, or of all together. Others have their turn meanwhile."""
+        states = self._some(namespace)
+        tally = _Tally()
+        every = list(chain.from_iterable(state.queues.values() for state in states))
+        async for queues in sliced(every):
+            for queue in queues:
+                tally.add(queue)
+        return tally.overview(sum(len(state.locks) for state in states))
 
-    def oldest_ms(self, namespace: str, queue: str | None = None) -> int | None:
-        """The time at which the oldest receivable message was enqueued, in one queue or in all.
+    async def oldest_ms_by_namespace(self) -> dict[str, int]:
+        """The times of `oldest_ms` of all queues of a namespace, where there is such a message.
+
+        Others have their turn meanwhile.
+        """
+        named = (zip(repeat(s.name), s.queues.values()) for s in self._states.values())
+        every = list(chain.from_iterable(named))
+        found: dict[str, int] = {}
+        async for some in sliced(every, lambda each: steps_to_oldest(each[1])):
+            for name, queue in some:
+                time_ms = oldest_ms(queue)
+                if time_ms is not None:
+                    found[name] = min(time_ms, found.get(name, time_ms))
+        return found
+
+    def oldest_ms(self, namespace: str, queue: str) -> int | None:
+        """The time at which the oldest receivable message of a queue was enqueued.
 
         None where there is none near the head.
         """
-        if queue is not None:
-            of = self._queue(namespace, queue)
-            return None if of is None else oldest_ms(of)
-        state = self._states.get(namespace)
-        found = map(oldest_ms, () if state is None else state.queues.values())
-        return min((each for each in found if each is not None), default=None)
+        found = self._queue(namespace, queue)
+        return None if found is None else oldest_ms(found)
 
     def turned_back(self) -> int:
         """The position at which the broker's clock was last turned back; 0: never."""
@@ -141,6 +155,13 @@ class View:
         if kind is None:
             return list(state.names)
         return [name for name in state.names if _kind(state.queues[name]) == kind]
+
+    def count(self, namespace: str, kind: Literal["queue", "topic"]) -> int:
+        """The number of queues, or of topics."""
+        state = self._states.get(namespace)
+        if state is None:
+            return 0
+        return state.topics if kind == "topic" else len(state.names) - state.topics
 
     def entity(self, namespace: str, queue: str) -> Entity | None:
         found = self._queue(namespace, queue)
@@ -239,6 +260,13 @@ class View:
 
     # Inside.
 
+    def _some(self, namespace: str | None) -> list[State]:
+        """One namespace, if it is there; or all of them."""
+        if namespace is None:
+            return list(self._states.values())
+        state = self._states.get(namespace)
+        return [] if state is None else [state]
+
     def _queue(self, namespace: str, name: str) -> Queue | None:
         state = self._states.get(namespace)
         return None if state is None else state.queues.get(name)
@@ -263,28 +291,37 @@ def _counts(by_state: list[int], dead: int) -> Counts:
     return Counts(active, locked, scheduled, delayed, deferred, dead)
 
 
-def _overview(states: Collection[State]) -> Overview:
-    kinds: dict[Kind, int] = {}
-    own, dead = [0] * 5, [0] * 5
-    created_ms: list[int] = []
-    updated_ms: list[int] = []
-    for state in states:
-        for queue in state.queues.values():
-            kind = _kind(queue)
-            kinds[kind] = kinds.get(kind, 0) + 1
-            total = own if queue.origin is None else dead
-            for at in (ACTIVE, LOCKED, SCHEDULED, DELAYED, DEFERRED):
-                total[at] += queue.counts[at]
-            created_ms.append(queue.created_ms)
-            updated_ms.append(queue.updated_ms)
-    return Overview(
-        kinds.get("queue", 0),
-        kinds.get("topic", 0),
-        kinds.get("subscription", 0),
-        kinds.get("dead-letter", 0) + kinds.get("transfer", 0),
-        _counts(own, sum(dead)),
-        _counts(dead, 0),
-        sum(len(state.locks) for state in states),
-        min(created_ms, default=None),
-        max(updated_ms, default=None),
-    )
+class _Tally:
+    """The totals of the queues that were added."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Kind, int] = {}
+        self._own, self._dead = [0] * 5, [0] * 5
+        self._created_ms: int | None = None
+        self._updated_ms: int | None = None
+
+    def add(self, queue: Queue) -> None:
+        kind = _kind(queue)
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        total = self._own if queue.origin is None else self._dead
+        for at, count in enumerate(queue.counts):
+            total[at] += count
+        created_ms, updated_ms = self._created_ms, self._updated_ms
+        if created_ms is None or queue.created_ms < created_ms:
+            self._created_ms = queue.created_ms
+        if updated_ms is None or queue.updated_ms > updated_ms:
+            self._updated_ms = queue.updated_ms
+
+    def overview(self, locks: int) -> Overview:
+        kinds = self._kinds
+        return Overview(
+            kinds.get("queue", 0),
+            kinds.get("topic", 0),
+            kinds.get("subscription", 0),
+            kinds.get("dead-letter", 0) + kinds.get("transfer", 0),
+            _counts(self._own, sum(self._dead)),
+            _counts(self._dead, 0),
+            locks,
+            self._created_ms,
+            self._updated_ms,
+        )

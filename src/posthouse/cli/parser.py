@@ -507,10 +507,40 @@ def _add_looks(rooms: Rooms) -> None:
     )  # fmt: skip
     made.add_argument("--advance", type=_ms, metavar="TIME")
     made.add_argument("--set", type=_moment, metavar="MOMENT")
+    made.add_argument("--next", action="store_true", help="to what is due next")
+    made.add_argument(
+        "--until", metavar="KIND", help="until this has happened, as in the feed: dead-lettered"
+    )
+    made.add_argument("--queue", metavar="QUEUE", help="with --until: only there")
+    made.add_argument("--count", type=_positive, metavar="N", help="with --until: so often (1)")
+    made.add_argument("--at-most", type=_ms, metavar="TIME", help="with --until: not beyond (30d)")
+    made.add_argument(
+        "--quiet", type=_ms, metavar="TIME",
+        help="after each step, wait until nothing has come from clients for that long",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=_ms, metavar="TIME", help="of real time for that (5s)")
     runs = made.add_mutually_exclusive_group()
     runs.add_argument("--freeze", action="store_true")
     runs.add_argument("--resume", action="store_true")
-    made.add_argument("--auto", choices=("on", "off"), help="moves on when all is idle")
+    made.add_argument(
+        "--auto", choices=("on", "off", "locks"),
+        help="moves by itself when nobody has work; locks: and lets locks run out",
+    )  # fmt: skip
+    made = _remote(
+        rooms, "quiet", "quiet", "wait until nobody has anything left to do (with --dev)",
+        "posthouse quiet --timeout 10s",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=_ms, default=5_000, metavar="TIME", help="(5s)")
+    made.add_argument(
+        "--quiet",
+        type=_ms,
+        default=20,
+        metavar="TIME",
+        help="nothing has come for that long (20ms)",
+    )
+    made.add_argument(
+        "--ignore-locks", action="store_true", help="locks that are held do not matter"
+    )
 
 
 def _add_access(rooms: Rooms) -> None:
@@ -583,6 +613,11 @@ def _add_pipeline(rooms: Rooms) -> None:
                     name, dest=dest, metavar="WHEN",
                     help="a position, or a moment like 2026-11-16T15:00:00Z",
                 )  # fmt: skip
+        if "queues" in needs:
+            made.add_argument(
+                "--queue", action="append", default=[], metavar="NAME",
+                help="only this queue, topic or TOPIC/SUBSCRIPTION; may be given several times",
+            )  # fmt: skip
         if "broker" in needs:
             _add_broker(made)
         if "spark" in needs:
@@ -613,21 +648,32 @@ def _add_pipeline(rooms: Rooms) -> None:
     action("compact", "put small ranges of the lake together", "spark", "rows")
     action("status", "what is in the lake, and how far behind it is", "broker")
     made = action(
+        "publish", "have the lake as a table of Iceberg or Delta, for other engines",
+        example="posthouse pipeline publish --lake lake --catalog https://catalog.example",
+    )  # fmt: skip
+    made.add_argument("--format", choices=("iceberg", "delta"), default="iceberg",
+                      help="of the table (iceberg)")  # fmt: skip
+    made.add_argument("--catalog", metavar="CATALOG",
+                      help="of Iceberg: sqlite:///PATH, the URL of a REST catalog, or the name of"
+                      " one in .pyiceberg.yaml (an SQLite database in the lake)")  # fmt: skip
+    made.add_argument("--table", metavar="NAMESPACE.TABLE",
+                      help="its name in the catalog (posthouse.events)")  # fmt: skip
+    made = action(
         "report", "what went through the queues, as a page and as tables", "broker", "spark",
-        "events", example="posthouse pipeline report --lake lake --out report",
+        "events", "queues", example="posthouse pipeline report --lake lake --queue orders",
     )  # fmt: skip
     made.add_argument("--window", type=_positive, metavar="SECONDS",
                       help="that charts go by; as long as gives a good picture")  # fmt: skip
     _add_out(made, "report")
     made = action(
         "reconcile", "hold what was sent, what came and what was processed against each other",
-        "broker", "spark", "events",
+        "broker", "spark", "events", "queues",
         example="posthouse pipeline reconcile --lake lake --outbox sqlite:///shop.db::outbox",
     )  # fmt: skip
     _add_reconcile(made)
     made = action(
         "triage", "dead letters by cause, with what could be done about each", "broker", "spark",
-        "events", example="posthouse pipeline triage --out triage",
+        "events", "queues", example="posthouse pipeline triage --out triage",
     )  # fmt: skip
     _add_out(made, "triage")
     made = action(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posthouse.cli.client import Client
-from posthouse.cli.codes import FAILED, NOT_FOUND, OK, fail, say
+from posthouse.cli.codes import FAILED, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.cli.show import printable, size, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ WATCH_SECONDS = 1.0
 FAULTS_SHOWN = 20
 AT_ONCE_SECONDS = 2.0  # within which a broker has to answer before something long is begun
 # Commands that read the files they name; the others make them.
-_READERS = ("verify", "compact", "report", "reconcile", "triage", "replay", "run")
+_READERS = ("verify", "compact", "publish", "report", "reconcile", "triage", "replay", "run")
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -39,7 +39,7 @@ def _on_spark(run: Run) -> Run:
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
-        from posthouse.pipeline.failures import sentence_in
+        from posthouse.pipeline.failures import sentence_in, sentence_of
         from posthouse.pipeline.lake import LakeError
         from posthouse.pipeline.session import NoSpark
         from posthouse.pipeline.wire import PosthouseError
@@ -54,15 +54,20 @@ def _on_spark(run: Run) -> Run:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
                 raise
-            return fail(sentence_in(error) or f"Spark failed: {error}", FAILED)
+            said = sentence_in(error) or f"Spark failed: {sentence_of(error)}"
+            return fail(said, FAILED)
 
     return guarded
 
 
 def _missing(options: argparse.Namespace) -> str | None:
     """What to say of the first thing on this machine that is named, and is not there."""
+    from posthouse.pipeline.claims import missing_file
+
     for name in ("lake", "outbox", "inbox", "file"):
         where = getattr(options, name, None)
+        if where is not None and (database := missing_file(where)) is not None:
+            return f"There is no database {database}; check the name."
         if where is None or "::" in where or "://" in where or set(where) & set("*?[{"):
             continue  # it is elsewhere, or a pattern
         if not Path(where).exists():
@@ -206,19 +211,27 @@ def _events(
     options: argparse.Namespace, spark: "SparkSession", columns: Sequence[str]
 ) -> "tuple[DataFrame, str]":
     """The events that a job works on, and the name of their source."""
-    from posthouse.pipeline.events import events
+    from posthouse.pipeline.events import events, span
 
     where = _broker(options) if options.lake is None else _lake(options)
     told = options.lake if options.lake is not None else Client.where(options)[0]
+    if options.lake is not None and (options.since is not None or options.until is not None):
+        lake = _lake(options)
+        read, whole = len(lake.files(span(options.since, options.until))), len(lake.files())
+        fields = {"doing": "reading", "files": read, "files_in_lake": whole}
+        _Telling(options).tell(f"Reading {read} of the lake's {whole} files", fields)
     return events(spark, where, options.since, options.until, columns), str(told)
 
 
 def _rows(options: argparse.Namespace) -> int | None:
-    """The number of rows to be read; None where a time range limits them."""
+    """The number of rows to be read; None where a time range of the broker's limits them."""
+    from posthouse.pipeline.events import span
+
+    if options.lake is not None:
+        found = _lake(options).files(span(options.since, options.until))
+        return sum(each.rows for each in found)
     if options.since is not None or options.until is not None:
         return None
-    if options.lake is not None:
-        return sum(each.rows for each in _lake(options).manifests())
     status = _broker(options).status()
     return int(status["last"]) + 1 - int(status["first"])
 
@@ -298,8 +311,32 @@ def compact(options: argparse.Namespace) -> int:
 
 
 @_on_spark
+def publish(options: argparse.Namespace) -> int:
+    """Publishes the lake as a table, without Spark: its files stay as they are."""
+    from posthouse.pipeline.iceberg import settings
+    from posthouse.pipeline.published import publish as job
+
+    lake, is_iceberg = _lake(options), options.format == "iceberg"
+    if not is_iceberg and (options.catalog is not None or options.table is not None):
+        return fail("A Delta table is in the lake itself: it has no --catalog and no --table.",
+                    USAGE)  # fmt: skip
+    said = settings(lake, options.catalog, options.table) if is_iceberg else {}
+    table = job(lake, options.format, said)
+    files = len(table.files())
+    where = f" in the catalog {said.get('uri', said['catalog'])}" if is_iceberg else ""
+    _result(
+        options, f"{table.name}{where} has {files:,} files. archive, backfill and compact keep it"
+        " in line with the lake.",
+        {"table": table.name, "format": options.format, "files": files, "lake": lake.where, **said},
+    )  # fmt: skip
+    return OK
+
+
+@_on_spark
 def status(options: argparse.Namespace) -> int:
     """Shows the state of the lake, without Spark: it is all in the manifests."""
+    from posthouse.pipeline.published import FORMATS
+
     lake, feed = _lake(options), _broker(options).status()
     there = lake.manifests()
     end = there[-1].end if there else int(feed["first"])
@@ -307,7 +344,8 @@ def status(options: argparse.Namespace) -> int:
         "ranges": len(there), "rows": sum(each.rows for each in there),
         "size_bytes": sum(each.size_bytes for each in there),
         "first": there[0].first if there else None, "last": end - 1 if there else None,
-        "gaps": lake.gaps(), "lag": max(0, int(feed["last"]) + 1 - end),
+        "gaps": lake.gaps(), "tables": [name for name in FORMATS if lake.setting(name) is not None],
+        "lag": max(0, int(feed["last"]) + 1 - end),
     }  # fmt: skip
     held = size(sum(each.size_bytes for each in there))
     text = f"{lake.where} is empty, {fields['lag']:,} behind the broker."
@@ -331,22 +369,34 @@ def report(options: argparse.Namespace) -> int:
     way = Way(job.SHARES, _rows(options))
     with _watching(options, spark, "Counting", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        made = job.report(rows, options.window, step=way.step)
+        made = job.report(rows, options.window, options.queue, step=way.step)
+        queues = made.queues.orderBy("arrived", ascending=False).toArrow().to_pylist()
+        missing = _unknown(options.queue, queues)
+        if missing is not None:
+            return fail(f"Nothing happened in {missing!r} in {source}; check the name.", NOT_FOUND)
         page = job.write(made, options.out, source, options.format, step=way.step)
-        queues = made.queues.orderBy("sent", ascending=False).toArrow().to_pylist()
-    heads = ("sent", "completed", "retries", "dead_lettered", "expired", "open")
+        overall = made.overall.toArrow().to_pylist()
+    heads = ("sent", "arrived", "completed", "retries", "dead_lettered", "expired", "open")
     times = ("waited_p50_s", "waited_p99_s", "settled_p50_s", "settled_p99_s")
     shown = [
-        [f"{row['namespace']}/{row['entity']}", *(row[name] or 0 for name in heads),
-         *(_seconds(row[name]) for name in times)]
-        for row in queues
-    ]  # fmt: skip
-    titles = ("queue", "sent", "completed", "retries", "dead", "expired", "still there",
-              "in queue p50", "p99", "to settle p50", "p99")  # fmt: skip
+        [name, *(row[head] or 0 for head in heads), *(_seconds(row[time]) for time in times)]
+        for name, row in (
+            *((f"{each['namespace']}/{each['entity']}", each) for each in queues),
+            *(("all", each) for each in overall if len(queues) > 1),
+        )
+    ]
+    titles = ("queue", "sent", "arrived", "completed", "retries", "dead", "expired",
+              "still there", "in queue p50", "p99", "to settle p50", "p99")  # fmt: skip
     text = f"{table(shown, titles)}\n\nThe page is {page}, with the tables beside it."
-    said = json.loads(json.dumps(queues, default=str))
-    _result(options, text, {"page": page, "queues": said})
+    said = json.loads(json.dumps({"queues": queues, "overall": overall}, default=str))
+    _result(options, text, {"page": page, **said})
     return OK
+
+
+def _unknown(names: Sequence[str], queues: "list[dict[str, object]]") -> str | None:
+    """The first of these names that no queue of a report has."""
+    known = {row["entity"] for row in queues}
+    return next((name for name in names if name not in known), None)
 
 
 @_on_spark
@@ -367,9 +417,13 @@ def reconcile(options: argparse.Namespace) -> int:
             None if where is None else claims.read(spark, where, columns, options.staging)
             for where, columns in zip(said, names, strict=True)
         )
-        found = job.reconcile(rows, outbox, inbox, step=way.step)
+        found = job.reconcile(rows, outbox, inbox, queues=options.queue, step=way.step)
         path = job.write(found, options.out, options.format, step=way.step)
         shown = found.faults.limit(FAULTS_SHOWN).toArrow().to_pylist()
+    if options.queue and not found.messages and not shown:
+        named = ", ".join(map(repr, options.queue))
+        return fail(f"Nothing was sent to {named}; name the queue or topic that messages are sent"
+                    " to, not a subscription.", NOT_FOUND)  # fmt: skip
     is_well = found.is_well(tuple(options.allow))
     lines = [f"{found.messages:,} messages were compared."]
     if found.nameless:
@@ -400,13 +454,14 @@ def triage(options: argparse.Namespace) -> int:
     way = Way(job.SHARES)
     with _watching(options, spark, "Grouping", way=way):
         rows, source = _events(options, spark, job.COLUMNS)
-        found = job.triage(rows, step=way.step)
+        found = job.triage(rows, options.queue, step=way.step)
         page, groups = job.write(found, options.out, source, options.format, step=way.step)
     lines = [f"{sum(each['messages'] for each in groups):,} dead letters, {len(groups)} causes."]
     for each in groups[:FAULTS_SHOWN]:
         what = each["fingerprint"] or each["reason"] or "no reason given"
+        queues = ", ".join(queue["entity"] for queue in each["queues"])
         lines += [
-            "", f"{each['messages']:,} in {each['entity']}: {what}",
+            "", f"{each['messages']:,} in {queues}: {what}",
             f"    {each['advice']}", f"    {each['command']}",
         ]  # fmt: skip
     lines += ["", f"The page is {page}, with the table beside it."]

@@ -837,7 +837,18 @@ def clock(client: Client, options: argparse.Namespace) -> int:
         if getattr(options, name):
             form["frozen"] = word
     if options.auto is not None:
-        form["auto"] = options.auto == "on"
+        form["auto"] = "locks" if options.auto == "locks" else options.auto == "on"
+    if options.next:
+        form["to"] = "next"
+    if options.until is not None:
+        form["until"] = {
+            "kind": options.until, "queue": options.queue or "", "count": options.count or 1
+        }  # fmt: skip
+    elif options.queue or options.count or options.at_most is not None:
+        raise Failure("--queue, --count and --at-most go with --until.", USAGE)
+    for name in ("at_most", "quiet", "timeout"):
+        if getattr(options, name) is not None:
+            form[f"{name}_ms"] = getattr(options, name)
     where = client.space("clock")
     found = client.ask("POST", where, form) if form else client.ask("GET", where)
     words = [moment(found["now_ms"])]
@@ -845,6 +856,16 @@ def clock(client: Client, options: argparse.Namespace) -> int:
     lines = [", ".join(words)]
     lines += [f"  {each['count']} {each['kind']} {each['queue']}" for each in found["fired"]]
     return out(options, found, "\n".join(lines))
+
+
+@remote
+def quiet(client: Client, options: argparse.Namespace) -> int:
+    locks = "ignore" if options.ignore_locks else "wait"
+    found = client.ask(
+        "GET", client.space("quiet"), timeout_ms=options.timeout, quiet_ms=options.quiet,
+        locks=locks,
+    )  # fmt: skip
+    return out(options, found, f"All is done at {moment(found['now_ms'])}.")
 
 
 # Principals.

@@ -305,7 +305,7 @@ def set_clock(options: argparse.Namespace) -> int:
         try:
             before_ms = engine.time_ms()
             step_ms = await engine.turn_back(scheduled=options.scheduled)
-            there = engine.view.overview()
+            there = await engine.view.overview()
             return {
                 "before_ms": before_ms,
                 "now_ms": before_ms - step_ms,

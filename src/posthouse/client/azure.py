@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
@@ -57,6 +57,9 @@ from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source, Transacting
 from posthouse.client.secret import reveal
 from posthouse.client.under_way import UnderWay
+
+if TYPE_CHECKING:
+    from posthouse.client.azure_admin import AzureAdmin
 
 KEPT_MAX = 100  # senders, and receivers, each a connection of its own
 LINGER_S = 0.5  # that a receiver which could be sent something waits for its next use
@@ -228,6 +231,7 @@ class AzureProvider:
         self.start = self._under_way.start
         self._sessions: set[AzureSession] = set()
         self._closed = False
+        self._admin: AzureAdmin | None = None
 
     @property
     def type(self) -> ProviderType:
@@ -244,6 +248,8 @@ class AzureProvider:
         await asyncio.gather(*closing)
         await self._under_way.settle_down(CLOSE_S)
         await self._client.close()
+        if self._admin is not None:
+            await self._quietly(self._admin.close())
 
     # Calls, to their end.
 
@@ -287,10 +293,15 @@ class AzureProvider:
 
     def new_inbox(self, source: Source, prefetch: int = 0) -> _Inbox:
         sub_queue = ServiceBusSubQueue.DEAD_LETTER if source.dead_letter else None
-        sdk = self._client.get_queue_receiver(
-            str(source.queue), sub_queue=sub_queue, prefetch_count=prefetch
-        )
+        sdk = self._receiver(source.queue, sub_queue=sub_queue, prefetch_count=prefetch)
         return _Inbox(self, source, sdk)
+
+    def _receiver(self, queue: QueueName, **options: Any) -> ServiceBusReceiver:
+        """Returns a receiver of the SDK for a queue or a subscription."""
+        topic, subscription = queue.topic, queue.subscription
+        if topic is None or subscription is None:
+            return self._client.get_queue_receiver(str(queue), **options)
+        return self._client.get_subscription_receiver(topic, subscription, **options)
 
     def retire(self, source: Source, inbox: _Inbox) -> None:
         if self.inboxes.get(source) is inbox:
@@ -418,6 +429,12 @@ class AzureProvider:
     ) -> None:
         """First sent, then completed: after a failure between them it is there twice, not lost."""
         dead = Source(queue, True)
+        if target is None and queue.topic is not None:
+            raise Unsupported(
+                TYPE.value,
+                f"send to a subscription; with target={queue.topic!r} all subscriptions of the"
+                " topic get the message",
+            )
         for each in receipts:
             inbox, message = self.held.get(each.handle)
             if inbox.source != dead:
@@ -438,8 +455,8 @@ class AzureProvider:
         self._check_open()
         if not self._config.use_sessions:
             raise Unsupported(TYPE.value, "hold sessions: use_sessions is off")
-        sdk = self._client.get_queue_receiver(
-            str(queue),
+        sdk = self._receiver(
+            queue,
             session_id=NEXT_AVAILABLE_SESSION if session_id is None else str(session_id),
             max_wait_time=max(SHORTEST_S, timeout),
         )
@@ -462,6 +479,14 @@ class AzureProvider:
 
     def forget(self, session: "AzureSession") -> None:
         self._sessions.discard(session)
+
+    def admin(self) -> "AzureAdmin":
+        self._check_open()
+        if self._admin is None:
+            from posthouse.client.azure_admin import AzureAdmin
+
+            self._admin = AzureAdmin(self, self._config)
+        return self._admin
 
     def transaction(self) -> AbstractAsyncContextManager[Transacting]:
         raise Unsupported(TYPE.value, "do several things in one transaction")
@@ -531,13 +556,18 @@ class AzureSession:
 def _client(config: AzureServiceBusConfig) -> ServiceBusClient:
     """Raises ConfigurationError. It tries nothing again: that is done for every provider alike."""
     kind = TransportType.AmqpOverWebsocket if config.websocket else TransportType.Amqp
+    trust = config.ca_file or None
     try:
         if config.connection_string:
             return ServiceBusClient.from_connection_string(
-                reveal(config.connection_string), retry_total=0, transport_type=kind
-            )
+                reveal(config.connection_string), retry_total=0, transport_type=kind,
+                connection_verify=trust,
+            )  # fmt: skip
         credential: Any = reveal(config.credential)
-        return ServiceBusClient(config.namespace, credential, retry_total=0, transport_type=kind)
+        return ServiceBusClient(
+            config.namespace, credential, retry_total=0, transport_type=kind,
+            connection_verify=trust,
+        )  # fmt: skip
     except ValueError as error:
         raise ConfigurationError("connection_string", f"is none: {error}") from None
 

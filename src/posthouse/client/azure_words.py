@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus import exceptions as azure
 
+from posthouse.client.attributes import AttributeValue, check_attributes
 from posthouse.client.errors import (
     AuthenticationFailed,
     ConnectionFailed,
@@ -22,6 +24,8 @@ from posthouse.client.errors import (
     SessionLockLost,
     Throttled,
     Timeout,
+    Unsupported,
+    ValidationError,
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, SessionId
@@ -127,18 +131,39 @@ def error_of(error: BaseException, doing: Doing) -> QueueError:
 def size_of(message: Message) -> int:
     """Returns the size of a message, without what the protocol adds."""
     named = sum(
-        len(name.encode()) + len(text.encode()) for name, text in message.attributes.items()
+        len(name.encode()) + len(str(value).encode()) for name, value in message.attributes.items()
     )
     return len(message.body) + named
 
 
+# The SDK hands text out as bytes, and times as numbers: what these were is not known any more.
+_CARRIED = (str, bool, int, float, UUID)
+
+
 def outgoing(message: Message) -> ServiceBusMessage:
+    """Raises Unsupported, ValidationError."""
+    if message.priority is not None:
+        raise Unsupported(TYPE.value, "order messages by priority; use a queue for each")
+    check_attributes(message.attributes, TYPE, _CARRIED)
+    session, key = message.session_id, message.partition_key
+    if session is not None and key is not None and session != key:
+        raise ValidationError("partition key", "must be the session id where a message has both")
     return ServiceBusMessage(
         message.body, message_id=message.message_id and str(message.message_id),
-        session_id=message.session_id and str(message.session_id),
-        correlation_id=message.correlation_id, content_type=message.content_type,
-        time_to_live=message.time_to_live, application_properties=cast(Any, message.attributes),
+        session_id=session and str(session), partition_key=key, subject=message.subject,
+        to=message.to, reply_to=message.reply_to, correlation_id=message.correlation_id,
+        content_type=message.content_type, time_to_live=message.time_to_live,
+        scheduled_enqueue_time_utc=None if message.delay is None else utc_now() + message.delay,
+        application_properties={
+            name: _property(value) for name, value in message.attributes.items()
+        },
     )  # fmt: skip
+
+
+def _property(value: Any) -> Any:
+    """The SDK takes every number for one of 32 bits, unless it is told the type."""
+    is_long = type(value) is int and not -(1 << 31) <= value < 1 << 31
+    return {"TYPE": "LONG", "VALUE": value} if is_long else value
 
 
 def incoming(found: ServiceBusReceivedMessage, until: datetime) -> ReceivedMessage:
@@ -154,14 +179,15 @@ def incoming(found: ServiceBusReceivedMessage, until: datetime) -> ReceivedMessa
         found.correlation_id, found.content_type, now if count <= 1 else None,
         None if life is None or life > timedelta(days=365_000) else life,
         found.sequence_number or 0, _utc(found.enqueued_time_utc), found.dead_letter_reason,
-        found.dead_letter_error_description,
+        found.dead_letter_error_description, found.subject, found.to, found.reply_to,
+        partition_key=found.partition_key,
     )  # fmt: skip
 
 
 def again(found: ServiceBusReceivedMessage) -> ServiceBusMessage:
     """A dead letter as it was, without what made it one."""
     properties = {
-        name: value
+        name: _property(value)
         for name, value in (found.application_properties or {}).items()
         if _text(name) not in ("DeadLetterReason", "DeadLetterErrorDescription")
     }
@@ -169,7 +195,8 @@ def again(found: ServiceBusReceivedMessage) -> ServiceBusMessage:
         _body(found), message_id=found.message_id, session_id=found.session_id,
         correlation_id=found.correlation_id, content_type=found.content_type,
         subject=found.subject, to=found.to, reply_to=found.reply_to,
-        reply_to_session_id=found.reply_to_session_id, time_to_live=found.time_to_live,
+        reply_to_session_id=found.reply_to_session_id, partition_key=found.partition_key,
+        time_to_live=found.time_to_live,
         application_properties=properties,
     )  # fmt: skip
 
@@ -182,10 +209,10 @@ def _body(found: ServiceBusReceivedMessage) -> bytes:
     return str(found).encode()
 
 
-def _attributes(found: ServiceBusReceivedMessage) -> dict[str, str]:
+def _attributes(found: ServiceBusReceivedMessage) -> dict[str, AttributeValue]:
     given = found.application_properties or {}
     return {
-        name: _text(value)
+        name: value if isinstance(value, bool | int | float | UUID) else _text(value)
         for name, value in ((_text(name), value) for name, value in given.items())
         if name not in ("DeadLetterReason", "DeadLetterErrorDescription")
     }

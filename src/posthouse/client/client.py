@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from posthouse.client.config import QueueConfig
 from posthouse.client.deadlines import Deadlines
@@ -29,7 +29,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.figures import Fate, Figures
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-from posthouse.client.names import MessageId, QueueName, SessionId, new_message_ids
+from posthouse.client.names import MessageId, QueueName, SessionId, new_message_ids, target_name
 from posthouse.client.provider import (
     ABANDON,
     COMPLETE,
@@ -38,6 +38,7 @@ from posthouse.client.provider import (
     Deliveries,
     Ending,
     HeldSession,
+    OwnClock,
     Provider,
     ProviderType,
     SessionSupport,
@@ -48,6 +49,9 @@ from posthouse.client.provider import (
 from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
 from posthouse.client.telemetry import Telemetry, find_telemetry
 from posthouse.client.wrapping import PLAIN, Wrapping
+
+if TYPE_CHECKING:
+    from posthouse.client.admin import Admin
 
 _log = logging.getLogger("posthouse.client")
 
@@ -70,7 +74,7 @@ class Calls:
         self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
         self._deadlines = Deadlines()
         self._retry = retry or ExponentialRetry(
-            config.max_retry_attempts, config.retry_base_delay, most=config.retry_max_delay
+            config.max_retry_attempts + 1, config.retry_base_delay, most=config.retry_max_delay
         )
 
     async def make(
@@ -163,6 +167,7 @@ class QueueClient:
         self._telemetry = find_telemetry(provider.type)
         self._calls = Calls(config, retry, self._telemetry)
         self._wrapping = wrapping
+        self._admin: Admin | None = None
 
     async def __aenter__(self) -> "QueueClient":
         await self._calls.make("connect", "", self._provider.open)
@@ -181,6 +186,15 @@ class QueueClient:
         await self._provider.close()
 
     # What there is.
+
+    @property
+    def admin(self) -> "Admin":
+        """Creates, changes and deletes queues, topics, subscriptions and rules."""
+        if self._admin is None:
+            from posthouse.client.admin import Admin
+
+            self._admin = Admin(self._provider, self._calls)
+        return self._admin
 
     @property
     def provider_type(self) -> ProviderType:
@@ -222,7 +236,7 @@ class QueueClient:
         Raises QueueError, BatchTooLarge if there are too many, or PartialFailure if only some were
         sent.
         """
-        name = QueueName(queue)
+        name = target_name(queue)
         ready = self._made_ready(messages)
         self._check_batch(ready)
         if not ready:
@@ -276,10 +290,12 @@ class QueueClient:
     async def schedule_messages(
         self, queue: str, messages: Iterable[Message], at: datetime
     ) -> list[int]:
-        name, ready = QueueName(queue), self._made_ready(messages)
+        name, ready = target_name(queue), self._made_ready(messages)
         self._check_batch(ready)
         if at.tzinfo is None:
             raise ValidationError("scheduled time", "must say its time zone")
+        if any(each.delay is not None for each in ready):
+            raise ValidationError("message", "has a delay; give that, or a scheduled time")
         if not ready:
             return []
         telemetry = self._telemetry
@@ -298,7 +314,7 @@ class QueueClient:
 
     async def cancel_scheduled_message(self, queue: str, *numbers: int) -> None:
         """Cancels scheduled messages by their numbers. Raises MessageNotFound if one is gone."""
-        name = QueueName(queue)
+        name = target_name(queue)
         await self._calls.make(
             "cancel", name, lambda: self._provider.cancel_scheduled(name, numbers)
         )
@@ -523,7 +539,7 @@ class QueueClient:
 
         Receive them first, with `dead_letter=True`.
         """
-        name, to = QueueName(queue), None if target is None else QueueName(target)
+        name, to = QueueName(queue), None if target is None else target_name(target)
         handles = _handles(receipts, self._provider.type)
         await self._calls.make("resubmit", name, lambda: self._provider.resubmit(name, handles, to))
 
@@ -563,6 +579,28 @@ class QueueClient:
         limit = seconds + self._calls.config.operation_timeout
         held = await self._calls.make("accept-session", name, attempt, limit, patient=patient)
         return None if held is None else SessionClient(self, held, name)
+
+    # Time, in tests.
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Moves the clock of a broker in memory, by a duration or seconds.
+
+        Returns when all that falls due meanwhile is done: locks run out, messages expire, scheduled
+        ones are there. Raises ConfigurationError without `virtual_clock`, Unsupported elsewhere.
+        """
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        if seconds < 0:
+            raise ValidationError("by", "must not be negative: time does not go back")
+        await self._own_clock().advance(seconds)
+
+    def now(self) -> datetime:
+        """What time it is for the broker in memory. Raises Unsupported elsewhere."""
+        return self._own_clock().now()
+
+    def _own_clock(self) -> OwnClock:
+        if not isinstance(self._provider, OwnClock):
+            raise Unsupported(self._provider.type.value, "tell or move its time")
+        return self._provider
 
     # Transactions.
 
@@ -747,7 +785,7 @@ class Transaction:
         return (await self.send_messages(queue, [message]))[0]
 
     async def send_messages(self, queue: str, messages: Iterable[Message]) -> list[MessageId]:
-        name = QueueName(queue)
+        name = target_name(queue)
         ready = self._client._made_ready(messages)
         telemetry = self._client._telemetry
         if telemetry is None or not telemetry.is_tracing:
@@ -783,7 +821,8 @@ class Transaction:
 def _with_id(message: Message, id: MessageId) -> Message:
     return Message(
         message.body, message.attributes, message.session_id, message.correlation_id,
-        message.time_to_live, id, message.content_type,
+        message.time_to_live, id, message.content_type, message.subject, message.to,
+        message.reply_to, message.priority, message.partition_key, message.delay,
     )  # fmt: skip
 
 

@@ -76,8 +76,9 @@ def unwrap(received: ReceivedMessage, most: int = UNPACKED_BYTES_MAX) -> Receive
         case "zstd":
             body = _unpacked_zstd(received.body, most)
         case _:
-            raise SerializationError(f"The body is compressed by {algorithm[:32]!r}, not by gzip"
-                                     " or zstd.")  # fmt: skip
+            raise SerializationError(
+                f"The body is compressed by {str(algorithm)[:32]!r}, not by gzip or zstd."
+            )
     kept = {name: value for name, value in received.attributes.items() if name != COMPRESSED}
     return msgspec.structs.replace(received, body=body, attributes=kept)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -13,6 +13,11 @@ from posthouse.client.secret import Secret, reveal
 PREFIX = "POSTHOUSE_CLIENT_"  # of variables of the environment
 _NO_URL = (
     "is none: a host and a port are missing or wrong, or a key has / or @ that is not %2F, %40"
+)
+_NO_PROVIDER = (
+    "is not set, and no URL was given: say where the queues are with posthouse://NAME:KEY@HOST for"
+    " a Posthouse broker, sb://NAME:KEY@HOST for Azure Service Bus or sqs://REGION for Amazon SQS;"
+    " in a test, memory:// is a broker in this process"
 )
 
 
@@ -53,6 +58,7 @@ class AzureServiceBusConfig:
     prefetch: int = 100
     websocket: bool = False
     credential: object = None  # one of azure.identity's
+    ca_file: str = ""  # whom to trust; the machine's, unless said
     provider = ProviderType.AZURE_SERVICE_BUS
 
     def __post_init__(self) -> None:
@@ -116,7 +122,7 @@ _SCHEMES: dict[str, type[Any]] = {
 class QueueConfig:
     """A provider, and what the client does beside it. To change it, make another client."""
 
-    provider: ProviderConfig = field(default_factory=InMemoryConfig)
+    provider: ProviderConfig
     default_timeout: float = 30.0  # of a receive, where none is given
     operation_timeout: float = 60.0  # of anything else, with all its tries
     max_retry_attempts: int = 3  # beside the first
@@ -173,7 +179,9 @@ class QueueConfig:
             for name, value in environment.items()
             if name.startswith(PREFIX) and value
         }
-        config = cls.from_url(given.pop("url", "memory://"))
+        if "url" not in given:
+            raise ConfigurationError(f"{PREFIX}URL", _NO_PROVIDER)
+        config = cls.from_url(given.pop("url"))
         mine = {each.name for each in fields(cls)} - {"provider"}
         general = {name: given.pop(name) for name in list(given) if name in mine}
         known = {each.name for each in fields(config.provider)}

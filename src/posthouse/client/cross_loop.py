@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, cast
 
+from posthouse.client.admin import Admin
 from posthouse.client.client import QueueClient, SessionClient, Transaction
 from posthouse.client.loop_thread import LoopThread
 from posthouse.client.names import SessionId
@@ -23,6 +24,8 @@ class _CrossLoop:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._twin, name)
+        if isinstance(found, Admin):
+            return _CrossLoop(found, self._loop_thread)
         if not callable(found):
             return found
 

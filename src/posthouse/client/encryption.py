@@ -295,7 +295,7 @@ def _bound(head: bytes, message_id: str, message: Message | ReceivedMessage) -> 
         message_id, message.session_id, message.correlation_id, message.content_type,
         message.attributes.get(COMPRESSED),
     ):  # fmt: skip
-        encoded = (field or "").encode("utf-8", "surrogatepass")
+        encoded = str(field or "").encode("utf-8", "surrogatepass")
         parts += (len(encoded).to_bytes(4, "big"), encoded)
     return b"".join(parts)
 

@@ -18,6 +18,7 @@ from posthouse.client.errors import ConfigurationError, QueueError, Serializatio
 from posthouse.client.messages import ReceivedMessage
 from posthouse.client.names import QueueName
 from posthouse.client.retry import ExponentialRetry, RetryPolicy
+from posthouse.client.telemetry import processing
 
 if TYPE_CHECKING:
     from posthouse.client.sync import SyncQueueClient
@@ -114,7 +115,7 @@ class Options:
     queue: QueueName
     concurrency: int = 10
     prefetch: int = 0  # messages fetched, and held, beyond those that are being handled
-    retry: RetryPolicy = ExponentialRetry(attempts=4, base=1.0)  # noqa: RUF009 (it is frozen)
+    retry: RetryPolicy = ExponentialRetry(attempts=5, base=1.0)  # noqa: RUF009 (it is frozen)
     sessions: bool = False
     session_idle: float = 5.0  # seconds without a message until a session is given up
     dead_letter: bool = False  # the queue's dead letters are handled
@@ -179,7 +180,8 @@ class Route:
         for each in reversed(middleware):
             chain = partial(_around, each, chain)
         try:
-            await chain(context)
+            with processing(context.message, context.queue):
+                await chain(context)
         except Reject as rejected:
             found = _dead(rejected.reason, rejected.description, rejected)
         except Requeue as requeued:

@@ -9,11 +9,15 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from msgspec.msgpack import Ext
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock, VirtualClock
 from posthouse.broker.engine import Engine
+from posthouse.client.attributes import AttributeValue, check_attributes
 from posthouse.client.config import InMemoryConfig
 from posthouse.client.errors import (
     ConfigurationError,
@@ -29,19 +33,39 @@ from posthouse.client.errors import (
     Timeout,
     ValidationError,
 )
-from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
+from posthouse.client.messages import PRIORITY, Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import MessageId, QueueName, SessionId
 from posthouse.client.provider import ProviderType, Settlement, Source
 from posthouse.core import commands as core
 from posthouse.core import errors as refusals
-from posthouse.core.message import Envelope, NewMessage, decode_envelope, encode_envelope
-from posthouse.core.model import QueueProperties, dead_letter_queue, entity_of
+from posthouse.core.message import (
+    TIMESTAMP,
+    Envelope,
+    NewMessage,
+    Value,
+    decode_envelope,
+    encode_envelope,
+    timestamp,
+    uuid,
+)
+from posthouse.core.message import UUID as UUID_CODE
+from posthouse.core.model import (
+    SUBSCRIPTION,
+    QueueProperties,
+    dead_letter_queue,
+    entity_of,
+    topic_of,
+)
 from posthouse.core.namespaces import CreateNamespace
 from posthouse.store.errors import StoreError
 from posthouse.store.memory import MemoryStore
 
+if TYPE_CHECKING:
+    from posthouse.client.memory_admin import MemoryAdmin
+
 NAMESPACE = "default"
 _TYPE = ProviderType.IN_MEMORY
+_ENTITIES = frozenset(("queue", "topic", "subscription", "queue or topic"))
 
 
 class InMemoryProvider:
@@ -110,25 +134,32 @@ class InMemoryProvider:
         }  # fmt: skip
         return QueueProperties(**(values | given))
 
+    def admin(self) -> "MemoryAdmin":
+        from posthouse.client.memory_admin import MemoryAdmin
+
+        return MemoryAdmin(self)
+
     # Asking.
 
-    async def _ask(self, command: core.Command, receipt: str = "", session: str = "") -> Any:
-        """Raises QueueError."""
+    async def _ask(
+        self, command: core.Command, receipt: str = "", session: str = "", *, create: bool = True
+    ) -> Any:
+        """Raises QueueError. A queue that is missing is created, where that is configured."""
         engine = await self._open()
         try:
             return await engine.ask(BROKER, NAMESPACE, command)
         except refusals.NotFound as refused:
-            missing = self._config.auto_create and refused.kind == "queue"
+            missing = create and self._config.auto_create and refused.kind != "rule"
             if not missing or not await self._make(command):
                 raise _error(refused, receipt, session) from refused
         except refusals.Refused as refused:
             raise _error(refused, receipt, session) from refused
         except StoreError as lost:
             raise ConnectionFailed(str(lost)) from lost
-        return await self._ask(command, receipt, session)
+        return await self._ask(command, receipt, session, create=False)
 
     async def _make(self, command: Any) -> bool:
-        """A queue for what is to be done with it."""
+        """A queue for what is to be done with it, or a topic with the subscription."""
         if isinstance(command, core.Work):  # in a transaction
             command = command.command
         queue = getattr(command, "queue", None)
@@ -138,15 +169,32 @@ class InMemoryProvider:
         sessions = isinstance(command, core.AcceptSession) or (
             isinstance(command, core.Send) and any(each.group for each in command.messages)
         )
-        with contextlib.suppress(QueueError):  # another may have made it meanwhile
-            await self.create_queue(entity_of(queue), sessions=sessions)
+        name = entity_of(queue)
+        single = {"duplicate_detection": False} if SUBSCRIPTION in name else {}
+        properties = self._properties(sessions, single)
+        made: list[core.Command] = [core.CreateQueue(name, properties)]
+        if SUBSCRIPTION in name:
+            topic = core.CreateQueue(topic_of(name), QueueProperties(delivery="topic"))
+            made = [topic, core.CreateSubscription(name, properties)]
+        for each in made:
+            with contextlib.suppress(QueueError):  # another may have made it meanwhile
+                await self._ask(each, create=False)
         return True
 
     # Sending.
 
     async def send(self, queue: QueueName, messages: Sequence[Message]) -> list[MessageId]:
-        await self._ask(core.Send(str(queue), [_new(each, 0) for each in messages]))
+        await self._ask(await self._sending(queue, messages))
         return [each.message_id or MessageId() for each in messages]
+
+    async def _sending(self, queue: QueueName, messages: Sequence[Message]) -> core.Send:
+        now_ms = (await self._open()).clock_ms(NAMESPACE)
+        new: list[NewMessage] = []
+        for each in messages:
+            delay = each.delay
+            due_ms = 0 if delay is None else now_ms + round(delay.total_seconds() * 1_000)
+            new.append(_new(each, due_ms))
+        return core.Send(str(queue), new)
 
     async def schedule(
         self, queue: QueueName, messages: Sequence[Message], at: datetime
@@ -390,7 +438,7 @@ class MemoryTransaction:
         self._number = number
 
     async def send(self, queue: QueueName, messages: Sequence[Message]) -> None:
-        command = core.Send(str(queue), [_new(each, 0) for each in messages])
+        command = await self._provider._sending(queue, messages)
         await self._provider._ask(core.Work(self._number, command))
 
     async def settle(self, receipts: Sequence[ReceiptHandle], how: Settlement) -> None:
@@ -473,19 +521,44 @@ def _settling(
 
 
 def _new(message: Message, due_ms: int) -> NewMessage:
-    """Raises MessageTooLarge."""
+    """Raises MessageTooLarge, Unsupported, ValidationError."""
     if len(message.body) > _TYPE.max_message_size():
         raise MessageTooLarge(len(message.body), _TYPE.max_message_size())
+    check_attributes(message.attributes, _TYPE)
+    group, key = _plain(message.session_id), _plain(message.partition_key)
+    if group is not None and key is not None and group != key:
+        raise ValidationError("partition key", "must be the session id where a message has both")
     envelope = Envelope(
         id=str(message.message_id or MessageId()), content_type=message.content_type or "",
-        correlation_id=message.correlation_id or "", session_id=_plain(message.session_id),
-        properties=dict(message.attributes),
+        subject=message.subject or "", correlation_id=message.correlation_id or "",
+        session_id=group, partition_key=key, to=message.to or "", reply_to=message.reply_to or "",
+        properties={str(name): property_of(value) for name, value in message.attributes.items()},
     )  # fmt: skip
     life = message.time_to_live
     return NewMessage(
-        encode_envelope(envelope), message.body, group=_plain(message.session_id),
+        encode_envelope(envelope), message.body, group=key if group is None else group,
+        priority=PRIORITY if message.priority is None else message.priority,
         ttl_ms=None if life is None else max(1, round(life.total_seconds() * 1_000)), due_ms=due_ms,
     )  # fmt: skip
+
+
+def property_of(value: AttributeValue) -> Value:
+    """An attribute as the core has it."""
+    if isinstance(value, datetime):
+        return timestamp(_ms(value))
+    if isinstance(value, UUID):
+        return uuid(value.bytes)
+    return str(value) if isinstance(value, str) else value
+
+
+def attribute_of(value: Value) -> AttributeValue:
+    """A property of the core as the client has it; of types that Python lacks, its text."""
+    if isinstance(value, Ext):
+        if value.code == UUID_CODE:
+            return UUID(bytes=bytes(value.data))
+        number = int.from_bytes(value.data, "big", signed=True)
+        return _moment(number) if value.code == TIMESTAMP else str(number)
+    return "" if value is None else value
 
 
 def _received(
@@ -505,17 +578,18 @@ def _received(
     session = envelope.session_id
     return ReceivedMessage(
         MessageId(envelope.id), body, receipt, count, now,
-        {name: str(value) for name, value in envelope.properties.items()},
+        {name: attribute_of(value) for name, value in envelope.properties.items()},
         None if session is None else SessionId(session), envelope.correlation_id or None,
         envelope.content_type or None, now if count <= 1 else None, life, message.sequence,
-        _moment(message.enqueued_ms), reason, description,
+        _moment(message.enqueued_ms), reason, description, envelope.subject or None,
+        envelope.to or None, envelope.reply_to or None, message.priority, envelope.partition_key,
     )  # fmt: skip
 
 
 def _error(refused: refusals.Refused, receipt: str, session: str) -> QueueError:
     """A refusal in the client's words."""
     match refused:
-        case refusals.NotFound(kind="queue", name=name, namespace=namespace):
+        case refusals.NotFound(kind=kind, name=name, namespace=namespace) if kind in _ENTITIES:
             return QueueNotFound(entity_of(name), namespace)
         case refusals.LockLost():
             return MessageNotFound(receipt)

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from posthouse.client.admin import AdminProvider
     from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
     from posthouse.client.names import MessageId, QueueName, SessionId
 
@@ -143,6 +144,15 @@ class Transacting(Protocol):
     async def roll_back(self) -> None: ...
 
 
+@runtime_checkable
+class OwnClock(Protocol):
+    """A provider whose time can be moved: the broker in memory."""
+
+    async def advance(self, seconds: float) -> None: ...
+
+    def now(self) -> datetime: ...
+
+
 class Provider(Protocol):
     """Queues of one kind. Everything may be called by many at a time, and may be cancelled."""
 
@@ -205,6 +215,8 @@ class Provider(Protocol):
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Transacting]: ...
+
+    def admin(self) -> "AdminProvider": ...
 
 
 Messages = AsyncIterator["ReceivedMessage"]

@@ -37,7 +37,7 @@ class NoRetry:
 class ExponentialRetry:
     """Each delay is `factor` times the one before."""
 
-    attempts: int = 3  # beside the first
+    attempts: int = 3  # tries in all, with the first
     base: float = 0.1
     factor: float = 2.0
     most: float = 60.0
@@ -76,7 +76,7 @@ class FixedRetry:
 def _delay(
     tries: int, error: QueueError, attempts: int, wait: float, jitter: float
 ) -> float | None:
-    if not error.should_retry or tries > attempts:
+    if not error.should_retry or tries >= attempts:
         return None
     wait *= 1 + _random.uniform(-jitter, jitter)
     told = vars(error).get("retry_after")  # by the provider, not by the kind of error

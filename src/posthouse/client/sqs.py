@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -35,7 +35,6 @@ from posthouse.client.provider import ProviderType, Settlement, Source, Transact
 from posthouse.client.secret import reveal
 from posthouse.client.sqs_session import SqsSession
 from posthouse.client.sqs_words import (
-    OURS,
     RAISED,
     TYPE,
     Doing,
@@ -47,6 +46,9 @@ from posthouse.client.sqs_words import (
     size_of,
 )
 from posthouse.client.under_way import UnderWay
+
+if TYPE_CHECKING:
+    from posthouse.client.sqs_admin import SqsAdmin
 
 BATCH_MAX = 10
 BATCH_BYTES_MAX = 256 << 10
@@ -147,8 +149,14 @@ class SqsProvider:
     # Queues.
 
     async def _queue(self, queue: QueueName) -> SqsQueue:
+        if queue.topic is not None:
+            raise Unsupported(TYPE.value, "have subscriptions: it has no topics")
         name = f"{queue}.fifo" if self._config.use_fifo_queues else str(queue)
         return await self._named(name, queue)
+
+    def forget_queues(self) -> None:
+        """Their properties were changed."""
+        self._queues.clear()
 
     async def _source(self, source: Source) -> SqsQueue:
         queue = await self._queue(source.queue)
@@ -366,6 +374,11 @@ class SqsProvider:
                 raise SessionLocked(session_id, other.expires_at)
         return await SqsSession.find(self, found, session_id, timeout)
 
+    def admin(self) -> "SqsAdmin":
+        from posthouse.client.sqs_admin import SqsAdmin
+
+        return SqsAdmin(self, fifo=self._config.use_fifo_queues)
+
     # What SQS has not.
 
     async def schedule(
@@ -414,9 +427,6 @@ def _failures(answer: Any, doing: Doing) -> dict[int, QueueError]:
 def _copy(taken: Taken, to: SqsQueue, more: dict[str, str]) -> Entry:
     """Returns a copy for another queue. FIFO queues deduplicate it by its original id."""
     entry = entry_of(taken.message.message(), fifo=to.fifo, more=more)
-    for name, each in taken.raw.get("MessageAttributes", {}).items():
-        if name != OURS and each["DataType"].startswith("Binary"):
-            entry["MessageAttributes"][name] = each
     if to.fifo:
         entry["MessageDeduplicationId"] = taken.raw["MessageId"]
     return entry

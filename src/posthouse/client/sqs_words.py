@@ -11,7 +11,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
+from math import ceil, isfinite
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -25,6 +27,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
+from posthouse.client.attributes import AttributeValue, check_attributes
 from posthouse.client.errors import (
     AuthenticationFailed,
     ConnectionFailed,
@@ -44,6 +47,7 @@ from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
 
 TYPE = ProviderType.AWS_SQS
+DELAY_S_MAX = 900  # of a message
 NATIVE_MAX = 9  # attributes of a message, beside our own
 THROTTLED_S = 5.0  # how long to wait; SQS does not say
 OURS = "posthouse"
@@ -51,6 +55,7 @@ REDRIVEN = "MaxDeliveryCountExceeded"  # why SQS itself moves a message
 
 _NAME = re.compile(r"(?!AWS\.|Amazon\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.IGNORECASE)
 _TEXT = re.compile("[\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
+_INT = re.compile(r"[+-]?\d+", re.ASCII)
 _PLAIN = re.compile(r"[\x21-\x7e]{1,128}")
 
 # By what an error of SQS's says.
@@ -72,7 +77,8 @@ _DENIED = {
 _BUSY = {
     "Throttling", "ThrottlingException", "RequestThrottled", "RequestThrottledException",
     "RequestLimitExceeded", "TooManyRequestsException", "OverLimit", "SlowDown", "KmsThrottled",
-    "AWS.SimpleQueueService.OverLimit",
+    "AWS.SimpleQueueService.OverLimit", "PurgeQueueInProgress",
+    "AWS.SimpleQueueService.PurgeQueueInProgress",
 }  # fmt: skip
 _REFUSED = {
     "InvalidMessageContents", "InvalidAttributeName", "InvalidAttributeValue",
@@ -130,12 +136,7 @@ Entry = dict[str, Any]  # of SendMessage and SendMessageBatch
 
 def entry_of(message: Message, *, fifo: bool, more: Mapping[str, str] | None = None) -> Entry:
     """Raises MessageTooLarge, Unsupported, ValidationError."""
-    if message.time_to_live is not None:
-        raise Unsupported(TYPE.value, "let a message expire: its queues do, all alike")
-    if message.session_id is not None and not fifo:
-        raise Unsupported(TYPE.value, "keep sessions in order without use_fifo_queues")
-    if not message.body:
-        raise ValidationError("body", "must not be empty: SQS takes no empty one")
+    _check_carried(message, fifo=fifo)
     id = str(message.message_id or MessageId())
     ours: dict[str, Any] = {"id": id, **(more or {})}
     try:
@@ -144,23 +145,23 @@ def entry_of(message: Message, *, fifo: bool, more: Mapping[str, str] | None = N
         body = ""
     if _TEXT.fullmatch(body) is None:
         body, ours["base64"] = b64encode(message.body).decode(), True
-    if message.correlation_id is not None:
-        ours["correlation"] = message.correlation_id
-    if message.content_type is not None:
-        ours["type"] = message.content_type
+    texts = {
+        "correlation": message.correlation_id, "type": message.content_type,
+        "subject": message.subject, "to": message.to, "reply": message.reply_to,
+    }  # fmt: skip
+    ours |= {name: text for name, text in texts.items() if text is not None}
     native, packed = _divided(message.attributes)
     if packed:
         ours["attributes"] = packed
-    attributes = {
-        name: {"DataType": "String", "StringValue": value}
-        for name, value in [*native.items(), (OURS, "")]
-    }
+    attributes = {**native, OURS: {"DataType": "String", "StringValue": ""}}
     entry: Entry = {"MessageBody": body, "MessageAttributes": attributes}
     if fifo:
         # Without a session nothing is to be in order with it: it is a group of its own.
         entry["MessageGroupId"] = plain(message.session_id or id)
         entry["MessageDeduplicationId"] = plain(id)
         ours["session"] = message.session_id
+    elif message.delay is not None:
+        entry["DelaySeconds"] = ceil(message.delay.total_seconds())
     attributes[OURS]["StringValue"] = json.dumps(ours, separators=(",", ":"))
     size = size_of(entry)
     if size > TYPE.max_message_size():
@@ -168,17 +169,91 @@ def entry_of(message: Message, *, fifo: bool, more: Mapping[str, str] | None = N
     return entry
 
 
-def _divided(attributes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _check_carried(message: Message, *, fifo: bool) -> None:
+    """Raises Unsupported, ValidationError."""
+    if message.time_to_live is not None:
+        raise Unsupported(TYPE.value, "let a message expire: its queues do, all alike")
+    if message.session_id is not None and not fifo:
+        raise Unsupported(TYPE.value, "keep sessions in order without use_fifo_queues")
+    if message.priority is not None:
+        raise Unsupported(TYPE.value, "order messages by priority; use a queue for each")
+    if message.partition_key is not None:
+        raise Unsupported(TYPE.value, "partition messages by a key; use a session id")
+    if message.delay is not None:
+        if fifo:
+            raise Unsupported(TYPE.value, "delay one message of a FIFO queue, only all of them")
+        if message.delay.total_seconds() > DELAY_S_MAX:
+            raise Unsupported(TYPE.value, f"delay a message for more than {DELAY_S_MAX} s")
+    if not message.body:
+        raise ValidationError("body", "must not be empty: SQS takes no empty one")
+    check_attributes(message.attributes, TYPE)
+
+
+def _divided(
+    attributes: Mapping[str, AttributeValue],
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Those that SQS takes as they are, and the others."""
-    native = {
-        name: value
-        for name, value in attributes.items()
-        if len(name) <= 256 and name.lower() != OURS and _NAME.fullmatch(name)
-        and _TEXT.fullmatch(value)
-    }  # fmt: skip
-    if len(native) > NATIVE_MAX:
-        native = dict(list(native.items())[:NATIVE_MAX])
-    return native, {name: value for name, value in attributes.items() if name not in native}
+    native: dict[str, dict[str, Any]] = {}
+    packed: dict[str, Any] = {}
+    for name, value in attributes.items():
+        label, text = _labelled(value)
+        named = len(name) <= 256 and name.lower() != OURS and _NAME.fullmatch(name)
+        if isinstance(value, bytes):
+            form: dict[str, Any] = {"DataType": label, "BinaryValue": value}
+        else:
+            form = {"DataType": label, "StringValue": text}
+        fits = named and _TEXT.fullmatch(text) and not _is_odd(value)
+        if fits and len(native) < NATIVE_MAX:
+            native[name] = form
+        else:
+            packed[name] = text if label == "String" else [label, text]
+    return native, packed
+
+
+def _is_odd(value: AttributeValue) -> bool:
+    """A number that is none to SQS."""
+    return isinstance(value, float) and not (isfinite(value) and (abs(value) < 1e100))
+
+
+def _labelled(value: AttributeValue) -> tuple[str, str]:
+    """A value as SQS's type, with a label where the type alone would not tell, and its text."""
+    match value:
+        case bool():
+            return "String.bool", "true" if value else "false"
+        case int():
+            return "Number.int", str(int(value))
+        case float():
+            return "Number.float", repr(float(value))
+        case bytes():
+            return "Binary", b64encode(value).decode()
+        case datetime():
+            return "String.datetime", value.isoformat()
+        case UUID():
+            return "String.uuid", str(value)
+        case _:
+            return "String", str(value)
+
+
+def _unlabelled(label: str, text: str) -> AttributeValue:
+    """The reverse; text where it cannot be read as its label says."""
+    try:
+        match label.partition("."):
+            case "Binary", _, _:
+                return b64decode(text)
+            case "Number", _, "float":
+                return float(text)
+            case "Number", _, _:
+                return int(text) if _INT.fullmatch(text) else float(text)
+            case _, _, "bool":
+                return text == "true"
+            case _, _, "datetime":
+                return datetime.fromisoformat(text)
+            case _, _, "uuid":
+                return UUID(text)
+            case _:
+                return text
+    except ValueError:
+        return text
 
 
 def plain(id: str) -> str:
@@ -189,7 +264,9 @@ def plain(id: str) -> str:
 def size_of(entry: Entry) -> int:
     """Returns the size that SQS counts: the body, and each attribute's name, type and value."""
     return len(entry["MessageBody"].encode()) + sum(
-        len(name) + len(each["DataType"]) + len(each["StringValue"].encode())
+        len(name)
+        + len(each["DataType"])
+        + len(each["BinaryValue"] if "BinaryValue" in each else each["StringValue"].encode())
         for name, each in entry["MessageAttributes"].items()
     )
 
@@ -197,12 +274,11 @@ def size_of(entry: Entry) -> int:
 def incoming(found: Mapping[str, Any], handle: str, until: datetime, dead: bool) -> ReceivedMessage:
     """Also of a message that another kind of client has sent."""
     given: dict[str, Any] = found.get("Attributes", {})
-    attributes = {
-        name: str(each.get("StringValue", ""))
-        for name, each in found.get("MessageAttributes", {}).items()
-    }
-    ours = _read(attributes.pop(OURS, None))
-    attributes |= ours.get("attributes", {})
+    native: dict[str, Any] = dict(found.get("MessageAttributes", {}))
+    ours = _read(native.pop(OURS, {}).get("StringValue"))
+    attributes = {name: _native_value(each) for name, each in native.items()}
+    for name, packed in ours.get("attributes", {}).items():
+        attributes[name] = _unlabelled(*packed) if isinstance(packed, list) else str(packed)
     text = str(found.get("Body", ""))
     body = b64decode(text) if ours.get("base64") else text.encode()
     session = ours["session"] if "session" in ours else given.get("MessageGroupId")
@@ -216,7 +292,15 @@ def incoming(found: Mapping[str, Any], handle: str, until: datetime, dead: bool)
         sequence_number=int(given.get("SequenceNumber", 0)),
         enqueued_at=_moment(given.get("SentTimestamp")),
         dead_letter_reason=reason, dead_letter_description=ours.get("description"),
+        subject=ours.get("subject"), to=ours.get("to"), reply_to=ours.get("reply"),
     )  # fmt: skip
+
+
+def _native_value(given: Mapping[str, Any]) -> AttributeValue:
+    binary = given.get("BinaryValue")
+    if binary is not None:
+        return bytes(binary)
+    return _unlabelled(str(given.get("DataType", "String")), str(given.get("StringValue", "")))
 
 
 def _read(text: str | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from posthouse.client.admin import Admin
 from posthouse.client.client import QueueClient, Receiver, SessionClient, Transaction
 from posthouse.client.config import QueueConfig
 from posthouse.client.create import create_client
@@ -119,6 +120,30 @@ class SyncTransaction(_Sync):
     dead_letter_message = _waits(Transaction.dead_letter_message)
 
 
+class SyncAdmin(_Sync):
+    """`Admin` for programs without an event loop: each method blocks until it is done."""
+
+    _twin: Admin
+
+    ensure_queue = _waits(Admin.ensure_queue)
+    update_queue = _waits(Admin.update_queue)
+    delete_queue = _waits(Admin.delete_queue)
+    ensure_topic = _waits(Admin.ensure_topic)
+    update_topic = _waits(Admin.update_topic)
+    delete_topic = _waits(Admin.delete_topic)
+    queues = _waits(Admin.queues)
+    topics = _waits(Admin.topics)
+    ensure_subscription = _waits(Admin.ensure_subscription)
+    update_subscription = _waits(Admin.update_subscription)
+    delete_subscription = _waits(Admin.delete_subscription)
+    subscriptions = _waits(Admin.subscriptions)
+    ensure_rule = _waits(Admin.ensure_rule)
+    delete_rule = _waits(Admin.delete_rule)
+    rules = _waits(Admin.rules)
+    purge = _waits(Admin.purge)
+    counts = _waits(Admin.counts)
+
+
 class SyncQueueClient(_Sync):
     """`QueueClient` for programs without an event loop: each method blocks until it is done."""
 
@@ -141,8 +166,17 @@ class SyncQueueClient(_Sync):
     dead_letter_message = _waits(QueueClient.dead_letter_message)
     renew_message_lock = _waits(QueueClient.renew_message_lock)
     resubmit_messages = _waits(QueueClient.resubmit_messages)
+    advance = _waits(QueueClient.advance)
     close = _waits(QueueClient.close)
     _accept = _waits(QueueClient.accept_session)
+
+    def now(self) -> datetime:
+        return self._twin.now()
+
+    @property
+    def admin(self) -> SyncAdmin:
+        """Creates, changes and deletes queues, topics, subscriptions and rules."""
+        return SyncAdmin(self._twin.admin, self._loop_thread)
 
     @property
     def provider_type(self) -> ProviderType:

@@ -15,6 +15,7 @@ import msgspec
 
 from posthouse.client.errors import QueueError
 from posthouse.client.messages import Message, ReceivedMessage
+from posthouse.client.names import SUBSCRIPTION
 from posthouse.client.provider import ProviderType
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-TRACEPARENT = "traceparent"
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 LINKS_MAX = 128  # of one span
 ASK_SECONDS = 1.0
 _SYSTEMS = {ProviderType.AZURE_SERVICE_BUS: "servicebus", ProviderType.AWS_SQS: "aws_sqs"}
@@ -115,10 +116,13 @@ class Telemetry:
 
     @contextmanager
     def processing(self, queue: str, message: ReceivedMessage) -> Iterator[None]:
-        """A span around the handling of a message, in the trace in which it was sent."""
+        """A span around the handling of a message: below the span of its send, and linked to it.
+
+        OpenTelemetry's conventions want the link always, and allow the parent for one message.
+        """
         with self._tracer.start_as_current_span(
-            f"process {queue}".rstrip(), self._context.extract(message.attributes),
-            kind=self._trace.SpanKind.CONSUMER,
+            f"process {queue}".rstrip(), self._context.extract(_carried(message)),
+            kind=self._trace.SpanKind.CONSUMER, links=self._links([message]),
             attributes=self._about("process", "process", queue, [message]),
         ) as span:  # fmt: skip
             try:
@@ -138,8 +142,11 @@ class Telemetry:
             "messaging.system": self._system, "messaging.operation.name": operation,
             "messaging.operation.type": kind,
         }  # fmt: skip
+        topic, _, subscription = queue.partition(SUBSCRIPTION)
         if queue:
-            about["messaging.destination.name"] = queue
+            about["messaging.destination.name"] = topic
+        if subscription:
+            about["messaging.destination.subscription.name"] = subscription
         if len(messages) != 1:
             about["messaging.batch.message_count"] = len(messages)
             return about
@@ -155,7 +162,7 @@ class Telemetry:
         found: list[Link] = []
         for each in messages:
             if TRACEPARENT in each.attributes and len(found) < LINKS_MAX:
-                context = self._context.extract(each.attributes)
+                context = self._context.extract(_carried(each))
                 sent_in = self._trace.get_current_span(context).get_span_context()
                 if sent_in.is_valid:
                     found.append(self._trace.Link(sent_in))
@@ -178,11 +185,17 @@ def processing(message: ReceivedMessage, queue: str = "") -> Iterator[None]:
     Without OpenTelemetry it does nothing.
     """
     telemetry = find_telemetry(message.receipt_handle.provider)
-    if telemetry is None:
+    if telemetry is None or not telemetry.is_tracing:
         yield
     else:
         with telemetry.processing(queue, message):
             yield
+
+
+def _carried(message: Message | ReceivedMessage) -> dict[str, str]:
+    """Returns the trace that a message carries. Anybody may have written its attributes."""
+    found = {name: message.attributes.get(name) for name in (TRACEPARENT, TRACESTATE)}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _carrying(message: Message, carried: dict[str, str]) -> Message:

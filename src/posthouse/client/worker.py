@@ -30,7 +30,7 @@ from posthouse.client.figures import Figures
 from posthouse.client.handling import Context, Middleware, Options, Outcome, Route
 from posthouse.client.intake import Intake, SessionIntake
 from posthouse.client.loop_thread import SHARED, LoopThread
-from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
+from posthouse.client.messages import PRIORITY, Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, QueueName
 from posthouse.client.provider import ProviderType
 from posthouse.client.retry import RetryPolicy
@@ -319,10 +319,12 @@ class Worker:
 def _received(message: Message, attempt: int) -> ReceivedMessage:
     now = utc_now()
     receipt = ReceiptHandle("", now + timedelta(minutes=1), ProviderType.IN_MEMORY)
+    priority = PRIORITY if message.priority is None else message.priority
     return ReceivedMessage(
         message.message_id or MessageId(), message.body, receipt, attempt, now, message.attributes,
         message.session_id, message.correlation_id, message.content_type,
-        time_to_live=message.time_to_live,
+        time_to_live=message.time_to_live, subject=message.subject, to=message.to,
+        reply_to=message.reply_to, priority=priority, partition_key=message.partition_key,
     )  # fmt: skip
 
 

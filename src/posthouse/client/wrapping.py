@@ -42,7 +42,7 @@ class Wrapping:
         elif ENCRYPTED in received.attributes:
             from posthouse.client.encryption import KeyNotFound
 
-            raise KeyNotFound(received.attributes[ENCRYPTED])
+            raise KeyNotFound(str(received.attributes[ENCRYPTED]))
         if COMPRESSED in received.attributes:
             from posthouse.client.compression import UNPACKED_BYTES_MAX, unwrap
 

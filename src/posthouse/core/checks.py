@@ -6,7 +6,6 @@ from msgspec.msgpack import Ext
 from posthouse.core.commands import (
     BACKOFF_MAX,
     DURATION_MS_MAX,
-    HOPS_MAX,
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTY_CHARS_MAX,
@@ -14,7 +13,7 @@ from posthouse.core.commands import (
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
 )
-from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound
+from posthouse.core.errors import InvalidArgument, NotFound
 from posthouse.core.filters.problems import SyntaxProblem
 from posthouse.core.message import (
     SPAN,
@@ -24,7 +23,7 @@ from posthouse.core.message import (
     ZONELESS_BYTES,
     Properties,
 )
-from posthouse.core.model import SUBSCRIPTION, Queue, QueueProperties, State, entity_of, topic_of
+from posthouse.core.model import SUBSCRIPTION, QueueProperties, State, entity_of
 from posthouse.core.routing import compile_rule
 from posthouse.core.rules import CorrelationFilter, Rule
 from posthouse.core.tokens import KEY_BYTES
@@ -158,61 +157,17 @@ def _check_fan_out(properties: QueueProperties) -> None:
             raise InvalidArgument(name, "goes not with fan-out")
 
 
-def check_forwarding(state: State, name: str, properties: QueueProperties) -> None:
-    """Whether a queue may forward as it wants to: to what is there, not far, and not in a circle.
+def check_forwarding(state: State, properties: QueueProperties) -> None:
+    """Whether a queue may forward as it wants to. Raises NotFound.
 
-    With what forwards to it already.
+    It may forward in a circle, or to itself: each message counts its hops, and is forwarded
+    HOPS_MAX times at most.
     """
     for target in (properties.forward_to, properties.forward_dead_to):
         if target is None:
             continue
         if entity_of(target) not in state.queues or SUBSCRIPTION in target:
             raise NotFound("queue or topic", target)
-        if topic_of(name) in _reached_from(state, target):
-            raise NotAllowed(name, f"what is forwarded to {target!r} would come back")
-    hops = _hops_to(state, topic_of(name)) + _hops_from(state, properties)
-    if hops > HOPS_MAX:
-        raise NotAllowed(name, f"a message would be forwarded {hops} times; {HOPS_MAX} is the most")
-
-
-def _targets(queue: Queue) -> set[str]:
-    """Names of the queues and topics that a queue or topic forwards to."""
-    found = set()
-    lasting = [each for each in queue.subscriptions.values() if not each.temporary]
-    for each in (queue, *lasting):
-        found |= {each.properties.forward_to, each.properties.forward_dead_to}
-    return {name for name in found if name is not None}
-
-
-def _reached_from(state: State, name: str) -> set[str]:
-    found: set[str] = set()
-    left = [name]
-    while left:
-        name = left.pop()
-        queue = state.queues.get(name)
-        if name not in found:
-            found.add(name)
-            left += [] if queue is None else _targets(queue)
-    return found
-
-
-def _hops_from(state: State, properties: QueueProperties) -> int:
-    targets = {properties.forward_to, properties.forward_dead_to} - {None}
-    found = 0
-    while targets and found <= HOPS_MAX:
-        found += 1
-        queues = [state.queues[name] for name in targets if name in state.queues]
-        targets = set().union(*map(_targets, queues))
-    return found
-
-
-def _hops_to(state: State, name: str) -> int:
-    names, found = {name}, -1
-    while names and found <= HOPS_MAX:
-        found += 1
-        queues = (state.queues[each] for each in state.names)
-        names = {queue.name for queue in queues if _targets(queue) & names}
-    return found
 
 
 def check_rule(rule: Rule) -> None:

@@ -28,6 +28,7 @@ PAGE_MAX = 1_000
 STEPS_MAX = 1_000  # of a tick, a purge, a resubmit, the end of a receiver
 LOOK_MAX = 20_000  # messages passed over to find those that have not expired
 CREDIT_MAX = BATCH_MAX
+CLIENT_CHARS_MAX = 200  # of a receiver's name for people; more is cut off
 
 # Limits on what is written down.
 NAME_CHARS_MAX = 260
@@ -343,6 +344,7 @@ class Attach(_Command, frozen=True):
     by_id: bool = False
     session: int = 0
     by: Holder = NOBODY
+    client: str = ""  # a name for people, where it is told who holds a message
 
 
 class Credit(_Command, frozen=True):
@@ -662,6 +664,7 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     subscriptions: int = 0  # of a topic
     rules: int = 0  # of a subscription
     transfer: int = 0  # messages that it could not forward
+    waiting: int = 0  # receivers that wait for a message, or for a session
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):

@@ -137,6 +137,21 @@ class Relay:
         self.plan.records += [Dropped(name, late) for name, late in self._late.items()]
 
 
+def counted(note: Note | None, hops: int, target: Queue) -> Note | None:
+    """The note of a copy, which counts its hops where it may be forwarded once more."""
+    dead = target.dead
+    if not target.relays and (dead is None or not dead.relays):
+        hops = 0
+    if hops == hops_of(note):
+        return note
+    note = msgspec.structs.replace(note or NO_NOTE, hops=hops)
+    return None if note == NO_NOTE else note
+
+
+def hops_of(note: Note | None) -> int:
+    return 0 if note is None else note.hops
+
+
 def _noted_bytes(note: Note) -> int:
     """The bytes of a note in a record, with what goes around it."""
     return 64 + len(msgspec.msgpack.encode(note))

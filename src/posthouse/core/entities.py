@@ -37,7 +37,7 @@ def create_queue(state: State, command: CreateQueue, now_ms: int) -> Outcome:
     if taken is not None:
         raise AlreadyExists("queue", taken)
     properties = check_queue_properties(command.properties)
-    check_forwarding(state, command.queue, properties)
+    check_forwarding(state, properties)
     return Outcome([QueueCreated(command.queue, now_ms, properties, command.by.name)])
 
 
@@ -47,7 +47,7 @@ def update_queue(state: State, command: UpdateQueue, now_ms: int) -> Outcome:
     check_update(queue.properties, properties)
     old = queue.properties
     if (properties.forward_to, properties.forward_dead_to) != (old.forward_to, old.forward_dead_to):
-        check_forwarding(state, queue.name, properties)
+        check_forwarding(state, properties)
     return _change(queue, properties, now_ms)
 
 
@@ -147,4 +147,5 @@ def info(queue: Queue) -> QueueInfo:
         len(queue.subscriptions),
         len(queue.rules),
         sum(transfer.counts) if transfer is not None else 0,
+        len(queue.waiting) + len(queue.accepting),
     )

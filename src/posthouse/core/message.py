@@ -151,6 +151,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int | None = None  # the sender's, for when it is sent again
     removed: list[str] = []  # properties that are not there any more
     fields: dict[str, str | None] = {}  # of the envelope, that are different now
+    hops: int = 0  # how often it was forwarded, where it may be forwarded once more
 
     def amended(
         self,
@@ -171,7 +172,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
 
     def resubmitted(self, *, keep_reason: bool) -> "Note":
         if keep_reason:
-            return self
+            return msgspec.structs.replace(self, hops=0)
         return Note(self.properties, removed=self.removed, fields=self.fields)
 
     def apply_to(self, envelope: Envelope) -> Envelope:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from posthouse.core.index import Index
-from posthouse.core.message import Message, NewMessage, Notes
+from posthouse.core.message import LOCKED, Message, NewMessage, Notes
 from posthouse.core.ready_list import ReadyList
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
@@ -123,6 +123,7 @@ class Receiver(msgspec.Struct):
     waits: dict[int, None] = {}  # receivers that ask once on its behalf
     given: int = 0  # messages so far
     by: str = ""  # for whom it counts, where it stays attached
+    client: str = ""  # its name for people
 
 
 class Blocked(msgspec.Struct, gc=False):
@@ -195,6 +196,16 @@ class Queue(msgspec.Struct):
             most_bytes is None
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether somebody is attached, waits for room, or holds a message."""
+        return bool(self.attached or self.blocked or self.counts[LOCKED])
+
+    def parts(self) -> "list[Queue]":
+        """The queue and its subscriptions, with the dead-letter and transfer queues of each."""
+        every = [self, *self.subscriptions.values()]
+        return every + [q for each in every for q in (each.dead, each.transfer) if q is not None]
 
     def level(self, message: Message | NewMessage) -> int:
         """Returns the index of a message's ready list. List 0 is delivered first."""
@@ -274,7 +285,10 @@ class State(msgspec.Struct):
     held: Held = {}  # what principals have made, of what is limited in number; some of it passing
     queues: dict[str, Queue] = {}  # dead-letter queues too
     names: list[str] = []  # sorted, of queues and topics
+    topics: int = 0  # how many of them are topics
     folded: dict[str, str] = {}  # case-folded name: name
+    # By the name of a target: the queues, topics and subscriptions that forward to it.
+    forwarders: dict[str, dict[str, None]] = {}
     numbered: dict[int, Queue] = {}
     locks: dict[int, Lock] = {}
     ids: dict[str, dict[int, None]] = {}  # message id: tokens that can be settled by it

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TypeAlias, cast
 
 from posthouse.core.commands import FANOUT_LIMITED_MAX, HAND_ON_BYTES_MAX, HAND_ON_MAX
-from posthouse.core.copies import FIRST_EFFORT, Relay, filled
+from posthouse.core.copies import FIRST_EFFORT, Relay, counted, filled
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.filters.problems import TooManyLooks
 from posthouse.core.filters.view import Amendment, MessageView
@@ -35,9 +35,13 @@ def publish(handed: Relay, message: Message) -> bool:
     is_much = len(hits) > HAND_ON_MAX // FIRST_EFFORT
     if message.lock or is_much or note is not None or any(hit.amendment for hit in hits):
         return _publish_in_parts(handed, message, _in_order(hits, message.lock))
-    for hit in hits:
+    for hit in sorted(hits, key=_number_of):
         _give_copy(handed, message, hit, None)
     return True
+
+
+def _number_of(hit: Hit) -> int:
+    return hit.queue.number
 
 
 def _publish_in_parts(handed: Relay, message: Message, parts: Iterable[_Part]) -> bool:
@@ -119,7 +123,8 @@ def _give_copy(handed: Relay, message: Message, hit: Hit, note: Note | None) -> 
         note = (note or NO_NOTE).amended(properties, removed, fields)
     if note is not None and handed.plan.noted_bytes >= HAND_ON_BYTES_MAX:
         text = "The actions of its topic's rules write too much of one message."
-        handed.bury(message, queue, None, "FilterException", text)
+        rest = Note(hops=note.hops) if note.hops else None
+        handed.bury(message, queue, rest, "FilterException", text)
         return
     most = queue.properties.max_message_bytes
     if most is not None and size_bytes(message) > most:
@@ -130,7 +135,7 @@ def _give_copy(handed: Relay, message: Message, hit: Hit, note: Note | None) -> 
         handed.bury(message, queue, note, "Session id is null.", "The subscription has sessions.")
         return
     try:
-        handed.copy(message, queue, note, ttl_ms)
+        handed.copy(message, queue, note and counted(note, note.hops, queue), ttl_ms)
     except QuotaExceeded as full:
         if handed.plan.may_refuse:
             raise

@@ -7,6 +7,7 @@ from posthouse.core.checks import check_count, check_duration, check_moment
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
     BATCH_MAX,
+    CLIENT_CHARS_MAX,
     CREDIT_MAX,
     RECEIVER_MAX,
     STEPS_MAX,
@@ -140,7 +141,7 @@ def attach(state: State, command: Attach, now_ms: int) -> Outcome:
     receiver = Receiver(
         command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
         command.receiver if command.bound else 0, by_id=command.by_id, session=command.session,
-        by=command.by.name,
+        by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
@@ -164,7 +165,7 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
     receiver = Receiver(
         command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
-        by_id=command.by_id, by=command.by.name,
+        by_id=command.by_id, by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
     records: list[Record] = [
         SubscriptionCreated(

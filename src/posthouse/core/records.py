@@ -170,7 +170,7 @@ def epitaph(
     changed = (note or NO_NOTE).amended(record.properties)
     return Note(
         changed.properties, record.reason, record.description, queue, sequence, record.time_ms,
-        ttl_ms, changed.removed, changed.fields,
+        ttl_ms, changed.removed, changed.fields, changed.hops,
     )  # fmt: skip
 
 

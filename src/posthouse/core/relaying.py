@@ -1,7 +1,7 @@
 """Relaying: topics and queues that forward hand on what has come to them."""
 
 from posthouse.core.commands import FANOUT_LIMITED_MAX, HOPS_MAX
-from posthouse.core.copies import Relay, filled
+from posthouse.core.copies import Relay, counted, filled, hops_of
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import Message, group_of, size_bytes
 from posthouse.core.model import Queue
@@ -9,7 +9,9 @@ from posthouse.core.picking import can_send
 from posthouse.core.plan import Plan, QueueOverlay
 from posthouse.core.publishing import hits_of, publish
 
-_ROUNDS_MAX = 2 * HOPS_MAX + 2  # of handing on, with topics between the hops
+# Rounds of handing on: each hop may be followed by one through a topic or a fan-out queue, and by
+# one from the dead letters of a fan-out queue's receiver, which is not counted.
+_ROUNDS_MAX = 3 * (HOPS_MAX + 1)
 
 
 def relay(plan: Plan) -> None:
@@ -75,7 +77,7 @@ def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
     no room; and of copies there are never more than a few for each queue.
     """
     state, queue = plan.state, overlay.queue
-    if queue.origin is not None and state.queues[queue.origin].temporary:
+    if _is_receivers_own(plan, queue):
         return True  # it ends with its receiver, and so would the dead letters in it
     if state.fanout == "stopped":
         return False
@@ -90,12 +92,21 @@ def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
     return all(filled(plan, each) < FANOUT_LIMITED_MAX for each in targets)
 
 
+def _is_receivers_own(plan: Plan, queue: Queue) -> bool:
+    """Whether it holds dead letters of one receiver of a fan-out queue."""
+    return queue.origin is not None and plan.state.queues[queue.origin].temporary
+
+
 def _forward(handed: Relay, message: Message) -> bool:
     """Whether it leaves: to where its queue forwards, or to what could not be forwarded."""
     plan, source = handed.plan, handed.source
     note = source.note(message.sequence)
     name = source.queue.properties.forward_to
     assert name is not None
+    hops = hops_of(note) + (not _is_receivers_own(plan, source.queue))
+    if hops > HOPS_MAX or name == source.queue.name:  # to itself: all hops would end here
+        text = f"A message is forwarded at most {HOPS_MAX} times."
+        return handed.turn_back(message, note, "MaxTransferHopCountExceeded", text)
     target = plan.state.queues.get(name)
     if target is None:
         return handed.turn_back(message, note, "TargetNotFound", f"There is no entity {name!r}.")
@@ -108,7 +119,7 @@ def _forward(handed: Relay, message: Message) -> bool:
     if properties.max_message_bytes is not None and size > properties.max_message_bytes:
         return handed.turn_back(message, note, "MessageTooLarge", f"{name!r} takes smaller ones.")
     try:
-        handed.copy(message, target, note, None)
+        handed.copy(message, target, counted(note, hops, target), None)
     except QuotaExceeded as full:
         return handed.turn_back(message, note, "QuotaExceeded", str(full))
     return True

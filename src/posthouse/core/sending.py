@@ -281,7 +281,9 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     plan = Plan(state, time_ms)
     plan.may_refuse = True
     plan.records.append(record)
-    plan.overlay(queue).ready = messages
+    overlay = plan.overlay(queue)
+    overlay.numbers(len(record.messages))
+    overlay.ready = messages
     return dispatch(plan, answer)
 
 

@@ -52,7 +52,7 @@ def create_subscription(state: State, command: CreateSubscription, now_ms: int) 
     properties = check_queue_properties(command.properties)
     if properties.delivery != "competing" or properties.duplicate_detection:
         raise InvalidArgument("properties", "of a subscription cannot be those of a topic")
-    check_forwarding(state, command.queue, properties)
+    check_forwarding(state, properties)
     check_count("the number of rules", len(command.rules), 0, RULES_MAX)
     sql = sum(RULE_SQL_LEAST + chars for chars in map(sql_chars, command.rules) if chars)
     if sql > RULES_SQL_MAX:

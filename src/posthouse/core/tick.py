@@ -22,7 +22,7 @@ from posthouse.core.commands import (
 from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
 from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
-from posthouse.core.message import ACTIVE, LOCKED, SCHEDULED, Message
+from posthouse.core.message import ACTIVE, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Blocked, Fanout, Queue, State, before
 from posthouse.core.picking import can_receive, free_sessions, pick_all, pick_in_session, pick_ready
 from posthouse.core.plan import Outcome, Plan, as_active, sequences_of
@@ -322,14 +322,12 @@ def _delete_idle(plan: Plan, left: int) -> int:
             continue
         idle_ms = queue.properties.idle_delete_ms
         assert idle_ms is not None
-        every = [queue, *queue.subscriptions.values()]
-        every += [part for each in every for part in (each.dead, each.transfer) if part is not None]
+        every = queue.parts()
         uses = [max(each.accessed_ms, each.touched_ms) for each in every]
         idle_at_ms = max(*uses, plan.state.started_ms) + idle_ms
         for each in every:
-            in_use = each.attached or each.blocked or each.counts[LOCKED]
             # Who has something to hand on is not idle either, though he may have to wait.
-            if in_use or plan.overlay(each).used or plan.is_dispatch_pending(each):
+            if each.is_in_use or plan.overlay(each).used or plan.is_dispatch_pending(each):
                 idle_at_ms = plan.now_ms + idle_ms
         if idle_at_ms > plan.now_ms:
             plan.records.append(IdleChecked(queue.name, idle_at_ms))

@@ -132,6 +132,9 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         overlay.ready.append(
             as_active(message, sequence=sequence, count=0, enqueued_ms=now_ms, expires_ms=expiry)
         )
+        if overlay.counted:
+            size = overlay.arrived[sequence] = size_bytes(message)
+            overlay.added, overlay.added_bytes = overlay.added + 1, overlay.added_bytes + size
     return dispatch(plan, progress)
 
 

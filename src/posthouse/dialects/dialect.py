@@ -80,7 +80,7 @@ class HttpPath(NamedTuple, Generic[C]):
     """Requests over HTTP that a dialect answers on every port."""
 
     name: str  # for people, and in metrics
-    recognise: "Callable[[Request], bool]"
+    recognise: "Callable[[Request], bool]"  # by its head alone
     answer: "Callable[[C, Request], Awaitable[Answer]] | None"  # None: known, but not served
     precedence: Precedence = Precedence.MARKED
 
@@ -151,8 +151,8 @@ class Dialect(Generic[S, C]):
     welcome: Callable[[Reached], tuple[str, str]] | None = None
     # Called when the engine is open, before the broker says that it is ready. Raises CannotStart.
     start: Callable[[C], Awaitable[None]] | None = None
-    # Called a moment later: makes what the first client would else wait for.
-    warm: Callable[[C], object] | None = None
+    # Modules that are imported a moment later, so that the first client need not wait for them.
+    warm: tuple[str, ...] = ()
     # Whether the settings are possible together, also with --dev. Raises BadSetting.
     check: Callable[[S, bool], None] | None = None
     # The settings that names of its own in the environment stand for; ours go before them.

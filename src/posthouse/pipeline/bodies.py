@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-_Fit = Callable[[Any], Any]
+Fit = Callable[[Any], Any]
 
 
 def from_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Bodies, each read by itself: one that is odd does not keep others from being read."""
-    fit = _fit(kind)
+    fit = fit_to(kind)
     return pa.array([_read(body, fit) for body in column.to_pylist()], kind)
 
 
-def _read(body: bytes | None, fit: _Fit) -> Any:
+def _read(body: bytes | None, fit: Fit) -> Any:
     if body is None:
         return None
     try:
@@ -27,21 +27,21 @@ def _read(body: bytes | None, fit: _Fit) -> Any:
         return None
 
 
-def _fit(kind: pa.DataType) -> _Fit:
+def fit_to(kind: pa.DataType) -> Fit:
     """Returns a function that converts a JSON value to a type, or to None where it does not fit."""
     if pa.types.is_struct(kind):
-        fields = [(each.name, _fit(each.type)) for each in kind]
+        fields = [(each.name, fit_to(each.type)) for each in kind]
         return lambda value: (
             {name: fit(value.get(name)) for name, fit in fields}
             if isinstance(value, dict) else None
         )  # fmt: skip
     if pa.types.is_list(kind):
-        item = _fit(kind.value_type)
+        item = fit_to(kind.value_type)
         return lambda value: (
             [item(each) for each in value] if isinstance(value, list) else None
         )  # fmt: skip
     if pa.types.is_map(kind):
-        item = _fit(kind.item_type)
+        item = fit_to(kind.item_type)
         return lambda value: (
             [(name, item(each)) for name, each in value.items()]
             if isinstance(value, dict) else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 TEXT_CHARS_MAX = 200
 DEPTH_MAX, NAMES_MAX = 3, 20  # of a body's shape
@@ -29,16 +29,22 @@ def with_causes(dead: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.functions import arrow_udf
 
-    text = f.coalesce("description", f.lit(""))
-    for pattern, name in _VARIES:
-        text = f.regexp_replace(text, pattern, name)
     shape_of = arrow_udf(shapes, "string")  # type: ignore[call-overload]
     error = f.regexp_extract("description", _ERROR, 1)
     return (
         dead.withColumn("error", f.when(error != "", error))
-        .withColumn("fingerprint", f.trim(f.left(text, f.lit(TEXT_CHARS_MAX))))
+        .withColumn("fingerprint", fingerprint(f.coalesce("description", f.lit(""))))
         .withColumn("shape", shape_of("body"))
     )
+
+
+def fingerprint(text: "Column") -> "Column":
+    """A text without its variable parts: numbers, ids, times, addresses, quoted texts."""
+    from pyspark.sql import functions as f
+
+    for pattern, name in _VARIES:
+        text = f.regexp_replace(text, pattern, name)
+    return f.trim(f.left(text, f.lit(TEXT_CHARS_MAX)))
 
 
 def shapes(bodies: pa.Array) -> pa.Array:

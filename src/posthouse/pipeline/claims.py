@@ -44,6 +44,16 @@ def read(
     return _named(given, columns or {}, where)
 
 
+def missing_file(where: str) -> str | None:
+    """The file of an SQLite database that is not there; to open it would create it."""
+    url, is_table, _ = where.partition(_SEPARATOR)
+    scheme, _, rest = url.partition(":///")
+    path = rest.partition("?")[0]
+    if not is_table or scheme.partition("+")[0] != "sqlite" or path.startswith("file:"):
+        return None
+    return None if Path(path).exists() else path
+
+
 def _files(spark: "SparkSession", where: str) -> "DataFrame":
     if where.endswith(".csv"):
         return spark.read.option("header", "true").option("escape", '"').csv(where)
@@ -89,6 +99,9 @@ def _staged(url: str, query: str, staging: str | None) -> str:
 
     It is the user's data: the folder goes with the process, until when Spark may read it.
     """
+    missing = missing_file(f"{url}{_SEPARATOR}")
+    if missing is not None:
+        raise PosthouseError(f"There is no database {missing}; check the name.")
     try:
         import sqlalchemy as sql
     except ImportError:

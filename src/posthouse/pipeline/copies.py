@@ -16,7 +16,7 @@ from posthouse.pipeline.wire import FeedClient
 
 REMEMBERED = 100_000  # messages of a topic, of which copies may still come
 LOOK_BACK = 50_000  # positions that are read at once where one is not remembered; then more
-_OF_THE_COPY = ("position", "time")
+_OF_THE_COPY = ("position", "time", "namespace")
 _OWN = {"entity": "target", "sequence_number": "target_sequence_number"}
 
 

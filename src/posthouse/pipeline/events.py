@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from posthouse.pipeline.lake import Lake
+from posthouse.pipeline.lake import Lake, Span
 from posthouse.pipeline.wire import FeedClient, PosthouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEAD, TRANSFER, SUBSCRIPTION = "/$dead", "/$transfer", "/$sub/"  # within the names of entities
+_OWNED = ("", DEAD, TRANSFER, TRANSFER + DEAD, DEAD + TRANSFER)  # names of what belongs to a queue
 
 
 def events(
@@ -32,15 +33,21 @@ def events(
         for name, given in (("from", since), ("to", until), ("columns", ",".join(columns))):
             read = read.option(name, given) if given else read
         return read.load().persist()  # it is asked once
-    rows = where.read(spark)
-    for symbol, given in ((">=", since), ("<", until)):
-        rows = rows if given is None else rows.where(_bound(symbol, given))
-    return rows
+    return where.read(spark, span(since, until))
 
 
-def _bound(symbol: str, given: str) -> str:
+def span(since: str | None, until: str | None) -> Span:
+    """The span from one position or moment to before another. Raises PosthouseError."""
+    first, since_time = _bound(since)
+    end, until_time = _bound(until)
+    return Span(first, end, since_time, until_time)
+
+
+def _bound(given: str | None) -> tuple[int | None, datetime | None]:
+    if given is None:
+        return None, None
     if given.isascii() and given.isdigit():
-        return f"position {symbol} {given}"
+        return int(given), None
     try:
         moment = datetime.fromisoformat(given)
     except ValueError:
@@ -48,9 +55,26 @@ def _bound(symbol: str, given: str) -> str:
             f"A range begins and ends with a position or a moment like 2026-11-16T15:00:00Z, not"
             f" {given!r}."
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return f"time {symbol} timestamp '{moment.astimezone(UTC).isoformat()}'"
+    return None, (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+
+
+def of_queues(column: str, queues: Sequence[str]) -> str:
+    """SQL for whether an entity is one of these queues, topics or subscriptions, or belongs to it.
+
+    A name that has a slash can be a queue's, or TOPIC/SUBSCRIPTION.
+    """
+    names = []
+    for queue in queues:
+        cuts = (at for at, letter in enumerate(queue) if letter == "/")
+        names += [queue, *(queue[:at] + SUBSCRIPTION + queue[at + 1 :] for at in cuts)]
+    whole = [f"{name}{ending}" for name in names for ending in _OWNED]
+    return f"{column} in ({', '.join(map(sql_text, whole))})"
+
+
+def sql_text(text: str) -> str:
+    """A text as SQL writes it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def told_name(entity: str) -> str:

@@ -1,6 +1,13 @@
-"""The errors of our tasks, as Spark reports them."""
+"""The errors of Spark and of our tasks, as one sentence."""
+
+import re
 
 _RAISED = "PosthouseError: "  # how a traceback begins the line of what was raised
+# Spark's own errors have a class, a sentence, an SQLSTATE, and a place. Plans and traces follow.
+_CODED = re.compile(r"\[[A-Z][A-Z0-9_.]{3,}\] ([^\n]+)")
+_STATE = re.compile(r"\s*SQLSTATE: \w+;?")
+# Others come as Java names them, behind a line that names the call.
+_JAVA = re.compile(r"^: (?:[\w.$]+: )?([^\n]+)", re.MULTILINE)
 
 
 def sentence_in(error: Exception) -> str | None:
@@ -11,3 +18,11 @@ def sentence_in(error: Exception) -> str | None:
     """
     lines = [line for line in str(error).splitlines() if _RAISED in line]
     return lines[-1].partition(_RAISED)[2] if lines else None
+
+
+def sentence_of(error: Exception) -> str:
+    """One line that says what went wrong: our task's, or the first of Spark's."""
+    text = str(error).strip()
+    found = _CODED.search(text) or _JAVA.search(text)
+    line = found[1] if found is not None else text.partition("\n")[0]
+    return sentence_in(error) or _STATE.sub("", line).strip().rstrip(":;,")

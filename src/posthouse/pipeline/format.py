@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from posthouse.pipeline.options import READING, WRITING, Options
 from posthouse.pipeline.sink import StreamWriter, Writer, target
-from posthouse.pipeline.source import PushingReader, Reader, StreamReader, wanted
+from posthouse.pipeline.source import Reader, StreamReader, wanted
 from posthouse.pipeline.wire import PosthouseError
 
 
@@ -26,11 +26,10 @@ class PosthouseSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self.options, READING)
         asked = wanted(options, schema)
-        pushes = options.one_of("pushdown", ("false", "true")) == "true"
-        kind = PushingReader if pushes else Reader
-        return kind(
-            asked, options.range(asked.broker, **asked.part), options.number("partitions", 0, 0)
-        )
+        return Reader(
+            asked, options.range(asked.broker, **asked.part), options.number("partitions", 0, 0),
+            pushes=options.one_of("pushdown", ("true", "false")) == "true",
+        )  # fmt: skip
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options(self.options, READING)

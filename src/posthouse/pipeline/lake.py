@@ -2,6 +2,7 @@
 
     LAKE/data/date=2026-11-16/range=000000000001-000000250001/*.parquet
     LAKE/manifests/000000000001-000000250001.json
+    LAKE/tables/iceberg.json                             where it is published, if it is
 
 A range goes from its first position to before its end. A file counts if a manifest names it; what
 none names was left behind by somebody who was stopped, and is swept away. A manifest is written as
@@ -12,13 +13,16 @@ It can be anywhere that PyArrow and Spark can both reach.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _DIGITS = 12
+_TIMES = "spark.sql.parquet.outputTimestampType"
+_DAY = re.compile(r"(?:^|/)date=(\d{4}-\d\d-\d\d)/")
 
 
 class LakeError(Exception):
@@ -50,6 +56,13 @@ class Manifest:
     end: int
     files: tuple[File, ...]
     written: str = ""  # when
+    first_time: str | None = None  # of its rows; None where the files have no statistics of it
+    last_time: str | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """Whether an earlier version wrote it, with times as INT96, which have no statistics."""
+        return self.first_time is None
 
     @property
     def name(self) -> str:
@@ -68,6 +81,70 @@ def range_name(first: int, end: int) -> str:
     return f"{first:0{_DIGITS}}-{end:0{_DIGITS}}"
 
 
+def day_of(path: str) -> str | None:
+    """The day that the folder of a file is named for."""
+    named = _DAY.search(path)
+    return None if named is None else named[1]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the feed, by positions and times: the lower bounds are inclusive, the upper not."""
+
+    first: int | None = None
+    end: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def meets(self, manifest: Manifest) -> bool:
+        """Whether a range can have rows of this span."""
+        last = None if manifest.last_time is None else datetime.fromisoformat(manifest.last_time)
+        begin = None if manifest.first_time is None else datetime.fromisoformat(manifest.first_time)
+        return not (
+            (self.first is not None and manifest.end <= self.first)
+            or (self.end is not None and manifest.first >= self.end)
+            or (self.since is not None and last is not None and last < self.since)
+            or (self.until is not None and begin is not None and begin >= self.until)
+        )
+
+    def meets_day(self, path: str) -> bool:
+        """Whether a file can have rows of this span, by the day that its folder is named for."""
+        named = day_of(path)
+        if named is None:
+            return True
+        day = datetime.fromisoformat(named).replace(tzinfo=UTC)
+        return not (
+            (self.since is not None and day + timedelta(days=1) <= self.since)
+            or (self.until is not None and day >= self.until)
+        )
+
+    def conditions(self) -> Iterator[str]:
+        """Yields SQL conditions for the rows of this span."""
+        for symbol, position in ((">=", self.first), ("<", self.end)):
+            if position is not None:
+                yield f"position {symbol} {int(position)}"
+        for symbol, moment in ((">=", self.since), ("<", self.until)):
+            if moment is not None:
+                yield f"time {symbol} timestamp '{moment.astimezone(UTC).isoformat()}'"
+
+
+WHOLE = Span()
+
+
+@contextmanager
+def int64_times(spark: "SparkSession") -> Iterator[None]:
+    """Has Spark write times as INT64 with a zone, which other readers and statistics know.
+
+    By default it writes INT96. It is a setting of the session, which may be somebody else's.
+    """
+    before = spark.conf.get(_TIMES)
+    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(_TIMES, str(before))
+
+
 class Lake:
     """Raises LakeError where it is not what it should be, and OSError."""
 
@@ -83,6 +160,11 @@ class Lake:
     def data(self) -> str:
         """The path of the data, as it is given to Spark."""
         return f"{self.where}/data"
+
+    @property
+    def uri(self) -> str:
+        """The address of the lake, with a scheme."""
+        return self.where if "://" in self.where else f"file://{self.where}"
 
     # The content of the lake.
 
@@ -112,36 +194,59 @@ class Lake:
         there = self.manifests()
         return there[-1].end if there else None
 
-    def read(self, spark: "SparkSession", first: int = 0, end: int | None = None) -> "DataFrame":
-        """The rows of these positions, as the view `events` has them. Raises LakeError."""
-        files = [
-            f"{self.where}/{file.path}"
+    def files(self, span: Span = WHOLE) -> list[File]:
+        """The files that can have rows of a span, by manifests and folders alone."""
+        return [
+            file
             for each in self.manifests()
-            if each.end > first and (end is None or each.first < end)
+            if span.meets(each)
             for file in each.files
+            if span.meets_day(file.path)
         ]
+
+    def read(self, spark: "SparkSession", span: Span = WHOLE) -> "DataFrame":
+        """The rows of a span, as the view `events` has them. Raises LakeError where it is empty."""
+        files = self.files(span) or self.files()[:1]  # of which no row is taken, but the schema
         if not files:
-            raise LakeError(
-                f"There is nothing of that in {self.where}; run: posthouse pipeline archive"
-            )
-        rows = spark.read.option("basePath", self.data).parquet(*files)
-        rows = rows.where(f"position >= {int(first)}")
-        return rows if end is None else rows.where(f"position < {int(end)}")
+            raise LakeError(f"There is nothing in {self.where}; run: posthouse pipeline archive")
+        paths = [f"{self.where}/{file.path}" for file in files]
+        rows = spark.read.option("basePath", self.data).parquet(*paths)
+        for condition in span.conditions():
+            rows = rows.where(condition)
+        return rows
 
     # Writing.
 
     def add(self, first: int, end: int) -> Manifest:
-        """Says that this range is there, after it has been counted. Raises LakeError."""
+        """Says that this range is there, after it has been counted. Raises LakeError.
+
+        Where it was there before, files that are new replace those of its manifest.
+        """
         name = range_name(first, end)
-        files = tuple(self._counted(f"/range={name}/"))
+        path = f"{self._root}/manifests/{name}.json"
+        is_there = self._files.get_file_info(path).type == fs.FileType.File
+        before = {file.path for file in self._read(path).files} if is_there else set()
+        found = [
+            self._footer(each)
+            for each in sorted(self._list(f"{self._root}/data", ".parquet"))
+            if f"/range={name}/" in each and self._inside(each) not in before
+        ]
+        files = tuple(file for file, _ in found)
         rows = sum(each.rows for each in files)
         if rows != end - first:
             raise LakeError(f"The range {name} has {rows} rows in {self.where}, not {end - first}.")
         if isinstance(self._files, fs.LocalFileSystem):
             self._sync(files)
-        manifest = Manifest(first, end, files, datetime.now(UTC).isoformat(timespec="seconds"))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        times = [each for _, each in found if each is not None]
+        known = len(times) == len(found)
+        manifest = Manifest(
+            first, end, files, now,
+            min(each[0] for each in times).isoformat() if known else None,
+            max(each[1] for each in times).isoformat() if known else None,
+        )  # fmt: skip
         content = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
-        self._write(f"{self._root}/manifests/{name}.json", content)
+        self._write(path, content)
         return manifest
 
     def sweep(self) -> int:
@@ -173,7 +278,7 @@ class Lake:
         wrong = []
         for file in manifest.files:
             try:
-                found = self._file(f"{self._root}/{file.path}")
+                found, _ = self._footer(f"{self._root}/{file.path}")
             except (OSError, ValueError) as error:
                 wrong.append(f"{file.path} cannot be read: {error}")
                 continue
@@ -200,6 +305,28 @@ class Lake:
             finally:
                 os.close(opened)
 
+    # Tables that the lake is published as.
+
+    def setting(self, name: str) -> dict[str, str] | None:
+        """What was set under a name; None where nothing was."""
+        path = f"{self._root}/tables/{name}.json"
+        if self._files.get_file_info(path).type != fs.FileType.File:
+            return None
+        with self._files.open_input_stream(path) as file:
+            content = file.read()
+        try:
+            return {str(key): str(value) for key, value in json.loads(content).items()}
+        except (ValueError, AttributeError):
+            raise LakeError(f"{path} is not a setting; remove it and publish again.") from None
+
+    def set(self, name: str, said: Mapping[str, str]) -> None:
+        self._write(f"{self._root}/tables/{name}.json", json.dumps(dict(said), indent=1).encode())
+
+    def schema(self, manifest: Manifest) -> pa.Schema:
+        """The columns of a range's files, each nullable: releases differ in what is never null."""
+        with self._files.open_input_file(f"{self._root}/{manifest.files[0].path}") as file:
+            return pa.schema([field.with_nullable(True) for field in pq.read_schema(file)])
+
     # Files.
 
     def _list(self, folder: str, ending: str) -> Iterator[str]:
@@ -211,14 +338,11 @@ class Lake:
     def _inside(self, path: str) -> str:
         return path.removeprefix(self._root).lstrip("/")
 
-    def _counted(self, within: str) -> Iterator[File]:
-        for path in sorted(self._list(f"{self._root}/data", ".parquet")):
-            if within in path:
-                yield self._file(path)
-
-    def _file(self, path: str) -> File:
+    def _footer(self, path: str) -> tuple[File, tuple[datetime, datetime] | None]:
+        """A file, and its first and last time, by its footer alone."""
         with self._files.open_input_file(path) as file:
-            return File(self._inside(path), pq.ParquetFile(file).metadata.num_rows, file.size())
+            metadata = pq.ParquetFile(file).metadata
+            return File(self._inside(path), metadata.num_rows, file.size()), _times(metadata)
 
     def _read(self, path: str) -> Manifest:
         with self._files.open_input_stream(path) as file:
@@ -228,16 +352,32 @@ class Lake:
             if said["format"] > FORMAT:
                 raise LakeError(f"{path} was written by a newer version; use that one.")
             files = tuple(File(**each) for each in said["files"])
-            return Manifest(int(said["first"]), int(said["end"]), files, str(said["written"]))
+            times = (said.get("first_time"), said.get("last_time"))
+            return Manifest(int(said["first"]), int(said["end"]), files, said["written"], *times)
         except (ValueError, KeyError, TypeError) as error:
             raise LakeError(f"{path} is not a manifest: {error!r}.") from None
 
     def _write(self, path: str, content: bytes) -> None:
         """Writes a file as a whole or not at all."""
-        self._files.create_dir(f"{self._root}/manifests")
+        self._files.create_dir(path.rpartition("/")[0])
         unfinished = f"{path}-new"
         with self._files.open_output_stream(unfinished) as file:
             file.write(content)
         self._files.move(unfinished, path)
         if isinstance(self._files, fs.LocalFileSystem):
             self._sync([File(self._inside(path), 0, 0)])
+
+
+def _times(metadata: pq.FileMetaData) -> tuple[datetime, datetime] | None:
+    """The first and last time in a file; None where it has no statistics of them."""
+    names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    if "time" not in names:
+        return None
+    groups = (metadata.row_group(at) for at in range(metadata.num_row_groups))
+    columns = [group.column(names.index("time")) for group in groups]
+    if not columns or not all(
+        each.is_stats_set and each.statistics.has_min_max for each in columns
+    ):
+        return None
+    moments = [m for each in columns for m in (each.statistics.min, each.statistics.max)]
+    return min(moments).astimezone(UTC), max(moments).astimezone(UTC)

@@ -32,6 +32,8 @@ COLUMNS = {
     "target_sequence_number": ("bigint", "target_sequence_number"),
     "detail": ("string", "detail"),
 }  # fmt: skip
+TYPED = "typed_properties"  # the column that the option typedProperties adds
+ANY = "*"  # in a pattern: any characters
 _OF_EVENTS_ALONE = frozenset((
     "kind", "delivery_count", "waited_ms", "settled_ms", "reason", "description", "until_time",
     "receiver", "target", "target_sequence_number", "detail",
@@ -40,7 +42,16 @@ VIEWS = {
     "events": tuple(COLUMNS),
     "messages": tuple(name for name in COLUMNS if name not in _OF_EVENTS_ALONE),
 }
+_NEVER_NULL = {
+    "events": ("position", "time", "kind"),
+    "messages": ("position", "time", "namespace", "entity", "sequence_number"),
+}
 _BODIES = {"binary": "binary", "text": "string"}
+
+
+def feed_column(name: str) -> str:
+    """The column of the feed that a column is made of."""
+    return "properties" if name == TYPED else COLUMNS[name][1]
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,9 @@ WRITING = (
     "checkpointLocation", "queryName",  # these two are Spark's
 )  # fmt: skip
 READING = (
-    *COMMON, "kinds", "from", "to", "view", "columns", "body", "bodySchema", "maxRowsPerBatch",
-    "partitions", "pushdown", "reader", "retrySeconds",
+    *COMMON, "entities", "queues", "kinds", "from", "to", "view", "columns", "body", "bodySchema",
+    "typedProperties", "maxRowsPerBatch", "partitions", "pushdown", "reader", "failOnDataLoss",
+    "retrySeconds",
 )  # fmt: skip
 
 
@@ -123,19 +135,36 @@ class Options:
     def namespace(self) -> str | None:
         """The namespace; the default one where an entity is named without one."""
         named = self._given.get("namespace")
-        return "default" if named is None and self.named() else named
+        return "default" if named is None and (self.named() or self.patterns()) else named
 
     def named(self) -> str | None:
         """The entity, as it was named."""
-        if "entity" in self._given and "queue" in self._given:
-            raise PosthouseError("The options entity and queue mean the same; give one of them.")
+        given = [name for name in ("entity", "queue", "entities", "queues") if name in self._given]
+        if len(given) > 1:
+            raise PosthouseError(
+                f"The options {given[0]} and {given[1]} mean the same; give one of them."
+            )
         return self._given.get("entity", self._given.get("queue"))
+
+    def patterns(self) -> tuple[str, ...]:
+        """The names and patterns of several entities."""
+        return self.words("entities") or self.words("queues")
+
+    def entities(self, broker: FeedClient) -> tuple[str, ...]:
+        """The names in the feed of what was named, and patterns. Raises PosthouseError."""
+        one = self.entity(broker)
+        if one is not None:
+            return (one,)
+        return tuple(each if ANY in each else self._found(broker, each) for each in self.patterns())
 
     def entity(self, broker: FeedClient) -> str | None:
         """The entity's name in the feed. Raises PosthouseError where there is no such entity."""
-        named, namespace = self.named(), self.namespace()
-        if named is None or namespace is None:
-            return None
+        named = self.named()
+        return None if named is None else self._found(broker, named)
+
+    def _found(self, broker: FeedClient, named: str) -> str:
+        namespace = self.namespace()
+        assert namespace is not None
         try:
             return str(broker.status(namespace=namespace, entity=named)["entity"])
         except NotFound:
@@ -148,9 +177,18 @@ class Options:
         """The columns, as SQL declares them."""
         names = self.words("columns") or VIEWS[self.view()]
         self.check_columns(names)
-        return ", ".join(f"`{name}` {self._type(name)}" for name in names)
+        if "typedProperties" in self._given and TYPED not in names:
+            names = (*names, TYPED)
+        never = set(_NEVER_NULL[self.view()])
+        if self.named() or self.patterns():
+            never |= {"namespace", "entity"}
+        return ", ".join(
+            f"`{name}` {self._type(name)}{' NOT NULL' if name in never else ''}" for name in names
+        )
 
     def _type(self, name: str) -> str:
+        if name == TYPED:
+            return self._typed()
         if name != "body":
             return COLUMNS[name][0]
         kind = self.one_of("body", ("binary", "text", "json"))
@@ -160,7 +198,20 @@ class Options:
                                  " like 'id bigint, name string'.")  # fmt: skip
         return f"struct<{declared}>" if declared is not None else _BODIES[kind]
 
+    def _typed(self) -> str:
+        declared = self._given.get("typedProperties")
+        if declared is None:
+            raise PosthouseError(
+                f"The column {TYPED} is there with the option typedProperties, which is variant, or"
+                " a schema like 'amount double, urgent boolean'."
+            )
+        return "variant" if declared.lower() == "variant" else f"struct<{declared}>"
+
     def view(self) -> str:
+        if self._given.get("view", "").lower() == "lives":
+            raise PosthouseError(
+                "Lives are made of the view events, with posthouse.pipeline.outcomes.lives(events)."
+            )
         return self.one_of("view", ("messages", "events"))
 
     def kinds(self) -> tuple[str, ...]:
@@ -173,7 +224,7 @@ class Options:
 
     def check_columns(self, names: Sequence[str]) -> None:
         view = self.view()
-        unknown = [name for name in names if name not in VIEWS[view]]
+        unknown = [name for name in names if name not in (*VIEWS[view], TYPED)]
         if unknown:
             raise PosthouseError(
                 f"The view {view} has no column {unknown[0]!r}; it has {', '.join(VIEWS[view])}."

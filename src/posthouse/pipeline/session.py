@@ -44,9 +44,10 @@ export PYTHONPATH="${{PYTHONPATH#{archives}}}"
 [ "$1 $2" != "-m pyspark.daemon" ] || {{ shift 2; set -- -m posthouse.pipeline.daemon "$@"; }}
 exec "{python}" "$@"
 """
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
+    PUSHDOWN: "true",
     "spark.sql.streaming.stateStore.providerClass":
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # Spark may choose the number of partitions of cached data, too.
@@ -108,7 +109,7 @@ def session(
 
 
 def register(spark: "SparkSession", *, by_value: bool = True) -> None:
-    """Makes `format("posthouse")` known to a session.
+    """Makes `format("posthouse")` known to a session, and has conditions pushed down to it.
 
     What it is goes along with it, so that nothing has to be installed where it is used; unless it
     is known to be there, and need not be made anew by every worker for every query.
@@ -121,6 +122,7 @@ def register(spark: "SparkSession", *, by_value: bool = True) -> None:
         package = sys.modules[__package__]
         cloudpickle.register_pickle_by_value(package)  # type: ignore[no-untyped-call]
     spark.dataSource.register(PosthouseSource)
+    spark.conf.set(PUSHDOWN, "true")
 
 
 def _reach(server: str) -> None:

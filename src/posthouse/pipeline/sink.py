@@ -1,7 +1,8 @@
 """Writing: `df.write.format("posthouse")`, and `writeStream`, into a queue or a topic.
 
-Spark may try the same rows twice. So every message has a key that follows from its row, and the
-queue, which must look for duplicates, keeps the first.
+Every row is sent at least once: Spark repeats tasks, and batches after a crash. With the option
+`once` each message has an idempotency key that follows from its row, and the queue, which must
+detect duplicates, keeps the first.
 
 Where a batch is to be there as a whole or not at all, tasks send nothing: they hand their messages
 to the driver, which sends all of them in one request when every task has ended. Nothing of it is
@@ -109,6 +110,7 @@ class Target:
     is_once: bool  # they have keys by which the queue finds what came twice
     is_whole: bool  # all of a batch or nothing
     batch: str | None  # the name of a batch, where one was given
+    detects: bool  # the queue is known to detect duplicates
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes the batches of one task. Raises PosthouseError."""
@@ -148,7 +150,7 @@ class Target:
         _check_whole(len(messages), sum(map(_size, messages)))
         if not messages:
             return
-        is_named = self.is_once and name is not None
+        is_named = name is not None and (self.is_once or self.detects)
         if is_named:
             for at, message in enumerate(messages):
                 message["key"] = f"{name}/{at}"
@@ -203,37 +205,45 @@ def target(options: Options, schema: StructType) -> Target:
     broker, named = options.broker(), options.named()
     if named is None:
         raise PosthouseError("Name the queue or topic to write to with the option entity.")
-    is_once = options.one_of("once", ("true", "false")) == "true"
     is_whole = options.one_of("atomic", ("false", "true")) == "true"
     batch = options.text("batch")
     if batch is not None and not is_whole:
         raise PosthouseError("The option batch names what is sent as a whole: set atomic to true.")
     if batch is not None and not 0 < len(batch) <= BATCH_CHARS_MAX:
         raise PosthouseError(f"The option batch is a name of up to {BATCH_CHARS_MAX} characters.")
+    is_once = options.one_of("once", ("false", "true")) == "true" or batch is not None
     space = f"/api/v1/namespaces/{quote(options.namespace() or 'default', safe='')}"
     path = f"{space}/queues/{quote(named, safe='')}"
+    detects = _detects(broker, path, named, is_once=is_once)
+    return Target(broker, path, is_once, is_whole, batch, detects)
+
+
+def _detects(broker: FeedClient, path: str, named: str, *, is_once: bool) -> bool:
+    """Whether a queue or topic is known to detect duplicates. Raises PosthouseError."""
     try:
         queue = broker.find(path)
     except NotAllowed:
         if not is_once:
-            return Target(broker, path, is_once, is_whole, batch)
+            return False
         raise PosthouseError(
-            f"To see whether {named!r} looks for duplicates takes a key with the right to manage"
-            " it. Give one with the options accessKeyName and accessKey, or set the option once"
-            " to false."
+            f"To see whether {named!r} detects duplicates takes a key with the right to manage it."
+            " Give one with the options accessKeyName and accessKey, or write without the option"
+            " once: then a row may be there twice."
         ) from None
     if queue is None:
+        more = " --set duplicate_detection=true" if is_once else ""
         raise PosthouseError(
-            f"There is no queue or topic {named!r} to write to. Make one that finds what was sent"
-            f" twice: posthouse queue create {named} --set duplicate_detection=true"
+            f"There is no queue or topic {named!r} to write to. Create it:"
+            f" posthouse queue create {named}{more}"
         )
-    if is_once and not queue["properties"]["duplicate_detection"]:
+    detects = bool(queue["properties"]["duplicate_detection"])
+    if is_once and not detects:
         raise PosthouseError(
-            f"{named!r} looks for no duplicates, so what Spark sends twice would be there"  # noqa: S608 (no SQL)
-            f" twice. Have it look: posthouse queue update {named} --set duplicate_detection=true;"
-            " or set the option once to false."
+            f"To write each row once, {named!r} has to detect duplicates, and it does not. Have it"
+            f" do so: posthouse queue update {named} --set duplicate_detection=true; or write"
+            " without the options once and batch: then a row may be there twice."
         )
-    return Target(broker, path, is_once, is_whole, batch)
+    return detects
 
 
 # Rows as messages.

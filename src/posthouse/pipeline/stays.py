@@ -18,7 +18,7 @@ ENDS = (
     "completed", "taken", "dead-lettered", "expired", "cancelled", "purged", "dropped", "routed",
     "resubmitted", "activated", "deleted",
 )  # fmt: skip
-_OF_STAYS = (*ENDS, "sent", "delivered", "abandoned", "copied")
+_OF_STAYS = (*ENDS, "sent", "delivered", "abandoned", "released", "copied")
 
 
 def steps(events: "DataFrame", *more: str) -> "DataFrame":
@@ -46,7 +46,10 @@ def steps(events: "DataFrame", *more: str) -> "DataFrame":
 
 
 def stays(events: "DataFrame") -> "DataFrame":
-    """A row for each stay: when it began, was delivered first and last, how often, how it ended."""
+    """A row for each stay: when it began, was delivered first and last, how often, how it ended.
+
+    `released` counts the deliveries that were given back untried, as when a receiver closes.
+    """
     return stays_of(events, deletions_in(events))
 
 
@@ -62,6 +65,7 @@ def stays_of(events: "DataFrame", deletions: "DataFrame | None") -> "DataFrame":
         f.min(f.when(is_delivery, f.col("time"))).alias("first_delivered"),
         f.max(f.when(is_delivery, f.col("time"))).alias("last_delivered"),
         f.count(f.when(is_delivery, 1)).alias("deliveries"),
+        f.count_if(f.expr("kind = 'released'")).alias("released"),
         f.max(f.when(code > 0, f.col("time"))).alias("ended"),
         f.max(f.when(code > 0, code)).alias("how"),
         f.max("position").alias("last_position"),

@@ -1,7 +1,7 @@
 """Asking a broker over HTTP, from wherever Spark runs.
 
-What is in this folder and taken to a cluster needs PySpark and PyArrow there, and nothing of
-Posthouse's: it goes along by value.
+Code of this folder that runs on a cluster is pickled by value. It needs PySpark and PyArrow there,
+and no other package of Posthouse.
 """
 
 import base64
@@ -24,6 +24,13 @@ PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.1, 2.0
 BUFFER_BYTES = 1 << 20
 IDLE_ROWS_MAX = 1_000  # that are looked at, whether there is more than acknowledgements among them
 LIMIT_MAX = 100_000_000  # of positions that a broker looks at for one answer
+COUNT_LIMIT_MAX = 5_000_000  # of positions whose rows are counted for one answer
+
+
+DATA_LOSS = (
+    "Begin at a later position, or set the option failOnDataLoss to false to go on without what is"
+    " gone. A named reader (the option reader) keeps what it has not read."
+)
 
 
 class PosthouseError(Exception):
@@ -36,6 +43,10 @@ class Unanswered(PosthouseError):
 
 class NotFound(PosthouseError):
     """The requested object does not exist."""
+
+
+class Gone(PosthouseError):
+    """The positions are not kept any more."""
 
 
 class NotAllowed(PosthouseError):
@@ -139,13 +150,31 @@ class FeedClient:
                             first = batch.column("position")[-1].as_py() + 1
                             patience = _Patience(self)
                 if behind - 1 <= before:
-                    raise PosthouseError(
-                        f"The feed of {self.url} ends at position {behind - 1}, before {end - 1}:"
-                        " it is not the broker that it was."
-                    )
+                    raise self._ended(behind - 1, end)
                 first = behind
             except (OSError, http.client.HTTPException, pa.ArrowInvalid, _Busy) as error:
                 patience.wait(error)
+
+    def reach(self, first: int, end: int, rows: int, **query: str) -> tuple[int, int]:
+        """The position behind so many matching rows from the first on, and how many there are.
+
+        Where there are fewer, it is the end. Raises PosthouseError.
+        """
+        found = 0
+        while first < end and found < rows:
+            asked = {"after": first - 1, "limit": min(end - first, COUNT_LIMIT_MAX)}
+            said = self.get(f"/feed/count?{urlencode({**asked, 'rows': rows - found, **query})}")
+            if int(said["next"]) < first:
+                raise self._ended(int(said["next"]), end)
+            found += int(said["rows"])
+            first = int(said["next"]) + 1
+        return first, found
+
+    def _ended(self, last: int, end: int) -> PosthouseError:
+        return PosthouseError(
+            f"The feed of {self.url} ends at position {last}, before {end - 1}: it is not the"
+            " broker that it was."
+        )
 
     def _patiently(
         self, method: str, path: str, body: bytes | None = None, *, once: bool = False
@@ -211,9 +240,9 @@ class FeedClient:
             case 409 if name == "urn:posthouse:problem:duplicate":
                 return Duplicate(detail)
             case 410:
-                return PosthouseError(
+                return Gone(
                     f"What was to be read is gone, retention has overtaken the reader: {detail}"
-                    " Begin at a later position, and register a reader so that it is kept."
+                    f" {DATA_LOSS}"
                 )
             case 429 | 503:
                 return _Busy(detail)

@@ -10,9 +10,9 @@ under `/topics/T`, and of a subscription under `/topics/T/subscriptions/S`.
 import functools
 import logging
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +20,10 @@ from msgspec import Meta
 
 from posthouse.broker.access import Principal, new_key
 from posthouse.broker.engine import Engine
+from posthouse.broker.idleness import QUIET_SECONDS, Unfinished
+from posthouse.broker.moving import Moved, Pace, Until
 from posthouse.broker.past import Range, resend
+from posthouse.broker.rows import WORDS
 from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import (
     ANSWER_BYTES_MAX,
@@ -109,6 +112,7 @@ _PAGES = 20  # that are looked at to fill one
 Name = Annotated[str, Meta(min_length=1, max_length=800)]
 Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
+Wait = Annotated[int, Meta(ge=0, le=shapes.WAIT_MS_MAX)]
 First = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -657,7 +661,8 @@ async def set_clock(call: Call, namespace: Name) -> Response:
     call.broker.check(call.principal, "manage", namespace, "*")
     if not call.broker.config.dev:
         raise NotAllowed(namespace, "clocks can be moved only where the broker runs with --dev")
-    engine, fired = call.engine, []
+    _check_until(form)
+    engine = call.engine
     clock = engine.clock(namespace)
     _audit.info(
         "%s moves the clock of %s.", call.principal.name, namespace,
@@ -668,13 +673,71 @@ async def set_clock(call: Call, namespace: Name) -> Response:
         (clock.freeze if form.frozen else clock.resume)()
     if form.auto is not None:
         clock.auto = form.auto
-    if form.set_ms is not None:
-        fired += await engine.set_time(namespace, form.set_ms)
-    if form.advance_ms is not None:
-        fired += await engine.advance(form.advance_ms, namespace)
+    fired: list[shapes.FiredForm] = []
+    for move in _moves(engine, namespace, form):
+        moved = await move
+        fired += [shapes.FiredForm(each.kind, each.queue, each.count) for each in moved.fired]
+        if moved.missing and form.until is not None:
+            raise _not_happened(form.until, moved)
+        if moved.busy:
+            raise _not_quiet(moved.busy)
     answer = _clock(call, namespace)
-    answer.fired = [shapes.FiredForm(each.kind, each.queue, each.count) for each in fired]
+    answer.fired = fired
     return _json(answer)
+
+
+def _moves(
+    engine: Engine, namespace: str, form: shapes.ClockForm
+) -> Iterator[Coroutine[Any, Any, Moved]]:
+    """Yields what a request asks of a clock, one after the other."""
+    pace, seconds = None, form.timeout_ms / 1_000
+    if form.quiet_ms is not None:
+        pace = Pace(form.quiet_ms / 1_000, seconds)
+    if form.set_ms is not None:
+        yield engine.set_time(namespace, form.set_ms, pace)
+    if form.advance_ms is not None:
+        yield engine.advance(form.advance_ms, namespace, pace)
+    if form.to is not None:
+        yield engine.step(namespace, pace)
+    if form.until is not None:
+        until = Until(form.until.kind, form.until.queue, form.until.count)
+        quiet_seconds = QUIET_SECONDS if pace is None else pace.quiet_seconds
+        yield engine.advance(form.at_most_ms, namespace, Pace(quiet_seconds, seconds, until))
+
+
+def _check_until(form: shapes.ClockForm) -> None:
+    """Raises InvalidArgument."""
+    if form.until is not None and form.until.kind not in WORDS:
+        raise InvalidArgument("until.kind", f"must be one of {', '.join(sorted(WORDS))}")
+
+
+def _not_happened(until: shapes.AwaitedForm, moved: Moved) -> HttpProblem:
+    where, times = until.queue or "any queue", until.count - moved.missing
+    why = "; ".join(map(str, moved.busy)) or "nothing more is due within at_most_ms"
+    detail = f"{until.kind} in {where} has happened {times} times of {until.count}: {why}."
+    return HttpProblem(408, "not-happened", detail)
+
+
+def _not_quiet(busy: Iterable[Unfinished]) -> HttpProblem:
+    return HttpProblem(408, "not-quiet", "; ".join(map(str, busy)) + ".")
+
+
+@_route("GET", NS + "/quiet", gives=shapes.QuietForm)
+async def quiet(
+    call: Call,
+    namespace: Name,
+    timeout_ms: Wait = 5_000,
+    quiet_ms: Wait = 20,
+    locks: Literal["wait", "ignore"] = "wait",
+) -> Response:
+    """Wait until nobody has anything left to do: only with `--dev`. Else 408, with who is busy."""
+    call.broker.check(call.principal, "manage", namespace, "*")
+    if not call.broker.config.dev:
+        raise NotAllowed(namespace, "quiet can be waited for only where the broker runs with --dev")
+    busy = await call.engine.quiet(namespace, timeout_ms, quiet_ms, locks=locks == "wait")
+    if busy:
+        raise _not_quiet(busy)
+    return _json(shapes.QuietForm(call.engine.clock_ms(namespace)))
 
 
 # Principals.

@@ -38,7 +38,8 @@ async def deliveries(engine: Engine, request: Request, namespace: str, queue: st
         raise HttpProblem(400, "invalid-argument", f"credit must be from 1 to {CREDIT_MAX}.")
     delete = request.query.get("delete", "0") not in ("", "0", "false")
     line = _Line(engine, request, namespace, int(said))
-    command = Attach(queue, line.number, line.credit, delete, bound=True)
+    client = f"{request.principal.name}#{line.number} (HTTP)"
+    command = Attach(queue, line.number, line.credit, delete, bound=True, client=client)
     await engine.ask(request.principal, namespace, command)
     return Answer(line.read(command), 200, (_LINES,))
 

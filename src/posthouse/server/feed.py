@@ -1,11 +1,13 @@
 """The feed: everything that happened, by position, for whoever reads along or looks back.
 
-    GET /feed?after=P&limit=N&namespace=&entity=&kinds=a,b&columns=a,b&reader=NAME&wait_ms=M
-    GET /feed/status?namespace=&entity=&time=MS
+    GET /feed?after=P&limit=N&namespace=&entity=&entities=a,b*&target=&kinds=a,b&columns=a,b
+             &reader=NAME&wait_ms=M
+    GET /feed/count?after=P&limit=N&rows=M&namespace=&entity=&entities=a,b*&target=&kinds=a,b
+    GET /feed/status?namespace=&entity=&entities=a,b*&time=MS
 
 `limit` is how many positions are looked at, so that an answer always covers a known range: up to
-the position in the header `posthouse-next`, from which to go on. The reading is done by feed
-workers, processes of their own; what is here only hands their bytes on.
+the position in the header `posthouse-next` (`next` of a count), from which to go on. The reading is
+done by feed workers, processes of their own; what is here only hands their bytes on.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractContextManager, aclosing
+from typing import Any
 
 import msgspec
 
@@ -42,10 +45,12 @@ WAIT_FOR_WORKER_SECONDS = 30
 IDLE_SECONDS = 60  # after which a feed worker without work goes
 _PIPE_BYTES = 1 << 20
 BEHIND_SECONDS = 0.02
-_PARAMETERS = frozenset(
-    ("after", "limit", "namespace", "entity", "kinds", "columns", "reader", "wait_ms")
-)
-_OF_STATUS = frozenset(("namespace", "entity", "time"))
+ROWS_MAX = 1 << 40  # that are counted
+ENTITIES_MAX = 1_000  # names and patterns of one request
+_CHOOSING = ("namespace", "entity", "entities", "target", "kinds")
+_PARAMETERS = frozenset((*_CHOOSING, "after", "limit", "columns", "reader", "wait_ms"))
+_OF_COUNT = frozenset((*_CHOOSING, "after", "limit", "rows"))
+_OF_STATUS = frozenset(("namespace", "entity", "entities", "time"))
 _EventRow = tuple[int, int, str, str, int, str]
 
 
@@ -118,8 +123,11 @@ class Feed:
                 return await self._read(request)
             case [b"status"]:
                 return Answer(msgspec.json.encode(await self._told_status(request)))
+            case [b"count"]:
+                return Answer(await self._count(request))
             case _:
-                raise HttpProblem(404, "not-found", "There are /feed and /feed/status.")
+                text = "There are /feed, /feed/count and /feed/status."
+                raise HttpProblem(404, "not-found", text)
 
     async def _told_status(self, request: Request) -> dict[str, object]:
         """The status of the feed or a part of it: the positions, the entity, a time's position."""
@@ -194,9 +202,8 @@ class Feed:
         end = min(after + limit, last) + 1
         arrow = _wants_arrow(request)
         wanted = Wanted(
-            after + 1, end, arrow, namespace, entity,
-            _words(query, "kinds", WORDS), _words(query, "columns", COLUMNS),
-        )  # fmt: skip
+            after + 1, end, arrow, columns=_words(query, "columns", COLUMNS), **_chosen(query)
+        )
         headers = (
             (b"content-type", (ARROW if arrow else NDJSON).encode()),
             (b"posthouse-next", b"%d" % (end - 1)),
@@ -210,6 +217,21 @@ class Feed:
         except StopAsyncIteration:
             return Answer(b"", 200, headers)
         return Answer(self._while_allowed(request, head, chunks), 200, headers)
+
+    async def _count(self, request: Request) -> bytes:
+        """Counts the rows of a range, and says at which position the wanted number is reached."""
+        query = request.query
+        _check_known(query, _OF_COUNT)
+        self._check(request, query.get("namespace"), query.get("entity"))
+        after = self._after(query, *self.range())
+        limit = _number(query, "limit", LIMIT, 1, LIMIT_MAX)
+        most = _number(query, "rows", ROWS_MAX, 1, ROWS_MAX)
+        end = min(after + limit, self.range()[1]) + 1
+        wanted = Wanted(after + 1, end, columns=("position",), **_chosen(query))
+        if end <= wanted.first:
+            return msgspec.json.encode({"rows": 0, "next": after})
+        asked = self._asked(Ask(count=wanted, most=most), wanted.first, end)
+        return b"".join([chunk async for chunk in asked])
 
     async def _while_allowed(
         self, request: Request, head: Piece, chunks: AsyncIterator[Piece]
@@ -243,9 +265,10 @@ class Feed:
         """Raises Unauthorized."""
         if namespace is None or "reader" in request.query:
             self._broker.check(request.principal, "listen", "*", "*")
-        else:
-            of = "*" if entity is None else entity_of(entity)
-            self._broker.check(request.principal, "listen", namespace, of)
+            return
+        names = _entities(request.query) if entity is None else (entity,)
+        for each in names or ("*",):
+            self._broker.check(request.principal, "listen", namespace, entity_of(each))
 
     def _after(self, query: dict[str, str], first: int, last: int) -> int:
         """The position behind which to begin. Raises HttpProblem where that is trimmed."""
@@ -515,6 +538,19 @@ def _number(query: dict[str, str], name: str, default: int, least: int, most: in
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
         raise InvalidArgument(name, f"must be a whole number from {least} to {most}")
     return int(text)
+
+
+def _chosen(query: dict[str, str]) -> dict[str, Any]:
+    """The filters of a request, as `Wanted` has them."""
+    exact = {name: query.get(name) for name in ("namespace", "entity", "target")}
+    return exact | {"entities": _entities(query), "kinds": _words(query, "kinds", WORDS)}
+
+
+def _entities(query: dict[str, str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(filter(None, query.get("entities", "").split(","))))
+    if len(names) > ENTITIES_MAX:
+        raise InvalidArgument("entities", f"must be at most {ENTITIES_MAX} names and patterns")
+    return names
 
 
 def _words(query: dict[str, str], name: str, known: Collection[str]) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from posthouse.broker import payload
+from posthouse.broker.access import fits
 from posthouse.broker.arrow_index import END_OF_STREAM, Index, arrow_of, checked_index
 from posthouse.broker.past import Event, Place, find, life
-from posthouse.broker.rows import COLUMNS, Row, rows
+from posthouse.broker.rows import COLUMNS, Row, rows, runs
 from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.frames import Frame
 from posthouse.store.reading import END, Reading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FAILED = 0xFFFFFFFF
+_INNER = "/$"  # within the names of queues that belong to another
 CHUNK_BYTES = 256 << 10
 GARBAGE = 100_000  # lists and so on that are made before it is looked for; 700 is for longer lives
 
@@ -47,17 +49,38 @@ class Wanted(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # none: all
     bare: bool = False  # batches alone, to be put into a stream
+    entities: tuple[str, ...] = ()  # names, or patterns with *
+    target: str | None = None
 
     @property
     def is_whole(self) -> bool:
-        return self.namespace is None and self.entity is None and not self.kinds
+        return not (self.exactly or self.entities or self.kinds)
+
+    @property
+    def exactly(self) -> dict[str, str]:
+        """The values that columns must have."""
+        said = {"namespace": self.namespace, "entity": self.entity, "target": self.target}
+        return {name: value for name, value in said.items() if value is not None}
 
     def fits(self, row: Row) -> bool:
+        return self.first <= row.position < self.end and self.is_such(row)
+
+    def is_such(self, row: Row) -> bool:
+        """Whether a row passes the filters, wherever it is."""
         return (
-            self.first <= row.position < self.end
-            and (self.namespace is None or row.namespace == self.namespace)
+            (self.namespace is None or row.namespace == self.namespace)
             and (self.entity is None or row.entity == self.entity)
+            and (self.target is None or row.target == self.target)
             and (not self.kinds or row.kind in self.kinds)
+            and (not self.entities or self.has(row.entity))
+        )
+
+    def has(self, entity: str | None) -> bool:
+        """Whether it is one of the entities. * stands for no part of a name that begins with /$:
+        dead-letter queues and subscriptions are had by patterns that name such a part."""
+        return entity is not None and any(
+            fits(each, entity) and (_INNER in each or _INNER not in entity)
+            for each in self.entities
         )
 
 
@@ -77,6 +100,8 @@ class Ask(msgspec.Struct, frozen=True):
     folder: str | None = None
     spool: str | None = None
     feed: Wanted | None = None
+    count: Wanted | None = None
+    most: int = 0  # rows, after which counting ends
     lives: Lives | None = None
 
 
@@ -147,6 +172,8 @@ class JournalReader:
             journal = self._readings.setdefault(ask.folder, Reading(Path(ask.folder)))
         if ask.lives is not None:
             out.write(asyncio.run(_lives(_Bounded(journal, ask.lives.end), ask.lives)))
+        elif ask.count is not None:
+            out.write(msgspec.json.encode(_counted(journal, ask.count, ask.most)))
         elif ask.feed is not None and ask.feed.arrow:
             _write_arrow(journal, ask.feed, out)
         elif ask.feed is not None:
@@ -217,9 +244,35 @@ def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBat
     """Yields batches from Arrow segments where there are any, else from the frames."""
     from posthouse.broker.arrow_segments import batches
 
+    for found in _parts(journal, wanted):
+        if isinstance(found, _Sealed):
+            yield from (_cut(batch, wanted) for batch in found.batches(wanted))
+        else:
+            yield from (_cut(batch, wanted) for batch in batches(found))
+
+
+class _Sealed:
+    """A segment that is there as an Arrow segment."""
+
+    def __init__(self, arrow_segment: Path, index: Index) -> None:
+        self._arrow_segment = arrow_segment
+        self._index = index
+
+    def batches(self, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        from posthouse.broker.arrow_segments import read_batch
+
+        with pa.memory_map(str(self._arrow_segment)) as mapped:
+            for place in self._index.batches:
+                if place.end > wanted.first and place.first < wanted.end:
+                    yield read_batch(mapped, place)
+
+
+def _parts(journal: Reading | Spool, wanted: Wanted) -> "Iterator[_Sealed | Iterable[Frame]]":
+    """Yields the segments of a range in their order: as Arrow segments, or as their frames."""
     if isinstance(journal, Spool):
-        for batch in batches(journal.all_frames(wanted.first, wanted.end)):
-            yield _cut(batch, wanted)
+        yield journal.all_frames(wanted.first, wanted.end)
         return
     for segment, following in journal.with_ends():
         if following <= wanted.first or segment.first >= wanted.end:
@@ -227,42 +280,57 @@ def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBat
         arrow_segment = arrow_of(segment.path)
         index = checked_index(arrow_segment) if following < END else None
         if index is not None:
-            yield from (
-                _cut(batch, wanted) for batch in _arrow_batches(arrow_segment, index, wanted)
-            )
+            yield _Sealed(arrow_segment, index)
         else:
-            frames = journal.frames(segment, wanted.first, min(wanted.end, following))
-            yield from (_cut(batch, wanted) for batch in batches(frames))
-
-
-def _arrow_batches(arrow_segment: Path, index: Index, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
-    import pyarrow as pa
-
-    from posthouse.broker.arrow_segments import read_batch
-
-    with pa.memory_map(str(arrow_segment)) as mapped:
-        for place in index.batches:
-            if place.end > wanted.first and place.first < wanted.end:
-                yield read_batch(mapped, place)
+            yield journal.frames(segment, wanted.first, min(wanted.end, following))
 
 
 def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
-    """Cuts a batch to the positions and rows that are wanted. Positions have no gaps."""
+    """Cuts a batch to the positions, rows and columns that are wanted. Positions have no gaps."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    first = batch.column(0)[0].as_py()
+    first = batch.column("position")[0].as_py()
     begin = max(0, wanted.first - first)
     batch = batch.slice(begin, max(0, wanted.end - first - begin))
     if wanted.is_whole:
         return batch
-    for name, value in (("namespace", wanted.namespace), ("entity", wanted.entity)):
-        if value is not None:
-            batch = batch.filter(pc.equal(batch.column(name), value))
+    masks = [pc.equal(batch.column(name), value) for name, value in wanted.exactly.items()]
     if wanted.kinds:
-        import pyarrow as pa
+        masks.append(pc.is_in(batch.column("kind"), pa.array(wanted.kinds)))
+    if wanted.entities:
+        entities = batch.column("entity")
+        chosen = [each for each in entities.unique().to_pylist() if wanted.has(each)]
+        masks.append(pc.is_in(entities, pa.array(chosen, pa.string())))
+    mask = masks[0]
+    for each in masks[1:]:
+        mask = pc.and_(mask, each)
+    if wanted.columns:  # what nobody asked for need not be copied
+        batch = batch.select([name for name in COLUMNS if name in wanted.columns])
+    return batch.filter(mask)
 
-        batch = batch.filter(pc.is_in(batch.column("kind"), pa.array(wanted.kinds)))
-    return batch
+
+def _counted(journal: Reading | Spool, wanted: Wanted, most: int) -> dict[str, int]:
+    """Counts rows, `most` of them at most, and says up to which position."""
+    found = 0
+    for part in _parts(journal, wanted):
+        if isinstance(part, _Sealed):
+            for batch in part.batches(wanted):
+                positions = _cut(batch, wanted).column("position")
+                if found + len(positions) >= most:
+                    return {"rows": most, "next": positions[most - found - 1].as_py()}
+                found += len(positions)
+            continue
+        for frame in part:
+            for row, length in runs(payload.entries(frame)):
+                first = max(row.position, wanted.first)
+                count = min(row.position + length, wanted.end) - first
+                if count <= 0 or not wanted.is_such(row):
+                    continue
+                if found + count >= most:
+                    return {"rows": most, "next": first + most - found - 1}
+                found += count
+    return {"rows": found, "next": wanted.end - 1}
 
 
 def main() -> int:

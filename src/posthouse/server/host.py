@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
-from posthouse.broker.clock import SystemClock
+from posthouse.broker.clock import Clock, SystemClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
@@ -45,8 +45,9 @@ _SEAL_BYTES = 32
 class BrokerHost:
     """The store and the engine of a broker. Until `open` has returned there is no engine."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
+        self._clock = clock or SystemClock()
         self.engine: Engine | None = None
         self.store: Store | None = None
         self.new_root_key: str | None = None  # to be shown, this once
@@ -114,7 +115,7 @@ class BrokerHost:
         self.phase = "reading the journal"
         try:
             engine = await Engine.open(
-                store, SystemClock(), secrets.randbits(32), self.guard,
+                store, self._clock, secrets.randbits(32), self.guard,
                 snapshots=store.snapshots,
                 limits=limits, auto_create=config.auto_create, progress=self._come_to,
                 throttle=Throttle(

@@ -36,7 +36,7 @@ from posthouse.dialects.json_bounds import bounded
 from posthouse.server.allowance import Allowances
 from posthouse.server.expected import sentence
 from posthouse.server.host import BrokerHost
-from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer
+from posthouse.server.http_peer import CLOSE, FileRange, Head, Header, HttpPeer, KnownHeads
 from posthouse.server.listener import Connection, Limits
 from posthouse.server.log import correlation
 from posthouse.server.problems import STATUS, HttpProblem, problem
@@ -95,8 +95,8 @@ class Request:
         self.peer = peer
         self.head = head
         self.method = head.method
-        self.headers: dict[bytes, bytes] = dict(head.headers)
-        self.parts = head.raw_path.split(b"/")[1:] or [b""]
+        self.headers: dict[bytes, bytes] = head.fields
+        self.parts = head.parts
         self.query: dict[str, str] = {}
         self.principal: Principal = ANYBODY
 
@@ -259,6 +259,14 @@ class HttpDialects(NamedTuple):
     http_profiles: Mapping[str, HttpDialect]
 
 
+class Destination(NamedTuple):
+    """Who answers a request, as its head alone tells."""
+
+    query: dict[str, str]
+    answerer: HttpDialect | Route
+    is_open: bool  # to whom it is not asked who he is; a dialect asks by itself
+
+
 class App:
     """The ASGI application. Routes are by the first part of the path."""
 
@@ -272,6 +280,7 @@ class App:
         self.request_bytes_max = broker.config.request_size
         self.bodies = Allowances(limits.bodies_bytes, limits.strangers_bytes)
         self.answers = Allowances(limits.answers_bytes, limits.strangers_bytes)
+        self.heads = KnownHeads()
         self.refusals: Counter[str] = Counter()
         self.requests = 0
         self._dialects = dialects
@@ -381,38 +390,51 @@ class App:
             allowance.change(holder, -len(body))
 
     async def _answer(self, request: Request) -> Answer | DialectAnswer:
-        _check_protocol(request)
-        if request.head.raw_path == b"*":  # RFC 9110, 9.3.7: whether somebody is there
+        head, connection = request.head, request.connection
+        destination: Destination | None = head.destination
+        if destination is None:
+            _check_protocol(request)
+        if head.raw_path == b"*":  # RFC 9110, 9.3.7: whether somebody is there
             return Answer(b"", 204, ((b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),))
-        if request.connection.lacks_tls and request.parts[0] != b"health":
-            request.connection.demand_tls()
+        if connection.lacks_tls and head.parts[0] != b"health":
+            connection.demand_tls()
             raise HttpProblem(
                 403, "tls-required", "Keys are not taken in clear text from other machines; come"
                 " with https.", close=True,
             )  # fmt: skip
-        if request.head.query:
-            request.query = _query(request.head.query)
-        if http_profile := request.connection.http_profile:
+        if http_profile := connection.http_profile:
+            request.query = _query(head.query)
             return await self._of(self._dialects.http_profiles[http_profile], request)
-        first = request.parts[0]
-        route = self._routes.get(first)
-        if route is None or first not in self._open:
-            for dialect in self._dialects.marked:
-                if dialect.recognise(request):
-                    return await self._of(dialect, request)
-            if route is None:
-                for dialect in self._dialects.rest:
-                    if dialect.recognise(request):
-                        return await self._of(dialect, request)
-                raise HttpProblem(
-                    404, "not-found", "There is nothing here; /docs tells what there is.",
-                )  # fmt: skip
+        if destination is None:
+            destination = head.destination = self._find(request)
+        request.query = destination.query
+        answerer = destination.answerer
+        if isinstance(answerer, HttpDialect):
+            return await self._of(answerer, request)
+        if not destination.is_open:
             self._check_open()
             request.principal = self._identify(request)
             request.identified(request.principal)
-            if not self._has_room(request.connection, 0):
+            if not self._has_room(connection, 0):
                 raise Busy("too much is being read at a time")
-        return await route(request)
+        return await answerer(request)
+
+    def _find(self, request: Request) -> Destination:
+        """Raises HttpProblem."""
+        query = request.query = _query(request.head.query)
+        first = request.parts[0]
+        route = self._routes.get(first)
+        if route is not None and first in self._open:
+            return Destination(query, route, is_open=True)
+        for dialect in self._dialects.marked:
+            if dialect.recognise(request):
+                return Destination(query, dialect, is_open=True)
+        if route is not None:
+            return Destination(query, route, is_open=False)
+        for dialect in self._dialects.rest:
+            if dialect.recognise(request):
+                return Destination(query, dialect, is_open=True)
+        raise HttpProblem(404, "not-found", "There is nothing here; /docs tells what there is.")
 
     async def _of(self, dialect: HttpDialect, request: Request) -> DialectAnswer:
         """The answer of a dialect, which checks credentials and reports errors in its own way."""
@@ -509,6 +531,8 @@ def _too_large(most: int) -> HttpProblem:
 
 def _query(given: bytes) -> dict[str, str]:
     """Raises HttpProblem."""
+    if not given:
+        return {}
     try:
         pairs = parse_qsl(
             given.decode(), keep_blank_values=True, max_num_fields=50, errors="strict"

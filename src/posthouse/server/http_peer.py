@@ -35,6 +35,7 @@ HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
 OVERHEAD = 8  # bytes that may come with each byte of a body, for chunks
 PIPELINE_MAX = 16
+KNOWN_HEADS_MAX, KNOWN_HEAD_BYTES_MAX = 1_000, 2 << 10  # that are remembered, and of one
 UNTAKEN_BYTES_MAX = 32 << 10  # of answers, before the next is not written; with or without TLS
 FILE_BYTES = 16 << 20  # that the kernel is given in one go; it takes what the socket has room for
 FILE_SLICES = 16  # tries, before others get their turn
@@ -56,14 +57,68 @@ class FileRange(NamedTuple):
     length: int
 
 
-class Head(NamedTuple):
-    """The head of a request: everything before its body."""
+class Head:
+    """The head of a request: everything before its body, and what can be told from it alone.
 
-    method: str
-    raw_path: bytes
-    query: bytes
-    headers: list[Header]
-    spelled: list[Header]  # with their names as they were written
+    Nobody changes it: it may be the head of many requests.
+    """
+
+    __slots__ = (
+        "destination", "fields", "headers", "method", "parts", "query", "raw_path", "spelled",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        raw_path: bytes,
+        query: bytes,
+        headers: list[Header],
+        spelled: list[Header],
+    ) -> None:
+        self.method = method
+        self.raw_path = raw_path
+        self.query = query
+        self.headers = headers
+        self.spelled = spelled  # with their names as they were written
+        self.fields = dict(headers)
+        self.parts = raw_path.split(b"/")[1:] or [b""]
+        self.destination: Any = None  # the application's, once it has found it
+
+
+class KnownHeads:
+    """Heads that have come before: clients send the same one again and again.
+
+    The same bytes mean the same, so they are not read again. A head is kept when it comes for the
+    second time: many have an id or a token in them, and come once. When there are too many, all
+    are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, tuple[Head, int] | None] = {}  # None: it has come once
+
+    def find(self, raw: bytes) -> tuple[Head, int] | None:
+        """The head of these bytes, and the length of the body that it tells of, if it is known."""
+        return self._found.get(raw)
+
+    def note(self, data: bytes, head: Head, body_bytes: int) -> None:
+        """Notes the head of a request of which all came in this data, and nothing else.
+
+        It must end with the first empty line in the data, as `find` is asked for it.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        raw = data[:end]
+        if (
+            end + body_bytes != len(data) or end > KNOWN_HEAD_BYTES_MAX
+            or raw.count(b"\n") != raw.count(b"\r\n")
+            or not raw.startswith(head.method.encode() + b" ")
+        ):  # fmt: skip
+            return
+        if raw in self._found:
+            self._found[raw] = head, body_bytes
+        else:
+            if len(self._found) >= KNOWN_HEADS_MAX:
+                self._found.clear()
+            self._found[raw] = None
 
 
 class _Exchange:
@@ -110,6 +165,7 @@ class HttpPeer(HttpToolsProtocol):
         self._target = (b"/", b"")  # the path and the query that it is for
         self._named_once: set[bytes] = set()  # headers of it that may not come again
         self._gathered: list[bytes] | None = None  # of the body, while it may come whole
+        self._whole: tuple[Head, int] | None = None  # the last that did, and its body's length
         self._running: RequestResponseCycle | _Exchange | None = None
         self._task: asyncio.Task[None] | None = None  # of what is running
         self._due: float | None = connection.deadline  # when it ends, unless something comes
@@ -154,6 +210,8 @@ class HttpPeer(HttpToolsProtocol):
 
     def _take(self, data: bytes) -> None:
         goes_on = self._in_message
+        if not goes_on and self._take_known(data):
+            return
         self._parse(data)
         if self.connection.peer is not self or self.transport.is_closing():  # or is a WebSocket
             return
@@ -164,7 +222,24 @@ class HttpPeer(HttpToolsProtocol):
             if self._raw_bytes > HEAD_BYTES_MAX + OVERHEAD * self._body_bytes:
                 self.send_400_response("There is too much around the body of the request.")
                 return
+        elif self._whole is not None and not goes_on and self.connection.principal is not None:
+            self.app.heads.note(data, *self._whole)
         self._set_deadline()
+
+    def _take_known(self, data: bytes) -> bool:
+        """Takes a request that came whole, with a head that is known; returns whether it did."""
+        if self.connection.principal is None or self._is_busy() or self.flow.write_paused:
+            return False
+        end = data.find(b"\r\n\r\n") + 4
+        known = self.app.heads.find(data[:end])
+        if known is None:
+            return False
+        head, body_bytes = known
+        if len(data) != end + body_bytes:
+            return False
+        self._due = None
+        self._answer_whole(head, data[end:], keep_alive=True)
+        return True
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -232,7 +307,7 @@ class HttpPeer(HttpToolsProtocol):
         self.headers = []
         self._spelled = []
         self._named_once = set()
-        self._gathered = None
+        self._gathered = self._whole = None
         self._in_message = self._in_head = True
         self._raw_bytes = self._body_bytes = self._head_bytes = self._head_count = 0
 
@@ -301,9 +376,15 @@ class HttpPeer(HttpToolsProtocol):
             super().on_message_complete()
             return
         method = self.parser.get_method().decode("ascii")
-        exchange = _Exchange(method, self.parser.should_keep_alive())
         head = Head(method, *self._target, self.headers, self._spelled)
         body, self._gathered = b"".join(self._gathered), None
+        keep_alive = self.parser.should_keep_alive()
+        if keep_alive and b"transfer-encoding" not in self._named_once:
+            self._whole = head, len(body)
+        self._answer_whole(head, body, keep_alive=keep_alive)
+
+    def _answer_whole(self, head: Head, body: bytes, *, keep_alive: bool) -> None:
+        exchange = _Exchange(head.method, keep_alive)
         self._run(exchange, self.app.answer_whole(self, head, body))
 
     def _run(

@@ -1,21 +1,22 @@
 """`/metrics`, for Prometheus: read off the running parts when somebody asks.
 
-Aggregate; with `?entities=1` also by queue, up to a number of queues. The library is imported when
-it is first asked for.
+Aggregate; with `?entities=1` also by queue, up to a number of queues. However many queues there
+are, it is worked out in slices, between which others have their turn.
 """
 
 import asyncio
-import importlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from posthouse.broker.engine import Engine
 from posthouse.broker.figures import Histogram
 from posthouse.broker.memory import MARKS
 from posthouse.broker.rows import KINDS
+from posthouse.broker.slices import sliced
 from posthouse.broker.view import View
 from posthouse.core.message import STATES
 from posthouse.core.records import (
@@ -30,6 +31,7 @@ from posthouse.core.records import (
     Sent,
     Taken,
 )
+from posthouse.dialects.exposition import Exposition
 from posthouse.server.feed import Feed
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, Request
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 ENTITIES_MAX = 1_000
+_QUEUE_STEPS = 12  # of a slice, for the samples of one queue
 LAG_SECONDS = 0.02  # how often the event loop's lag is measured,
 IDLE_LAG_SECONDS = 0.5  # and while there are no connections
 
@@ -106,6 +109,7 @@ class Metrics:
         self._listener = listener
         self._feed = feed
         self.lag = Lag(listener)
+        self._exposition = Exposition()
 
     async def answer(self, request: Request) -> Answer:
         """Answers with the totals to any principal; with those of queues to who manages all."""
@@ -114,28 +118,11 @@ class Metrics:
         entities = request.query.get("entities", "0") not in ("", "0", "false")
         if entities:
             self._broker.check(request.principal, "manage", "*", "*")
-        # It takes long to import, and others have their turn meanwhile.
-        await asyncio.to_thread(importlib.import_module, "prometheus_client")
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import choose_encoder
-        from prometheus_client.registry import Collector
-
-        metrics = self
-
-        class All(Collector):
-            def collect(self) -> "Iterator[Metric]":
-                yield from metrics.collect(entities=entities)
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(All())
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is none
-            encode, content_type = choose_encoder("")
-        return Answer(encode(registry), 200, ((b"content-type", content_type.encode()),))
+        text, content_type = await self._exposition.write(self.collect(entities=entities), accept)
+        return Answer(text, 200, ((b"content-type", content_type),))
 
-    def collect(self, *, entities: bool) -> "Iterator[Metric]":
+    async def collect(self, *, entities: bool) -> "AsyncIterator[Metric]":
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -165,11 +152,10 @@ class Metrics:
         assert store is not None
         yield InfoMetricFamily(
             "posthouse_build", "What runs here",
-            {"version": importlib.metadata.version("posthouse"),
-             "python": platform.python_version()},
+            {"version": _version(), "python": platform.python_version()},
         )  # fmt: skip
         view, figures, now = engine.view, engine.figures, engine.now()
-        there = view.overview()
+        there = await view.overview()
         counted = {
             word: float(getattr(there.counts, word) + getattr(there.dead_counts, word))
             for word in STATES
@@ -183,7 +169,7 @@ class Metrics:
         yield gauge("namespaces", "Namespaces", len(view.namespaces()))
         yield gauge(
             "oldest_message_age_seconds", "Age of the oldest active message",
-            max((_age(engine, namespace) for namespace in view.namespaces()), default=0.0),
+            await _oldest_age(engine),
         )  # fmt: skip
         for name, (text, kinds) in _TOTALS.items():
             count = sum(figures.records[kind] for kind in kinds)
@@ -265,25 +251,37 @@ class Metrics:
         yield gauge("feed_readers_lost", "Readers for which the journal was not kept any more",
                     sum(each.lost for each in readers))  # fmt: skip
         if entities:
-            yield from _by_queue(GaugeMetricFamily, view, entities_there + there.attached)
+            async for family in _by_queue(GaugeMetricFamily, view, entities_there + there.attached):
+                yield family
 
 
-def _by_queue(gauges: Any, view: View, total: int) -> "Iterator[Metric]":
-    counts = gauges("posthouse_queue_messages", "Messages by queue and state",
-                    labels=["namespace", "queue", "state"])  # fmt: skip
-    sizes = gauges("posthouse_queue_bytes", "Bytes by queue", labels=["namespace", "queue"])
-    for each in view.entities(ENTITIES_MAX):
-        there = view.counts(each.namespace, each.name)
-        for word in STATES:
-            counts.add_metric([each.namespace, each.name, word], getattr(there, word))
-        size = view.size(each.namespace, each.name)
-        sizes.add_metric([each.namespace, each.name], size.size_bytes)
+@cache
+def _version() -> str:
+    return importlib.metadata.version("posthouse")
+
+
+async def _by_queue(gauges: Any, view: View, total: int) -> "AsyncIterator[Metric]":
+    """Yields the families of a few queues after another; what is written has each of them once."""
+    async for some in sliced(view.entities(ENTITIES_MAX), lambda _: _QUEUE_STEPS):
+        counts = gauges("posthouse_queue_messages", "Messages by queue and state",
+                        labels=["namespace", "queue", "state"])  # fmt: skip
+        sizes = gauges("posthouse_queue_bytes", "Bytes by queue", labels=["namespace", "queue"])
+        for each in some:
+            there = view.counts(each.namespace, each.name)
+            for word in STATES:
+                counts.add_metric([each.namespace, each.name, word], getattr(there, word))
+            size = view.size(each.namespace, each.name)
+            sizes.add_metric([each.namespace, each.name], size.size_bytes)
+        yield counts
+        yield sizes
     left = gauges("posthouse_queues_left_out", "Queues that are too many to be shown")
     left.add_metric([], max(0, total - ENTITIES_MAX))
-    yield from (counts, sizes, left)
+    yield left
 
 
-def _age(engine: Engine, namespace: str) -> float:
+async def _oldest_age(engine: Engine) -> float:
     """The age in seconds of the oldest message that could be received."""
-    oldest = engine.view.oldest_ms(namespace)
-    return 0.0 if oldest is None else max(0, engine.clock_ms(namespace) - oldest) / 1000
+    ages_ms = [0]
+    async for some in sliced(list((await engine.view.oldest_ms_by_namespace()).items())):
+        ages_ms += (engine.clock_ms(namespace) - oldest_ms for namespace, oldest_ms in some)
+    return max(ages_ms) / 1000

@@ -11,13 +11,14 @@ import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from posthouse.broker.access import ROOT
+from posthouse.broker.clock import Clock
 from posthouse.core.errors import Refused
 from posthouse.dialects.dialect import CannotStart, Reached
 from posthouse.dialects.known import DIALECTS
@@ -49,6 +50,7 @@ CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
 INSECURE_SECONDS = 3_600.0  # between two warnings that keys come in clear text
+_WARM_SECONDS = 0.1  # after the start: what a start need not wait for is imported
 _LATER_SECONDS = 1.0  # after the start: what is made when there is time for it
 
 
@@ -59,21 +61,29 @@ def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> 
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posthouse-")))
         else:
             folder = config.data
-        try:
-            import uvloop
-
-            runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        except ImportError:
-            runner = asyncio.Runner()
-        with runner:
+        with new_runner() as runner:
             return runner.run(Server(config, folder / "tls", say, limits).run())
+
+
+def new_runner() -> asyncio.Runner:
+    """For the fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 class Server:
     """The server process: listener, HTTP, broker."""
 
     def __init__(
-        self, config: Config, tls_folder: Path, say: Callable[[str], None], limits: Limits = LIMITS
+        self,
+        config: Config,
+        tls_folder: Path,
+        say: Callable[[str], None],
+        limits: Limits = LIMITS,
+        clock: Clock | None = None,
     ) -> None:
         from uvicorn.server import ServerState
 
@@ -83,7 +93,7 @@ class Server:
         self._stop = asyncio.Event()
         self._code_of_a_clean_stop = OK
         self.ports: list[int] = []  # once it is ready
-        self._broker = BrokerHost(config)
+        self._broker = BrokerHost(config, clock)
         self._warning: asyncio.TimerHandle | None = None
         own = None
         if config.tls_cert is not None and config.tls_key is not None:
@@ -178,7 +188,10 @@ class Server:
         self._announce(listening)
         if self._config.insecure:
             self._warn_that_it_is_insecure()
-        later = [loop.call_later(_LATER_SECONDS, each) for each in self._due_later()]
+        later = [
+            loop.call_later(_WARM_SECONDS, self._import_the_rest),
+            loop.call_later(_LATER_SECONDS, self._make_certificate),
+        ]
         failing = asyncio.create_task(engine.failed.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
@@ -191,12 +204,11 @@ class Server:
             if self._warning is not None:
                 self._warning.cancel()
 
-    def _due_later(self) -> Iterator[Callable[[], object]]:
-        """The preparations that are made once the server is running."""
-        for dialect, shared in self._dialects:
-            if dialect.warm is not None:
-                yield partial(dialect.warm, shared)
-        yield self._make_certificate
+    def _import_the_rest(self) -> None:
+        """Imports, beside the event loop, what else the first request of a kind would wait for."""
+        warm = (module for dialect, _ in self._dialects for module in dialect.warm)
+        modules = ["posthouse.server.api", *warm]
+        asyncio.get_running_loop().run_in_executor(None, _import_all, modules)
 
     async def _end(self) -> int:
         engine = self._broker.engine
@@ -272,6 +284,11 @@ class Server:
             "Posthouse is ready on %s.", ", ".join(f"{at.host}:{at.port}" for at in listening),
             extra={"event": "broker.ready", "ports": sorted({at.port for at in listening})},
         )  # fmt: skip
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
+        __import__(module)
 
 
 def _files_max() -> int:

@@ -13,6 +13,7 @@ from uuid import UUID as Uuid
 import msgspec
 from msgspec import Meta
 
+from posthouse.broker.clocks import Auto
 from posthouse.broker.rows import plain_properties
 from posthouse.core.checks import check_properties
 from posthouse.core.commands import (
@@ -357,6 +358,7 @@ class QueueInfoForm(msgspec.Struct):
     subscriptions: int = 0  # of a topic
     rules: int = 0  # of a subscription
     transfer: int = 0  # messages that could not be forwarded: they are in NAME/$transfer
+    waiting: int = 0  # receivers that wait for a message, or for a session
 
 
 class QueuesForm(msgspec.Struct):
@@ -525,13 +527,26 @@ class ReplayForm(_Request):
     source: str | None = None
 
 
+class AwaitedForm(_Request):
+    """An event to move a clock to, by its word in the feed, counted from now on."""
+
+    kind: str
+    queue: str = ""
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
 class ClockForm(_Request):
     """A change of a namespace's own clock; a field that is left out stays as it is."""
 
     advance_ms: Duration | None = None
     set_ms: Ms | None = None
     frozen: bool | None = None
-    auto: bool | None = None
+    auto: Auto | None = None
+    to: Literal["next"] | None = None
+    until: AwaitedForm | None = None
+    at_most_ms: Duration = 30 * 86_400_000
+    quiet_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 5_000
 
 
 class FiredForm(msgspec.Struct):
@@ -543,8 +558,14 @@ class FiredForm(msgspec.Struct):
 class ClockNowForm(msgspec.Struct):
     now_ms: int
     frozen: bool
-    auto: bool
+    auto: Auto
     fired: list[FiredForm] = []
+
+
+class QuietForm(msgspec.Struct):
+    """Nobody has anything left to do."""
+
+    now_ms: int
 
 
 class GrantForm(_Request):
@@ -735,7 +756,7 @@ def queue_info(info: QueueInfo, oldest_ms: int | None) -> QueueInfoForm:
     return QueueInfoForm(
         info.name, info.properties, info.counts, info.size_bytes, info.dead_size_bytes,
         info.created_ms, info.updated_ms, info.accessed_ms, info.receivers, oldest_ms,
-        info.subscriptions, info.rules, info.transfer,
+        info.subscriptions, info.rules, info.transfer, info.waiting,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from moto.server import ThreadedMotoServer
@@ -25,6 +26,7 @@ from posthouse.client.provider import ProviderType
 from posthouse.client.retry import NoRetry, RetryPolicy
 from posthouse.client.sqs import SqsProvider
 from tests.client.proxy import Proxy
+from tests.dialects.servicebus.trust import trusting
 from tests.server.running import Running, running
 
 NOBODY = 1  # a port
@@ -165,16 +167,21 @@ class ServedRig(Rig):
 
 
 class AzureRig(ServedRig):
-    """Through Azure's SDK."""
+    """Through Azure's SDK, whose administration is over TLS always."""
 
     type = ProviderType.AZURE_SERVICE_BUS
+
+    def __init__(self, broker: Running) -> None:
+        self._ca_file = trusting(broker)["SSL_CERT_FILE"]
+        super().__init__(broker)
 
     def config(self, **changes: Any) -> ProviderConfig:
         port = changes.get("port", self.broker.port)
         name, key = changes.get("key_name", KEY_NAME), changes.get("key", KEY)
         return AzureServiceBusConfig(
             f"Endpoint=sb://localhost:{port};SharedAccessKeyName={name};"
-            f"SharedAccessKey={key};UseDevelopmentEmulator=true"
+            f"SharedAccessKey={key};UseDevelopmentEmulator=true",
+            ca_file=self._ca_file,
         )
 
 
@@ -274,10 +281,17 @@ def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runne
         match kind:
             case ProviderType.IN_MEMORY:
                 yield from held(runner.run(use(MemoryRig)))
-            case ProviderType.AZURE_SERVICE_BUS | ProviderType.POSTHOUSE:
-                rig = AzureRig if kind is ProviderType.AZURE_SERVICE_BUS else PosthouseRig
+            case ProviderType.POSTHOUSE:
                 with running("--memory", "--dev", *flags) as broker:
-                    yield from held(runner.run(use(rig, broker)))
+                    yield from held(runner.run(use(PosthouseRig, broker)))
+            case ProviderType.AZURE_SERVICE_BUS:
+                with (
+                    TemporaryDirectory() as folder,
+                    running(
+                        "--data", folder, "--dev", "--servicebus-tier", "premium", *flags
+                    ) as broker,
+                ):
+                    yield from held(runner.run(use(AzureRig, broker)))
             case ProviderType.AWS_SQS:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
                 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -137,6 +137,12 @@ def test_none_are_pulled_where_none_are_asked_for(client: Client, queue: str, co
     assert counts(client, queue) == (1, 0)
 
 
+def test_one_is_pulled_where_no_count_is_given(client: Client, queue: str) -> None:
+    client.ok("PUSH_BATCH", {"tasks": [{"payload": f"{at}", "queue": queue} for at in range(3)]})
+    assert client.ask("PULL_BATCH", {"queue": queue}).json["count"] == 1
+    assert counts(client, queue) == (2, 1)
+
+
 def test_at_most_ten_are_pulled_at_a_time(client: Client, queue: str) -> None:
     client.ok("PUSH_BATCH", {"tasks": [{"payload": f"{at}", "queue": queue} for at in range(12)]})
     answer = client.ask("PULL_BATCH", {"queue": queue, "count": 50})

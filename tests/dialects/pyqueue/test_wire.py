@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dialects.pyqueue.client import Client, binary_frame, frame
 from tests.server.running import Running, running
@@ -213,10 +214,30 @@ def test_prometheus_finds_the_names_it_knows(broker: tuple[Running, HttpApi]) ->
     assert names == {
         "pyqueue_tasks_pushed_total", "pyqueue_tasks_completed_total", "pyqueue_tasks_failed_total",
         "pyqueue_tasks_expired_total", "pyqueue_queue_depth", "pyqueue_processing_tasks",
-        "pyqueue_active_workers", "pyqueue_processing_time_seconds_sum",
-        "pyqueue_processing_time_seconds_count", "pyqueue_throughput_tasks_per_second",
+        "pyqueue_active_workers", "pyqueue_processing_time_seconds_bucket",
+        "pyqueue_processing_time_seconds_sum", "pyqueue_processing_time_seconds_count",
+        "pyqueue_throughput_tasks_per_second",
     }  # fmt: skip
     assert 'pyqueue_queue_depth{queue_name="odd \\"name\\""} 1' in text
+
+
+def test_the_time_that_tasks_take_is_a_histogram(broker: tuple[Running, HttpApi]) -> None:
+    with Client(broker[0].port) as client:
+        client.push("x", queue="timed")
+        task = client.pull("timed")
+        assert task is not None
+        client.ok("ACK", task["task_id"])
+    _, text = broker[1].call("GET", "/metrics")
+    [family] = [
+        each
+        for each in text_string_to_metric_families(text)
+        if each.name == "pyqueue_processing_time_seconds"
+    ]
+    assert family.type == "histogram"
+    bounds = [each.labels["le"] for each in family.samples if each.name.endswith("_bucket")]
+    assert (bounds[0], bounds[-2:]) == ("0.005", ["10.0", "+Inf"])
+    values = {each.labels.get("le", each.name): each.value for each in family.samples}
+    assert values["+Inf"] == values["pyqueue_processing_time_seconds_count"] >= 1
 
 
 def test_pages_are_plain_and_names_in_them_are_escaped(broker: tuple[Running, HttpApi]) -> None:

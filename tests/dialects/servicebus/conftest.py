@@ -9,9 +9,15 @@ from tests.server.running import running
 
 
 @pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bus]:
+def tier() -> str:
+    """The tier of the module's broker; a module that sends large messages has another."""
+    return "standard"
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory, tier: str) -> Iterator[Bus]:
     folder = tmp_path_factory.mktemp("posthouse")
-    with running("--data", str(folder / "data"), "--dev") as broker:
+    with running("--data", str(folder / "data"), "--dev", "--servicebus-tier", tier) as broker:
         made = Bus(broker)
         yield made
         made.close()

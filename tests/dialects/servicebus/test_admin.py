@@ -44,6 +44,7 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
+from posthouse import Message, MessageTooLarge, create_sync_client
 from tests.dialects.servicebus.bus import (
     DELETE,
     KEY,
@@ -928,9 +929,36 @@ def test_forwarding_needs_a_target_that_is_there(admin: Admin) -> None:
             assert caught.value.status_code in (400, 404)
     with pytest.raises(ResourceNotFoundError):
         admin.get_queue(name)
-    queue = admin.create_queue(name)
     with pytest.raises(HttpResponseError):
-        admin.update_queue(queue, forward_to=name)  # to itself
+        admin.create_queue(name, forward_to=name)
+
+
+def test_what_is_forwarded_to_itself_is_a_dead_letter_after_the_last_hop(
+    bus: Bus, admin: Admin
+) -> None:
+    name = fresh()
+    queue = admin.create_queue(name)
+    admin.update_queue(queue, forward_to=name, forward_dead_lettered_messages_to=name)
+    assert target(admin.get_queue(name).forward_to) == name
+    bus.sender(name).send_messages(ServiceBusMessage("round"))
+    counts = admin.get_queue_runtime_properties(name)
+    assert (counts.active_message_count, counts.transfer_dead_letter_message_count) == (0, 1)
+    kind = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
+    with bus.client() as made, made.get_queue_receiver(name, sub_queue=kind) as receiver:
+        [message] = receiver.receive_messages(max_wait_time=5)
+        assert message.dead_letter_reason == "MaxTransferHopCountExceeded"
+        receiver.complete_message(message)
+
+
+def test_a_circle_of_queues_can_be_made(bus: Bus, admin: Admin) -> None:
+    first, second = fresh(), fresh()
+    queue = admin.create_queue(first)
+    admin.create_queue(second, forward_to=first)
+    admin.update_queue(queue, forward_to=second)
+    bus.sender(second).send_messages(ServiceBusMessage("round"))
+    told = [admin.get_queue_runtime_properties(name) for name in (first, second)]
+    assert [each.active_message_count for each in told] == [0, 0]
+    assert [each.transfer_dead_letter_message_count for each in told] == [0, 1]
 
 
 # Names, and what is there or not.
@@ -1532,8 +1560,8 @@ def test_a_dead_letter_queue_is_no_entity_of_its_own(bus: Bus, admin: Admin) -> 
 
 
 @contextmanager
-def tiered(folder: Path, tier: str) -> Iterator[tuple[Bus, Admin]]:
-    with running("--data", str(folder), "--dev", "--servicebus-tier", tier) as broker:
+def tiered(folder: Path, *flags: str) -> Iterator[tuple[Bus, Admin]]:
+    with running("--data", str(folder), "--dev", *flags) as broker:
         bus = Bus(broker)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in trusting(broker).items():
@@ -1543,8 +1571,8 @@ def tiered(folder: Path, tier: str) -> Iterator[tuple[Bus, Admin]]:
         bus.close()
 
 
-def test_the_standard_tier_has_small_messages_and_express_entities(tmp_path: Path) -> None:
-    with tiered(tmp_path, "standard") as (bus, admin):
+def test_a_broker_for_development_is_of_the_standard_tier(tmp_path: Path) -> None:
+    with tiered(tmp_path) as (bus, admin):
         space = admin.get_namespace_properties()
         assert (space.messaging_sku, space.messaging_units) == ("Standard", None)
         made = admin.create_queue("q", enable_express=True, enable_partitioning=True)
@@ -1559,10 +1587,24 @@ def test_the_standard_tier_has_small_messages_and_express_entities(tmp_path: Pat
             with pytest.raises(MessageSizeExceededError):
                 sender.send_messages(ServiceBusMessage(b"x" * (256 << 10)))
         assert bus.counts("q")["active"] == 1
+        assert Rest(bus.broker.port)("POST", "/q/messages", b"x" * (257 << 10)).status == 403
+
+
+def test_our_own_client_sends_large_messages_in_every_tier(tmp_path: Path) -> None:
+    with tiered(tmp_path) as (bus, admin):
+        admin.create_queue("q")
+        url = f"posthouse://{ROOT}:{KEY}@127.0.0.1:{bus.broker.port}"
+        with create_sync_client(url) as ours:
+            ours.send_message("q", Message(b"x" * (900 << 10)))
+            with pytest.raises(MessageTooLarge) as caught:
+                ours.send_message("q", Message(b"x" * (1 << 20)))
+            assert caught.value.max_size == 1 << 20
+        [message] = bus.receiver("q").receive_messages(max_wait_time=5)
+        assert len(b"".join(message.body)) == 900 << 10
 
 
 def test_the_premium_tier_has_large_messages_and_no_express_entities(tmp_path: Path) -> None:
-    with tiered(tmp_path, "premium") as (bus, admin):
+    with tiered(tmp_path, "--servicebus-tier", "premium") as (bus, admin):
         space = admin.get_namespace_properties()
         assert (space.messaging_sku, space.messaging_units) == ("Premium", 1)
         for create in (admin.create_queue, admin.create_topic):

@@ -24,7 +24,9 @@ EMPTY = {"active": 0, "locked": 0, "scheduled": 0, "delayed": 0, "deferred": 0, 
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     """By a broker that makes no queues by itself."""
     need_node()
-    with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
+    with running(
+        "--data", str(tmp_path_factory.mktemp("data")), "--dev", "--servicebus-tier", "premium"
+    ) as broker:
         yield Scripts(connection_string(broker.port))
     assert not broker.events("amqp.failed")
 

@@ -425,6 +425,7 @@ def test_what_comes_during_a_sync_is_taken_meanwhile_and_stays_behind(
             await sync()
 
         monkeypatch.setattr(store, "sync", sync_when_let)
+        monkeypatch.setattr(store, "sync_at_once", lambda: False)
         told: list[Event] = []
         for at in range(30):
             properties = [f"{at}", *[None] * 9, None if at == refused else "one"]

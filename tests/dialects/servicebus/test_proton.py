@@ -98,7 +98,9 @@ COMPOUND: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
+    with running(
+        "--data", str(tmp_path_factory.mktemp("data")), "--dev", "--servicebus-tier", "premium"
+    ) as broker:
         yield broker
     assert not broker.events("amqp.failed")
 

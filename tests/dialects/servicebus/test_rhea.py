@@ -13,7 +13,9 @@ REFUSED = "amqp:unauthorized-access"
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     need_node()
-    with running("--data", str(tmp_path_factory.mktemp("data")), "--dev") as broker:
+    with running(
+        "--data", str(tmp_path_factory.mktemp("data")), "--dev", "--servicebus-tier", "premium"
+    ) as broker:
         yield Scripts(connection_string(broker.port))
     assert not broker.events("amqp.failed")
 

@@ -31,6 +31,11 @@ Pass = Callable[[Sent], ServiceBusReceivedMessage]
 
 
 @pytest.fixture(scope="module")
+def tier() -> str:
+    return "premium"  # for large messages
+
+
+@pytest.fixture(scope="module")
 def there(bus: Bus) -> Iterator[Pass]:
     """Sends one message, and gives it as it was received."""
     sender, receiver = bus.pair(bus.queue(), receive_mode=DELETE)

@@ -11,6 +11,11 @@ from azure.servicebus.exceptions import ServiceBusError
 from tests.dialects.servicebus.bus import KEY, ROOT, Bus, eventually, take, texts
 
 
+@pytest.fixture(scope="module")
+def tier() -> str:
+    return "premium"  # for large messages
+
+
 def authority(bus: Bus) -> str:
     """Whom a client has to trust, as soon as there is one."""
     flags = bus.broker.process.args

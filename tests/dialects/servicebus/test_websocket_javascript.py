@@ -13,7 +13,7 @@ from tests.server.test_tls import certificate
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Json]:
     need_node()
     folder = tmp_path_factory.mktemp("data")
-    with development(folder) as broker:
+    with development(folder, "--servicebus-tier", "premium") as broker:
         certificate(folder)
         trust = {"NODE_EXTRA_CA_CERTS": str(folder / "tls" / "ca.pem")}
         yield run_script("websocket", connection_string(broker.port), environment=trust)

@@ -24,7 +24,12 @@ from posthouse.amqp.performatives import Problem
 from posthouse.amqp.session import Link, Session
 from posthouse.amqp.types import Described, Symbol, ULong, Value
 from posthouse.client.config import PosthouseConfig
-from posthouse.client.errors import AuthenticationFailed, ConnectionFailed, QueueError
+from posthouse.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    PermissionDenied,
+    QueueError,
+)
 from posthouse.client.secret import reveal
 from posthouse.client.wire.problems import error_of
 
@@ -33,7 +38,8 @@ _log = logging.getLogger("posthouse.client")
 IDLE_MS = 10_000  # how often the broker is to be heard of, at least
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
-NAMESPACE = Symbol("posthouse:namespace")
+# Properties with which a connection opens. By the product the broker knows its own client.
+NAMESPACE, PRODUCT = Symbol("posthouse:namespace"), Symbol("product")
 
 
 class End(Protocol):
@@ -67,11 +73,13 @@ class Wire(asyncio.Protocol):
     """Made by `connect`. Nothing of it is used again once it is lost."""
 
     def __init__(self, config: PosthouseConfig) -> None:
+        self._config = config
         response = f"\0{config.key_name}\0{reveal(config.key)}".encode()
         self._amqp = Connection(
             f"posthouse-client-{secrets.token_hex(8)}", hostname=config.host, idle_ms=IDLE_MS,
             sasl=("PLAIN", response) if config.key else ("ANONYMOUS", b""),
-            properties={NAMESPACE: config.namespace} if config.namespace else None,
+            properties={PRODUCT: "posthouse"}
+            | ({NAMESPACE: config.namespace} if config.namespace else {}),
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -231,7 +239,7 @@ class Wire(asyncio.Protocol):
             case Detached(link=link, problem=problem):
                 end = self._ends.pop(link, None)
                 if end is not None:
-                    end.on_lost(error_of(problem, end.what))
+                    end.on_lost(self._refusal(problem, end.what))
                 if not link.session.ended:
                     link.session.end()
             case Attached(link=link):
@@ -250,6 +258,12 @@ class Wire(asyncio.Protocol):
                     self._ends[link].on_disposed(event)
             case _:
                 pass
+
+    def _refusal(self, problem: Problem | None, what: str) -> QueueError:
+        error, config = error_of(problem, what), self._config
+        if config.key or not isinstance(error, PermissionDenied):
+            return error
+        return AuthenticationFailed(missing_key(config))
 
     def _closed(self, problem: Problem | None) -> None:
         error = error_of(problem) if problem is not None else None
@@ -301,7 +315,7 @@ async def connect(config: PosthouseConfig) -> Wire:
     """Raises ConnectionFailed or AuthenticationFailed."""
     loop = asyncio.get_running_loop()
     try:
-        context = _context(config) if config.tls else None
+        context = tls_context(config) if config.tls else None
         async with asyncio.timeout(CONNECT_SECONDS):
             _, wire = await loop.create_connection(
                 lambda: Wire(config), config.host, config.port, ssl=context
@@ -328,5 +342,15 @@ async def connect(config: PosthouseConfig) -> Wire:
     return wire
 
 
-def _context(config: PosthouseConfig) -> SSLContext:
+def missing_key(config: PosthouseConfig) -> str:
+    """Says that a broker wants a key, and where to get one."""
+    return (
+        f"The broker at {config.host}:{config.port} wants a key, and none was given: put it into"
+        f" the URL, as posthouse://NAME:KEY@{config.host}:{config.port}. The broker keeps its root"
+        " key in the file root-key of its data folder; `posthouse access add NAME` makes another."
+        " /, + and = in a key are written %2F, %2B and %3D in a URL."
+    )
+
+
+def tls_context(config: PosthouseConfig) -> SSLContext:
     return create_default_context(cafile=config.ca_file or None)

@@ -10,19 +10,22 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from msgspec.structs import astuple
 
 from posthouse.amqp.decode import Reader, read_fields, sections
 from posthouse.amqp.encode import described, encode, encode_list, encode_map
 from posthouse.amqp.runs import Alike
-from posthouse.amqp.types import Malformed, Symbol, Timestamp, UInt, Value
-from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
+from posthouse.amqp.types import Malformed, Symbol, Timestamp, UByte, UInt, Value
+from posthouse.client.attributes import AttributeValue, check_attributes
+from posthouse.client.messages import PRIORITY, Message, ReceiptHandle, ReceivedMessage, utc_now
 from posthouse.client.names import MessageId, SessionId
 from posthouse.client.provider import ProviderType
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
+PARTITION_KEY = "x-opt-partition-key"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
 _NULL = b"\x40"
 _TYPE = ProviderType.POSTHOUSE
@@ -35,7 +38,10 @@ _ID_HEADS = [b"\x00\x53\x73\xc0%c\x01\xa1%c" % (size + 3, size) for size in rang
 
 
 def write(message: Message, due_ms: int = 0) -> bytes:
-    """One that has an id. `due_ms` schedules it."""
+    """One that has an id. `due_ms` schedules it, as its own delay does, by this machine's clock.
+
+    Raises Unsupported, ValidationError.
+    """
     given, body = message.message_id, message.body
     assert given is not None
     id = given.encode()
@@ -47,29 +53,72 @@ def write(message: Message, due_ms: int = 0) -> bytes:
         and message.correlation_id is None
         and message.time_to_live is None
         and message.content_type is None
+        and message.subject is None
+        and message.to is None
+        and message.reply_to is None
+        and message.priority is None
+        and message.partition_key is None
+        and message.delay is None
     ):
         return b"".join((_ID_HEADS[len(id)], id, _data_head(len(body)), body))
-    parts: list[bytes] = []
-    if message.time_to_live is not None:
-        ttl_ms = min(0xFFFFFFFF, max(1, round(message.time_to_live.total_seconds() * 1_000)))
-        parts.append(described(HEADER, encode_list((_NULL, _NULL, encode(UInt(ttl_ms))))))
-    if due_ms:
-        due = encode(Symbol("x-opt-scheduled-enqueue-time")) + encode(Timestamp(due_ms))
-        parts.append(described(ANNOTATIONS, encode_map(2, due)))
-    fields = [encode(str(given)), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL]
-    if message.correlation_id is not None:
-        fields[5] = encode(str(message.correlation_id))
-    if message.content_type is not None:
-        fields[6] = encode(Symbol(message.content_type))
-    if message.session_id is not None:
-        fields += [_NULL, _NULL, _NULL, encode(str(message.session_id))]
-    parts.append(described(PROPERTIES, encode_list(fields)))
+    parts = [*_header(message), *_annotations(message, due_ms), *_properties(message)]
     if message.attributes:
-        parts.append(
-            described(APPLICATION, encode({str(k): str(v) for k, v in message.attributes.items()}))
-        )
+        check_attributes(message.attributes, _TYPE)
+        values = {str(name): _value(value) for name, value in message.attributes.items()}
+        parts.append(described(APPLICATION, encode(values)))
     parts += (_data_head(len(body)), body)
     return b"".join(parts)
+
+
+def _header(message: Message) -> Iterator[bytes]:
+    life, priority = message.time_to_live, message.priority
+    if life is not None or priority is not None:
+        fields = [_NULL, _NULL if priority is None else encode(UByte(priority))]
+        if life is not None:
+            ttl_ms = min(0xFFFFFFFF, max(1, round(life.total_seconds() * 1_000)))
+            fields.append(encode(UInt(ttl_ms)))
+        yield described(HEADER, encode_list(fields))
+
+
+def _annotations(message: Message, due_ms: int) -> Iterator[bytes]:
+    if message.delay is not None:
+        due_ms = _ms(datetime.now(UTC) + message.delay)
+    pairs: list[bytes] = []
+    if due_ms:
+        pairs += encode(Symbol("x-opt-scheduled-enqueue-time")), encode(Timestamp(due_ms))
+    if message.partition_key is not None:
+        pairs += encode(Symbol(PARTITION_KEY)), encode(str(message.partition_key))
+    if pairs:
+        yield described(ANNOTATIONS, encode_map(len(pairs), b"".join(pairs)))
+
+
+def _properties(message: Message) -> Iterator[bytes]:
+    texts = (
+        message.message_id, None, message.to, message.subject, message.reply_to,
+        message.correlation_id,
+    )  # fmt: skip
+    fields = [_NULL if text is None else encode(str(text)) for text in texts]
+    kind, session = message.content_type, message.session_id
+    fields.append(_NULL if kind is None else encode(Symbol(kind)))
+    if session is not None:
+        fields += [_NULL, _NULL, _NULL, encode(str(session))]
+    yield described(PROPERTIES, encode_list(fields))
+
+
+def _value(value: AttributeValue) -> Value:
+    """An attribute as AMQP has it: of Python's own types, but for times."""
+    if isinstance(value, datetime):
+        return Timestamp(_ms(value))
+    if isinstance(value, bool | bytes | UUID):
+        return value
+    for kind in (str, int, float):  # a subclass is none of AMQP's types
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1_000)
 
 
 @lru_cache(1_000)  # most are of few sizes
@@ -178,14 +227,15 @@ class Messages:
         ):
             return None
         moments = {ms: datetime.fromtimestamp(ms / 1_000, UTC) for ms in {*enqueued, *until}}
-        (_, _, _, times, _, attributes, session, correlation, kind, first, ttl, *_) = astuple(like)
+        (_, _, _, times, _, attributes, session, correlation, kind, first, ttl, _, _, reason,
+         description, *rest) = astuple(like)  # fmt: skip
         first, new_id, suffix, link = first and now, str.__new__, self._place.suffix, self._link
         return [
             ReceivedMessage(
                 new_id(MessageId, id.decode()), body,
                 LinkReceipt(tag.hex() + suffix, moments[ends], _TYPE, utc_now, link, delivery),
                 times, now, {**attributes}, session, correlation, kind, first, ttl, sequence,
-                moments[came],
+                moments[came], reason, description, *rest,
             )
             for id, body, tag, delivery, ends, came, sequence in zip(
                 ids, bodies, tags, deliveries, until, enqueued, sequences, strict=True
@@ -226,7 +276,8 @@ class Messages:
             ),
             like.delivery_count, now, {**like.attributes}, like.session_id, like.correlation_id,
             like.content_type, None if like.first_delivered_at is None else now, like.time_to_live,
-            sequence, datetime.fromtimestamp(enqueued / 1_000, UTC),
+            sequence, datetime.fromtimestamp(enqueued / 1_000, UTC), None, None, like.subject,
+            like.to, like.reply_to, like.priority, like.partition_key,
         )  # fmt: skip
 
 
@@ -235,26 +286,27 @@ def read(
     payload: bytes, tag: bytes, now: datetime, place: Place, link: int = 0, delivery: int = -1
 ) -> ReceivedMessage:
     """A delivery, or, without a tag, one that was looked at. Raises Malformed."""
-    count, ttl_ms = 0, None
+    count, ttl_ms, priority, partition_key = 0, None, None, None
     enqueued = until = sequence = 0
     fields: list[Value] = []
-    user: dict[str, str] = {}
+    user: dict[str, AttributeValue] = {}
     bodies: list[bytes] = []
     for code, _, at, end in sections(payload):
         if code == HEADER:
             header, _ = read_fields(payload, at, end)
             header += [None] * (5 - len(header))
-            ttl_ms, count = header[2], int(header[4] or 0)
+            priority, ttl_ms, count = header[1], header[2], int(header[4] or 0)
         elif code == ANNOTATIONS:
             marks = Reader(payload, at, end).value() or {}
             enqueued = int(marks.get("x-opt-enqueued-time") or 0)
             sequence = int(marks.get("x-opt-sequence-number") or 0)
             until = int(marks.get("x-opt-locked-until") or 0)
+            partition_key = marks.get(PARTITION_KEY)
         elif code == PROPERTIES:
             fields, _ = read_fields(payload, at, end)
         elif code == APPLICATION:
             given = Reader(payload, at, end).value() or {}
-            user = {str(name): _text(value) for name, value in given.items()}
+            user = {str(name): _attribute(value) for name, value in given.items()}
         elif code == DATA:
             bodies.append(Reader(payload, at, end).value())
         elif code in (VALUE, SEQUENCE):
@@ -270,11 +322,36 @@ def read(
         str.__new__(MessageId, _text(fields[0])), b"".join(bodies), receipt,
         count + 1 if tag else count, now, user,
         None if session is None else str.__new__(SessionId, str(session)),
-        None if correlation is None else _text(correlation), None if kind is None else str(kind),
+        None if correlation is None else _text(correlation), _text_or_none(kind),
         now if tag and not count else None,
         None if not ttl_ms else timedelta(milliseconds=int(ttl_ms)), sequence,
-        datetime.fromtimestamp(enqueued / 1_000, UTC) if enqueued else None, reason, description,
+        datetime.fromtimestamp(enqueued / 1_000, UTC) if enqueued else None,
+        None if reason is None else str(reason), None if description is None else str(description),
+        _text_or_none(fields[3]), _text_or_none(fields[2]), _text_or_none(fields[4]),
+        PRIORITY if priority is None else int(priority), _text_or_none(partition_key),
     )  # fmt: skip
+
+
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _attribute(value: Value) -> AttributeValue:
+    """An attribute as Python has it; of types that Python lacks, its text."""
+    if isinstance(value, Timestamp):
+        try:
+            return _FIRST + timedelta(milliseconds=int(value))
+        except OverflowError:  # a year that Python does not have
+            return int(value)
+    if isinstance(value, bool | bytes | UUID):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return _text(value)
+
+
+def _text_or_none(value: Value) -> str | None:
+    return None if value is None else str(value)
 
 
 def _text(value: Value) -> str:

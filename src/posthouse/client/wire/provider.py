@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -26,13 +26,16 @@ from posthouse.client.errors import (
     Unsupported,
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
-from posthouse.client.names import MessageId, QueueName, SessionId
-from posthouse.client.provider import COMPLETE, ProviderType, Settlement, Source
+from posthouse.client.names import SUBSCRIPTION, MessageId, QueueName, SessionId
+from posthouse.client.provider import COMPLETE, RELEASE, ProviderType, Settlement, Source
 from posthouse.client.wire.asking import Coordinator, ManagementClient
 from posthouse.client.wire.connection import Wire, connect, node
 from posthouse.client.wire.messages import LinkReceipt, Place, read, write
 from posthouse.client.wire.receiving import DeadLetters, Receiving, outcome
 from posthouse.client.wire.sending import Sending, sending
+
+if TYPE_CHECKING:
+    from posthouse.client.wire.admin import PosthouseAdmin
 
 _log = logging.getLogger("posthouse.client")
 
@@ -100,6 +103,7 @@ class PosthouseProvider:
         self._receiving: WeakValueDictionary[int, Receiving] = WeakValueDictionary()  # by number
         self._streams: set[WireDeliveries] = set()
         self._closed = asyncio.Event()
+        self._admin: PosthouseAdmin | None = None
 
     @property
     def type(self) -> ProviderType:
@@ -180,6 +184,13 @@ class PosthouseProvider:
             return await Coordinator(await self.wire()).attached()
 
         return await self._coordinators.get("", make)
+
+    def admin(self) -> "PosthouseAdmin":
+        if self._admin is None:
+            from posthouse.client.wire.admin import PosthouseAdmin
+
+            self._admin = PosthouseAdmin(self._config)
+        return self._admin
 
     # Sending.
 
@@ -317,7 +328,12 @@ class PosthouseProvider:
     async def resubmit(
         self, queue: QueueName, receipts: Sequence[ReceiptHandle], target: QueueName | None
     ) -> None:
-        letters = [self._letters.find(each.handle).message() for each in receipts]
+        found = [self._letters.find(each.handle) for each in receipts]
+        if target is None and queue.topic is not None:
+            await self.settle(receipts, RELEASE)
+            await self.admin().resubmit(queue, [each.sequence_number for each in found])
+            return
+        letters = [each.message() for each in found]
         async with self.transaction() as together:
             try:
                 await together.send(target or queue, letters)
@@ -540,7 +556,7 @@ def _address(source: Source) -> str:
 
 def _node(queue: str) -> str:
     """The address of a queue: the broker decodes %XX in addresses, as Service Bus does."""
-    return queue.replace("%", "%25")
+    return queue.replace("%", "%25").replace(SUBSCRIPTION, "/Subscriptions/")
 
 
 def _place(source: Source) -> Place:

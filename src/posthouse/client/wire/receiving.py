@@ -101,7 +101,7 @@ class Receiving:
         self._loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = self._loop.create_future()
         self._came: deque[ReceivedMessage] = deque()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # how many each wants
+        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()  # how many each wants
         self._open: dict[int, None] = {}  # deliveries of which nothing was said, oldest first
         self._settling: dict[int, _Settling] = {}
         self._drained: asyncio.Future[None] | None = None  # while it is being drained
@@ -139,18 +139,19 @@ class Receiving:
     async def _wait(self, most: int, seconds: float, *, first: bool) -> None:
         if self._lost is not None:
             raise self._lost
-        there: asyncio.Future[None] = self._loop.create_future()
+        there: asyncio.Future[bool] = self._loop.create_future()  # whether something came in time
         waiter = most, there
         if first:
             self._waiting.appendleft(waiter)
         else:
             self._waiting.append(waiter)
         self._ask()
+        timer = self._loop.call_later(seconds, _tell, there, False)
         try:
-            await asyncio.wait([there], timeout=seconds)
-            if not there.done() and not self._window:
+            if not await there and not self._window:
                 await self._drain()  # what is under way to us still comes
         finally:
+            timer.cancel()
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             if not self._window:
@@ -298,8 +299,7 @@ class Receiving:
         while self._waiting and there > 0:
             most, waiter = self._waiting.popleft()
             there -= most
-            if not waiter.done():
-                waiter.set_result(None)
+            _tell(waiter, True)
         if not self._window and self.link.credit > 0:
             self._ask()
         if not self._window and self.link.credit <= 0 and self._drained is not None:
@@ -312,8 +312,7 @@ class Receiving:
             self._attached.exception()
         waiting, self._waiting = self._waiting, deque()
         for _, waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+            _tell(waiter, True)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         for settling in self._settling.values():
@@ -323,6 +322,11 @@ class Receiving:
         self._settling = {}
         self._open = {}
         self._came.clear()  # their locks are the broker's to end
+
+
+def _tell(waiter: "asyncio.Future[bool]", came: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(came)
 
 
 def outcome(how: Settlement) -> bytes:

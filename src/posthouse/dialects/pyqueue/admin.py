@@ -420,7 +420,7 @@ def stats(call: Call) -> Facts:
     dead = sum(there.dead for there in queues.values())
     workers = context.workers.active(time.time())
     totals = context.totals()
-    average = context.processing_seconds / context.processed if context.processed else 0.0
+    average = context.processing.sum / max(1, context.processed)
     return {
         "queues": each,
         "processing": processing,

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from posthouse.broker.access import ANYBODY, BROKER, Guard, Principal, vouched
 from posthouse.broker.engine import Engine
+from posthouse.broker.figures import Histogram
 from posthouse.broker.throttle import Buckets, Login, cost_of
 from posthouse.broker.view import View
 from posthouse.core.checks import check_name
@@ -23,6 +24,10 @@ from posthouse.dialects.pyqueue.workers import Workers
 
 CHECK_SECONDS = 2.0
 DUPLICATE_MS = 3_600_000
+# Bounds of the histogram of processing times, as Prometheus's Python client has them.
+PROCESSING_SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
 RATE_SECONDS = 60.0  # over which the rate of completed tasks is told
 HELD_BYTES_MAX = 256 << 20  # of frames that have come in part, of all connections together
 
@@ -71,7 +76,7 @@ class PyQueueContext:
         self.workers, self.ledger = Workers(), Ledger()
         self.rate = Buckets(settings.rate, burst=settings.burst)
         self.started = time.monotonic()
-        self.processing_seconds, self.processed = 0.0, 0  # from pull to acknowledgement
+        self.processing = Histogram(PROCESSING_SECONDS)  # from pull to acknowledgement
         self.held_bytes = 0
         self._registry: PeerRegistry[Guest] = PeerRegistry(CHECK_SECONDS, self._check)
         self._clients: set[Guest] = set()  # those that have shown who they are
@@ -229,9 +234,14 @@ class PyQueueContext:
 
     def acknowledged(self, since_ms: Sequence[int]) -> None:
         """Tasks that were pulled at these moments."""
-        latest_ms = max(self.now_ms, *since_ms) if since_ms else 0
-        self.processing_seconds += (len(since_ms) * latest_ms - sum(since_ms)) / 1_000
-        self.processed += len(since_ms)
+        now_ms = self.now_ms
+        for pulled_ms in since_ms:
+            self.processing.add(max(0, now_ms - pulled_ms) / 1_000)
+
+    @property
+    def processed(self) -> int:
+        """Returns how many tasks were acknowledged since the start."""
+        return sum(self.processing.counts)
 
     def _sample(self) -> None:
         now = time.monotonic()

@@ -102,6 +102,7 @@ declaration = Dialect(
     profile=HttpProfile("pyqueue-http", 8080, "PyQueue's API over HTTP", PyQueue.answer),
     ports=(PORT,),
     welcome=_welcome,
+    warm=("posthouse.dialects.pyqueue.peer",),
     check=settings.check,
     read_environment=settings.read_environment,
     read_file=settings.read_file,

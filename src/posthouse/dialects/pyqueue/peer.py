@@ -87,7 +87,7 @@ _R = TypeVar("_R", PushReplyBatch, WorkerReplyBatch)
 
 class _PullForm(msgspec.Struct):
     queue: str | None = None
-    count: int = PULL_MAX
+    count: int = 1
 
 
 class _SettleForm(msgspec.Struct):

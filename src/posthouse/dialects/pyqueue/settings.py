@@ -31,6 +31,11 @@ _NAMES = {
     "SECURITY_ENABLED": "pyqueue_security", "API_KEY": "pyqueue_api_key",
     "JWT_SECRET": "jwt_secret",
 }  # fmt: skip
+# Sections of PyQueue's own file, beside `security`, which is read.
+_SECTIONS = frozenset((
+    "broker", "cluster", "compression", "journal", "metrics", "prometheus", "queue", "queues",
+    "raft", "rate_limit", "server", "tls", "worker",
+))  # fmt: skip
 # Others use these names too. They are PyQueue's only beside the one that says so.
 _GUARDED = frozenset(("API_KEY", "JWT_SECRET"))
 _IN_SECURITY = {"enabled": "pyqueue_security", "api_key": "pyqueue_api_key",
@@ -123,6 +128,16 @@ def read_environment(environment: Mapping[str, str]) -> Iterator[Named]:
 
 def read_file(content: Mapping[str, object], namespace: str) -> FromFile:
     """The section `security` becomes settings of ours, and principals. Raises ValueError."""
+    for name, value in content.items():
+        ours = _NAMES.get(name.upper())
+        if ours not in (None, name):
+            raise ValueError(f"{name} is PyQueue's name of a setting; write {ours}")
+        if name in _SECTIONS and isinstance(value, dict):
+            raise ValueError(
+                f"{name} is a section of PyQueue's own file; write its settings without it, by our"
+                " names, as in `pyqueue_lock: 10`, or set PyQueue's variables, as in"
+                " VISIBILITY_TIMEOUT=10. docs/dialects/pyqueue.md lists both"
+            )
     if "security" not in content:
         return FromFile(content)
     rest = dict(content)

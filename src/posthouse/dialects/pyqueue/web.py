@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from posthouse.broker.access import Principal
+from posthouse.broker.slices import sliced
 from posthouse.core.errors import (
     Busy,
     Duplicate,
@@ -94,7 +95,7 @@ class Web:
             case ("GET", b"docs"):
                 return Answer(_docs(), 200, (HTML, POLICY))
             case ("GET", b"metrics"):
-                return Answer(metrics(call).encode(), 200, (TEXT,))
+                return Answer((await metrics(call)).encode(), 200, (TEXT,))
             case ("POST", b"api", b"tasks"):
                 call.op = "PUSH"
                 id = await orders.push(call, await _form(request, PushForm))
@@ -158,12 +159,17 @@ def _failed(status: int, detail: str) -> Answer:
 # Metrics.
 
 
-def metrics(call: Call) -> str:
-    """Returns the metrics in the text format of Prometheus."""
+async def metrics(call: Call) -> str:
+    """Returns the metrics in the text format of Prometheus. Others have their turn meanwhile."""
     context = call.context
+    depths: list[tuple[str, float]] = []
+    processing = 0
+    async for some in sliced(queues_of(context)):
+        visible = [queue for queue in some if context.knows(call.principal, queue)]
+        queues = {queue: counts_of(context, queue) for queue in visible}
+        depths += ((f'{{queue_name="{_label(q)}"}}', depth_of(n)) for q, n in queues.items())
+        processing += sum(each.locked for each in queues.values())
     totals, now = context.totals(), time.time()
-    visible = [queue for queue in queues_of(context) if context.knows(call.principal, queue)]
-    queues = {queue: counts_of(context, queue) for queue in visible}
     lines: list[str] = []
 
     def tell(name: str, kind: str, help: str, *samples: tuple[str, float]) -> None:
@@ -176,14 +182,17 @@ def metrics(call: Call) -> str:
     tell("tasks_failed_total", "counter", "Tasks that became dead letters.", ("", totals.failed))
     tell("tasks_expired_total", "counter", "Tasks whose time to live was over.",
          ("", totals.expired))  # fmt: skip
-    depths = [(f'{{queue_name="{_label(q)}"}}', depth_of(n)) for q, n in queues.items()]
     tell("queue_depth", "gauge", "Tasks that can be pulled.", *depths)
-    processing = sum(each.locked for each in queues.values())
     tell("processing_tasks", "gauge", "Tasks that are worked on.", ("", processing))
     active = context.workers.active(now)
     tell("active_workers", "gauge", "Workers that send heartbeats.", ("", active))
-    tell("processing_time_seconds", "summary", "From pull to acknowledgement.",
-         ("_sum", context.processing_seconds), ("_count", context.processed))  # fmt: skip
+    taken, total = context.processing, 0
+    buckets: list[tuple[str, float]] = []
+    for bound, number in zip((*taken.bounds, "+Inf"), taken.counts, strict=True):
+        total += number
+        buckets.append((f'_bucket{{le="{bound}"}}', total))
+    tell("processing_time_seconds", "histogram", "From pull to acknowledgement.",
+         *buckets, ("_sum", taken.sum), ("_count", total))  # fmt: skip
     tell("throughput_tasks_per_second", "gauge", "Tasks that were acknowledged lately.",
          ("", context.per_second()))  # fmt: skip
     return "\n".join(lines) + "\n"

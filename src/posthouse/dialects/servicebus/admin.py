@@ -379,7 +379,7 @@ async def _delete_rule(call: Call) -> Answer:
 async def _namespace(call: Call) -> Answer:
     """What there is to say of a namespace. It needs the right to manage it."""
     await call.ask(ListQueues(limit=1))
-    found, now_ms = call.engine.view.overview(call.namespace), call.engine.clock_ms("")
+    found, now_ms = await call.engine.view.overview(call.namespace), call.engine.clock_ms("")
     created = moment(now_ms if found.created_ms is None else found.created_ms)
     updated = moment(now_ms if found.updated_ms is None else found.updated_ms)
     tier = call.credentials.settings.tier

@@ -236,7 +236,8 @@ class Attaching:
                 properties = {Symbol(_LOCKED_UNTIL): ticks}
             link.accept(
                 source=source, target=attach.target,
-                max_message_size=self._commands.settings.message_bytes, properties=properties,
+                max_message_size=self._commands.message_bytes(outgoing.target),
+                properties=properties,
             )  # fmt: skip
             outgoing.on_flowed()  # credit may have come before
         self._peer.flush_soon()

@@ -32,6 +32,7 @@ class Commands:
         address: str,
         backpressure: Backpressure,
         abort: Callable[[], None],
+        message_bytes_max: Callable[[], int],
     ) -> None:
         self._credentials = credentials
         self.settings = credentials.settings
@@ -40,6 +41,7 @@ class Commands:
         self._backpressure = backpressure
         self.count_unanswered = backpressure.count_unanswered
         self.abort = abort  # ends the connection: what its client had goes back
+        self._message_bytes_max = message_bytes_max  # of this client, where a queue says nothing
         self.transactions: dict[bytes, int] = {}  # open ones of this connection, by their ids
         self._id_prefix, self._ids = secrets.token_hex(12), 0
 
@@ -102,7 +104,7 @@ class Commands:
         """The size that a message may have."""
         properties = self.properties(target)
         most = None if properties is None else properties.max_message_bytes
-        return self.settings.message_bytes if most is None else most
+        return self._message_bytes_max() if most is None else most
 
 
 def _ignore(_: object) -> None:

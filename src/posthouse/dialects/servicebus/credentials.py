@@ -17,7 +17,8 @@ KNOWN_MAX = 1_000  # tokens that are remembered as good
 
 class Settings(NamedTuple):
     namespace: str  # where a connection says nothing of it
-    message_bytes: int = 1 << 20
+    message_bytes: int = 1 << 20  # of a Service Bus client, where its queue says nothing else
+    own_message_bytes: int = 1 << 20  # likewise of our own client, which knows no tiers
     strict: bool = False  # answer as the cloud does where we would do otherwise
     namespace_from: str = "default"  # or "host", its first label, or "key", the key's name
     auto_create: bool = False

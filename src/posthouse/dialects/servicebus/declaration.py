@@ -37,7 +37,7 @@ AMQP_TLS = b"AMQP\2\1\0\0"  # what is spoken here instead (part 5, section 5.2.1
 class ServiceBusSettings:
     servicebus_tier: str | None = setting(
         None, one_of("standard", "premium"), "the tier of Azure Service Bus whose limits apply;"
-        " without it, all that either tier has", "WORD",
+        " default: standard with --dev, else all that either tier has", "WORD",
     )  # fmt: skip
     servicebus_message_size: int | None = setting(
         None, some_size, "of one message that a Service Bus client sends, unless the queue says"
@@ -76,12 +76,13 @@ class ServiceBus:
     @cached_property
     def _credentials(self) -> "Credentials":
         from posthouse.dialects.servicebus.credentials import Credentials, Settings
-        from posthouse.dialects.servicebus.tiers import TIERS
+        from posthouse.dialects.servicebus.tiers import BOTH, TIERS
 
         host, given = self._host, self._settings
-        tier = TIERS[given.servicebus_tier]
+        tier = TIERS[given.servicebus_tier or ("standard" if host.dev else None)]
+        size = given.servicebus_message_size
         settings = Settings(
-            host.namespace, given.servicebus_message_size or tier.message_bytes,
+            host.namespace, size or tier.message_bytes, size or BOTH.message_bytes,
             given.servicebus_strict, given.servicebus_namespace, host.auto_create,
             given.servicebus_header_size, host.dev, given.servicebus_exact, tier,
         )  # fmt: skip
@@ -118,10 +119,6 @@ class ServiceBus:
         given = self._settings
         limits = Limits(given.localzure_message_size, given.localzure_entities)
         return Service(self._credentials, limits)
-
-    def warm(self) -> "Peers":
-        """Imports what AMQP takes."""
-        return self._peers
 
 
 def _read_file(content: Mapping[str, object], namespace: str) -> FromFile:
@@ -183,6 +180,10 @@ declaration = Dialect(
     ),
     ports=(AMQP_PORT, 5671, 5300, 7071),  # AMQP, with TLS, the emulator's administration, LocalZure
     welcome=_welcome,
-    warm=ServiceBus.warm,
+    warm=(
+        "posthouse.dialects.servicebus.peer",
+        "posthouse.dialects.servicebus.answering",
+        "posthouse.dialects.servicebus.localzure.service",
+    ),
     read_file=_read_file,
 )  # fmt: skip

@@ -1,6 +1,5 @@
 """Locks and ids as texts of the form that .NET gives a Guid."""
 
-from random import getrandbits
 from uuid import UUID
 
 
@@ -17,12 +16,3 @@ def number_of(text: str) -> int:
         return int(digits, 16) if len(digits) == 32 else UUID(text).int
     except ValueError:
         return 0
-
-
-def new_number() -> int:
-    """For a message that came without an id: like no other, but no secret."""
-    return getrandbits(128) & ~_FIXED | _VERSION_4
-
-
-_FIXED = 0xF000 << 64 | 0xC000 << 48
-_VERSION_4 = 0x4000 << 64 | 0x8000 << 48  # RFC 9562, 5.4

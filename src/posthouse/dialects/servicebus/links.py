@@ -99,6 +99,10 @@ class LinkOwner(Protocol):
     def link_bytes(self) -> int:
         """Of messages: what may be asked for at a time for one link."""
 
+    @property
+    def product(self) -> str:
+        """The client library, as ` (azure-servicebus 7.14.2)`; empty where it has not said."""
+
     def gathered(self, context: "IncomingLink | OutgoingLink") -> None:
         """It has something to be sent on when all that has come was looked at."""
 
@@ -404,9 +408,11 @@ class OutgoingLink:
 
     def start(self, attached: Callable[[Reply], None]) -> None:
         """Calls back with how it went."""
+        client = f"{self.target.principal.name}#{self._number}{self._peer.product}"
         command = Attach(
-            self.target.queue, self._number, delete=self._delete, session=self._session_token
-        )
+            self.target.queue, self._number, delete=self._delete, session=self._session_token,
+            client=client,
+        )  # fmt: skip
 
         def reply(answer: Reply) -> None:
             if isinstance(answer, Refused | StoreError):

@@ -59,7 +59,10 @@ UNANSWERED_BYTES_MAX = 8 << 20  # of messages sent by one client, before it is n
 COMMANDS_MAX = 500  # of one client under way, likewise
 REFUSALS_MAX = 100  # of a client that has not shown who it is
 REFUSALS_LOGGED = 10  # of one connection
-NAMESPACE = "posthouse:namespace"  # among the properties with which a client opens
+PRODUCT_CHARS_MAX = 40  # of the name of a client library, and of its version
+# Among the properties with which a client opens.
+NAMESPACE, PRODUCT = "posthouse:namespace", "product"
+OWN_PRODUCT = "posthouse"  # our own client
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
 Context: TypeAlias = IncomingLink | OutgoingLink | RequestLink | ReplyLink | Coordinator
@@ -117,8 +120,9 @@ class Peer:
             self._go_on, commands_max=COMMANDS_MAX, bytes_max=UNANSWERED_BYTES_MAX
         )
         self._commands = Commands(
-            peers.credentials, self._identity.acting, info.address, self._backpressure, self.abort
-        )
+            peers.credentials, self._identity.acting, info.address, self._backpressure, self.abort,
+            self._message_bytes_max,
+        )  # fmt: skip
         self._attaching = Attaching(self, self._commands, self._identity, Requests(self))
         self._looking: Iterator[Event | None] | None = None  # at what has come, frame by frame
         self._come: deque[bytes] = deque()  # behind that
@@ -353,9 +357,26 @@ class Peer:
     @property
     def namespace(self) -> str:
         """The one that a client has asked for, as ours do; nothing where it has not."""
+        return self._opening_property(NAMESPACE)
+
+    def _message_bytes_max(self) -> int:
+        """The size of a message whose queue says nothing of it: tiers are for Service Bus alone."""
+        is_ours = self._opening_property(PRODUCT) == OWN_PRODUCT
+        return self._settings.own_message_bytes if is_ours else self._settings.message_bytes
+
+    def _opening_property(self, name: str) -> str:
+        """A text among the properties with which the client has opened; else an empty one."""
         told = self._amqp.open
-        found = (told.properties or {}).get(NAMESPACE) if told is not None else None
+        found = (told.properties or {}).get(name) if told is not None else None
         return str(found) if isinstance(found, str) else ""
+
+    @property
+    def product(self) -> str:
+        """The client library, as ` (azure-servicebus 7.14.2)`; empty where it has not said."""
+        told = (self._amqp.open.properties or {}) if self._amqp.open is not None else {}
+        words = [told.get(name) for name in ("product", "version")]
+        text = " ".join(word[:PRODUCT_CHARS_MAX] for word in words if isinstance(word, str))
+        return f" ({text})" if text.isprintable() and text else ""
 
     @property
     def host(self) -> str:

@@ -59,10 +59,11 @@ from posthouse.core.message import (
 from posthouse.dialects.http import Answer, Header, HttpError, Request
 from posthouse.dialects.json_bounds import bounded
 from posthouse.dialects.servicebus.address import at, queue_of, told_name
-from posthouse.dialects.servicebus.guids import guid, new_number, number_of
+from posthouse.dialects.servicebus.guids import guid, number_of
 from posthouse.dialects.servicebus.message import DATA, ID_CHARS_MAX, SECTIONS_FORM, VALUE
 from posthouse.dialects.servicebus.times import moment_ms
 from posthouse.dialects.servicebus.web import Call, Route, by_method, names_in, wait_ms_of
+from posthouse.uuids import new_uuid
 
 WAIT_SECONDS = 60  # that a receive waits, where it is not told otherwise, and at most
 # What clients take of an answer's headers: Node 16 KiB in all, aiohttp 8 KiB of one, Python's
@@ -181,10 +182,12 @@ async def _send(call: Call) -> Answer:
         said = _broker_properties(request.headers.get(b"brokerproperties", b"{}"))
         content_type = kind.decode("latin-1")[:256]
         messages = [new_message(body, said, properties_in(_own(request)), content_type)]
-    most = call.credentials.settings.message_bytes
-    largest = max(len(each.body) + len(each.envelope) for each in messages)
-    if largest > most:
-        raise MessageTooLarge(queue, largest, most)
+    properties = call.engine.view.properties(call.namespace, queue)
+    most = None if properties is None else properties.max_message_bytes
+    most = call.credentials.settings.message_bytes if most is None else most
+    size = sum(len(each.body) + len(each.envelope) for each in messages)  # of the batch
+    if size > most:
+        raise MessageTooLarge(queue, size, most)
     call.charge(len(messages))
     await call.make_namespace("send", queue)
     await call.ask(Send(queue, messages))
@@ -291,7 +294,7 @@ def new_message(body: bytes, said: Said, own: Properties, content_type: str) -> 
 
 
 def _new_id() -> str:
-    return f"{new_number():032x}"
+    return new_uuid().replace("-", "")
 
 
 def _text(value: Text) -> str:

@@ -140,6 +140,7 @@ declaration = Dialect(
     profile=HttpProfile("vibemq-http", 12925, "VibeMQ's API over HTTP", Vibemq.answer),
     ports=(PORT,),
     welcome=_welcome,
+    warm=("posthouse.dialects.vibemq.peer",),
     start=Vibemq.start,
     check=_check,
 )

@@ -69,7 +69,9 @@ class Subscription:
                 self._number = 0
             attached(answer)
 
-        self._peer.submit(Attach(queue, number, bound=True), reply)
+        assert self._peer.principal is not None  # who has not logged in cannot subscribe
+        client = f"{self._peer.principal.name}#{number} (VibeMQ)"
+        self._peer.submit(Attach(queue, number, bound=True, client=client), reply)
 
     # Credit.
 

@@ -116,7 +116,7 @@ class Web:
         match path:
             case ["metrics"]:
                 self._only("GET", request)
-                return _say(200, _both_styles(self._figures()))
+                return _say(200, _both_styles(await self._figures()))
             case ["api", "version"]:
                 self._only("GET", request)
                 version = importlib.metadata.version("posthouse")
@@ -126,7 +126,7 @@ class Web:
                 return await self._health("ok")
             case ["api", "metrics"]:
                 self._only("GET", request)
-                return _say(200, self._figures())
+                return _say(200, await self._figures())
             case ["api", "queues"]:
                 return await _by_method(request, {"GET": call.queues})
             case ["api", "queues", queue]:
@@ -179,7 +179,7 @@ class Web:
             why_not = f"a sync takes more than {READY_SECONDS} s"
         except (StoreError, Busy, NotLeader) as error:
             why_not = str(error)
-        figures, healthy = self._figures(), not why_not
+        figures, healthy = await self._figures(), not why_not
         found = {
             "is_healthy": healthy,
             "status": f"unhealthy: {why_not}" if why_not else word,
@@ -193,10 +193,10 @@ class Web:
         }
         return _say(200 if healthy else 503, _both_styles(found))
 
-    def _figures(self) -> dict[str, Any]:
+    async def _figures(self) -> dict[str, Any]:
         """Returns the metrics. Message totals are the whole broker's; connections are VibeMQ's."""
         engine, peers = self.engine, self._peers
-        records, there = engine.figures.records, self.view.overview(self._namespace)
+        records, there = engine.figures.records, await self.view.overview(self._namespace)
         seconds = time.monotonic() - _begun
         return {
             "total_messages_published": records[Sent],

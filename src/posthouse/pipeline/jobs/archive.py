@@ -1,7 +1,8 @@
 """Archiving: the feed into a lake, every position once.
 
-It goes on where the lake ends, range by range. A range is written, counted, and then named by a
-manifest; only then is the broker told that it need not keep it. Whoever is stopped on the way
+It goes on where the lake ends, range by range. A range is written, counted, named by a manifest,
+and added to the tables that the lake is published as; only then is the broker told that it need not
+keep it. Whoever is stopped on the way
 leaves files that no manifest names, which the next one sweeps away. There is no checkpoint to lose.
 """
 
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from posthouse.pipeline.lake import Lake, Manifest, range_name
+from posthouse.pipeline.lake import Lake, LakeError, Manifest, Span, int64_times, range_name
+from posthouse.pipeline.published import Tables
 from posthouse.pipeline.wire import FeedClient
 
 if TYPE_CHECKING:
@@ -64,12 +66,21 @@ def archive(
 
     Raises PosthouseError or LakeError.
     """
-    lake.sweep()
+    tables = _tidied(lake)
     begun, done = time.monotonic(), 0
     status = broker.status()
     position = lake.end() or int(status["first"])
-    if broker.acknowledged(reader) is None:
+    acknowledged = broker.acknowledged(reader)
+    if acknowledged is None:
         broker.acknowledge(reader, position - 1)
+    elif acknowledged >= position:
+        raise LakeError(
+            f"The reader {reader!r} has read up to position {acknowledged}, but {lake.where} ends"
+            f" at {position - 1}: another lake uses that reader. Give this lake its own:"
+            " --reader NAME."
+            " If the end of this lake was removed, run: posthouse pipeline backfill --last"
+            f" {acknowledged}"
+        )
     last = int(status["last"])
     if broker.is_idle(position, last + 1):
         last = position - 1
@@ -77,7 +88,7 @@ def archive(
         while position <= last:
             left = last + 1 - position
             end = position + (left if left <= rows + rows // 10 else rows)  # no tiny one at the end
-            write(spark, broker, lake, position, end)
+            tables.add(write(spark, broker, lake, position, end))
             broker.acknowledge(reader, end - 1)
             done += end - position
             position = end
@@ -100,15 +111,23 @@ def backfill(
     told: Callable[[Progress], None] = lambda _: None,
 ) -> int:
     """Archives those of these positions that are not in the lake yet; returns how many rows."""
-    lake.sweep()
+    tables = _tidied(lake)
     begun, done = time.monotonic(), 0
     for gap_first, gap_end in missing(lake.manifests(), first, end):
         for at in range(gap_first, gap_end, rows):
             until = min(at + rows, gap_end)
-            write(spark, broker, lake, at, until)
+            tables.add(write(spark, broker, lake, at, until))
             done += until - at
             told(Progress(until, end - 1, done, time.monotonic() - begun))
     return done
+
+
+def _tidied(lake: Lake) -> Tables:
+    """Finishes what a job that was stopped has left: tables first, while their files are there."""
+    tables = Tables(lake)
+    tables.sync()
+    lake.sweep()
+    return tables
 
 
 def missing(there: list[Manifest], first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -132,9 +151,10 @@ def write(spark: "SparkSession", broker: FeedClient, lake: Lake, first: int, end
     dates = {_date(broker, position) for position in (first, end - 1)}
     if len(dates) == 1 and None not in dates:  # as most: Spark need not sort it by days then
         where = f"{lake.data}/date={dates.pop()}/range={range_name(first, end)}"
-        rows.write.mode("append").options(**_PLAIN).parquet(where)
+        with int64_times(spark):
+            rows.write.mode("append").options(**_PLAIN).parquet(where)
     else:
-        _save(rows, lake, first, end)
+        _save(spark, rows, lake, first, end)
     return lake.add(first, end)
 
 
@@ -147,17 +167,14 @@ def _date(broker: FeedClient, position: int) -> date | None:
     return moment.astimezone(UTC).date()
 
 
-def _save(rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
+def _save(spark: "SparkSession", rows: "DataFrame", lake: Lake, first: int, end: int) -> None:
     from pyspark.sql import functions as f
 
-    (
-        rows.withColumn("date", f.to_date("time"))
-        .withColumn("range", f.lit(range_name(first, end)))
-        .write.partitionBy("date", "range")
-        .mode("append")
-        .options(**_PLAIN)
-        .parquet(lake.data)
-    )
+    dated = rows.withColumn("date", f.to_date("time"))
+    named = dated.withColumn("range", f.lit(range_name(first, end)))
+    with int64_times(spark):
+        write = named.write.partitionBy("date", "range").mode("append")
+        write.options(**_PLAIN).parquet(lake.data)
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,7 @@ def verify(spark: "SparkSession", lake: Lake) -> Verdict:
 
     there = lake.manifests()
     wrong = [text for each in there for text in lake.check(each)]
+    wrong += Tables(lake).check(there)
     if there and not wrong:
         counted = lake.read(spark).groupBy("range").agg(
             f.count("*").alias("rows"), f.countDistinct("position").alias("positions"),
@@ -199,28 +217,39 @@ def verify(spark: "SparkSession", lake: Lake) -> Verdict:
 
 
 def compact(spark: "SparkSession", lake: Lake, *, rows: int = ROWS) -> int:
-    """Puts small ranges that follow each other together; how many were replaced."""
-    lake.sweep()
+    """Merges small ranges that follow each other, and rewrites those of earlier versions.
+
+    Returns how many ranges were replaced.
+    """
+    tables = _tidied(lake)
     replaced = 0
     for run in runs(lake.manifests(), rows):
         first, end = run[0].first, run[-1].end
-        _save(lake.read(spark, first, end), lake, first, end)
+        _save(spark, lake.read(spark, Span(first, end)), lake, first, end)
         lake.add(first, end)
+        tables.sync()
         lake.sweep()  # those that it replaces
         replaced += len(run)
     return replaced
 
 
 def runs(there: list[Manifest], rows: int) -> Iterator[list[Manifest]]:
-    """Yields runs of small ranges that follow each other, and are together not too large."""
+    """Yields the runs of ranges that are to be rewritten as one.
+
+    These are small ranges that follow each other and have no more than `rows` rows together, and
+    ranges of an earlier version.
+    """
     run: list[Manifest] = []
     for each in there:
         follows = bool(run) and run[-1].end == each.first
-        if not follows or sum(one.rows for one in run) + each.rows > rows or each.rows > SMALL_ROWS:
-            if len(run) > 1:
+        is_large = each.rows > SMALL_ROWS
+        if not follows or is_large or sum(one.rows for one in run) + each.rows > rows:
+            if len(run) > 1 or any(one.is_old for one in run):
                 yield run
             run = []
-        if each.rows <= SMALL_ROWS:
+        if not is_large:
             run.append(each)
-    if len(run) > 1:
+        elif each.is_old:
+            yield [each]
+    if len(run) > 1 or any(one.is_old for one in run):
         yield run

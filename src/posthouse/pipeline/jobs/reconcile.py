@@ -4,11 +4,12 @@ What producers say they sent, what the journal saw, and what consumers say they 
 against each other, message by message.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posthouse.pipeline.events import DEAD, told_name
+from posthouse.pipeline.events import DEAD, of_queues, sql_text, told_name
 from posthouse.pipeline.lives import ROOT, Lives
 from posthouse.pipeline.tables import write_table
 from posthouse.pipeline.work import Step, nothing
@@ -65,7 +66,7 @@ class Verdict:
 
     messages: int
     nameless: int  # which have no id by which they could be found
-    faults: "DataFrame"  # fault, namespace, entity, message_id, detail, life
+    faults: "DataFrame"  # fault, namespace, entity, message_id, detail, life; as FAULTS are listed
     counts: dict[str, int]
 
     def is_well(self, allowed: tuple[str, ...] = ()) -> bool:
@@ -77,13 +78,26 @@ def reconcile(
     outbox: "DataFrame | None" = None,
     inbox: "DataFrame | None" = None,
     *,
+    queues: Sequence[str] = (),
     step: Step = nothing,
 ) -> Verdict:
-    """Compares the journal with claims, as `posthouse.pipeline.claims.read` gives them."""
+    """Compares the journal with claims, as `posthouse.pipeline.claims.read` gives them.
+
+    With `queues` only what was sent to these queues and topics is compared.
+    """
     from pyspark.sql import functions as f
 
     lives = Lives(events)
     seen = _seen(lives).persist()
+    if queues:
+        mine = of_queues("entity", queues)
+        others = seen.where(f"not ({mine})").select("message_id")
+        seen = seen.where(mine).persist()
+        others = others.join(seen, "message_id", "left_anti").distinct()
+        outbox, inbox = (
+            None if claims is None else _claims_of(claims, queues, others)
+            for claims in (outbox, inbox)
+        )
     step()
     inside = INSIDE if outbox is not None else INSIDE | {"duplicated": OFTEN}
     found = _listed(seen, inside)
@@ -95,14 +109,26 @@ def reconcile(
     counted = {row["fault"]: int(row["count"]) for row in found.groupBy("fault").count().collect()}
     step()
     faults = _with_lives(found, lives) if counted else found.withColumn("life", f.lit(None))
+    order = f.array_position(f.array(*map(f.lit, FAULTS)), f.col("fault"))
     shown = faults.select(
         "fault", "namespace", f.expr(f"{told_name('entity')} as entity"), "message_id", "detail",
         "life",
-    ).persist()  # fmt: skip
+    ).orderBy(order, "entity", "message_id").persist()  # fmt: skip
     nameless = events.where("kind = 'sent' and message_id is null").count()
     verdict = Verdict(seen.count(), nameless, shown, {n: counted.get(n, 0) for n in FAULTS})
     step()
     return verdict
+
+
+def _claims_of(claims: "DataFrame", queues: Sequence[str], others: "DataFrame") -> "DataFrame":
+    """The claims about messages to some queues. Those of consumers may name a subscription.
+
+    Claims that name no queue are about these, unless the message was sent to another.
+    """
+    if "entity" not in claims.columns:
+        return claims.join(others, "message_id", "left_anti")
+    below = " or ".join(f"startswith(entity, {sql_text(f'{queue}/')})" for queue in queues)
+    return claims.where(f"{of_queues('entity', queues)} or {below}")
 
 
 def _with_lives(found: "DataFrame", lives: Lives) -> "DataFrame":

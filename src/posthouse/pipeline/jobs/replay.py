@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from posthouse.pipeline.causes import with_causes
 from posthouse.pipeline.events import owner, told_name
+from posthouse.pipeline.failures import sentence_of
 from posthouse.pipeline.lives import Lives
 from posthouse.pipeline.wire import FeedClient, PosthouseError, Unanswered
 
@@ -83,8 +84,9 @@ def make(
         chosen = _chosen(events, source, where, into, changes)
         chosen.write.mode("overwrite").parquet(str(path / "messages"))
     except AnalysisException as error:
-        said = str(error).splitlines()[0]
-        raise PosthouseError(f"Spark does not understand a condition or a field: {said}") from None
+        raise PosthouseError(
+            f"Spark does not understand --where or --set: {sentence_of(error)}"
+        ) from None
     counts: dict[str, int] = {}
     for batch in _rows(path):
         counts[batch["target"]] = counts.get(batch["target"], 0) + 1

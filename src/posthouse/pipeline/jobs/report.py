@@ -3,12 +3,14 @@
 Everything is counted once, by the minute or less; only times in queues need each message looked at.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posthouse.pipeline.events import DEAD, TRANSFER, owner, told_name
+from posthouse.pipeline.causes import fingerprint
+from posthouse.pipeline.events import DEAD, TRANSFER, of_queues, owner, told_name
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.stays import stays, steps
 from posthouse.pipeline.tables import write_table
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 
 WINDOWS_MAX = 120  # at most, where their length is not given
 WINDOWS = (60, 300, 900, 3_600, 6 * 3_600, 86_400)  # seconds
-REASONS_MAX, CONSUMERS_MAX = 50, 50  # of a queue
+REASONS_MAX = 50  # of a queue
 # The conditions by which steps are counted, by the name of the count.
 COUNTED = {
-    "sent": "kind = 'sent' or kind = 'came' and by in ('copied', 'resubmitted')",
+    "sent": "kind = 'sent'",  # by a client: a message to a topic once, however many get a copy
+    "arrived": "kind = 'sent' or kind = 'came' and by <> 'activated'",
     "delivered": "kind in ('delivered', 'taken')",
     "completed": "kind in ('completed', 'taken')",
     "abandoned": "kind = 'abandoned'",
@@ -37,8 +40,9 @@ COLUMNS = (  # of the events, that it looks at
     "position", "time", "namespace", "entity", "kind", "sequence_number", "reason", "description",
     "receiver", "target", "target_sequence_number",
 )  # fmt: skip
-TABLES = ("queues", "windows", "hours", "reasons", "consumers")
-SHARES = (0.2, 0.83, 0.86, 0.87, 0.92, 1.0)  # of its time, that are behind it after each step
+TABLES = ("queues", "windows", "overall", "overall_windows", "hours", "reasons", "consumers")
+# The shares of its time that are behind it after each step.
+SHARES = (0.2, 0.8, 0.83, 0.85, 0.87, 0.88, 0.93, 1.0)
 
 
 @dataclass(frozen=True)
@@ -50,42 +54,57 @@ class Report:
     window_seconds: int
     queues: "DataFrame"
     windows: "DataFrame"
+    overall: "DataFrame"  # one row: the counts and times of all messages together
+    overall_windows: "DataFrame"
     hours: "DataFrame"
     reasons: "DataFrame"
     consumers: "DataFrame"
 
 
 def report(
-    events: "DataFrame", window_seconds: int | None = None, *, step: Step = nothing
+    events: "DataFrame",
+    window_seconds: int | None = None,
+    queues: Sequence[str] = (),
+    *,
+    step: Step = nothing,
 ) -> Report:
-    """Makes a report from the rows of a lake or a broker."""
+    """Makes a report from the rows of a lake or a broker, of these queues or of all."""
     from pyspark.sql import functions as f
 
-    minutes = _minutes(events, min(60, window_seconds or 60)).persist()
+    mine = of_queues("entity", queues) if queues else "true"
+    if queues:
+        moved = of_queues("target", queues)
+        events = events.where(f"{mine} or {moved} or kind = 'namespace-deleted'")
+    minutes = _minutes(events, mine, min(60, window_seconds or 60)).persist()
     ends = minutes.agg(f.min("first").alias("first"), f.max("last").alias("last"))
     [span] = ends.toArrow().to_pylist()  # which knows that it is UTC
     step()
     first, last = span["first"], span["last"]
     seconds = window_seconds or _window(first, last)
-    counted = _counted(minutes, _times(stays(events), seconds), seconds).persist()
-    of_queue = ["namespace", "entity"]
-    queues = counted.where("of = 'queues'").select(*of_queue, *COUNTED, "retries", *STILL, *TIMES)
-    windows = counted.where("of = 'windows'").select(
-        *of_queue, "start", *COUNTED, "retries", *TIMES
-    )
-    hours = counted.where("of = 'hours'").select(*of_queue, "weekday", "hour", *COUNTED)
+    counted = _counted(minutes, _times(stays(events).where(mine), seconds), seconds).persist()
+    of_queue, counts = ["namespace", "entity"], [*COUNTED, "retries"]
+
+    def table(of: str, *columns: str) -> "DataFrame":
+        return counted.where(f"of = '{of}'").select(*columns)
+
     return Report(
-        first, last, seconds, _named(queues), _sorted(_named(windows), f.col("start")),
-        _named(hours), _named(_reasons(events)), _named(_consumers(events)),
+        first, last, seconds, _named(table("queues", *of_queue, *counts, *STILL, *TIMES)),
+        _sorted(_named(table("windows", *of_queue, "start", *counts, *TIMES)), f.col("start")),
+        table("overall", *counts, *STILL, *TIMES),
+        _sorted(table("overall windows", "start", *counts, *TIMES), f.col("start")),
+        _named(table("hours", *of_queue, "weekday", "hour", *COUNTED)),
+        _named(_reasons(events.where(mine))), _named(_consumers(events.where(mine))),
     )  # fmt: skip
 
 
-def _minutes(events: "DataFrame", seconds: int) -> "DataFrame":
+def _minutes(events: "DataFrame", mine: str, seconds: int) -> "DataFrame":
     """The counts of each kind of event by minute; dead-letter queues are not counted."""
     from pyspark.sql import functions as f
 
-    rows = steps(events).where(
-        f"not endswith(entity, '{DEAD}') and not endswith(entity, '{TRANSFER}')"
+    rows = (
+        steps(events)
+        .where(mine)
+        .where(f"not endswith(entity, '{DEAD}') and not endswith(entity, '{TRANSFER}')")
     )
     counts = [f.count(f.when(f.expr(which), 1)).alias(name) for name, which in COUNTED.items()]
     minute = f.window("time", f"{seconds} seconds").start.alias("minute")
@@ -102,8 +121,14 @@ def _window(first: datetime | None, last: datetime | None) -> int:
     return next((each for each in WINDOWS if span / each <= WINDOWS_MAX), WINDOWS[-1])
 
 
+# Which table a row of grouping sets belongs to.
+_OF = """case when grouping(entity) = 0 and grouping(start) = 0 then 'windows'
+  when grouping(entity) = 0 then 'queues' when grouping(start) = 0 then 'overall windows'
+  else 'overall' end"""
+
+
 def _counted(minutes: "DataFrame", times: "DataFrame", seconds: int) -> "DataFrame":
-    """Three tables as one, so that Spark adds up once: queues, windows, and hours of the week."""
+    """All tables of counts as one, so that Spark adds up once; `of` tells them apart."""
     from pyspark.sql import functions as f
 
     key = ["namespace", "entity"]
@@ -111,17 +136,14 @@ def _counted(minutes: "DataFrame", times: "DataFrame", seconds: int) -> "DataFra
         *key, f.window("minute", f"{seconds} seconds").start.alias("start"),
         f.expr("weekday(minute) as weekday"), f.expr("hour(minute) as hour"), *COUNTED,
     )  # fmt: skip
-    sets = [key, [*key, "start"], [*key, "weekday", "hour"]]
+    sets: list[list[str]] = [key, [*key, "start"], [], ["start"], [*key, "weekday", "hour"]]
     summed = rows.groupingSets(sets, *key, "start", "weekday", "hour").agg(
-        f.expr(
-            "case when grouping(start) = 0 then 'windows' when grouping(hour) = 0 then 'hours'"
-            " else 'queues' end as of"
-        ),
+        f.expr(f"if(grouping(hour) = 0, 'hours', {_OF}) as of"),
         *(f.sum(name).alias(name) for name in COUNTED),
     )
-    same = summed["start"].eqNullSafe(times["start"])
-    for name in ("namespace", "entity", "of"):
-        same &= summed[name] == times[name]
+    same = summed["of"] == times["of"]
+    for name in ("namespace", "entity", "start"):
+        same &= summed[name].eqNullSafe(times[name])
     return summed.join(times, same, "left").select(
         *(summed[name] for name in summed.columns),
         *(times[name] for name in ("retries", *STILL, *TIMES)),
@@ -129,7 +151,7 @@ def _counted(minutes: "DataFrame", times: "DataFrame", seconds: int) -> "DataFra
 
 
 def _times(found: "DataFrame", seconds: int) -> "DataFrame":
-    """The times of each queue as a whole, and of each window of first deliveries.
+    """The times of each queue and of all, as a whole and by windows of first deliveries.
 
     They are the seconds in the queue until the first delivery, and from the last until it was
     settled; with them come the messages that are still there, the oldest of them, and the dead
@@ -138,7 +160,8 @@ def _times(found: "DataFrame", seconds: int) -> "DataFrame":
     from pyspark.sql import functions as f
 
     rows = found.select(
-        "namespace", f.expr(f"{owner('entity')} as entity"), "came", "how", "deliveries",
+        "namespace", f.expr(f"{owner('entity')} as entity"), "came", "how",
+        f.expr("greatest(deliveries - released - 1, 0) as retries"),
         f.expr(f"timestamp_seconds(unix_seconds(first_delivered) div {seconds} * {seconds})")
         .alias("start"),
         f.expr(f"endswith(entity, '{DEAD}')").alias("dead"),
@@ -150,11 +173,12 @@ def _times(found: "DataFrame", seconds: int) -> "DataFrame":
     )  # fmt: skip
     share = [each for _, each in QUANTILES]
     key = ["namespace", "entity"]
-    made = rows.groupingSets([key, [*key, "start"]], *key, "start").agg(
-        f.expr("if(grouping(start) = 1, 'queues', 'windows') as of"),
+    sets: list[list[str]] = [key, [*key, "start"], [], ["start"]]
+    made = rows.groupingSets(sets, *key, "start").agg(
+        f.expr(f"{_OF} as of"),
         f.percentile_approx(f.expr("if(mine, waited, null)"), share, 1_000).alias("waited"),
         f.percentile_approx(f.expr("if(mine, settled, null)"), share, 1_000).alias("settled"),
-        f.sum(f.expr("if(mine, greatest(deliveries - 1, 0), 0)")).alias("retries"),
+        f.sum(f.expr("if(mine, retries, 0)")).alias("retries"),
         f.count_if(f.expr("how is null and not dead")).alias("open"),
         f.min(f.expr("if(how is null and not dead, came, null)")).alias("oldest"),
         f.count_if(f.expr("how is null and dead")).alias("dead_now"),
@@ -175,9 +199,11 @@ def _between(first: str, second: str) -> "Column":
 
 
 def _reasons(events: "DataFrame") -> "DataFrame":
+    """Why messages of a queue were dead-lettered; reasons that differ in a number are one."""
     from pyspark.sql import functions as f
 
-    found = events.where("kind = 'dead-lettered'").groupBy("namespace", "entity", "reason").agg(
+    dead = events.where("kind = 'dead-lettered'").withColumn("reason", fingerprint(f.col("reason")))
+    found = dead.groupBy("namespace", "entity", "reason").agg(
         f.count("*").alias("messages"), f.min("time").alias("first"), f.max("time").alias("last"),
         f.max("description").alias("example"),
     )  # fmt: skip
@@ -185,14 +211,22 @@ def _reasons(events: "DataFrame") -> "DataFrame":
 
 
 def _consumers(events: "DataFrame") -> "DataFrame":
-    """Receivers are known by the numbers that the broker gives them."""
+    """How many receivers a queue had, and how much the one got that was given the most.
+
+    The broker gives every link and every request a number of its own, so they are not listed.
+    """
     from pyspark.sql import functions as f
 
-    found = events.where("kind in ('delivered', 'taken') and receiver is not null")
-    counted = found.groupBy("namespace", "entity", "receiver").agg(
+    found = events.where("kind in ('delivered', 'taken')")
+    each = found.groupBy("namespace", "entity", "receiver").agg(
         f.count("*").alias("delivered"), f.min("time").alias("first"), f.max("time").alias("last")
     )
-    return _most(counted, "delivered", CONSUMERS_MAX)
+    counted = each.groupBy("namespace", "entity").agg(
+        f.sum("delivered").alias("delivered"), f.count("receiver").alias("receivers"),
+        f.max(f.expr("if(receiver is null, null, delivered)")).alias("busiest"),
+        f.min("first").alias("first"), f.max("last").alias("last"),
+    )  # fmt: skip
+    return _sorted(counted, f.desc("delivered"))
 
 
 def _most(found: "DataFrame", by: str, count: int) -> "DataFrame":

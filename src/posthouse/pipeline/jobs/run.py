@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posthouse.pipeline.declared import Declared, Sink, Source, Wrong
-from posthouse.pipeline.failures import sentence_in
+from posthouse.pipeline.failures import sentence_of
 from posthouse.pipeline.lake import Lake
 from posthouse.pipeline.options import READING, WRITING, Options
 from posthouse.pipeline.sink import target
@@ -59,7 +59,7 @@ def plan(
             frames[step.name] = frame = spark.sql(step.sql)
             frame.createOrReplaceTempView(step.name)
         except (AnalysisException, ParseException) as error:
-            raise Wrong(f"The step {step.name}, line {step.line}: {_sentence(error)}") from None
+            raise Wrong(f"The step {step.name}, line {step.line}: {sentence_of(error)}") from None
     for sink in declared.sinks:
         frame = frames[sink.source]
         if frame.isStreaming and declared.checkpoint is None:
@@ -104,14 +104,9 @@ def _read(
             rows = rows.withWatermark(*source.watermark)
         rows.schema  # noqa: B018 (it is now that it is found out)
     except (AnalysisException, PosthouseError) as error:
-        said_ = _sentence(error)
+        said_ = sentence_of(error)
         raise Wrong(f"The source {source.name}, line {source.line}: {said_}") from None
     return rows
-
-
-def _sentence(error: Exception) -> str:
-    """The sentence that explains an error raised on the way through Spark."""
-    return sentence_in(error) or str(error).strip().partition("\n")[0]
 
 
 def _sink_options(sink: Sink, broker: FeedClient) -> dict[str, str]:
@@ -193,7 +188,7 @@ def _wait(queries: dict[str, "StreamingQuery"], told: Callable[[Progress], None]
                     told(_progress(name, rows[name], progress))
             error = query.exception()
             if error is not None:
-                raise PosthouseError(f"The sink {name} cannot go on: {_sentence(error)}")
+                raise PosthouseError(f"The sink {name} cannot go on: {sentence_of(error)}")
         if not active:
             return rows
         time.sleep(POLL_SECONDS)

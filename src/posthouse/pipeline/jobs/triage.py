@@ -2,12 +2,14 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posthouse.pipeline.causes import with_causes
+from posthouse.pipeline.events import of_queues, sql_text
 from posthouse.pipeline.lives import Lives
 from posthouse.pipeline.pages import page
 from posthouse.pipeline.tables import write_table
@@ -23,28 +25,41 @@ COLUMNS = (  # of the events, that it looks at
     "description", "body", "subject", "target", "target_sequence_number",
 )  # fmt: skip
 SHARES = (0.3, 1.0)  # of its time, that are behind it after each step
-KEY = ("namespace", "entity", "reason", "error", "fingerprint", "shape")
+KEY = ("namespace", "reason", "error", "fingerprint", "shape")
 
 
-def triage(events: "DataFrame", *, step: Step = nothing) -> "DataFrame":
-    """A row for each cause, with counts, first and last seen, and examples; the most first."""
+def triage(events: "DataFrame", queues: Sequence[str] = (), *, step: Step = nothing) -> "DataFrame":
+    """A row for each cause, with its queues, first and last seen, and examples; the most first.
+
+    A cause that several queues have is one row. With `queues` only their dead letters count.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     order = Window.partitionBy(*KEY).orderBy("position")
-    dead = with_causes(Lives(events).dead()).withColumn("rank", f.row_number().over(order))
+    dead = Lives(events).dead()
+    if queues:
+        dead = dead.where(of_queues("queue", queues))
+    dead = with_causes(dead).withColumn("rank", f.row_number().over(order))
     step()
     example = f.struct(
-        "position", "message_id", "sequence_number", "description",
+        "position", "entity", "message_id", "sequence_number", "description",
         f.expr(f"left(make_valid_utf8(cast(body as string)), {EXAMPLE_CHARS}) as body"),
     )  # fmt: skip
     first = f.when(f.col("rank") <= EXAMPLES, example)
+    by_queue = dead.groupBy(*KEY, "entity").agg(
+        f.count("*").alias("messages"), f.min("time").alias("first"), f.max("time").alias("last"),
+        f.collect_list(first).alias("examples"),
+    )  # fmt: skip
+    queue = f.struct(f.col("messages"), f.col("entity"))
     return (
-        dead.groupBy(*KEY).agg(
-            f.count("*").alias("messages"), f.min("time").alias("first"),
-            f.max("time").alias("last"), f.array_sort(f.collect_list(first)).alias("examples"),
+        by_queue.groupBy(*KEY).agg(
+            f.sum("messages").alias("messages"), f.min("first").alias("first"),
+            f.max("last").alias("last"),
+            f.sort_array(f.collect_list(queue), asc=False).alias("queues"),
+            f.array_sort(f.flatten(f.collect_list("examples"))).alias("examples"),
         )
-        .orderBy(f.desc("messages"))
+        .orderBy(f.desc("messages"), "first")
     )  # fmt: skip
 
 
@@ -98,17 +113,13 @@ def plan(group: dict[str, Any]) -> Plan:
 
 
 def _command(group: dict[str, Any], *, slowly: bool) -> str:
-    conditions = []
-    for name in ("namespace", "entity", "reason", "fingerprint", "shape"):
+    queues = ", ".join(sql_text(each["entity"]) for each in group["queues"])
+    conditions = [f"entity in ({queues})"]
+    for name in ("namespace", "reason", "fingerprint", "shape"):
         value = group[name]
-        conditions.append(f"{name} is null" if value is None else f"{name} = {_sql(value)}")
+        conditions.append(f"{name} is null" if value is None else f"{name} = {sql_text(value)}")
     rate = " --rate 10" if slowly else ""
     return f"posthouse pipeline replay --where {shlex.quote(' and '.join(conditions))}{rate}"
-
-
-def _sql(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def write(
@@ -124,7 +135,8 @@ def write(
         made = plan(group)
         group |= {"plan": made.kind, "advice": made.text, "command": made.command}
     if form == "csv":  # which has no lists
-        table = table.drop_columns(["examples"])
+        names = [", ".join(each["entity"] for each in group["queues"]) for group in groups]
+        table = table.drop_columns(["queues", "examples"]).append_column("queues", [names])
     for name in ("plan", "advice", "command"):
         table = table.append_column(name, [[group[name] for group in groups]])
     write_table(table, into / f"causes.{form}", form)

@@ -24,6 +24,10 @@ function short(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + "M";
   return n >= 1e4 ? (n / 1e3).toFixed(1) + "k" : whole(n);
 }
+// A count in a table: a large one is shown short, and whole where the mouse is.
+function counted(n) {
+  return n < 1e6 ? whole(n) : el("span", tip(whole(n)), short(n));
+}
 function seconds(s) {
   if (s === null || s === undefined) return "–";
   if (s < 0.001) return s === 0 ? "0 ms" : "<1 ms";
@@ -64,24 +68,32 @@ function ticks(most) {
   for (let at = 0; at < most + step; at += step) found.push(at);
   return found;
 }
+// A chart has as many units as the page has pixels for it, so its texts are as large as others.
+function svg(width, height) {
+  return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" });
+}
+function draw_in(id, make) {
+  $(id).replaceChildren();
+  $(id).append(make(Math.max(280, $(id).clientWidth)));
+}
 // Lines over time: rows have `start`, series have `name`, `tone` and `of`.
-function lines(rows, series, tell) {
+function lines(rows, series, tell, width) {
   if (!rows.length) return el("div", { class: "none" }, "Nothing happened.");
-  const W = 720, H = 220, L = 52, R = 8, T = 8, B = 24;
+  const W = width, H = 260, L = 72, R = 12, T = 10, B = 32;
   const values = rows.flatMap((row) => series.map((s) => s.of(row) || 0));
   const marks = ticks(Math.max(...values, 0) || 1), most = marks[marks.length - 1];
   const x = (at) => (rows.length === 1 ? (L + W - R) / 2 : L + (at * (W - L - R)) / (rows.length - 1));
   const y = (value) => T + (1 - value / most) * (H - T - B);
-  const chart = shape("svg", { viewBox: `0 0 ${W} ${H}`, role: "img" });
+  const chart = svg(W, H);
   for (const mark of marks) {
     chart.append(shape("line", { class: "grid", x1: L, x2: W - R, y1: y(mark), y2: y(mark) }));
-    chart.append(shape("text", { x: L - 6, y: y(mark) + 4, "text-anchor": "end" }, tell(mark)));
+    chart.append(shape("text", { x: L - 8, y: y(mark) + 5, "text-anchor": "end" }, tell(mark)));
   }
-  const every = Math.ceil(rows.length / 6);
+  const every = Math.ceil(rows.length / Math.max(1, Math.floor((W - L) / 150)));
   rows.forEach((row, at) => {
-    if (at % every) return;
-    const anchor = at === 0 ? "start" : at === rows.length - 1 ? "end" : "middle";
-    chart.append(shape("text", { x: x(at), y: H - 6, "text-anchor": anchor }, brief(row.start, rows)));
+    if (at % every || (at && x(at) > W - R - 60)) return;
+    const anchor = at === 0 && rows.length > 1 ? "start" : "middle";
+    chart.append(shape("text", { x: x(at), y: H - 8, "text-anchor": anchor }, brief(row.start, rows)));
   });
   for (const s of series) {
     const points = rows.map((row, at) => (s.of(row) == null ? null : [x(at), y(s.of(row))])).filter(Boolean);
@@ -114,6 +126,6 @@ function table(columns, rows, pick) {
   return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
 }
 function bar(value, most, tone) {
-  const width = most ? Math.max(2, (120 * value) / most) : 0;
+  const width = most ? Math.max(2, (60 * value) / most) : 0;
   return el("span", { class: "bar", style: `width:${width}px;background:var(--${tone})` });
 }

@@ -12,7 +12,7 @@ from posthouse.core.commands import HAND_ON_MAX, Answer, Command
 from posthouse.core.errors import NotFound
 from posthouse.core.filters.problems import TooManyLooks
 from posthouse.core.message import NewMessage
-from posthouse.core.model import DEAD, Right, entity_of, subscription_queue
+from posthouse.core.model import DEAD, QueueProperties, Right, entity_of, subscription_queue
 from posthouse.dialects.http import Request
 from posthouse.dialects.servicebus.localzure.errors import Failed
 from posthouse.dialects.servicebus.localzure.figures import Figures
@@ -43,6 +43,7 @@ class Call:
         self.namespace = namespace
         self.place = place
         self.queue = self._exact(place)
+        self._properties: QueueProperties | None = None
 
     def _exact(self, place: Place) -> str:
         if not place.queue:
@@ -81,8 +82,18 @@ class Call:
         return view
 
     @property
+    def properties(self) -> QueueProperties | None:
+        """The queue's or topic's, as they were when they were first found; None: it is not there.
+
+        Raises NotFound where there is no such namespace.
+        """
+        if self._properties is None:
+            self._properties = self.view.properties(self.namespace, self.queue)
+        return self._properties
+
+    @property
     def is_topic(self) -> bool:
-        properties = self.view.properties(self.namespace, self.queue)
+        properties = self.properties
         return properties is not None and properties.delivery == "topic"
 
     @property

@@ -96,7 +96,7 @@ def _check_few(call: Call) -> None:
         what, where = SUBSCRIPTIONS, topic if view.exists(namespace, topic) else ""
     else:
         is_topic = place.kind == "topic"
-        count = len(view.names(namespace, "topic" if is_topic else "queue"))
+        count = view.count(namespace, "topic" if is_topic else "queue")
         most = limits.entities
         what, where = TOPICS if is_topic else QUEUES, ""
     if count >= most:

@@ -6,10 +6,11 @@ are is of the whole broker.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from posthouse.broker.view import Overview, View
+from posthouse.broker.slices import sliced
+from posthouse.broker.view import Entity, View
 from posthouse.core.model import SUBSCRIPTION, entity_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ ENTITIES_MAX = 1_000  # that are told apart
 BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 DONE = ("sent", "received", "completed", "abandoned", "deadlettered")
 TIMED = ("send", "receive", "complete")
+_HISTOGRAM_STEPS = 12  # of a slice, for the buckets of one entity
 
 Labels = tuple[str, ...]
 
@@ -75,17 +77,20 @@ class Figures:
     def failed(self, operation: str, code: str) -> None:
         self._errors[operation, code] += 1
 
-    def collect(self, view: View) -> "Iterator[Metric]":
+    async def collect(self, view: View) -> "AsyncIterator[Metric]":
+        """Yields the families of some entities after another."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         entity = ["entity_type", "entity_name"]
+        entities = list(self._entities.items())
         for name in DONE:
             text = f"Messages {name} over this API"
-            family = CounterMetricFamily(f"servicebus_messages_{name}", text, labels=entity)
-            for labels, each in self._entities.items():
-                if each.done[name]:
-                    family.add_metric(labels, each.done[name])
-            yield family
+            async for some in sliced(entities):
+                family = CounterMetricFamily(f"servicebus_messages_{name}", text, labels=entity)
+                for labels, each in some:
+                    if each.done[name]:
+                        family.add_metric(labels, each.done[name])
+                yield family
         errors = CounterMetricFamily(
             "servicebus_errors", "Requests that failed", labels=["operation", "error_type"]
         )
@@ -93,13 +98,22 @@ class Figures:
             errors.add_metric(labels, number)
         yield errors
         for name in TIMED:
-            took = {labels: each.took[name] for labels, each in self._entities.items()}
-            yield _histogram(f"servicebus_{name}_duration_seconds", entity, took)
-        filters = {labels[1:]: each.filters for labels, each in self._entities.items()
-                   if labels[0] == "topic"}  # fmt: skip
-        yield _histogram("servicebus_filter_evaluation_duration_seconds", ["topic_name"], filters)
-        found = view.overview()
-        yield from _gauges(GaugeMetricFamily, view, found, entity)
+            async for some in sliced(entities, lambda _: _HISTOGRAM_STEPS):
+                took = {labels: each.took[name] for labels, each in some}
+                yield _histogram(f"servicebus_{name}_duration_seconds", entity, took)
+        async for some in sliced(entities, lambda _: _HISTOGRAM_STEPS):
+            filters = {labels[1:]: each.filters for labels, each in some if labels[0] == "topic"}
+            yield _histogram(
+                "servicebus_filter_evaluation_duration_seconds", ["topic_name"], filters
+            )
+        found = await view.overview()
+        kinds = {"queue": found.queues, "topic": found.topics, "subscription": found.subscriptions}
+        for kind, count in kinds.items():
+            name, text = f"servicebus_{kind}s_count", f"How many {kind}s there are"
+            yield GaugeMetricFamily(name, text, count)
+        async for there in sliced(view.entities(3 * ENTITIES_MAX), lambda _: 2):
+            for gauge in _by_entity(GaugeMetricFamily, view, there, entity):
+                yield gauge
         yield GaugeMetricFamily("servicebus_active_locks", "Messages that are locked", found.locks)
 
 
@@ -118,29 +132,22 @@ def _histogram(name: str, labels: list[str], found: dict[Labels, Histogram]) -> 
     return family
 
 
-def _gauges(gauge: type, view: View, found: Overview, entity: list[str]) -> "Iterator[Metric]":
-    kinds = {"queue": found.queues, "topic": found.topics, "subscription": found.subscriptions}
-    for kind, count in kinds.items():
-        yield gauge(f"servicebus_{kind}s_count", f"How many {kind}s there are", count)
-    families = {
-        "active_messages": gauge("servicebus_active_messages", "Active messages", labels=entity),
-        "deadletter_messages": gauge(
-            "servicebus_deadletter_messages", "Dead-lettered messages", labels=entity
-        ),
-        "scheduled_messages": gauge(
-            "servicebus_scheduled_messages", "Scheduled messages", labels=entity
-        ),
-    }
-    for each in view.entities(3 * ENTITIES_MAX):
+def _by_entity(
+    gauge: type, view: View, entities: Sequence[Entity], labels: list[str]
+) -> "Iterable[Metric]":
+    active = gauge("servicebus_active_messages", "Active messages", labels=labels)
+    dead = gauge("servicebus_deadletter_messages", "Dead-lettered messages", labels=labels)
+    scheduled = gauge("servicebus_scheduled_messages", "Scheduled messages", labels=labels)
+    for each in entities:
         if each.kind == "dead-letter":
-            owner, dead = entity_of(each.name), view.size(each.namespace, each.name)
+            owner, size = entity_of(each.name), view.size(each.namespace, each.name)
             kind = "subscription" if SUBSCRIPTION in owner else "queue"
-            families["deadletter_messages"].add_metric([kind, _name(owner)], dead.messages)
+            dead.add_metric([kind, _name(owner)], size.messages)
         elif each.kind != "transfer":
-            labels, counts = [each.kind, _name(each.name)], view.counts(each.namespace, each.name)
-            families["active_messages"].add_metric(labels, counts.active)
-            families["scheduled_messages"].add_metric(labels, counts.scheduled)
-    yield from families.values()
+            values, counts = [each.kind, _name(each.name)], view.counts(each.namespace, each.name)
+            active.add_metric(values, counts.active)
+            scheduled.add_metric(values, counts.scheduled)
+    return active, dead, scheduled
 
 
 def _name(queue: str) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -11,10 +10,11 @@ import msgspec
 from posthouse.core.commands import Delivery, Seen
 from posthouse.core.message import Envelope, Message, NewMessage, Note, Value, encode_envelope
 from posthouse.dialects.json_bounds import bounded
-from posthouse.dialects.servicebus.guids import guid, new_number
+from posthouse.dialects.servicebus.guids import guid
 from posthouse.dialects.servicebus.localzure.errors import Failed, Unprocessable
 from posthouse.dialects.servicebus.rest import body_of, envelope_of
 from posthouse.dialects.servicebus.times import moment, moment_ms
+from posthouse.uuids import new_uuid
 
 PROPERTIES_MAX = 64  # of one message
 PROPERTY_CHARS_MAX, VALUE_BYTES_MAX = 128, 32 << 10
@@ -80,9 +80,11 @@ def read(kind: type[Form], body: bytes, *, optional: bool = False) -> Form:
         bounded(body)
     except msgspec.DecodeError as error:
         raise Unprocessable("", f"The body cannot be read: {error}") from None
-    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        decoder: msgspec.json.Decoder[Form] = _decoder(kind)
+    decoder: msgspec.json.Decoder[Form] = _decoder(kind)
+    try:
         return decoder.decode(body)  # as the names are spelled here
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        pass  # it may be in the other style, or it is said below what is wrong
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -108,19 +110,13 @@ def converted(kind: type[Form], given: object) -> Form:
         raise Unprocessable("", str(error)) from None
 
 
-def sent_size(form: SendForm) -> int:
-    """Of what is limited: the body and the properties."""
-    own = form.user_properties or {}
-    return len(form.body.encode()) + sum(
-        len(name.encode()) + len(str(value).encode()) for name, value in own.items()
-    )
-
-
 def new_message(form: SendForm, most_bytes: int, name: str) -> tuple[str, NewMessage]:
     """Its id and itself. Raises Failed or Unprocessable."""
-    own = form.user_properties or {}
-    _check_own(own)
-    size = sent_size(form)
+    own, body = form.user_properties or {}, form.body.encode()
+    size = len(body)
+    if own:
+        _check_own(own)
+        size += sum(len(name.encode()) + len(str(value).encode()) for name, value in own.items())
     if size > most_bytes:
         raise Failed(
             413, "MessageSizeExceeded", f"The message has {size} bytes; {most_bytes} are allowed.",
@@ -136,7 +132,7 @@ def new_message(form: SendForm, most_bytes: int, name: str) -> tuple[str, NewMes
             raise Unprocessable(
                 "scheduled_enqueue_time_utc", "scheduled_enqueue_time_utc must be an ISO 8601 time"
             ) from None
-    id = form.message_id or guid(new_number())
+    id = form.message_id or new_uuid()
     envelope = Envelope(
         id, form.content_type or "", form.label or "",
         form.correlation_id or "", form.session_id, None, form.to or "", form.reply_to or "", "",
@@ -144,9 +140,8 @@ def new_message(form: SendForm, most_bytes: int, name: str) -> tuple[str, NewMes
     )  # fmt: skip
     ttl_ms = None if form.time_to_live is None else max(1, round(form.time_to_live * 1000))
     return id, NewMessage(
-        encode_envelope(envelope), form.body.encode(), None, form.session_id, ttl_ms=ttl_ms,
-        due_ms=due_ms,
-    )  # fmt: skip
+        encode_envelope(envelope), body, None, form.session_id, ttl_ms=ttl_ms, due_ms=due_ms
+    )
 
 
 def _check_own(own: Mapping[str, Value]) -> None:

@@ -90,7 +90,7 @@ async def send_batch(call: Call) -> Answer:
 
 def _ttl_ms(call: Call) -> int | None:
     """How long the queue lets a message live at most."""
-    properties = call.view.properties(call.namespace, call.queue)
+    properties = call.properties
     return None if properties is None else properties.ttl_ms
 
 

@@ -10,6 +10,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.shares import Remembered
 from posthouse.core.errors import NotFound, Refused
 from posthouse.core.model import Right
+from posthouse.dialects.exposition import Exposition
 from posthouse.dialects.http import (
     CORRELATION,
     JSON,
@@ -21,7 +22,6 @@ from posthouse.dialects.http import (
     correlation_id,
 )
 from posthouse.dialects.servicebus.credentials import Credentials
-from posthouse.dialects.servicebus.guids import guid, new_number
 from posthouse.dialects.servicebus.localzure import documents, entities, messages
 from posthouse.dialects.servicebus.localzure.call import Call, Limits
 from posthouse.dialects.servicebus.localzure.errors import (
@@ -34,6 +34,7 @@ from posthouse.dialects.servicebus.localzure.errors import (
 from posthouse.dialects.servicebus.localzure.figures import Figures
 from posthouse.dialects.servicebus.localzure.places import Place, place_of
 from posthouse.dialects.servicebus.web import Path, host_of, path_of, principal_of
+from posthouse.uuids import new_uuid
 
 SESSIONS_MAX = 100_000  # that are remembered as held
 _OPEN = ("health", "docs", "metrics")  # what is told of the service itself
@@ -50,6 +51,7 @@ class Service:
         self._credentials = credentials
         self.limits = limits
         self.figures = Figures()
+        self._exposition = Exposition()
         self._sessions: Remembered[Key, int] = Remembered(SESSIONS_MAX)
 
     @property
@@ -133,7 +135,7 @@ class Service:
             case ["docs", *rest]:
                 return documents.answer(rest)
             case ["metrics"]:
-                return self._metrics(self._principal(request, path))
+                return await self._metrics(self._principal(request, path))
             case _:
                 raise _nothing_here()
 
@@ -168,7 +170,7 @@ class Service:
             self.check(principal, "manage", "*", "*")
         except Refused:
             return brief
-        found = self.engine.view.overview()
+        found = await self.engine.view.overview()
         said = {
             "status": "healthy", "service": "servicebus", "queues": found.queues,
             "topics": found.topics, "subscriptions": found.subscriptions,
@@ -177,31 +179,21 @@ class Service:
         }  # fmt: skip
         return Answer(msgspec.json.encode(said), 200, (JSON,))
 
-    def _metrics(self, principal: Principal) -> Answer:
+    async def _metrics(self, principal: Principal) -> Answer:
         """For who manages all that they tell of. Raises Failed."""
         try:
             accounts = self.engine.view.accounts
             self._credentials.guard.check_right(accounts, principal, "manage", "*", "*")
         except Refused as refused:
             raise failed_by(refused) from None
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.registry import Collector
-
-        figures, view = self.figures, self.engine.view
-
-        class All(Collector):
-            def collect(self):  # type: ignore[no-untyped-def]
-                yield from figures.collect(view)
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(All())
-        kind = b"text/plain; version=0.0.4; charset=utf-8"
-        return Answer(generate_latest(registry), 200, ((b"content-type", kind),))
+        families = self.figures.collect(self.engine.view)
+        text, content_type = await self._exposition.write(families)
+        return Answer(text, 200, ((b"content-type", content_type),))
 
 
 def _correlation(request: Request) -> str:
     given = correlation_id(request.headers, CORRELATION, b"correlation-id")
-    return given or guid(new_number())
+    return given or new_uuid()
 
 
 def _operation(method: str, parts: tuple[str, ...]) -> str:

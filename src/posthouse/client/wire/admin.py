@@ -1,0 +1,297 @@
+"""Administration of a Posthouse broker, over its HTTP API on the port that speaks AMQP too.
+
+It is asked for seldom: each request has a connection of its own, in a thread.
+"""
+
+import asyncio
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ssl import SSLError
+from typing import Any
+from urllib.parse import quote, urlencode
+from uuid import UUID
+
+from posthouse.amqp.performatives import Problem
+from posthouse.client.admin import (
+    Counts,
+    Kind,
+    Rule,
+    Settings,
+    broker_fields,
+    broker_properties,
+    rule_fields,
+)
+from posthouse.client.attributes import AttributeValue, check_attributes
+from posthouse.client.config import PosthouseConfig
+from posthouse.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    ProviderError,
+    QueueError,
+    QueueNotFound,
+)
+from posthouse.client.names import SUBSCRIPTION, QueueName
+from posthouse.client.provider import ProviderType, Source
+from posthouse.client.secret import reveal
+from posthouse.client.wire.connection import missing_key, tls_context
+from posthouse.client.wire.problems import error_of
+
+SECONDS = 30.0  # that one request may take
+ANSWER_BYTES_MAX = 32 << 20
+PAGE = 1_000
+_DEAD = "/$dead"
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Refused(Exception):
+    """The broker has refused a request."""
+
+    def __init__(self, code: str, error: QueueError) -> None:
+        super().__init__(code)
+        self.code = code
+        self.error = error
+
+
+class PosthouseAdmin:
+    def __init__(self, config: PosthouseConfig) -> None:
+        self._config = config
+        self._headers = {"content-type": "application/json"}
+        if config.key:
+            credentials = f"{config.key_name}:{reveal(config.key)}".encode()
+            self._headers["authorization"] = "Basic " + b64encode(credentials).decode()
+
+    async def close(self) -> None:
+        """Nothing: there is no connection between requests."""
+
+    # Entities.
+
+    async def create(
+        self, kind: Kind, name: QueueName, settings: Settings, rules: Sequence[Rule] | None
+    ) -> bool:
+        form: dict[str, Any] = broker_properties(settings)
+        if rules is not None:
+            form["rules"] = [{"name": each.name, **_rule_form(each)} for each in rules]
+        try:
+            await self._request("PUT", _path(kind, name), form, what=name.topic or name)
+        except _Refused as refused:
+            if refused.code == "already-exists":
+                await self._check(kind, name)
+                return False
+            raise refused.error from None
+        return True
+
+    async def _check(self, kind: Kind, name: QueueName) -> None:
+        """Raises QueueNotFound for an entity that is missing or of another kind."""
+        found = await self._ask("GET", _path(kind, name), what=name)
+        is_topic = found["properties"]["delivery"] == "topic"
+        if is_topic != (kind == "topic"):
+            raise QueueNotFound(name, self._namespace)
+
+    async def update(self, kind: Kind, name: QueueName, settings: Settings) -> None:
+        await self._check(kind, name)
+        await self._ask("PATCH", _path(kind, name), broker_properties(settings), what=name)
+
+    async def delete(self, kind: Kind, name: QueueName) -> None:
+        await self._check(kind, name)
+        await self._ask("DELETE", _path(kind, name), what=name)
+
+    async def names(self, kind: Kind, topic: str = "") -> list[str]:
+        if kind == "subscription":
+            found = await self._pages(f"/topics/{_quoted(topic)}/subscriptions", topic)
+            return [each["name"].partition(SUBSCRIPTION)[2] for each in found]
+        return [each["name"] for each in await self._pages(f"/{kind}s", "")]
+
+    # Messages.
+
+    async def counts(self, name: QueueName) -> Counts:
+        counts = (await self._ask("GET", _queue(name), what=name))["counts"]
+        return Counts(
+            counts["active"], counts["dead"], counts["scheduled"] + counts["delayed"],
+            counts["deferred"], counts["locked"],
+        )  # fmt: skip
+
+    async def purge(self, source: Source) -> int:
+        queue = source.queue + _DEAD if source.dead_letter else source.queue
+        done = 0
+        following: int | None = 0
+        while following is not None:
+            form = {"first": following}
+            answer = await self._ask("POST", f"{_queue(queue)}/purge", form, what=source.queue)
+            done, following = done + answer["done"], answer["next"]
+        return done
+
+    async def resubmit(self, queue: QueueName, sequences: Sequence[int]) -> None:
+        """Sends dead letters of a subscription to it again, which cannot be done over AMQP."""
+        form = {"sequences": list(sequences)}
+        await self._ask("POST", f"{_queue(queue + _DEAD)}/resubmit", form, what=queue)
+
+    # Rules.
+
+    async def rules(self, name: QueueName) -> list[Rule]:
+        found = await self._pages(f"{_path('subscription', name)}/rules", name)
+        return [_rule(each) for each in found]
+
+    async def set_rule(self, name: QueueName, rule: Rule) -> None:
+        path = f"{_path('subscription', name)}/rules/{_quoted(rule.name)}"
+        try:
+            await self._request("PUT", path, _rule_form(rule), what=name)
+        except _Refused as refused:
+            if refused.code != "already-exists":
+                raise refused.error from None
+            await self._ask("PATCH", path, _rule_form(rule), what=name)
+
+    async def delete_rule(self, name: QueueName, rule: str) -> None:
+        await self._ask("DELETE", f"{_path('subscription', name)}/rules/{_quoted(rule)}", what=name)
+
+    # Asking.
+
+    @property
+    def _namespace(self) -> str:
+        return self._config.namespace or "default"
+
+    async def _pages(self, path: str, what: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        after, key = "", path.rpartition("/")[2]
+        while True:
+            asked = f"{path}?{urlencode({'limit': PAGE, 'after': after})}"
+            answer = await self._ask("GET", asked, what=what)
+            found += answer[key]
+            after = answer["next"]
+            if after is None:
+                return found
+
+    async def _ask(self, method: str, path: str, form: object = None, *, what: str) -> Any:
+        """Raises QueueError."""
+        try:
+            return await self._request(method, path, form, what=what)
+        except _Refused as refused:
+            raise refused.error from None
+
+    async def _request(self, method: str, path: str, form: object, *, what: str) -> Any:
+        """Raises QueueError, and `_Refused` for what the broker refuses."""
+        path = f"/api/v1/namespaces/{_quoted(self._namespace)}{path}"
+        body = None if form is None else json.dumps(form)
+        status, data = await asyncio.to_thread(self._exchange, method, path, body)
+        try:
+            answer: Any = json.loads(data) if data else None
+            if status < 300:
+                return answer
+            code, text = str(answer["code"]), str(answer.get("detail") or answer["title"])
+            facts = answer.get("facts") or {}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ProviderError(
+                "posthouse", str(status), "What answers is not a broker's HTTP API.",
+                is_transient=status >= 500,
+            ) from None  # fmt: skip
+        if status == 401:
+            raise AuthenticationFailed(text if self._config.key else missing_key(self._config))
+        info = {f"posthouse:{name}": each for name, each in {**facts, "code": code}.items()}
+        raise _Refused(code, error_of(Problem(code, text, info), what))
+
+    def _exchange(self, method: str, path: str, body: str | None) -> tuple[int, bytes]:
+        """Makes one request, in a thread. Raises ConnectionFailed."""
+        config = self._config
+        try:
+            if config.tls:
+                context = tls_context(config)
+                connection: HTTPConnection = HTTPSConnection(
+                    config.host, config.port, timeout=SECONDS, context=context
+                )
+            else:
+                connection = HTTPConnection(config.host, config.port, timeout=SECONDS)
+            try:
+                connection.request(method, path, body, self._headers)
+                response = connection.getresponse()
+                data = response.read(ANSWER_BYTES_MAX + 1)
+            finally:
+                connection.close()
+        except SSLError as error:
+            raise ConnectionFailed(
+                f"There is no trust in the broker's certificate: {error}."
+            ) from error
+        except (OSError, HTTPException) as error:
+            raise ConnectionFailed(
+                f"There is no broker at {config.host}:{config.port}: {error}."
+            ) from error
+        if len(data) > ANSWER_BYTES_MAX:
+            raise ConnectionFailed(f"The broker's answer has more than {ANSWER_BYTES_MAX} bytes.")
+        return response.status, data
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="$")
+
+
+def _queue(name: str) -> str:
+    return f"/queues/{_quoted(name)}"
+
+
+def _path(kind: Kind, name: QueueName) -> str:
+    if kind == "subscription":
+        topic, subscription = name.topic or "", name.subscription or ""
+        return f"/topics/{_quoted(topic)}/subscriptions/{_quoted(subscription)}"
+    return f"/{kind}s/{_quoted(name)}"
+
+
+def _rule_form(rule: Rule) -> dict[str, Any]:
+    """Raises Unsupported, ValidationError."""
+    form: dict[str, Any] = {"kind": "true"}
+    if rule.sql is not None:
+        form = {"kind": "sql", "expression": rule.sql}
+    elif rule.fields or rule.attributes:
+        check_attributes(rule.attributes, ProviderType.POSTHOUSE)
+        values = {name: _value_form(value) for name, value in rule.attributes.items()}
+        form = {"kind": "correlation", **broker_fields(rule), "properties": values}
+    elif rule.pattern is not None:
+        form = {"kind": "pattern", "pattern": rule.pattern}
+    return {"filter": form, "action": rule.action or ""}
+
+
+def _rule(form: dict[str, Any]) -> Rule:
+    wanted: dict[str, Any] = form["filter"]
+    sql, pattern = None, None
+    fields, attributes = dict[str, str](), dict[str, AttributeValue]()
+    match wanted.pop("kind"):
+        case "sql":
+            sql = wanted["expression"]
+        case "false":
+            sql = "1=0"
+        case "pattern":
+            pattern = wanted["pattern"]
+        case "correlation":
+            attributes = {n: _value_in(v) for n, v in wanted.pop("properties", {}).items()}
+            fields = rule_fields({n: v for n, v in wanted.items() if v is not None})
+        case _:
+            pass
+    return Rule(form["name"], sql, fields, attributes, form["action"] or None, pattern)
+
+
+def _value_form(value: AttributeValue) -> object:
+    """A value as the HTTP API has it."""
+    match value:
+        case bytes():
+            return {"bytes": b64encode(value).decode()}
+        case datetime():
+            return {"timestamp_ms": round(value.timestamp() * 1_000)}
+        case UUID():
+            return {"uuid": str(value)}
+        case _:
+            return value
+
+
+def _value_in(form: Any) -> AttributeValue:
+    match form:
+        case {"bytes": text}:
+            return b64decode(text)
+        case {"timestamp_ms": number}:
+            return _FIRST + timedelta(milliseconds=number)
+        case {"uuid": text}:
+            return UUID(text)
+        case dict():
+            return json.dumps(form)
+        case _:
+            plain: AttributeValue = "" if form is None else form
+            return plain
