@@ -25,7 +25,7 @@ demo: .venv/ready
 # Bytecode is written, also where the environment forbids it: hundreds of processes are started, and
 # each would compile all of the sources, and every worker all of the tests.
 test: export PYTHONDONTWRITEBYTECODE =
-test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/servicebus-$(OLD)
+test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/servicebus-$(OLD)
 	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark, and the old SDK:"
 	{ $(BIN)/pytest -m spark && \
 	  PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect; } & spark=$$!; \
@@ -64,7 +64,7 @@ bench: .venv/ready
 simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
-torture: .venv/ready .venv/spark-connect
+torture: .venv/ready .venv/spark-connect .venv/redis
 	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
 
 # Thousands of connections, idle, slow and vanishing; the figures are told as they are found.
@@ -120,6 +120,16 @@ JS := tests/dialects/servicebus/js
 
 .venv/servicebus-$(OLD): | .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ azure-servicebus==$(OLD)
+
+# A Redis for the tests of the store in one: the machine's own, or Debian's, unpacked beside the rest.
+REDIS := redis-server redis-tools libhiredis0.14 libhiredis1.1.0 libjemalloc2 liblua5.1-0 liblzf1 lua-bitop lua-cjson
+.venv/redis: | .venv/ready
+	@if command -v redis-server >/dev/null; then touch $@; exit 0; fi; \
+	mkdir -p .venv/redis-server && cd .venv/redis-server && \
+	for package in $(REDIS); do apt-get download $$package >/dev/null 2>&1; done; \
+	for package in *.deb; do dpkg -x "$$package" . 2>/dev/null; done; rm -f *.deb; \
+	if [ -x usr/bin/redis-server ]; then touch ../redis; \
+	else echo "redis-server is missing: tests of the store in Redis do not run." >&2; test -z "$$CI"; fi
 
 .venv/proton: constraints.txt | .venv/ready
 	@if ! command -v gcc >/dev/null; then \

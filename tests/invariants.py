@@ -32,10 +32,6 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
     assert sorted(q.name for q in mains if q.topic is None) == state.names
     assert state.folded == {q.name.casefold(): q.name for q in mains}
     assert state.topics == sum(q.properties.delivery == "topic" for q in mains if not q.topic)
-    both = [(q.name, (q.properties.forward_to, q.properties.forward_dead_to)) for q in mains]
-    forwards = {(target, name) for name, targets in both for target in targets if target}
-    assert forwards == {(to, name) for to, names in state.forwarders.items() for name in names}
-    assert all(state.forwarders.values())
     for queue in mains:
         if queue.topic is not None:
             assert state.queues[queue.topic].subscriptions[queue.name] is queue

@@ -384,13 +384,15 @@ def test_a_clock_does_not_run_away_from_a_queue_that_is_in_use_and_never_idle() 
     asyncio.run(main())
 
 
-def test_receives_that_find_nothing_do_not_hold_up_a_clock() -> None:
+@pytest.mark.parametrize("wait_ms", [0, 5])
+def test_receives_that_find_nothing_do_not_hold_up_a_clock(wait_ms: int) -> None:
     async def main() -> None:
         desk = await auto_desk()
 
         async def poll() -> None:
             while True:
-                assert await desk.receive() == []
+                deadline_ms = desk.engine.clock_ms(NS) + wait_ms if wait_ms else 0
+                assert await desk.receive(deadline_ms=deadline_ms) == []
                 await asyncio.sleep(0.001)  # slept: the pace of a client that polls
 
         polling = asyncio.create_task(poll())

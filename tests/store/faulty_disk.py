@@ -139,6 +139,11 @@ class FaultyDisk(Disk):
         self._operate()
         file.durable, file.pending = file.now(), []
 
+    def truncate(self, path: Path, size: int) -> None:
+        self._operate()
+        file = self.names_now[path.name]
+        file.durable, file.pending = file.now()[:size], []
+
     def prezero(self, path: Path, offset: int, length: int) -> None:
         """It happens at any moment, so it does not count as an operation."""
         assert not any(self.names_now[path.name].now()[offset : offset + length])

@@ -1,6 +1,7 @@
 """What every store has to do, tried on each of them."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
@@ -10,17 +11,25 @@ import msgspec
 import pytest
 
 from posthouse.store import Store
+from posthouse.store.backend import Backend, BackendStore
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Deposed, InUse, NotThere
 from posthouse.store.file import FileStore
 from posthouse.store.frames import CLOSING, Frame
+from posthouse.store.jsonl import JsonlBackend
 from posthouse.store.memory import MemoryJournal, MemoryStore
+from posthouse.store.redis import RedisBackend
+from posthouse.store.sqlite import SqliteBackend
 from tests.store.faulty_disk import FaultyDisk
+from tests.store.redis_server import RedisServer
 from tests.store.twins import SlowDisk, SlowStore
 from tests.waiting import turn
 
 SEGMENT_BYTES = 4096
-KINDS = ("memory", "slow memory", "file", "file on a faulty disk", "slow file")
+KINDS = (
+    "memory", "slow memory", "file", "file on a faulty disk", "slow file", "sqlite", "jsonl",
+    "jsonl on a faulty disk", "redis",
+)  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -35,13 +44,27 @@ class Kind(NamedTuple):
 @pytest.fixture(params=KINDS)
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     """Opens the store, anew where one is given."""
-    journal = MemoryJournal()
+    journal, faulty = MemoryJournal(), FaultyDisk()
     disks: dict[str, Callable[[], Disk]] = {
         "file": Disk, "file on a faulty disk": FaultyDisk, "slow file": SlowDisk,
     }  # fmt: skip
     if request.param in disks:
         disk = disks[request.param]()
         return Kind(lambda size: FileStore(tmp_path / "data", segment_bytes=size, disk=disk))
+    backends: dict[str, Callable[[int], Backend]] = {
+        "sqlite": lambda size: SqliteBackend(tmp_path / "data.db", segment_bytes=size),
+        "jsonl": lambda size: JsonlBackend(tmp_path / "data", segment_bytes=size),
+        "jsonl on a faulty disk": lambda size: JsonlBackend(
+            tmp_path / "data", segment_bytes=size, disk=faulty
+        ),
+    }
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        url = f"{server.url}?journal={secrets.token_hex(8)}"
+        backends["redis"] = lambda size: RedisBackend(url, server.url, segment_bytes=size)
+    if request.param in backends:
+        make = backends[request.param]
+        return Kind(lambda size: BackendStore(make(size), segment_bytes=size))
     if request.param == "slow memory":
         return Kind(lambda _: SlowStore(journal=journal))
     return Kind(lambda _: MemoryStore(journal=journal))

@@ -1,19 +1,24 @@
 """What every keeper of snapshots has to do, and what files make of damage."""
 
 import asyncio
+import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from posthouse.store import Snapshot, Snapshots
+from posthouse.store.backend import Backend
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, NotThere, TooNew
 from posthouse.store.file import FileStore
 from posthouse.store.frames import Frame
 from posthouse.store.look import sealed, sealed_frames, segment_paths
+from posthouse.store.redis import RedisBackend
 from posthouse.store.snapshots import SUFFIX, UNFINISHED, FileSnapshots, MemorySnapshots
+from posthouse.store.sqlite import SqliteBackend
 from tests.store.faulty_disk import FaultyDisk, PowerCut
 from tests.store.test_conformance import frames, read_all
 from tests.store.test_recovery import FOLDER, SEGMENT_BYTES, segments, written
@@ -21,9 +26,18 @@ from tests.store.test_recovery import FOLDER, SEGMENT_BYTES, segments, written
 EVER = 1 << 63
 
 
-@pytest.fixture(params=["memory", "file"])
-def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
-    return MemorySnapshots() if request.param == "memory" else FileSnapshots(tmp_path)
+@pytest.fixture(params=["memory", "file", "sqlite", "redis"])
+def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Snapshots]:
+    if request.param in ("sqlite", "redis"):
+        backend: Backend = SqliteBackend(tmp_path / "data.db")
+        if request.param == "redis":
+            url = request.getfixturevalue("redis_server").url
+            backend.close()
+            backend = RedisBackend(f"{url}?journal={secrets.token_hex(8)}", url)
+        yield backend.snapshots
+        backend.close()
+    else:
+        yield MemorySnapshots() if request.param == "memory" else FileSnapshots(tmp_path)
 
 
 def a_mark(end: int) -> Frame:

@@ -664,7 +664,8 @@ class Engine:
         if self._own_clocks and outcome.records and namespace in self._own_clocks:
             activity = self._own_clocks[namespace].activity
             activity.note(outcome)
-            if not all(type(record) is Touched for record in outcome.records):
+            is_vain = all(type(record) is Touched for record in outcome.records)
+            if not is_vain and type(outcome.answer) is not Waiting:
                 activity.note_command()  # it has not only looked, nor found nothing
         return outcome.answer, outcome.deliveries
 

@@ -18,12 +18,13 @@ from typing import NamedTuple
 from posthouse.broker.replay import Replay, unfold
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.snapshot import take
-from posthouse.store import Snapshot
+from posthouse.store import Snapshot, Store
 from posthouse.store.disk import Disk
 from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.file import MARK_SEGMENTS
 from posthouse.store.frames import Frame
 from posthouse.store.look import Sealed, sealed, sealed_frames
+from posthouse.store.opening import Opening, open_store, parse_url
 from posthouse.store.snapshots import FileSnapshots
 
 LOCK = "fold-lock"
@@ -72,6 +73,30 @@ async def _fold(folder: Path, disk: Disk, scrub_bytes: int) -> Folded:
         await snapshots.save(Snapshot(last, take(replay.world)))
     scrubbed = _scrub(folder, disk, [each for each in segments if each not in new], scrub_bytes)
     return Folded(last.end, frames, scrubbed, snapshots.whole())
+
+
+async def fold_store(store: Store) -> Folded:
+    """Does the same by the interface of any store: all but its last extent. Raises StoreError."""
+    snapshots = store.snapshots
+    old = await snapshots.load(1 << 63)
+    extents = store.extents()
+    first = 1 if old is None else old.last.end
+    end = extents[-1].first if extents else 1
+    last = Frame(0, 0, 1, 0, 1, 0, b"") if old is None else old.last
+    frames = 0
+    if end > first:
+        if extents[0].first > first:
+            raise NotThere(
+                f"the journal begins at position {extents[0].first}, and no snapshot that can be"
+                " read goes that far"
+            )
+        replay = Replay(Namespaces() if old is None else unfold(old))
+        async for frame in store.read(first, end):
+            replay.apply(frame, keep_bytes=0)
+            last = frame.without_payload()
+            frames += 1
+        await snapshots.save(Snapshot(last, take(replay.world)))
+    return Folded(last.end, frames, 0, snapshots.whole())
 
 
 def _scrub(folder: Path, disk: Disk, segments: Sequence[Sealed], left: int) -> int:
@@ -134,6 +159,25 @@ def make_arrow_segments(folder: Path) -> int:
     finally:
         disk.close(lock)
     return made
+
+
+def work_on_store(url: str) -> int:
+    """Folds a store that is not a folder of segments; returns the exit code."""
+
+    async def run() -> Folded:
+        store = open_store(parse_url(url), Opening(read_only=True))
+        try:
+            return await fold_store(store)
+        finally:
+            await store.close()
+
+    try:
+        folded = asyncio.run(run())
+    except (StoreError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(folded._asdict()) + "\n")
+    return 0
 
 
 def work(folder: Path, *, only_arrow_segments: bool) -> int:

@@ -1,6 +1,8 @@
 """The folding process, from its first line on: it gives way to all others.
 
-    python -m posthouse.broker.fold_process DIR [arrow] [soon | now]
+    python -m posthouse.broker.fold_process DIR | - [arrow] [soon | now]
+
+With `-` the first line of its input names a store that is not a folder of segments.
 
 A snapshot is made `soon`, at the lowest of the usual priorities: the disk is to be kept small.
 Where the disk is short of room it is made `now`, at the broker's own priority: else on a busy
@@ -26,8 +28,10 @@ def give_way(*, soon: bool) -> None:
 def main(words: list[str]) -> int:
     if "now" not in words:
         give_way(soon="soon" in words)
-    from posthouse.broker.fold import work  # to import all of it is work already
+    from posthouse.broker.fold import work, work_on_store  # to import all of it is work already
 
+    if words[0] == "-":
+        return work_on_store(sys.stdin.readline().strip())
     return work(Path(words[0]), only_arrow_segments="arrow" in words[1:])
 
 

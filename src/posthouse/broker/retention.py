@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from posthouse.core.model import Queue
 from posthouse.store import Extent, Room, Segments, Snapshots, Store
 from posthouse.store.errors import StoreError
 from posthouse.store.file import MARK_SEGMENTS
+from posthouse.store.opening import StoreUrl
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -41,6 +42,7 @@ _MOVE_MESSAGES = 1_000
 _BUSY_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0  # for which Arrow segments wait for a processor that nobody else wants
 _FOLDS = 4  # snapshots that are made while as much is written as may be kept
+LOOK_SECONDS = 1.0  # between looks at a store without segments, while it is written
 FULL_SECONDS = 5.0  # before a full disk, on which nothing could give way, is looked at again
 
 
@@ -106,6 +108,53 @@ async def retain(
         except (OSError, StoreError) as error:
             _log.error("The journal was not trimmed, but will be: %s", error,
                        extra={"event": "journal.not_trimmed"})  # fmt: skip
+
+
+async def retain_extents(
+    engine: Engine,
+    fold: Callable[[], Awaitable[list[int] | None]],
+    retention: Retention,
+    segment_bytes: int,
+    folding: asyncio.Lock | None = None,
+) -> None:
+    """Does the same for a store without segments: by extents, and without Arrow segments.
+
+    It looks when something was written, once in LOOK_SECONDS at most.
+    """
+    folding, store = folding or asyncio.Lock(), engine.store
+    while not engine.is_over:
+        try:
+            extents = store.extents()
+            size = sum(extent.size_bytes for extent in extents)
+            fits = fitted(retention, Room(store.spare_bytes, size, 0), segment_bytes)
+            newest = next(iter(store.snapshots.positions()), 0)
+            unfolded = sum(each.size_bytes for each in extents[:-1] if each.end > newest)
+            if unfolded and (unfolded >= fits.fold_bytes or store.full):
+                async with folding:
+                    kept = await fold()
+                    await asyncio.to_thread(store.snapshots.whole)
+                await _trim_to(engine, kept, fits)
+            elif store.full:
+                await _trim_to(engine, None, fits)
+        except Busy as busy:
+            _log.warning("The journal was not trimmed, but will be: %s", busy,
+                         extra={"event": "journal.not_trimmed"})  # fmt: skip
+        except (OSError, StoreError) as error:
+            _log.error("The journal was not trimmed, but will be: %s", error,
+                       extra={"event": "journal.not_trimmed"})  # fmt: skip
+        await asyncio.sleep(FULL_SECONDS if store.full else LOOK_SECONDS)
+        if not store.full:
+            await engine.beyond(engine.now().position - 1)
+
+
+async def run_store_fold(url: StoreUrl) -> list[int] | None:
+    """Runs the folding process on a store that is not a folder of segments.
+
+    The process reads the store's name from its input: others can see the words of a command.
+    """
+    output = await _run_fold_process("-", hurry="soon", given=url.full.encode() + b"\n")
+    kept: list[int] | None = None if output is None else json.loads(output)["kept"]
+    return kept
 
 
 async def _give_arrow_segments(segments: Segments) -> bool:
@@ -194,13 +243,13 @@ async def run_arrow_segments(segments: Segments) -> None:
     await _run_fold_process(str(segments.folder), "arrow")
 
 
-async def _run_fold_process(*words: str, hurry: str = "") -> bytes | None:
+async def _run_fold_process(*words: str, hurry: str = "", given: bytes = b"") -> bytes | None:
     command = (sys.executable, "-m", "posthouse.broker.fold_process", *words, hurry)
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(None if hurry else PATIENCE_SECONDS):
-            output, errors = await process.communicate()
+            output, errors = await process.communicate(given)
     except (asyncio.CancelledError, TimeoutError) as ended:
         with suppress(ProcessLookupError):  # it has just ended
             process.kill()

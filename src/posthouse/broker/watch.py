@@ -48,6 +48,29 @@ async def _tell_full(engine: Engine, segments: Segments) -> None:
     )  # fmt: skip
 
 
+async def watch_store(engine: Engine, name: str) -> None:
+    """Says in the log that a store without segments is full, until it is cancelled."""
+    is_told = False
+    while True:
+        waited = 0
+        while engine.store.full:
+            if waited % FULL_TELL_SECONDS == 0:
+                is_told = True
+                _log.error(
+                    "%s has little room left, so sends are refused; receiving and settling go on."
+                    " %d bytes are free. Give it more room, or receive messages that wait.", name,
+                    engine.store.spare_bytes,
+                    extra={"event": "store.full", "free_bytes": engine.store.spare_bytes,
+                           "refused": engine.figures.no_space},
+                )  # fmt: skip
+            waited += 1
+            await asyncio.sleep(1)
+        if is_told:
+            is_told = False
+            _log.warning("%s has room again.", name, extra={"event": "store.has_room"})
+        await asyncio.sleep(1)
+
+
 async def watch_clock(engine: Engine, mend: str) -> None:
     """Says in the log that the broker's time is ahead of the machine's. Until it is cancelled.
 

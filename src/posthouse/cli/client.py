@@ -184,7 +184,7 @@ def _key(file: str | None, given: str | None) -> str | None:
 
 
 def unreadable(file: str, error: OSError) -> Failure:
-    """What to say of a file that was named and cannot be read."""
+    """The sentence for a file that was named and cannot be read."""
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
     return Failure(f"{file} cannot be read: {error.strerror}.", code)
 

@@ -1,4 +1,4 @@
-"""Who reads the output, and how much of it was taken."""
+"""The output of a command: whether its reader is there, and how much of it was taken."""
 
 import fcntl
 import os

@@ -180,6 +180,19 @@ def _number(text: str) -> float:
     return float(text)
 
 
+def _function(name: str) -> str:
+    return {"import": "import_"}.get(name, name.replace("-", "_"))
+
+
+def _store_url(text: str) -> object:
+    from posthouse.store.opening import parse_url
+
+    try:
+        return parse_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError("must be a whole number above 0")
@@ -562,11 +575,15 @@ def _add_access(rooms: Rooms) -> None:
 
 
 def _add_store(rooms: Rooms) -> None:
-    store = _room(rooms, "store", "look after a data folder")
+    store = _room(rooms, "store", "look after a broker's journal")
 
     def action(name: str, help: str) -> argparse.ArgumentParser:
-        made = _action(store, name, f"store:{name}".replace("-", "_"), help)
-        made.add_argument("--data", type=Path, required=True, metavar="DIR", help="the data folder")
+        made = _action(store, name, f"store:{_function(name)}", help)
+        where = made.add_mutually_exclusive_group(required=True)
+        where.add_argument("--data", type=Path, metavar="DIR", help="the data folder")
+        where.add_argument(
+            "--store", type=_store_url, metavar="URL", help="as given to `posthouse serve --store`"
+        )
         made.add_argument("--json", action="store_true", help="for programs")
         return made
 
@@ -581,6 +598,17 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--id", metavar="MESSAGE-ID")
     made.add_argument("--queue")
     made.add_argument("--sequence", type=_whole, metavar="NUMBER", help="in that queue")
+    made = action("export", "write a journal into a file of JSON lines, with its snapshots")
+    made.add_argument("file", type=Path, metavar="FILE")
+    made = action("import", "read such a file into a store that is empty")
+    made.add_argument("file", type=Path, metavar="FILE")
+    made = _action(
+        store, "copy", "store:copy", "copy a journal into a store that is empty",
+        "posthouse store copy file:/var/lib/posthouse sqlite:/var/lib/journal.db",
+    )  # fmt: skip
+    made.add_argument("source", type=_store_url, metavar="FROM", help="a store, as file:DIR")
+    made.add_argument("target", type=_store_url, metavar="TO", help="as sqlite:FILE")
+    made.add_argument("--json", action="store_true", help="for programs")
     made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
     made.add_argument(
         "--scheduled", action="store_true",

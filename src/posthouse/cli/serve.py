@@ -10,6 +10,7 @@ from pathlib import Path
 
 from posthouse.cli.codes import FAILED, NOT_FOUND, OK, USAGE, fail, say
 from posthouse.server.config import SETTINGS, BadConfig, Config, Port, load
+from posthouse.store.opening import StoreUrl
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -90,7 +91,7 @@ def _shown(config: Config, name: str) -> object:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Path):
+    if isinstance(value, Path | StoreUrl):
         return str(value)
     if isinstance(value, Port):
         return f"{value.number}={value.http_profile}" if value.http_profile else value.number

@@ -1,36 +1,36 @@
-"""Commands on a data folder."""
+"""Commands on the store of a broker."""
 
 import argparse
 import json
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from posthouse.cli.codes import FAILED, LOST, NOT_FOUND, OK, USAGE, fail, say
 
 if TYPE_CHECKING:
+    from posthouse.cli.show import Progress
     from posthouse.store import Store
+    from posthouse.store.copying import Copied
     from posthouse.store.disk import Disk
+    from posthouse.store.opening import StoreUrl
 
+_T = TypeVar("_T")
 Run = Callable[[argparse.Namespace], int]
 
 
-def on_folder(run: Run) -> Run:
-    """A command on a data folder: what can go wrong with any of them is told."""
+def told(run: Run) -> Run:
+    """A command on stores: what can go wrong with any of them is told."""
 
     @wraps(run)
     def guarded(options: argparse.Namespace) -> int:
         from posthouse.core.errors import NotFound, Refused
-        from posthouse.store.disk import Disk
         from posthouse.store.errors import Lost, NotThere, StoreError
-        from posthouse.store.look import holds_journal
 
-        if not options.data.is_dir():
-            return fail(f"There is no folder {options.data}; check the name.", NOT_FOUND)
         try:
-            if not holds_journal(Disk(), options.data):
-                return fail(f"{options.data} holds no journal; check the name.", NOT_FOUND)
             return run(options)
         except (NotFound, NotThere) as error:
             return fail(str(error), NOT_FOUND)
@@ -40,6 +40,40 @@ def on_folder(run: Run) -> Run:
             return fail(str(error), FAILED)
 
     return guarded
+
+
+def on_store(run: Run) -> Run:
+    """A command on a store that exists, which is `options.url` then."""
+
+    @wraps(run)
+    @told
+    def guarded(options: argparse.Namespace) -> int:
+        from posthouse.store.opening import is_there
+
+        options.url = _url_of(options)
+        if options.data is not None and not options.data.is_dir():
+            return fail(f"There is no folder {options.data}; check the name.", NOT_FOUND)
+        if not is_there(options.url):
+            return fail(f"{options.data or options.url} holds no journal; check the name.",
+                        NOT_FOUND)  # fmt: skip
+        return run(options)
+
+    return guarded
+
+
+def _url_of(options: argparse.Namespace) -> "StoreUrl":
+    from posthouse.store.opening import StoreUrl
+
+    found: StoreUrl | None = options.store
+    return found or StoreUrl("file", str(options.data))
+
+
+def _is_folder(options: argparse.Namespace) -> bool:
+    """Whether the store is a folder of segments, which is then `options.data`."""
+    if options.url.kind != "file":
+        return False
+    options.data = options.url.path
+    return True
 
 
 def _watched(what: str, folder: Path) -> "Disk":
@@ -66,8 +100,10 @@ def _watched(what: str, folder: Path) -> "Disk":
 # The journal.
 
 
-@on_folder
+@on_store
 def verify(options: argparse.Namespace) -> int:
+    if not _is_folder(options):
+        return _verify_store(options)
     from posthouse.store.errors import InUse, StoreError
     from posthouse.store.file import LOCK
     from posthouse.store.look import look
@@ -111,8 +147,13 @@ def verify(options: argparse.Namespace) -> int:
     return OK
 
 
-@on_folder
+@on_store
 def repair(options: argparse.Namespace) -> int:
+    if not _is_folder(options):
+        return fail(
+            f"A repair puts segments of a folder together; {options.url} has none. Restore it from"
+            " a copy.", USAGE,
+        )  # fmt: skip
     import msgspec
 
     from posthouse.broker import repair as repairing
@@ -135,8 +176,10 @@ def repair(options: argparse.Namespace) -> int:
     return OK
 
 
-@on_folder
+@on_store
 def stats(options: argparse.Namespace) -> int:
+    if not _is_folder(options):
+        return _store_stats(options)
     from posthouse.cli.show import size
     from posthouse.store.disk import Disk
     from posthouse.store.look import ARROW_NAME
@@ -166,11 +209,16 @@ def stats(options: argparse.Namespace) -> int:
     return OK
 
 
-@on_folder
+@on_store
 def snapshot(options: argparse.Namespace) -> int:
+    import asyncio
+
     from posthouse.broker import fold as folding
 
-    folded = folding.fold(options.data)
+    if _is_folder(options):
+        folded = folding.fold(options.data)
+    else:
+        folded = asyncio.run(_with_store(options.url, folding.fold_store, read_only=True))
     if options.json:
         say(json.dumps(folded._asdict()))
     elif folded.frames:
@@ -186,7 +234,7 @@ def snapshot(options: argparse.Namespace) -> int:
 # The past.
 
 
-@on_folder
+@on_store
 def state(options: argparse.Namespace) -> int:
     from posthouse.broker.past import state_at
     from posthouse.broker.view import View
@@ -213,10 +261,10 @@ def state(options: argparse.Namespace) -> int:
             say(f"  {each['namespace']}/{each['queue']}: {said or 'empty'}")
         return OK
 
-    return _reading(options.data, look)
+    return _reading(options.url, look)
 
 
-@on_folder
+@on_store
 def trace(options: argparse.Namespace) -> int:
     from posthouse.broker.past import Place, find, life, moment
 
@@ -241,25 +289,86 @@ def trace(options: argparse.Namespace) -> int:
                 say(f"  {event.position:>12}  {moment(event.time_ms)}  {event.text}")
         return OK
 
-    return _reading(options.data, look)
+    return _reading(options.url, look)
 
 
-def _reading(folder: Path, look: Callable[["Store"], Coroutine[None, None, int]]) -> int:
+def _reading(url: "StoreUrl", look: Callable[["Store"], Coroutine[None, None, int]]) -> int:
     import asyncio
 
-    from posthouse.store.file import FileStore
+    return asyncio.run(_with_store(url, look, read_only=True))
 
-    async def run() -> int:
-        store = FileStore(folder, read_only=True)
+
+async def _with_store(
+    url: "StoreUrl", work: Callable[["Store"], Awaitable[_T]], *, read_only: bool
+) -> _T:
+    from posthouse.store.opening import Opening, open_store
+
+    store = open_store(url, Opening(read_only=read_only))
+    try:
+        return await work(store)
+    finally:
+        await store.close()
+
+
+def _verify_store(options: argparse.Namespace) -> int:
+    """Reads every frame and snapshot of a store without segments."""
+    import asyncio
+
+    from posthouse.cli.show import Progress
+    from posthouse.store.errors import Damaged
+    from posthouse.store.opening import Opening, open_verifiable
+
+    progress = Progress("verified frames")
+
+    async def look() -> dict[str, object]:
+        store = open_verifiable(options.url, Opening(read_only=True))
         try:
-            return await look(store)
+            frames = await store.verify(progress.show)
+            ends, whole = store.snapshots.positions(), store.snapshots.whole()
+            if bad := sorted(set(ends) - set(whole)):
+                raise Damaged(str(options.url), bad[0], "it is not what was written",
+                              unit="the snapshot up to")  # fmt: skip
+            return {"sound": True, "segments": len(store.extents()), "frames": frames,
+                    "snapshots": len(whole), "end": store.durable}  # fmt: skip
         finally:
+            progress.end()
             await store.close()
 
-    return asyncio.run(run())
+    try:
+        found = asyncio.run(look())
+    except Damaged as error:
+        if not options.json:
+            raise
+        say(json.dumps({"sound": False, "error": str(error)}))
+        return FAILED
+    if options.json:
+        say(json.dumps(found))
+    else:
+        say(f"{options.url} is sound: {found['frames']} frames in {found['segments']} extents, up"
+            f" to position {found['end']}; {found['snapshots']} snapshots.")  # fmt: skip
+    return OK
 
 
-@on_folder
+def _store_stats(options: argparse.Namespace) -> int:
+    from posthouse.cli.show import size
+
+    async def look(store: "Store") -> int:
+        extents, snapshots = store.extents(), store.snapshots.positions()
+        first = extents[0].first if extents else 1
+        journal_bytes = sum(extent.size_bytes for extent in extents)
+        if options.json:
+            say(json.dumps({"store": str(options.url), "segments": len(extents), "first": first,
+                            "journal_bytes": journal_bytes, "snapshots": snapshots}))  # fmt: skip
+            return OK
+        say(f"{options.url}:")
+        say(f"  journal    {len(extents)} extents, {size(journal_bytes)}, from position {first} on")
+        say(f"  snapshots  {', '.join(f'up to {each}' for each in snapshots) or 'none'}")
+        return OK
+
+    return _reading(options.url, look)
+
+
+@on_store
 def resend(options: argparse.Namespace) -> int:
     import asyncio
     import secrets
@@ -269,10 +378,10 @@ def resend(options: argparse.Namespace) -> int:
     from posthouse.broker.engine import Engine
     from posthouse.broker.past import Range
     from posthouse.broker.past import resend as send_again
-    from posthouse.store.file import FileStore
+    from posthouse.store.opening import open_store
 
     async def run() -> int:
-        store = FileStore(options.data)
+        store = open_store(options.url)
         engine = await Engine.open(
             store, SystemClock(), secrets.randbits(32), snapshots=store.snapshots
         )
@@ -287,7 +396,7 @@ def resend(options: argparse.Namespace) -> int:
     return OK
 
 
-@on_folder
+@on_store
 def set_clock(options: argparse.Namespace) -> int:
     import asyncio
     import secrets
@@ -295,10 +404,10 @@ def set_clock(options: argparse.Namespace) -> int:
     from posthouse.broker.clock import SystemClock
     from posthouse.broker.engine import Engine
     from posthouse.broker.past import moment
-    from posthouse.store.file import FileStore
+    from posthouse.store.opening import open_store
 
     async def run() -> dict[str, int]:
-        store = FileStore(options.data)
+        store = open_store(options.url)
         engine = await Engine.open(
             store, SystemClock(), secrets.randbits(32), snapshots=store.snapshots
         )
@@ -327,3 +436,100 @@ def set_clock(options: argparse.Namespace) -> int:
         say(f"{found['scheduled']} scheduled messages keep their moments. If those were given by"
             " the clock that was ahead, they come late: cancel and send them again.")  # fmt: skip
     return OK
+
+
+# Copies.
+
+
+@contextmanager
+def _shown_progress(what: str) -> "Iterator[Progress]":
+    from posthouse.cli.show import Progress
+
+    progress = Progress(what)
+    try:
+        yield progress
+    finally:
+        progress.end()
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file for its owner alone: it holds all messages. It goes where it is not completed."""
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def _work(
+    url: "StoreUrl", work: Callable[["Store"], Awaitable[_T]], *, read_only: bool = True
+) -> _T:
+    import asyncio
+
+    return asyncio.run(_with_store(url, work, read_only=read_only))
+
+
+def _say_copied(options: argparse.Namespace, copied: "Copied", done: str) -> int:
+    if options.json:
+        say(json.dumps(copied._asdict()))
+    else:
+        say(f"{copied.frames} frames, up to position {copied.end}, and {copied.snapshots} snapshots"
+            f" were {done}.")  # fmt: skip
+    return OK
+
+
+@on_store
+def export(options: argparse.Namespace) -> int:
+    from posthouse.store.copying import Copied, export
+
+    if options.file.exists():
+        return fail(f"There is a file {options.file} already; name another.", FAILED)
+    with _new_file(options.file) as file, _shown_progress("exported bytes") as progress:
+
+        async def work(store: "Store") -> Copied:
+            return await export(store, file, progress.show)
+
+        copied = _work(options.url, work)
+    return _say_copied(options, copied, "exported")
+
+
+@told
+def import_(options: argparse.Namespace) -> int:
+    from posthouse.store.copying import Copied, import_lines
+
+    url = _url_of(options)
+    if not options.file.is_file():
+        return fail(f"There is no file {options.file}; check the name.", NOT_FOUND)
+    with options.file.open("rb") as file, _shown_progress("imported bytes") as progress:
+
+        async def work(store: "Store") -> Copied:
+            return await import_lines(file, str(options.file), store, str(url), progress.show)
+
+        copied = _work(url, work, read_only=False)
+    return _say_copied(options, copied, "imported")
+
+
+@told
+def copy(options: argparse.Namespace) -> int:
+    from posthouse.store.copying import Copied, copy
+    from posthouse.store.opening import is_there
+
+    source, target = options.source, options.target
+    if not is_there(source):
+        return fail(f"{source} holds no journal; check the name.", NOT_FOUND)
+    if source == target:
+        return fail("A store cannot be copied into itself.", USAGE)
+    with _shown_progress("copied bytes") as progress:
+
+        async def work(store: "Store") -> Copied:
+            async def into(other: "Store") -> Copied:
+                return await copy(store, other, str(target), progress.show)
+
+            return await _with_store(target, into, read_only=False)
+
+        copied = _work(source, work)
+    return _say_copied(options, copied, "copied")

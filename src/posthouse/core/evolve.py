@@ -272,7 +272,6 @@ def _new_queue(
         state.numbered[each.number] = each
         each.relays, each.is_plain = relays(each), is_plain(each)
     state.folded[name.casefold()] = name
-    add_forwarder(state, queue)
     watch_idleness(state, queue)
     _add_transfer(state, queue, position, time_ms)
     return queue
@@ -345,25 +344,6 @@ def count_queue(state: State, queue: Queue, change: int) -> None:
         count(state.held, TOPICS if is_topic else QUEUES, "", queue.by, change)
 
 
-def add_forwarder(state: State, queue: Queue) -> None:
-    """Notes whom a queue forwards to, messages or dead letters, under the target's name."""
-    for target in _targets(queue.properties):
-        state.forwarders.setdefault(target, {})[queue.name] = None
-
-
-def _remove_forwarder(state: State, queue: Queue) -> None:
-    for target in _targets(queue.properties):
-        sources = state.forwarders[target]
-        del sources[queue.name]
-        if not sources:
-            del state.forwarders[target]
-
-
-def _targets(properties: QueueProperties) -> set[str]:
-    targets = (properties.forward_to, properties.forward_dead_to)
-    return {target for target in targets if target is not None}
-
-
 def _rule_set(state: State, record: RuleSet, _: int) -> None:
     queue = state.queues[record.queue]
     before = queue.rules.get(record.rule.name)
@@ -398,9 +378,7 @@ def watch_idleness(state: State, queue: Queue, due_ms: int = 0) -> None:
 
 def _queue_updated(state: State, record: QueueUpdated, position: int) -> None:
     queue = state.queues[record.queue]
-    _remove_forwarder(state, queue)
     queue.properties = record.properties
-    add_forwarder(state, queue)
     queue.updated_ms = queue.accessed_ms = record.time_ms
     assert queue.dead is not None
     queue.dead.properties = _of_the_dead(record.properties)
@@ -429,7 +407,6 @@ def _queue_deleted(state: State, record: QueueDeleted, _: int) -> None:
 
 def _delete(state: State, queue: Queue) -> None:
     count_queue(state, queue, -1)
-    _remove_forwarder(state, queue)
     del state.folded[queue.name.casefold()]
     for each in (queue, queue.dead, queue.transfer):
         if each is None:

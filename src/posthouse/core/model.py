@@ -287,8 +287,6 @@ class State(msgspec.Struct):
     names: list[str] = []  # sorted, of queues and topics
     topics: int = 0  # how many of them are topics
     folded: dict[str, str] = {}  # case-folded name: name
-    # By the name of a target: the queues, topics and subscriptions that forward to it.
-    forwarders: dict[str, dict[str, None]] = {}
     numbered: dict[int, Queue] = {}
     locks: dict[int, Lock] = {}
     ids: dict[str, dict[int, None]] = {}  # message id: tokens that can be settled by it

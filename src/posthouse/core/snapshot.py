@@ -24,14 +24,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import (
-    add_forwarder,
-    count_queue,
-    is_plain,
-    rebuild_heads,
-    relays,
-    watch_idleness,
-)
+from posthouse.core.evolve import count_queue, is_plain, rebuild_heads, relays, watch_idleness
 from posthouse.core.index import CHUNK
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
 from posthouse.core.model import (
@@ -300,7 +293,6 @@ def _queue(state: State, part: Contents) -> Queue:
     if queue.origin is None:
         count_queue(state, queue, 1)
         state.folded[queue.name.casefold()] = queue.name
-        add_forwarder(state, queue)
         watch_idleness(state, queue)
         if queue.topic is None:
             state.names.append(queue.name)

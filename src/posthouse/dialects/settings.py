@@ -23,6 +23,7 @@ class Reader:
     read: Callable[[object], Any]
     values: str  # that are possible
     show: Callable[[Any], str] = str  # a value as it would be written
+    has_secrets: bool = False  # a value that is refused is not repeated
 
     def __call__(self, value: object) -> Any:
         return self.read(value)

@@ -17,6 +17,7 @@ from posthouse.dialects.dialect import FromFile
 from posthouse.dialects.known import DIALECTS
 from posthouse.dialects.settings import (
     BadSetting,
+    Reader,
     Setting,
     as_flag,
     as_path,
@@ -31,6 +32,7 @@ from posthouse.dialects.settings import (
     some_size,
 )
 from posthouse.server.declared import Declared, read_declared
+from posthouse.store.opening import KINDS, StoreUrl, parse_url
 
 HTTP_PORT = 5300  # of our own API
 PORTS = tuple(dict.fromkeys((*(port for each in DIALECTS for port in each.ports), HTTP_PORT)))
@@ -74,6 +76,12 @@ def _port(value: object) -> Port:
     return Port(count(0, 65_535)(number), http_profile)
 
 
+_as_store = Reader(
+    parse_url, ", ".join(kind.form for kind in KINDS.values() if not kind.is_address),
+    has_secrets=True,
+)  # fmt: skip
+
+
 def _network(value: object) -> str:
     try:
         return str(ipaddress.ip_network(as_text(value), strict=False))
@@ -90,6 +98,10 @@ class Config:
     """The configuration: every setting with its default."""
 
     data: Path = setting(Path("posthouse-data"), as_path, "the folder that holds everything", "DIR")
+    store: StoreUrl | None = setting(
+        None, _as_store, "where the journal is kept, if not as segments in the data folder; also an"
+        " address, as in redis://HOST; keys and certificates stay in the data folder", "URL",
+    )  # fmt: skip
     memory: bool = setting(False, as_flag, "keep nothing on disk: all is gone with the process")
     host: tuple[str, ...] = setting(
         ("127.0.0.1", "::1"), several(as_text), "an address to listen on", "ADDRESS..."
@@ -200,6 +212,11 @@ class Config:
     declared: Declared = field(default_factory=Declared)  # entities to exist at start; file only
     origins: Mapping[str, str] = field(default_factory=dict)  # of what is not a default
 
+    @property
+    def journal(self) -> StoreUrl:
+        """The store of the journal, unless it is in memory only."""
+        return self.store or StoreUrl("file", str(self.data))
+
     def value(self, name: str) -> object:
         """The value of a setting, the server's or a dialect's."""
         owner = _OWNERS.get(name)
@@ -240,7 +257,9 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         try:
             values[name] = SETTINGS[name].read(value)
         except ValueError as error:
-            given = "" if SETTINGS[name].secret else f", not {reprlib.repr(value)}"
+            setting = SETTINGS[name]
+            is_told = not setting.secret and not getattr(setting.read, "has_secrets", False)
+            given = f", not {reprlib.repr(value)}" if is_told else ""
             raise BadConfig(f"{origin}: {name} {error}{given}.") from None
         origins[name] = origin
 
@@ -309,6 +328,8 @@ def _check(config: Config) -> None:
         raise BadConfig("insecure goes without dev, with which TLS is required of nobody.")
     if "memory" in config.origins and config.memory and "data" in config.origins:
         raise BadConfig("data and memory exclude each other; give one of them.")
+    if config.memory and config.store is not None:
+        raise BadConfig("store and memory exclude each other; give one of them.")
     if not config.port or not config.host:
         raise BadConfig("port and host must not be empty.")
 

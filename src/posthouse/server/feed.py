@@ -327,7 +327,7 @@ class Feed:
         store = self._broker.store
         assert store is not None
         first, last = self.range()
-        extents = [] if store.segments is None else store.extents()
+        extents = [] if self._broker.url is None else store.extents()
         parts = [
             {
                 "first": each.first,
@@ -476,6 +476,8 @@ class Feed:
         assert store is not None
         if store.segments is not None:
             return msgspec.structs.replace(ask, folder=str(store.segments.folder))
+        if self._broker.url is not None:
+            return msgspec.structs.replace(ask, store=self._broker.url.full)
         frames = [frame async for frame in store.read(first, end)]
         name = await asyncio.to_thread(_spool, frames)
         return msgspec.structs.replace(ask, spool=name)

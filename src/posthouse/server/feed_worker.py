@@ -26,6 +26,7 @@ from posthouse.broker.past import Event, Place, find, life
 from posthouse.broker.rows import COLUMNS, Row, rows, runs
 from posthouse.store.errors import NotThere, StoreError
 from posthouse.store.frames import Frame
+from posthouse.store.opening import Frames, open_frames, parse_url
 from posthouse.store.reading import END, Reading
 from posthouse.store.segments import frames_from
 
@@ -95,9 +96,10 @@ class Lives(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One request. The journal is a folder, or a file of frames."""
+    """One request. The journal is a folder, a store of another kind, or a file of frames."""
 
     folder: str | None = None
+    store: str | None = None  # its name, with secrets
     spool: str | None = None
     feed: Wanted | None = None
     count: Wanted | None = None
@@ -149,7 +151,7 @@ class Spool:
 class _Bounded:
     """A journal up to a position: what is behind it may not be durable."""
 
-    def __init__(self, journal: Reading | Spool, end: int) -> None:
+    def __init__(self, journal: Frames, end: int) -> None:
         self._journal = journal
         self._end = end
 
@@ -161,12 +163,17 @@ class _Bounded:
 class JournalReader:
     def __init__(self) -> None:
         self._readings: dict[str, Reading] = {}
+        self._stores: dict[str, Frames] = {}
 
     def answer(self, ask: Ask, out: IO[bytes]) -> None:
         """Raises StoreError or OSError."""
-        journal: Reading | Spool
+        journal: Frames
         if ask.spool is not None:
             journal = Spool(Path(ask.spool))
+        elif ask.store is not None:
+            if ask.store not in self._stores:
+                self._stores[ask.store] = open_frames(parse_url(ask.store))
+            journal = self._stores[ask.store]
         else:
             assert ask.folder is not None
             journal = self._readings.setdefault(ask.folder, Reading(Path(ask.folder)))
@@ -202,7 +209,7 @@ def _rows(frames: Iterable[Frame], wanted: Wanted) -> Iterator[Row]:
                 yield row
 
 
-def _lines(journal: Reading | Spool, wanted: Wanted) -> Iterator[bytes]:
+def _lines(journal: Frames, wanted: Wanted) -> Iterator[bytes]:
     """Newline-delimited JSON. Nulls are left out; a body that is not text is in `body_base64`."""
     encoder = msgspec.json.Encoder()
     names = wanted.columns or COLUMNS
@@ -224,7 +231,7 @@ def _as_text(line: dict[str, Any], name: str) -> None:
         line[f"{name}_base64"] = line.pop(name)  # msgspec writes bytes so
 
 
-def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> None:
+def _write_arrow(journal: Frames, wanted: Wanted, out: IO[bytes]) -> None:
     import pyarrow as pa
 
     from posthouse.broker.arrow_segments import SCHEMA
@@ -240,7 +247,7 @@ def _write_arrow(journal: Reading | Spool, wanted: Wanted, out: IO[bytes]) -> No
         out.write(END_OF_STREAM)
 
 
-def _batches(journal: Reading | Spool, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
+def _batches(journal: Frames, wanted: Wanted) -> "Iterator[pa.RecordBatch]":
     """Yields batches from Arrow segments where there are any, else from the frames."""
     from posthouse.broker.arrow_segments import batches
 
@@ -269,9 +276,9 @@ class _Sealed:
                     yield read_batch(mapped, place)
 
 
-def _parts(journal: Reading | Spool, wanted: Wanted) -> "Iterator[_Sealed | Iterable[Frame]]":
+def _parts(journal: Frames, wanted: Wanted) -> "Iterator[_Sealed | Iterable[Frame]]":
     """Yields the segments of a range in their order: as Arrow segments, or as their frames."""
-    if isinstance(journal, Spool):
+    if not isinstance(journal, Reading):
         yield journal.all_frames(wanted.first, wanted.end)
         return
     for segment, following in journal.with_ends():
@@ -310,7 +317,7 @@ def _cut(batch: "pa.RecordBatch", wanted: Wanted) -> "pa.RecordBatch":
     return batch.filter(mask)
 
 
-def _counted(journal: Reading | Spool, wanted: Wanted, most: int) -> dict[str, int]:
+def _counted(journal: Frames, wanted: Wanted, most: int) -> dict[str, int]:
     """Counts rows, `most` of them at most, and says up to which position."""
     found = 0
     for part in _parts(journal, wanted):

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
@@ -17,9 +18,9 @@ from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDec
 from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
-from posthouse.broker.retention import Retention, retain, run_fold
+from posthouse.broker.retention import Retention, retain, retain_extents, run_fold, run_store_fold
 from posthouse.broker.throttle import Throttle
-from posthouse.broker.watch import watch_clock, watch_room
+from posthouse.broker.watch import watch_clock, watch_room, watch_store
 from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, subscription_queue, topic_of
@@ -29,8 +30,8 @@ from posthouse.server.declared import Declared
 from posthouse.server.files import read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store
-from posthouse.store.file import FileStore
 from posthouse.store.memory import MemoryStore
+from posthouse.store.opening import Opening, StoreUrl, open_store
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
@@ -110,7 +111,10 @@ class BrokerHost:
         if config.memory:
             store: Store = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)
         else:
-            store = await asyncio.to_thread(self._open_files)
+            store = await asyncio.to_thread(open_store, config.journal, Opening(
+                config.segment_size, config.durability,  # type: ignore[arg-type]  # one of its words
+                config.interval_ms,
+            ))  # fmt: skip
         self.store = store
         self.phase = "reading the journal"
         try:
@@ -131,13 +135,17 @@ class BrokerHost:
         gc.freeze()  # recovered objects stay; the collector need not visit them again
         await self._declare(engine)
         self.engine, self.phase = engine, "ready"
+        retention = Retention(
+            config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
+            config.keep_share,
+        )  # fmt: skip
         if store.segments is not None:
-            retention = Retention(
-                config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
-                config.keep_share,
-            )  # fmt: skip
             self._begin(retain(engine, store.segments, retention, self._folding))
             self._begin(watch_room(engine, store.segments))
+        elif self.url is not None:
+            fold = partial(run_store_fold, self.url)
+            self._begin(retain_extents(engine, fold, retention, config.segment_size, self._folding))
+            self._begin(watch_store(engine, str(self.url)))
         self._begin(watch_clock(engine, self._mend_clock()))
         return engine
 
@@ -147,14 +155,15 @@ class BrokerHost:
     def _mend_clock(self) -> str:
         if self.config.memory:
             return "Start the broker again."
-        return f"Stop the broker, and run: posthouse store set-clock --data {self.config.data}"
+        named = f"--data {self.config.data}"
+        if self.config.store is not None:
+            named = f"--store {self.config.store}"
+        return f"Stop the broker, and run: posthouse store set-clock {named}"
 
-    def _open_files(self) -> FileStore:
-        config = self.config
-        return FileStore(
-            config.data, segment_bytes=config.segment_size, interval_ms=config.interval_ms,
-            durability=config.durability,  # type: ignore[arg-type]  # one of its words
-        )  # fmt: skip
+    @property
+    def url(self) -> StoreUrl | None:
+        """The store, for other processes that read it; None where it is in memory only."""
+        return None if self.config.memory else self.config.journal
 
     def _come_to(self, position: int) -> None:
         self.position = position
@@ -194,11 +203,15 @@ class BrokerHost:
 
         Raises NotAllowed or Busy.
         """
-        segments = None if self.store is None else self.store.segments
-        if segments is None:
+        store = self.store
+        if store is None or self.url is None:
             raise NotAllowed("the store", "a broker in memory has no snapshots")
         async with self._folding:
-            kept = await run_fold(segments)
+            if store.segments is not None:
+                kept = await run_fold(store.segments)
+            else:
+                kept = await run_store_fold(self.url)
+                await asyncio.to_thread(store.snapshots.whole)  # from now on it knows of it
         if kept is None:
             raise Busy("the journal could not be folded; the log says why")
         return max(kept, default=0)

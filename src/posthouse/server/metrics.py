@@ -198,6 +198,9 @@ class Metrics:
             room = store.segments.room()
             yield gauge("store_free_bytes", "What is free on the disk of the journal", room.free)
             yield gauge("store_arrow_bytes", "Size of the Arrow segments", room.arrow)
+        elif self._broker.url is not None:
+            yield gauge("store_free_bytes", "What is free where the journal is", store.spare_bytes)
+        if self._broker.url is not None:
             yield gauge("snapshot_position", "Up to where the newest snapshot goes",
                         next(iter(store.snapshots.positions()), 0))  # fmt: skip
         yield gauge("clock_ahead_seconds", "How far the broker's time is ahead of the machine's",

@@ -324,6 +324,7 @@ def welcome(
         f"  listens on    {', '.join(hosts)}, ports {', '.join(shown)};"
         f" each takes every protocol, {_encryption(config)}",
         f"  data          {'in memory only' if config.memory else config.data.absolute()}",
+        *([f"  store         {config.store}"] if config.store is not None else []),
         f"  certificate   {tls_folder / 'ca.pem'}" if config.tls_cert is None
         else f"  certificate   {config.tls_cert}",
         f"  namespace     {DEFAULT_NAMESPACE}",

@@ -123,6 +123,15 @@ class Disk:
         finally:
             os.close(file)
 
+    def truncate(self, path: Path, size: int) -> None:
+        """Cuts a file off, durably."""
+        file = self.open(path)
+        try:
+            os.ftruncate(file, size)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
     def prezero(self, path: Path, offset: int, length: int) -> None:
         """Zeros where nothing but zeros is, so that a later write there is synced sooner."""
         file = self.open(path)

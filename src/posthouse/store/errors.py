@@ -50,13 +50,11 @@ class NotThere(StoreError):
 
 class InUse(StoreError):
     def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"{folder} is in use by another process; stop that, or use another folder."
-        )
+        super().__init__(f"{folder} is in use by another process; stop that, or use another.")
 
 
 class TooNew(StoreError):
-    def __init__(self, path: Path, version: int, known: int) -> None:
+    def __init__(self, path: Path | str, version: int, known: int) -> None:
         super().__init__(
             f"{path} was written by a newer version (format {version}; this one knows up to"
             f" {known}); use that version."
@@ -82,12 +80,20 @@ class Unfinished(StoreError):
 
 
 class Damaged(StoreError):
-    """Bytes that were durable have changed. Nothing was skipped or deleted."""
+    """Bytes that were durable have changed. Nothing was skipped or deleted.
 
-    def __init__(self, path: Path, offset: int, what: str) -> None:
-        super().__init__(
-            f"{path} is damaged at byte {offset}: {what}. Restore the folder from a copy, or keep"
-            f" what can be read: posthouse store repair --data {path.parent}"
-        )
-        self.path = path
+    A segment is damaged at a byte of its file. Other stores name a line, frame or snapshot, or
+    nothing where `unit` is empty.
+    """
+
+    def __init__(self, path: Path | str, offset: int, what: str, *, unit: str = "byte") -> None:
+        mend = "Restore it from a copy."
+        if isinstance(path, Path):
+            mend = (
+                "Restore the folder from a copy, or keep what can be read: posthouse store repair"
+                f" --data {path.parent}"
+            )
+        place = f" at {unit} {offset}" if unit else ""
+        super().__init__(f"{path} is damaged{place}: {what}. {mend}")
+        self.path = Path(path)
         self.offset = offset

@@ -78,6 +78,11 @@ def encode_header(frame: Frame, salt: int) -> bytes:
     return _PREFIX.pack(MAGIC, checksum, length) + rest
 
 
+def checksum_of(frame: Frame) -> int:
+    """The checksum of a frame, for those who keep its fields one by one."""
+    return int.from_bytes(encode_header(frame, 0)[4:8], "big")
+
+
 def decode_time_ms(data: bytes) -> int:
     """The time at which a frame was written, from its header, which nobody has checked."""
     return int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "big")
