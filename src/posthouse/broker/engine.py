@@ -911,6 +911,11 @@ class Engine:
             if not whole:
                 self._stop_for_a_bug()
 
+    def stop_for(self, error: StoreError) -> None:
+        """Stops the engine of a node that cannot follow any more, and tells everybody."""
+        if not self._has_failed:
+            self._fail(error)
+
     def _stop_for_a_bug(self) -> None:
         """Stops the engine after a bug, which rises to the log: the state may be half changed."""
         self._fail(Lost("the engine has stopped; the log says why"))

@@ -7,18 +7,22 @@ state is void, large, and referred to from everywhere.
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 
 from posthouse.broker.engine import Engine
 from posthouse.broker.standby import Beat, Hello, Role, Standby
-from posthouse.store.errors import Deposed
+from posthouse.server.config import Config
+from posthouse.store.errors import Deposed, StoreError
+from posthouse.store.file import FileStore
 from posthouse.store.log import Unanswered
-from posthouse.store.nats import Nats
+from posthouse.store.nats import Nats, Servers, Unfit
 from posthouse.store.replicated import ReplicatedStore
 
 _log = logging.getLogger(__name__)
@@ -29,6 +33,9 @@ HELLO_SECONDS = 1.0
 READ_SECONDS = 0.1  # between two reads of the log where no beat tells of more
 MARK_SECONDS = 5.0
 PURGE_SECONDS = 30.0
+JOIN_SECONDS = 0.5  # between two attempts to join
+MONITOR_SECONDS = 2.0
+MONITOR_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,87 @@ class Membership:
 
     def subject(self, word: str) -> str:
         return f"ph.{self.cluster}.{word}"
+
+
+async def join(config: Config) -> "Joined":
+    """Opens the log of a cluster and this node's folder, when the servers answer.
+
+    Raises OSError where the servers are not fit for it, and StoreError.
+    """
+    assert config.cluster is not None
+    assert config.node is not None
+    assert config.store is not None
+    hosts = config.store.rest.removeprefix("//").split(",")
+    servers = Servers(
+        tuple(f"nats://{host}" for host in hosts), config.nats_creds, config.nats_ca,
+        f"{config.cluster}-{config.node}",
+    )  # fmt: skip
+    told = False
+    while True:
+        try:
+            await _check_synced(config)
+            nats = await Nats.connect(servers)
+            log = await nats.log(
+                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
+                config.log_window,
+            )  # fmt: skip
+        except Unanswered as error:
+            if not told:
+                _log.warning("The cluster cannot be joined yet: %s.", error,
+                             extra={"event": "cluster.unanswered"})  # fmt: skip
+            told = True
+            await asyncio.sleep(JOIN_SECONDS)
+        except Unfit as error:
+            raise OSError(f"{error}.") from None
+        else:
+            break
+    local = await asyncio.to_thread(
+        FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
+        interval_ms=config.interval_ms,
+    )  # fmt: skip
+    url = config.advertise or f"{config.host[0]}:{config.port[0].number}"
+    membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
+    return Joined(membership, ReplicatedStore(local, log), nats)
+
+
+async def _check_synced(config: Config) -> None:
+    """Raises Unanswered, and Unfit where an acknowledgement would not mean synced."""
+    if config.durability != "fsync":
+        return
+    for url in config.nats_monitor:
+        try:
+            answer = await asyncio.to_thread(_monitored, f"{url.rstrip('/')}/jsz")
+        except (OSError, ValueError) as error:
+            raise Unanswered(f"{url} does not answer: {error}") from error
+        if answer.get("config", {}).get("sync_always") is not True:
+            raise Unfit(
+                f"the NATS server at {url} does not sync every message; set sync_interval: always"
+                " in its jetstream section, or give durability interval"
+            )
+
+
+def _monitored(url: str) -> dict[str, Any]:
+    from urllib.request import urlopen  # not needed but here
+
+    with urlopen(url, timeout=MONITOR_SECONDS) as answer:  # noqa: S310 (an operator's own address)
+        found: dict[str, Any] = json.loads(answer.read(MONITOR_BYTES_MAX))
+    return found
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a node has when it has joined its cluster."""
+
+    membership: Membership
+    store: ReplicatedStore
+    nats: Nats
+
+    def node(self, engine: Engine, led: Callable[[], Awaitable[None]]) -> "ClusterNode":
+        return ClusterNode(self.membership, engine, self.store, self.nats, led)
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.nats.close()
 
 
 class ClusterNode:
@@ -70,7 +158,13 @@ class ClusterNode:
         self.leads = False
 
     async def run(self) -> None:
-        """Follows until this node leads, and leads until it is cancelled. Raises StoreError."""
+        """Follows until this node leads, and leads until it is cancelled, or the engine fails."""
+        try:
+            await self._run()
+        except StoreError as error:
+            self._engine.stop_for(error)
+
+    async def _run(self) -> None:
         subject = self._membership.subject
         await self._nats.hear(subject("beat"), self._hear_beat)
         await self._nats.hear(subject("hello"), self._hear_hello)
@@ -89,6 +183,7 @@ class ClusterNode:
             there = self.standby.nodes(self._loop.time())
             best = max(there, key=lambda hello: (hello.number, -hello.prefer), default=None)
             await self._beat("leaving", to="" if best is None else best.node)
+        await self._nats.close()
 
     # What is heard.
 

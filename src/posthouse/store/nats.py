@@ -5,10 +5,9 @@ leader and repairs its copies. Reading is by direct get, which any replica answe
 date as far as it knows. Beside the log, nodes say things to each other on plain subjects.
 """
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,9 +211,3 @@ class NatsLog:
 
     async def close(self) -> None:
         """The connection is closed by who has opened it."""
-
-
-async def all_synced(monitors: Sequence[str], get: Callable[[str], Awaitable[bytes]]) -> bool:
-    """Whether every server syncs each message, as their monitoring says."""
-    answers = await asyncio.gather(*(get(f"{url.rstrip('/')}/jsz") for url in monitors))
-    return all(json.loads(answer)["config"].get("sync_always") is True for answer in answers)
