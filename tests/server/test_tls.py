@@ -50,6 +50,7 @@ def is_shown(broker: Running, context: ssl.SSLContext) -> bool:
 def test_what_clients_are_to_trust_is_told_as_soon_as_a_broker_is_ready(tmp_path: Path) -> None:
     with development(tmp_path) as broker:
         assert broker.call("GET", "/health/ready").status == 200
+        assert (tmp_path / "tls" / "ca.pem").exists()
         told = subprocess.run(
             [sys.executable, "-m", "posthouse.cli", "tls", "env", "--data", str(tmp_path)],
             capture_output=True, text=True, check=False,
@@ -58,6 +59,15 @@ def test_what_clients_are_to_trust_is_told_as_soon_as_a_broker_is_ready(tmp_path
         assert f"export SSL_CERT_FILE={tmp_path / 'tls' / 'ca.pem'}" in told.stdout.splitlines()
         trusting = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
         assert broker.call("GET", "/health/live", tls=trusting).status == 200
+
+
+def test_a_broker_that_cannot_have_a_certificate_is_not_ready(tmp_path: Path) -> None:
+    (tmp_path / "tls").write_text("in the way")
+    with development(tmp_path) as broker:
+        told = broker.call("GET", "/health/ready")
+        assert told.status == 503
+        assert "there is no TLS" in told.json["status"]
+        assert broker.call("GET", "/health/live").status == 200
 
 
 def test_the_same_port_speaks_with_and_without_it(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Health: whether the process lives, is ready for work, and how far a start has come."""
 
 import asyncio
-from collections.abc import Mapping
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -15,12 +16,14 @@ from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
 from posthouse.store.errors import StoreError
 
-READY_SECONDS = 2  # that a sync may take before the broker is not ready
+READY_SECONDS = 2  # that a sync, or the certificate, may take before the broker is not ready
+# Waits for the certificate that is made at the start. Raises OSError or ssl.SSLError.
+Certificate: TypeAlias = Callable[[], Awaitable[ssl.SSLContext]]
 Fact: TypeAlias = str | int | dict[str, str]
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
-def health(broker: BrokerHost) -> Route:
+def health(broker: BrokerHost, certificate: Certificate) -> Route:
     """`/health/live`, `/health/ready`, `/health/ready/receive`, `/health/startup`."""
 
     async def answer(request: Request) -> Answer:
@@ -28,13 +31,13 @@ def health(broker: BrokerHost) -> Route:
             raise HttpProblem(405, "method-not-allowed", "Health is asked for with GET.")
         match request.parts[1:]:
             case []:  # as emulators are asked
-                return await _ready(broker, status="healthy", more=_services(broker))
+                return await _ready(broker, certificate, status="healthy", more=_services(broker))
             case [b"live"]:
                 return _say(200, status="alive")
             case [b"ready"]:
-                return await _ready(broker)
+                return await _ready(broker, certificate)
             case [b"ready", b"receive"]:
-                return await _ready(broker, sends=False)
+                return await _ready(broker, certificate, sends=False)
             case [b"startup"]:
                 return _startup(broker)
             case _:
@@ -60,12 +63,13 @@ def _services(broker: BrokerHost) -> dict[str, Fact]:
 
 async def _ready(
     broker: BrokerHost,
+    certificate: Certificate,
     *,
     sends: bool = True,
     status: str = "ready",
     more: Mapping[str, Fact] = MappingProxyType({}),
 ) -> Answer:
-    """The store is open, recovery is done, and something was synced within the last second.
+    """Tells whether recovery is done, something was synced just now, and TLS can be spoken.
 
     Where `sends` are to be served, the disk has room, too.
     """
@@ -79,6 +83,13 @@ async def _ready(
         return _say(503, status=f"a sync takes more than {READY_SECONDS} s")
     except (StoreError, Busy, NotLeader) as error:
         return _say(503, status=str(error))
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await certificate()
+    except TimeoutError:
+        return _say(503, status="the certificate is being made")
+    except (OSError, ssl.SSLError) as error:
+        return _say(503, status=f"there is no TLS: {error}")
     if sends and engine.store.full:
         return _say(503, status=FULL)
     facts: dict[str, Fact] = {"status": status, **more}

@@ -8,7 +8,7 @@ from posthouse.dialects.dialect import Dialect, HttpPath, Precedence
 from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
 from posthouse.server.feed import Feed
-from posthouse.server.health import health
+from posthouse.server.health import Certificate, health
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Request, Shared
 from posthouse.server.metrics import Metrics
@@ -49,7 +49,9 @@ def _always(_: Request) -> bool:
     return True
 
 
-def add_routes(app: App, broker: BrokerHost, feed: Feed, metrics: Metrics) -> None:
+def add_routes(
+    app: App, broker: BrokerHost, feed: Feed, metrics: Metrics, certificate: Certificate
+) -> None:
     async def api(request: Request) -> Answer:
         assert broker.engine is not None
         charge(broker.engine.throttle, request)
@@ -78,7 +80,7 @@ def add_routes(app: App, broker: BrokerHost, feed: Feed, metrics: Metrics) -> No
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
 
-    app.serve(b"health", health(broker), open=True)
+    app.serve(b"health", health(broker, certificate), open=True)
     app.serve(b"docs", docs, open=True)
     app.serve(b"api", api)
     app.serve(b"feed", feed.answer)

@@ -133,7 +133,7 @@ class Server:
         self._listener = Listener(protocols, limits, self._contexts.get)
         self._feed = Feed(self._broker)
         self._metrics = Metrics(app, self._broker, self._listener, self._feed)
-        add_routes(app, self._broker, self._feed, self._metrics)
+        add_routes(app, self._broker, self._feed, self._metrics, self._contexts.get)
 
     def _wires(self) -> Iterator[PortProtocol]:
         for dialect, shared in self._dialects:

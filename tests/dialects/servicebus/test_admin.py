@@ -1556,6 +1556,37 @@ def test_a_dead_letter_queue_is_no_entity_of_its_own(bus: Bus, admin: Admin) -> 
         admin.create_queue(f"{name}/$DeadLetterQueue")
 
 
+# Rules that are made one right after the other.
+
+
+def test_a_rule_is_found_as_soon_as_it_was_made(bus: Bus, admin: Admin) -> None:
+    """Whoever makes others at the same time, on whichever connection it is asked for."""
+    topic = topic_with(admin, *(f"s{number}" for number in range(6)))
+
+    def work(number: int) -> list[str]:
+        name = f"s{number}"
+        with client(bus) as first, client(bus) as second:
+            for at in range(12):
+                rule = f"Rule.{number}-{at}_x"
+                first.create_rule(topic, name, rule, filter=SqlRuleFilter(f"n = {at}"))
+                for asked in (first, second):
+                    for spelled in (rule, rule.upper()):
+                        kept = asked.get_rule(topic, name, spelled).filter
+                        assert isinstance(kept, SqlRuleFilter)
+                        assert kept.sql_expression == f"n = {at}"
+                    assert isinstance(
+                        asked.get_rule(topic, name, "$Default").filter, TrueRuleFilter
+                    )
+                first.create_rule(topic, name, f"{rule}2")
+                assert second.get_rule(topic, name, f"{rule}2").name == f"{rule}2"
+                second.delete_rule(topic, name, f"{rule}2")
+        return [rule.name for rule in admin.list_rules(topic, name)]
+
+    listed = together(*(partial(work, number) for number in range(6)))
+    for number, names in enumerate(listed):
+        assert set(names) == {f"Rule.{number}-{at}_x" for at in range(12)} | {"$Default"}
+
+
 # Tiers.
 
 

@@ -20,7 +20,7 @@ class Address(NamedTuple):
 
     @property
     def path(self) -> tuple[str, ...]:
-        """For comparing with what a token is for: dead letters and management are below it."""
+        """The path to compare with a token's: dead letters and management are below an entity's."""
         return _path(self)
 
 
@@ -35,7 +35,7 @@ def _path(address: Address) -> tuple[str, ...]:
 
 
 def told_name(queue: str) -> str:
-    """What clients call a queue of ours."""
+    """Returns the name that clients have for a queue."""
     queue = queue.replace(SUBSCRIPTION, f"/{_SUBSCRIPTIONS}/")
     return queue.replace(TRANSFER, "/$Transfer/$DeadLetterQueue").replace(DEAD, "/$DeadLetterQueue")
 
@@ -45,14 +45,14 @@ def folded(path: str) -> tuple[str, ...]:
 
 
 def queue_of(entity: str, address: Address) -> str:
-    """What the core calls it."""
+    """Returns the core's name of a queue."""
     if address.transfer:
         return entity + TRANSFER
     return entity + DEAD if address.dead else entity
 
 
 def parse(text: str) -> Address:
-    """Of every form that clients send. Raises ValueError."""
+    """Reads an address in any of the forms that clients send. Raises ValueError."""
     if len(text) > ADDRESS_CHARS_MAX:
         raise ValueError(f"an address has at most {ADDRESS_CHARS_MAX} characters")
     return at(path_of(text))
@@ -60,7 +60,7 @@ def parse(text: str) -> Address:
 
 @lru_cache(1_000)
 def at(path: str) -> Address:
-    """Of a path that is decoded already. Raises ValueError."""
+    """Returns the address of a path that is decoded already. Raises ValueError."""
     if path.casefold() == CBS:
         return Address("cbs")
     parts = path.split("/")

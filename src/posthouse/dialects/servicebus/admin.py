@@ -60,7 +60,7 @@ _WRITERS: dict[str, Callable[[Told], str]] = {
 
 
 def find(call: Call) -> Route:
-    """What a path is for. Raises HttpError."""
+    """Returns the route of a path. Raises HttpError."""
     kind = _kind_of([part.casefold() for part in call.path])
     if kind is None:
         raise HttpError(404, "SubCode=40400. There is nothing at this path.")
@@ -156,7 +156,7 @@ async def _delete(call: Call) -> Answer:
 
 
 def _read(call: Call, node: Node, old: QueueProperties | None, kind: str) -> QueueProperties:
-    """With the names of those it forwards to as they are written, which must be there."""
+    """Reads a description. The entities that it forwards to must be there."""
     if node.name != kind:
         raise InvalidArgument("The document", f"must hold a {kind}")
     tier = call.credentials.settings.tier
@@ -249,7 +249,7 @@ async def _set_keys(call: Call, queue: str, keys: list[Key] | None) -> None:
 
 
 def _keys(call: Call, queue: str, names: list[str]) -> list[Key]:
-    """Of an entity, whose principals have these names."""
+    """Returns the keys of an entity whose principals have these names."""
     found, accounts = [], call.engine.view.accounts
     for name in names:
         short = name.removesuffix(entity_key(call.namespace, queue, ""))
@@ -301,7 +301,7 @@ async def _list_rules(call: Call) -> Answer:
 async def _some(
     page: Callable[[str, int], Awaitable[list[T]]], skip: int, count: int, name: Callable[[T], str]
 ) -> list[T]:
-    """From page to page, by name, to those that are asked for."""
+    """Reads pages, in the order of names, up to the entries that are asked for."""
     found: list[T] = []
     after = ""
     while len(found) < skip + count:
@@ -377,7 +377,7 @@ async def _delete_rule(call: Call) -> Answer:
 
 
 async def _namespace(call: Call) -> Answer:
-    """What there is to say of a namespace. It needs the right to manage it."""
+    """Answers with the namespace's properties, for who may manage it."""
     await call.ask(ListQueues(limit=1))
     found, now_ms = await call.engine.view.overview(call.namespace), call.engine.clock_ms("")
     created = moment(now_ms if found.created_ms is None else found.created_ms)

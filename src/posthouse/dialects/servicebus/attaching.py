@@ -50,7 +50,7 @@ class AttachingOwner(LinkOwner, Protocol):
         """A link that is attached."""
 
     def session_token(self, target: Target, session: str) -> int:
-        """Of a session that this connection holds; 0 where it does not."""
+        """Returns the token of a session that this connection holds; 0 where it does not."""
 
     def is_refused_once_more(self) -> bool:
         """Whether that is worth a line in the log."""
@@ -63,7 +63,7 @@ class AttachingOwner(LinkOwner, Protocol):
 
 
 class Attaching:
-    """Of one connection."""
+    """Attaches the links of one connection."""
 
     def __init__(
         self, peer: AttachingOwner, commands: Commands, identity: Identity, requests: Requests
@@ -75,21 +75,21 @@ class Attaching:
         self._accepting: dict[Link, tuple[Target, int]] = {}  # who waits for a session
 
     def give_up(self, link: Link) -> None:
-        """It is gone, and may have waited for a session."""
+        """Ends the wait of a link that is gone and may have waited for a session."""
         waiting = self._accepting.pop(link, None)
         if waiting is not None:
             target, number = waiting
             self._commands.leave(target, Detach(number))
 
     def check(self, scopes: Mapping[Principal, Collection[tuple[str, ...]]]) -> None:
-        """Who waits for a session, and may not any more, does not."""
+        """Refuses links that wait for a session and may not have it any more."""
         for link, (target, _) in list(self._accepting.items()):
             if not self._identity.may(target, scopes.get(target.principal, ())):
                 self.give_up(link)
                 link.refuse(error(conditions.UNAUTHORIZED, conditions.LAPSED))
 
     def attach(self, link: Link) -> None:
-        """As a client asks for it."""
+        """Attaches a link as its client asks for it."""
         attach = link.attach
         assert attach is not None
         if is_coordinator(attach.target):
@@ -134,7 +134,7 @@ class Attaching:
         coordinator.start()
 
     def _target(self, link: Link, address: Address, text: str) -> Target | None:
-        """Where a link leads, if its client may go there; else it is refused."""
+        """Returns the target of a link, if its client may have it; else refuses the link."""
         right = "any" if address.kind == "management" else "listen" if link.sends else "send"
         entity, exact = None, address.entity
         for principal in self._identity.principals(address.path, time.time()):

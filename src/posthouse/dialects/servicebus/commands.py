@@ -50,12 +50,12 @@ class Commands:
         return self._credentials.engine  # there is no link before it is open
 
     def new_id(self) -> str:
-        """For a message that has none."""
+        """Returns an id for a message that has none."""
         self._ids += 1
         return f"{self._id_prefix}{self._ids:08x}"
 
     def submit(self, target: Target, command: Command, reply: Reply) -> bool:
-        """Where too much is under way already, nothing more is read meanwhile.
+        """Submits a command; while too many are under way, nothing is read from the client.
 
         Returns whether it is certain to be done, as the engine does.
         """
@@ -80,7 +80,7 @@ class Commands:
         self.engine.check(self.acting(target.principal), target.namespace, command)
 
     def send(self, target: Target, messages: list[NewMessage]) -> Send:
-        """Where its queue is full and blocks, it waits for room as long as the client would."""
+        """Returns the command that sends; in a full queue that blocks it waits for room."""
         properties = self.properties(target)
         if properties is None or properties.overflow != "block":
             return Send(target.queue, messages)
@@ -93,7 +93,7 @@ class Commands:
         self.engine.submit(BROKER, target.namespace, command, _ignore)
 
     def properties(self, target: Target) -> QueueProperties | None:
-        """What the queue is like; None where there is none."""
+        """The properties of the queue; None where there is none."""
         return self.engine.view.properties(target.namespace, target.queue)
 
     def queue_size(self, target: Target) -> Used:

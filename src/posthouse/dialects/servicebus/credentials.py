@@ -1,4 +1,4 @@
-"""Who somebody is, and which namespace he speaks of, however he comes: over AMQP or HTTP."""
+"""Credentials of clients, over AMQP and HTTP, and the namespaces that they speak of."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
 
 class Credentials:
-    """Of everybody who comes."""
+    """The credentials of all clients."""
 
     def __init__(self, broker: Broker, guard: Guard, settings: Settings) -> None:
         self._broker = broker
@@ -49,7 +49,7 @@ class Credentials:
         return self._broker.engine is not None
 
     def identify(self, name: str, fits: Callable[[str], bool]) -> Principal:
-        """By what was made with one of his keys. Raises Unauthenticated."""
+        """Returns the principal one of whose keys fits. Raises Unauthenticated."""
         accounts, settings = self.engine.view.accounts, self.settings
         if settings.dev and settings.namespace_from == "key" and name not in accounts:
             self.guard.identify_by(accounts, ROOT, fits)
@@ -57,7 +57,7 @@ class Credentials:
         return self.guard.identify_by(accounts, name, fits)
 
     def identify_by_token(self, token: sas.Token, host: str, path: tuple[str, ...]) -> Principal:
-        """By a key of the namespace, or of an entity on the path that it is used for.
+        """Returns the principal of a token: by a key of the namespace, or of an entity on the path.
 
         It is always asked for both; a token that was found to be good is remembered until its
         account changes. Raises Unauthenticated.
@@ -84,7 +84,7 @@ class Credentials:
         return found[0]
 
     def _entity_key(self, namespace: str, key_name: str, path: tuple[str, ...]) -> str:
-        """Of the entity that is nearest to where the path ends: a/b has its own, not those of a."""
+        """Returns the key of the entity nearest to the path's end: a/b has its own, not a's."""
         names = [
             entity_key(namespace, "/".join(path[:size]), key_name)
             for size in range(len(path), 0, -1)
@@ -108,7 +108,7 @@ class Credentials:
         return self.engine.view.find_namespace(name) or name
 
     def namespace_at(self, host: str, principal: Principal, named: str) -> str:
-        """Where a path names a namespace: that one, or the one there is where it is not there.
+        """Returns the namespace that a path names, or the default one where there is none such.
 
         Where the host or the key says which namespace is spoken of, no other can be named. Raises
         Unauthenticated.
@@ -125,14 +125,14 @@ class Credentials:
         return mine
 
     def is_for(self, token: sas.Token, host: str) -> bool:
-        """Where the host names a namespace a token is for that one alone."""
+        """Whether a token is for the namespace that the host names."""
         if self.settings.namespace_from != "host":
             return True
         return first_label(token.host).casefold() == first_label(host).casefold()
 
 
 def first_label(host: str) -> str:
-    """Of a host name that has several; nothing of others, and of addresses."""
+    """Returns the first label of a host name that has several; nothing for others and addresses."""
     name = host.partition(":")[0]
     label, dot, _ = name.partition(".")
     return label if dot and not name.replace(".", "").isdigit() else ""

@@ -67,7 +67,7 @@ class ServiceBusSettings:
 
 
 class ServiceBus:
-    """What all connections and requests share; each part is made when it is first asked for."""
+    """The state that connections and requests share; each part is made when it is first needed."""
 
     def __init__(self, host: Host, settings: ServiceBusSettings) -> None:
         self._host = host
@@ -93,7 +93,7 @@ class ServiceBus:
 
     @cached_property
     def _peers(self) -> "Peers":
-        """Over AMQP."""
+        """Makes the peers of AMQP connections."""
         from posthouse.dialects.servicebus.peer import Peers
 
         return Peers(self._credentials)
@@ -103,7 +103,7 @@ class ServiceBus:
 
     @cached_property
     def _web(self) -> "Web":
-        """Over HTTP."""
+        """Answers requests over HTTP."""
         from posthouse.dialects.servicebus.answering import Web
 
         return Web(self._credentials)
@@ -148,7 +148,7 @@ def is_localzure(request: "Request") -> bool:
 
 
 def is_nobody_elses(request: "Request") -> bool:
-    """What is left, but for the page that people come to first."""
+    """Whether no other dialect takes a request, and it is not for the first page."""
     return request.parts[0] not in (b"", b"favicon.ico", b"robots.txt")
 
 

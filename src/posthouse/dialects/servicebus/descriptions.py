@@ -127,7 +127,7 @@ def _duration_ms(name: str, said: str, least: int = _SECOND, most: int | None = 
 
 
 def read_properties(node: Node, old: QueueProperties | None, kind: str) -> QueueProperties:
-    """What a description asks for, on top of what there is. Raises InvalidArgument."""
+    """Reads the properties of a description, on top of the old ones. Raises InvalidArgument."""
     was = old or QueueProperties(delivery="topic" if kind == TOPIC else "competing")
     found: dict[str, Any] = {}
     for name, (field, read) in _READ.items():
@@ -290,7 +290,7 @@ _FILTERS = ("TrueFilter", "FalseFilter", "SqlFilter", "CorrelationFilter")
 
 
 def _values(node: Node | None) -> Properties:
-    """Of KeyValueOfstringanyType elements. A parameter's name may begin with @."""
+    """Reads KeyValueOfstringanyType elements. A parameter's name may begin with @."""
     found: Properties = {}
     for each in [] if node is None else node.children:
         key, value = each.text_of("Key"), each.child("Value")
@@ -323,7 +323,7 @@ def _value(kind: str, said: str) -> Value:
 
 
 class Told(NamedTuple):
-    """What is said of an entity beside its properties."""
+    """Facts about an entity beside its properties."""
 
     info: QueueInfo
     namespace_url: str  # for the targets of forwarding
@@ -558,7 +558,7 @@ def _description(kind: str, children: list[str]) -> str:
 
 
 def default_rule(node: Node) -> Rule | None:
-    """What a subscription begins with in the place of the rule that takes everything."""
+    """Returns the first rule of a subscription; None: the one that takes everything."""
     given = node.child("DefaultRuleDescription")
     if given is None or given.attributes.get("nil") == "true":
         return None

@@ -4,7 +4,7 @@ from uuid import UUID
 
 
 def guid(number: int) -> str:
-    """What `str(UUID(int=number))` is, in a quarter of the time."""
+    """Returns `str(UUID(int=number))`, in a quarter of the time."""
     text = f"{number:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

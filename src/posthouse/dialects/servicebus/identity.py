@@ -1,4 +1,4 @@
-"""Who a client is: by SASL PLAIN, or by the tokens that it puts on $cbs."""
+"""Identities of clients: by SASL PLAIN, or by the tokens that they put on $cbs."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ CLAIMS_MAX = 1_000  # tokens of one connection
 
 
 class Claim(NamedTuple):
-    """What a token allows."""
+    """The rights that a token gives."""
 
     principal: Principal
     scope: tuple[str, ...]
@@ -37,21 +37,21 @@ class IdentityOwner(Protocol):
 
     @property
     def host(self) -> str:
-        """That the client thinks it has connected to."""
+        """The host that the client thinks it has connected to."""
 
     @property
     def namespace(self) -> str:
         """The one that a client has asked for; nothing where it has not."""
 
     def trust(self, principal: Principal) -> bool:
-        """It has shown who it is; whether that one may have one more connection."""
+        """Trusts the client as this principal; False where it has too many connections."""
 
     def is_refused_once_more(self) -> bool:
         """Whether that is worth a line in the log."""
 
 
 class Identity:
-    """Of one connection."""
+    """The identity of one connection's client."""
 
     def __init__(self, peer: IdentityOwner, credentials: Credentials) -> None:
         self._peer = peer
@@ -75,7 +75,7 @@ class Identity:
         return self.plain is not None or bool(self._claims)
 
     def scopes(self, now: float) -> dict[Principal, set[tuple[str, ...]]]:
-        """Of tokens that are still good, by whom they stand for."""
+        """Returns the scopes of valid tokens, by principal."""
         self._claims = {path: each for path, each in self._claims.items() if each.expires > now}
         scopes: dict[Principal, set[tuple[str, ...]]] = {}
         for claim in self._claims.values():

@@ -97,17 +97,17 @@ class LinkOwner(Protocol):
 
     @property
     def link_bytes(self) -> int:
-        """Of messages: what may be asked for at a time for one link."""
+        """The bytes of messages that may be asked for at a time for one link."""
 
     @property
     def product(self) -> str:
         """The client library, as ` (azure-servicebus 7.14.2)`; empty where it has not said."""
 
     def gathered(self, context: "IncomingLink | OutgoingLink") -> None:
-        """It has something to be sent on when all that has come was looked at."""
+        """Registers a link to be flushed when all frames that have come were read."""
 
     def take_steps(self, steps: Iterator[None]) -> None:
-        """For what takes long with one frame: no other is looked at before it is done."""
+        """Takes the steps that one frame needs; no other frame is read before they are done."""
 
     def turn_away(self, context: "IncomingLink | OutgoingLink", condition: str, text: str) -> None:
         """Detaches a link from this side, of which nothing more is told."""
@@ -118,7 +118,7 @@ class LinkOwner(Protocol):
         refused: Refused | StoreError,
         text: str | None = None,
     ) -> None:
-        """As `turn_away`, with the refusal's code and facts."""
+        """Does as `turn_away`, with the refusal's code and facts."""
 
     def error_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
         """A refusal as this client is told it; `text` stands for the refusal's own."""
@@ -276,7 +276,7 @@ class IncomingLink:
         self._new_bytes += size
 
     def flush(self) -> None:
-        """What has come together goes on, as one command; the next when that is certain to be done.
+        """Sends on what came together in one command; the next when that is certain to be done.
 
         So a group that is refused for one of its messages can be taken apart, and what came behind
         it stays behind it. What comes meanwhile makes up the next group.
@@ -326,7 +326,7 @@ class IncomingLink:
         self.flush()
 
     def _top_up(self) -> None:
-        """As much credit as there is room for, told now and then."""
+        """Grants as much credit as there is room for, now and then."""
         if not self.link.is_open:
             return
         room = INCOMING_CREDIT - self._unanswered
@@ -347,7 +347,7 @@ class IncomingLink:
     def _reject_for(
         self, ids: Sequence[int | None], refused: Refused | StoreError, text: str | None = None
     ) -> None:
-        """As `_reject`, with the refusal's code and facts."""
+        """Does as `_reject`, with the refusal's code and facts."""
         self._settle(ids, self._peer.rejection_of(refused, text))
         self._top_up()
 
@@ -592,7 +592,7 @@ class OutgoingLink:
         self._submit(Work(transaction, command), tokens, told, within(id, answer))
 
     def flush(self) -> None:
-        """What was accepted, in one command."""
+        """Completes the accepted messages in one command."""
         tokens, told, quietly = self._completing, self._answered, self._completing_quietly
         if tokens or quietly:
             self._completing, self._answered, self._completing_quietly = [], [], []
@@ -612,7 +612,7 @@ class OutgoingLink:
     def _command(
         self, kind: int, state: Described | None, tokens: list[int]
     ) -> tuple[Ending, bytes]:
-        """What an outcome means (3.4), and how it is answered. Raises Unfit."""
+        """Returns the command for an outcome (3.4), and the answer to it. Raises Unfit."""
         queue, session = self.target.queue, self._session_token
         fields = state.value if state is not None and isinstance(state.value, list) else []
         if kind == 0x27:  # modified: as Service Bus understands it
@@ -687,7 +687,7 @@ _TURNED = tuple(enumerate((3, 2, 1, 0, 5, 4, 7, 6)))
 
 
 def changes(given: Value) -> Properties:
-    """What a client wants changed of a message's application properties. Raises Unfit."""
+    """Returns the application properties that a client wants changed. Raises Unfit."""
     if not isinstance(given, dict):
         return {}
     return {str(key): neutral_value(value) for key, value in given.items()}

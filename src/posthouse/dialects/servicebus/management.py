@@ -1,4 +1,4 @@
-"""What can be asked of a queue's $management node.
+"""Requests to a queue's $management node.
 
 Each operation reads its request and says which command that is, and how its answer is told. The
 status is 200 where something was done and 204 where nothing was found: clients look at it.
@@ -123,7 +123,7 @@ class ManagementNode:
                 asked(tell)
 
     def _enlist(self, id: bytes, asked: Ask | Callable[[Tell], None], tell: Tell) -> None:
-        """Of what $management can be asked, locks can be settled in a transaction."""
+        """Settles locks in a transaction, the one request that a transaction may have here."""
         transaction = self._commands.transactions.get(id)
         if transaction is None:
             text = "There is no such transaction on this connection."

@@ -82,7 +82,7 @@ class Unfit(Exception):
 
 
 class Form(NamedTuple):
-    """What messages have in common that differ in their ids and bodies alone.
+    """The common part of messages that differ in their ids and bodies alone.
 
     A sender's messages are most often like this. Their bytes before the id, and between the id and
     the body, tell that a message is of this form; the rest is what those bytes come to.
@@ -182,7 +182,7 @@ def _columns(form: Form, payloads: Alike) -> tuple[tuple[bytes, ...], tuple[byte
 
 
 def _body_at(data: bytes, at: int) -> int:
-    """Where the body begins whose size stands here, if it is what the rest is; else 0."""
+    """Returns where the body begins whose size is at `at`, if it fills the rest; else 0."""
     size = len(data) - at
     if data[at - 1] == 0xA0:
         return at + 1 if size > 0 and data[at] == size - 1 else 0
@@ -193,7 +193,7 @@ _U32 = Struct(">I").unpack_from
 
 
 def _form_of(payload: bytes, message: NewMessage) -> Form | None:
-    """What is to be looked for in the next; None where this one is not of the common kind."""
+    """Returns the form that the next message may have; None for an uncommon message."""
     native, envelope = message.native, message.envelope
     assert native is not None
     begin = end = 0
@@ -502,7 +502,7 @@ def _read_body(data: bytes, bodies: list[tuple[int, int, int, int]]) -> tuple[in
 
 
 class Marks(NamedTuple):
-    """What is said of a message beside what its sender said, where it is not simply delivered."""
+    """Marks that a message gets beside the sender's, where it is not simply delivered."""
 
     token: bytes | None = None  # the lock's
     state: int | None = None
@@ -653,8 +653,10 @@ def _write(message: Message, note: Note | None, count: int, until_ms: int, marks
 
 @lru_cache(1_024)
 def _ends(native_head: bytes, count: int, size: int) -> tuple[bytes, bytes] | None:
-    """Of a message whose sender gave it no annotations: up to the lock's token, and from what its
-    sender said to its body."""
+    """Returns the bytes up to the lock's token, and those from the sender's sections to the body.
+
+    For a message whose sender gave it no annotations.
+    """
     kind, durable, priority, _, kept = _NATIVE.unpack(native_head)
     if kept or kind & _HAS_DELIVERY:
         return None
@@ -752,7 +754,7 @@ def _symbol(text: str) -> Symbol:
 
 
 def _native_of(message: Message) -> bytes:
-    """Of a message that another dialect sent."""
+    """Writes the AMQP sections of a message that another dialect sent."""
     envelope = decode_envelope(message.envelope) if message.envelope else Envelope()
     fields: list[bytes] = [
         encode(each) if each else b"\x40"

@@ -88,7 +88,7 @@ class Peers:
             self.engine.access_watchers.add(self._look_again)
 
     def _look_again(self, _: Collection[str]) -> None:
-        """What somebody may do has changed."""
+        """Checks all peers after somebody's rights have changed."""
         self._check(changed=True)
 
     def remove(self, peer: "Peer") -> None:
@@ -179,7 +179,7 @@ class Peer:
         self._backpressure.end_turn(is_behind=self._looking is not None)
 
     def take_steps(self, steps: Iterator[None]) -> None:
-        """For what takes long with one frame: no other is looked at before it is done."""
+        """Takes the steps that one frame needs; no other frame is read before they are done."""
         assert self._steps is None
         self._steps = steps
 
@@ -210,7 +210,7 @@ class Peer:
         return False
 
     def pause_writing(self) -> None:
-        """Who does not read is not read from, and is given nothing more."""
+        """Stops reading from a client that does not read, and gives it nothing more."""
         self._backpressure.pause()
 
     def resume_writing(self) -> None:
@@ -314,7 +314,7 @@ class Peer:
         return self._commands.properties(target) is None and not self._settings.auto_create
 
     def _drop_what_is_idle(self) -> None:
-        """As the cloud does it, which clients know to come back from."""
+        """Drops idle links and connections as the cloud does; clients reconnect."""
         now = self._loop.time()
         for context in list(self.contexts.values()):
             if context.target is None:
@@ -341,7 +341,7 @@ class Peer:
         return self._refusals <= REFUSALS_LOGGED
 
     def trust(self, principal: Principal) -> bool:
-        """It has shown who it is; whether that one may have one more connection."""
+        """Trusts the client as this principal; False where it has too many connections."""
         if not self._info.identified(principal.name):
             return False
         self.is_trusted = True
@@ -380,7 +380,7 @@ class Peer:
 
     @property
     def host(self) -> str:
-        """That the client thinks it has connected to."""
+        """The host that the client thinks it has connected to."""
         return self._amqp.hostname or ""
 
     @property
@@ -389,7 +389,7 @@ class Peer:
         return self._backpressure.is_paused
 
     def abort(self) -> None:
-        """What the client had goes back when the connection is lost."""
+        """Cuts the connection; the messages that the client had go back."""
         self._transport.abort()
 
     def add(self, context: Context) -> None:
@@ -401,7 +401,7 @@ class Peer:
         return principal in self._identity.everybody(now)
 
     def gathered(self, context: IncomingLink | OutgoingLink) -> None:
-        """It has something to be sent on when all that has come was looked at."""
+        """Registers a link to be flushed when all frames that have come were read."""
         self._gathered[context] = None
 
     def turn_away(self, context: Context, condition: str, text: str) -> None:
@@ -411,7 +411,7 @@ class Peer:
     def turn_away_for(
         self, context: Context, refused: Refused | StoreError, text: str | None = None
     ) -> None:
-        """As `turn_away`, with the refusal's code and facts."""
+        """Does as `turn_away`, with the refusal's code and facts."""
         self._turn_away(context, self.error_of(refused, text))
 
     def error_of(self, refused: Refused | StoreError, text: str | None = None) -> bytes:
@@ -428,12 +428,12 @@ class Peer:
 
     @property
     def link_bytes(self) -> int:
-        """What may be asked for at a time for one link."""
+        """The bytes of messages that may be asked for at a time for one link."""
         share = OUTGOING_BYTES // max(1, len(self.contexts))
         return max(LINK_BYTES_MIN, min(LINK_BYTES_MAX, share))
 
     def session_token(self, target: Target, session: str) -> int:
-        """Of a session that this connection holds; 0 where it does not."""
+        """Returns the token of a session that this connection holds; 0 where it does not."""
         for each in self.contexts.values():
             if (
                 isinstance(each, OutgoingLink)

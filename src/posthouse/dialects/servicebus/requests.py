@@ -229,7 +229,7 @@ class ReplyLink:
 
 
 class Requests:
-    """Of one connection: its links for requests, and those for replies."""
+    """The links of one connection for requests, and those for replies."""
 
     def __init__(self, peer: RequestsOwner) -> None:
         self._peer = peer
@@ -286,7 +286,7 @@ class Requests:
         return True
 
     def _go_on(self, _: None) -> None:
-        """With the requests that have come meanwhile."""
+        """Takes up the requests that have come meanwhile."""
         for each in list(self._requests.values()):
             each.on_flowed()
         self._peer.flush_soon()

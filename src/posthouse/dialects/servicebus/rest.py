@@ -101,7 +101,7 @@ _FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.?\d{1,40})([eE][+-]?\d{1,3})
 
 
 def find(call: Call) -> Route | None:
-    """What a path is for, if it is for messages. Raises HttpError."""
+    """Returns the route of a path, if it is for messages. Raises HttpError."""
     kind = _kind_of([part.casefold() for part in call.parts])
     if kind is None or call.request.method == "GET":  # it may be an entity that is called so
         return None
@@ -231,7 +231,7 @@ _DATE = re.compile(r"[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} 
 
 
 def _date_ms(text: str) -> int | None:
-    """Of a date as HTTP writes it; None of anything else."""
+    """Returns the time of a date as HTTP writes it; None for anything else."""
     if not _DATE.fullmatch(text):
         return None
     try:
@@ -458,7 +458,7 @@ def envelope_of(message: Message, note: Note | None) -> Envelope:
 
 
 def body_of(envelope: Envelope, message: Message) -> bytes:
-    """What is said in AMQP's own way, in JSON; everything else as it was sent."""
+    """Returns AMQP values and sequences as JSON; any other body as it was sent."""
     body = message.body
     assert isinstance(body, bytes)
     if envelope.form != SECTIONS_FORM:
@@ -533,7 +533,7 @@ def broker_properties(
 
 
 def date(unix_ms: int) -> str:
-    """As HTTP writes it (RFC 9110, 5.6.7)."""
+    """Writes a time as HTTP does (RFC 9110, 5.6.7)."""
     return _date(unix_ms // 1000)
 
 

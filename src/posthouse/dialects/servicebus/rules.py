@@ -27,7 +27,7 @@ _PLAIN: dict[str, Filter] = {"1=1": TrueFilter(), "1=0": FalseFilter()}
 
 
 def read_rule(name: str, description: Value) -> Rule:
-    """As a client asks for it. Raises Unfit."""
+    """Reads the description of a rule. Raises Unfit."""
     if not isinstance(description, dict):
         raise Unfit("rule-description must be a map.")
     action = description.get("sql-rule-action")
@@ -67,7 +67,7 @@ def _neutral(given: Value) -> Properties:
 
 
 def write_rule(rule: Rule) -> Described:
-    """As clients read it: some skip what is not exactly so."""
+    """Writes the description of a rule; some clients skip any that differs from this form."""
     action = Described(ULong(_EMPTY_ACTION), [])
     if rule.action:
         action = Described(ULong(_SQL_ACTION), [rule.action, _COMPATIBILITY])

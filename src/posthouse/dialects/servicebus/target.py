@@ -1,4 +1,4 @@
-"""Where the links of a connection lead."""
+"""Targets of the links of a connection."""
 
 from typing import NamedTuple
 

@@ -65,7 +65,7 @@ def duration_ticks(text: str) -> int:
 
 
 def ticks_duration(ticks: int) -> str:
-    """What `duration_ticks` reads, exactly."""
+    """Writes a duration as `duration_ticks` reads it, exactly."""
     seconds, fraction = divmod(abs(ticks), _TICKS)
     days, rest = divmod(seconds, 86_400)
     said = f"{rest % 60}.{fraction:07}".rstrip("0").rstrip(".")
@@ -88,7 +88,7 @@ def _second(seconds: int) -> str:
 
 
 def moment_ms(text: str) -> int:
-    """Of an ISO 8601 moment. Raises ValueError."""
+    """Returns the time of an ISO 8601 moment. Raises ValueError."""
     found = _parsed(text)
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)

@@ -82,7 +82,7 @@ class Coordinator:
         self.link.grant(COORDINATOR_CREDIT)
 
     def may_stay(self, now: float) -> bool:
-        """As long as a token of its principal is good, and it may do something."""
+        """Whether a token of its principal is valid, and the principal has some right."""
         commands = self._commands
         if not self._peer.is_shown(self._principal, now):
             return False
@@ -167,7 +167,7 @@ class Coordinator:
             self._peer.flush_soon()
 
     def _roll_back(self, number: int) -> None:
-        """That needs no right, which the client may have lost meanwhile."""
+        """Rolls back for the client, which may have lost its rights meanwhile."""
         self._commands.engine.submit(BROKER, self._namespace, RollBack(number), lambda _: None)
 
     def on_disposed(self, event: Disposed) -> None:
@@ -177,7 +177,7 @@ class Coordinator:
         pass
 
     def on_detached(self) -> None:
-        """What was not discharged is rolled back (4.3)."""
+        """Rolls back the transactions that were not discharged (4.3)."""
         for id in self._mine:
             number = self._commands.transactions.pop(id, None)
             if number is not None:  # else it was discharged
@@ -186,7 +186,7 @@ class Coordinator:
 
 
 def _asked(payload: bytes) -> tuple[int, list[Value]]:
-    """What a coordinator is asked. Raises Malformed."""
+    """Returns the code and the fields of a request to the coordinator. Raises Malformed."""
     for code, _, at, end in sections(payload):
         if code == VALUE:
             value = Reader(payload, at, end).value()

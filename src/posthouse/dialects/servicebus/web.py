@@ -50,7 +50,7 @@ class Call:
 
     @property
     def url(self) -> str:
-        """Of the namespace, without a slash at its end."""
+        """The URL of the namespace, without a slash at its end."""
         return f"{self.request.scheme}://{host_of(self.request) or 'localhost'}"
 
     def ask(self, command: Command) -> Awaitable[CoreAnswer]:
@@ -62,7 +62,7 @@ class Call:
         self.credentials.check(self.principal, right, self.namespace, entity_of(queue))
 
     def charge(self, messages: int) -> None:
-        """By its address. One was taken for the request."""
+        """Charges the client's address for messages; the request itself has cost one."""
         charge_messages(self.engine.throttle, self.request, messages)
 
     def exact(self, queue: str) -> str:
@@ -70,7 +70,7 @@ class Call:
         return self.engine.view.find(self.namespace, queue) or queue
 
     async def make_namespace(self, right: Right, queue: str) -> None:
-        """Where it is to come into being by being used: by who has a right there.
+        """Creates the namespace, where using it does so and the client has a right there.
 
         Raises Refused.
         """
@@ -94,7 +94,7 @@ def by_method(routes: dict[str, Route], method: str) -> Route:
 
 
 class Path:
-    """Of a request, decoded."""
+    """The decoded path of a request."""
 
     def __init__(self, parts: tuple[str, ...], names: tuple[str, ...]) -> None:
         self.parts = parts  # as they were separated: a part may have slashes in it
@@ -181,7 +181,7 @@ _SUBCODES = {400: 40000, 401: 40103, 403: 40300, 404: 40400, 409: 40900, 410: 41
 
 
 def told(refused: Refused) -> HttpError:
-    """As Service Bus says it."""
+    """Returns a refusal as Service Bus tells it."""
     if isinstance(refused, Unauthenticated):
         return HttpError(401, _UNKNOWN)
     if isinstance(refused, Unauthorized):

@@ -38,7 +38,7 @@ class Node:
         return next((each for each in found if each is not None), None)
 
     def text_of(self, name: str) -> str | None:
-        """What a child says; None where it is not there, or said to be nothing."""
+        """Returns the text of a child; None where there is none, or it is nil."""
         found = self.child(name)
         if found is None or found.attributes.get("nil") == "true":
             return None

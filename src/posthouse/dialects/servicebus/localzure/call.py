@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Limits(NamedTuple):
-    """What may be kept by this API."""
+    """Limits of what this API keeps."""
 
     message_bytes: int = 256 << 10
     entities: int = 1_000  # queues, and topics, of a namespace
@@ -109,13 +109,16 @@ class Call:
         self._service.check(self.principal, right, self.namespace, entity_of(self.queue))
 
     def check_there(self) -> None:
-        """For who may receive from it. Raises Unauthorized or NotFound."""
+        """Checks that the entity is there, for a client that may listen to it.
+
+        Raises Unauthorized or NotFound.
+        """
         self.check("listen")
         if not self.view.exists(self.namespace, self.queue):
             raise NotFound("queue", self.queue, self.namespace)
 
     def missing(self) -> tuple[str, str]:
-        """What is not there of the place: its kind and its name."""
+        """Returns the kind and the name of the part of the place that is missing."""
         place = self.place
         if place.kind == "subscription" and self._find(place.topic) is None:
             return "topic", place.topic

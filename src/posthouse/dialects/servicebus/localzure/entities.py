@@ -146,7 +146,7 @@ def _properties(
 
 
 class _WithDefaults(Node):
-    """What a request does not mention stays as it is, here."""
+    """A description in which properties that the request does not mention stay as they are."""
 
     def __init__(self, node: Node, old: QueueProperties) -> None:
         super().__init__(node.name, node.attributes)
@@ -330,7 +330,7 @@ def _entry(call: Call, info: QueueInfo, kind: str) -> str:
 
 
 def _wrapped(name: str, created: str, updated: str, content: str) -> str:
-    """As it stands in a feed, which names the namespace."""
+    """Writes an entry as it stands in a feed, which declares the XML namespace."""
     return element("entry", [
         text("id", name), text("title", name, type_="text"), text("published", created),
         text("updated", updated), element("content", content, type_="application/xml"),

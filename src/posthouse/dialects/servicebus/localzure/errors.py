@@ -1,4 +1,4 @@
-"""What is wrong, as LocalZure tells it: a code, a text, and details of which most are null."""
+"""Errors as LocalZure tells them: a code, a text, and details of which most are null."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What is counted: under the names that LocalZure's documents give it.
+"""Metrics under the names that LocalZure's documents give them.
 
 Totals and durations are of what passes through its API; how many messages, locks and entities there
 are is of the whole broker.
@@ -40,7 +40,7 @@ class Histogram:
 
 
 class _Entity:
-    """What was done with one, and how long that took."""
+    """The operations on one entity, and how long they took."""
 
     __slots__ = ("done", "filters", "took")
 

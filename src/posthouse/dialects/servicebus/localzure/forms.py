@@ -1,4 +1,4 @@
-"""What requests say in JSON, in either style of keys, and how a message is told."""
+"""Requests in JSON, in either style of keys, and messages as they are told."""
 
 import re
 from collections.abc import Mapping

@@ -137,7 +137,7 @@ async def head(call: Call) -> Answer:
 
 
 async def take_head(call: Call) -> Answer:
-    """As Azure spells it."""
+    """Answers `messages/head` as Azure spells it."""
     wait_ms = wait_ms_of(call.request, _timeout(call.request.query.get("timeout", "0")))
 
     def compose(delivery: Delivery) -> Answer:

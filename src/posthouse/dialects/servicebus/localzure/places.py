@@ -1,4 +1,4 @@
-"""Where a request goes: its path, in every spelling, and the names that entities may have."""
+"""Places of requests: paths in every spelling, and the names that entities may have."""
 
 import re
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def place_of(parts: tuple[str, ...]) -> Place:
-    """Of what comes behind /servicebus, where a namespace may be named first."""
+    """Returns the place of a path below /servicebus, which may name a namespace first."""
     namespace, rest = "", parts
     if parts and parts[0] not in ("queues", "topics", "transactions"):
         namespace, rest = parts[0], parts[1:]

@@ -1,4 +1,4 @@
-"""Who answers what of LocalZure's API."""
+"""Routes of LocalZure's API."""
 
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -124,7 +124,7 @@ class Service:
             raise failed_by(refused, **known) from None
 
     async def _tell(self, request: Request, path: Path, parts: tuple[str, ...]) -> Answer:
-        """Of the service itself. Raises Failed."""
+        """Answers requests about the service itself. Raises Failed."""
         match parts:
             case ["health", "live"]:
                 return Answer(b"Alive", 200, (_TEXT,))
@@ -180,7 +180,7 @@ class Service:
         return Answer(msgspec.json.encode(said), 200, (JSON,))
 
     async def _metrics(self, principal: Principal) -> Answer:
-        """For who manages all that they tell of. Raises Failed."""
+        """Answers with the metrics, for a principal that may manage everything. Raises Failed."""
         try:
             accounts = self.engine.view.accounts
             self._credentials.guard.check_right(accounts, principal, "manage", "*", "*")
@@ -197,7 +197,7 @@ def _correlation(request: Request) -> str:
 
 
 def _operation(method: str, parts: tuple[str, ...]) -> str:
-    """What is done, in a few words that there is an end of."""
+    """Names the operation of a request, as one of a bounded number of words."""
     if "messages" in parts[:-1]:
         last = parts[parts.index("messages") + 1].casefold()
         verbs = ("head", "receive", "batch", "deferred", *messages.VERBS)
@@ -240,7 +240,7 @@ _SETTLE: dict[str, Route] = dict.fromkeys(("DELETE", "PUT", "POST"), messages.se
 
 @lru_cache(1_000)
 def _found(parts: tuple[str, ...]) -> tuple[Place, dict[str, Route]]:
-    """Where a path leads, and what can be done there."""
+    """Returns the place that a path leads to, and the routes there."""
     place = place_of(parts)
     return place, _of_namespace(place.rest) if place.kind == "namespace" else _of_entity(place)
 
