@@ -22,7 +22,7 @@ from posthouse.server.config import Config
 from posthouse.store.errors import Deposed, StoreError
 from posthouse.store.file import FileStore
 from posthouse.store.log import Unanswered
-from posthouse.store.nats import Nats, Servers, Unfit
+from posthouse.store.nats import Nats, NatsLog, Servers, Unfit
 from posthouse.store.replicated import ReplicatedStore
 
 _log = logging.getLogger(__name__)
@@ -65,25 +65,7 @@ async def join(config: Config) -> "Joined":
         tuple(f"nats://{host}" for host in hosts), config.nats_creds, config.nats_ca,
         f"{config.cluster}-{config.node}",
     )  # fmt: skip
-    told = False
-    while True:
-        try:
-            await _check_synced(config)
-            nats = await Nats.connect(servers)
-            log = await nats.log(
-                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
-                config.log_window,
-            )  # fmt: skip
-        except Unanswered as error:
-            if not told:
-                _log.warning("The cluster cannot be joined yet: %s.", error,
-                             extra={"event": "cluster.unanswered"})  # fmt: skip
-            told = True
-            await asyncio.sleep(JOIN_SECONDS)
-        except Unfit as error:
-            raise OSError(f"{error}.") from None
-        else:
-            break
+    nats, log = await _reach(config, servers)
     local = await asyncio.to_thread(
         FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
         interval_ms=config.interval_ms,
@@ -91,6 +73,27 @@ async def join(config: Config) -> "Joined":
     url = config.advertise or f"{config.host[0]}:{config.port[0].number}"
     membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
     return Joined(membership, ReplicatedStore(local, log), nats)
+
+
+async def _reach(config: Config, servers: Servers) -> tuple[Nats, NatsLog]:
+    """Waits until the servers answer. Raises OSError where they are not fit for it."""
+    told = ""
+    while True:
+        try:
+            await _check_synced(config)
+            nats = await Nats.connect(servers)
+            return nats, await nats.log(
+                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
+                config.log_window,
+            )  # fmt: skip
+        except Unanswered as error:
+            if str(error) != told:
+                told = str(error)
+                _log.warning("The cluster cannot be joined yet: %s.", error,
+                             extra={"event": "cluster.unanswered"})  # fmt: skip
+            await asyncio.sleep(JOIN_SECONDS)
+        except Unfit as error:
+            raise OSError(f"{error}.") from None
 
 
 async def _check_synced(config: Config) -> None:
@@ -188,8 +191,11 @@ class ClusterNode:
     # What is heard.
 
     def _hear_beat(self, _: str, data: bytes) -> None:
-        beat = _decoded(data, Beat)
-        if beat is None or beat.node == self._membership.node:
+        try:
+            beat = msgspec.json.decode(data, type=Beat)
+        except msgspec.MsgspecError:
+            return
+        if beat.node == self._membership.node:
             return
         before = self.standby.leader
         self.standby.hear_beat(beat, self._loop.time())
@@ -202,8 +208,8 @@ class ClusterNode:
         self._news.set()
 
     def _hear_hello(self, _: str, data: bytes) -> None:
-        hello = _decoded(data, Hello)
-        if hello is not None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            hello = msgspec.json.decode(data, type=Hello)
             self.standby.hear_hello(hello, self._loop.time())
 
     def _hear_ask(self, _: str, data: bytes) -> None:
@@ -319,11 +325,3 @@ class ClusterNode:
                 await self._store.purge(min(self._store.synced, *others))
             except Unanswered as error:
                 _log.warning("The log was not purged: %s", error, extra={"event": "cluster.purge"})
-
-
-def _decoded(data: bytes, kind: type[Beat] | type[Hello]) -> Beat | Hello | None:
-    """What another node says; nothing where it cannot be read."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError:
-        return None

@@ -155,7 +155,7 @@ class BrokerHost:
                 config.rate_address,
                 config.rate_entity,
                 failures=config.auth_failures_max,
-            ),  # fmt: skip
+            ),
             "compression": _compression(config),
             "lock_sync_ms": config.lock_sync_ms,
         }

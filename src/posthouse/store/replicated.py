@@ -177,7 +177,7 @@ class ReplicatedStore:
                 await self._keep(frames)
                 for frame in frames:
                     apply(frame)
-            if writing.is_over or (not writing.is_won and not may_go_on()):
+            if writing.is_over or not may_go_on():
                 raise Deposed(self._reading.epoch)
             if not actions:
                 await asyncio.sleep(LOOK_SECONDS / 2)
