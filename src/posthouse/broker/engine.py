@@ -118,6 +118,7 @@ LOCK_SYNC_MS = 5
 _FULL_RETRY_SECONDS = 0.5
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
 _STOPPING = "it is being stopped"
+_STALLED = "most servers of the replicated log do not answer; it goes on by itself when they do"
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_track`
@@ -262,6 +263,14 @@ class Engine:
         """Sets the leader that a follower names to its clients."""
         assert self.follows
         self._gate = NotLeader(leader)
+
+    def note_stalled(self, *, is_stalled: bool) -> None:
+        """Refuses commands at once for as long as the store does not answer."""
+        if is_stalled and self._gate is None:
+            self._gate = Busy(_STALLED)
+        elif not is_stalled and isinstance(self._gate, Busy) and self._gate.reason == _STALLED:
+            self._gate = None
+            self._wake()
 
     def apply(self, frame: Frame) -> None:
         """Makes the next frame of the leader so; the store holds it already.
@@ -572,7 +581,7 @@ class Engine:
             reply, certain = self._held_back(reply), False
         # The answer to credit says nothing: who gives it waits for messages.
         if kind is Credit or (
-            type(answer) is Received and may_leave(answer.deliveries, self._journal.safe)
+            type(answer) is Received and may_leave(answer.deliveries, self._journal.leaves_below)
         ):
             asyncio.get_running_loop().call_soon(tell, reply, answer)
         else:
@@ -717,7 +726,7 @@ class Engine:
         """Pushes what may leave now; the rest leaves when the batch is durable."""
         if self._own_clocks and deliveries:
             self._note_given(namespace, deliveries)
-        rest = self._receivers.push_early(deliveries, self._journal.safe)
+        rest = self._receivers.push_early(deliveries, self._journal.leaves_below)
         if rest:
             self._batch.deliveries.append(rest)
             self._batch.is_awaited = True
@@ -901,6 +910,11 @@ class Engine:
         finally:
             if not whole:
                 self._stop_for_a_bug()
+
+    def stop_for(self, error: StoreError) -> None:
+        """Stops the engine of a node that cannot follow any more, and tells everybody."""
+        if not self._has_failed:
+            self._fail(error)
 
     def _stop_for_a_bug(self) -> None:
         """Stops the engine after a bug, which rises to the log: the state may be half changed."""

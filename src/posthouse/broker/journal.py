@@ -34,6 +34,14 @@ class Journal:
         self._compression = compression
 
     @property
+    def leaves_below(self) -> int:
+        """The end of the positions whose messages may be delivered before their locks are durable.
+
+        None may where the store does not know for sure that nobody else leads.
+        """
+        return self.safe if self.store.is_fresh else 0
+
+    @property
     def epoch(self) -> int:
         return self._last.epoch
 

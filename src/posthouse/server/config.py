@@ -7,6 +7,7 @@ error that names it and its origin.
 
 import ipaddress
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -82,6 +83,23 @@ _as_store = Reader(
 )  # fmt: skip
 
 
+def _name(value: object) -> str:
+    name = as_text(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", name):
+        raise ValueError("must be 1 to 32 letters, digits, - or _")
+    return name
+
+
+def _failover(value: object) -> float:
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = 0
+    if not 0.2 <= seconds <= 60:
+        raise ValueError("must be 0.2 to 60 seconds")
+    return seconds
+
+
 def _network(value: object) -> str:
     try:
         return str(ipaddress.ip_network(as_text(value), strict=False))
@@ -102,6 +120,36 @@ class Config:
         None, _as_store, "where the journal is kept, if not as segments in the data folder; also an"
         " address, as in redis://HOST; keys and certificates stay in the data folder", "URL",
     )  # fmt: skip
+    cluster: str | None = setting(
+        None, _name, "the cluster that this broker is a node of; its journal is --store nats://...",
+        "NAME",
+    )  # fmt: skip
+    node: str | None = setting(None, _name, "this node's name in its cluster", "NAME")
+    advertise: str | None = setting(
+        None, as_text, "where clients reach this node, as it tells them", "HOST:PORT"
+    )
+    cluster_secret: Path | None = setting(
+        None, as_path, "a file with the secret that all nodes of the cluster share", "FILE"
+    )
+    replicas: int = setting(
+        3, count(1, 5), "servers of NATS that hold the journal of the cluster each", "N"
+    )
+    failover_after: float = setting(
+        1.0, _failover, "seconds without a word of the leader, after which another takes over",
+        "SECONDS",
+    )  # fmt: skip
+    prefer: int = setting(
+        0, count(0, 100), "nodes with a lower number take over rather than others", "N"
+    )
+    nats_monitor: tuple[str, ...] = setting(
+        (), several(as_text), "the monitoring address of each NATS server, as in"
+        " http://HOST:8222; asked at the start whether it syncs every message", "URL...",
+    )  # fmt: skip
+    nats_creds: Path | None = setting(None, as_path, "credentials for NATS", "FILE")
+    nats_ca: Path | None = setting(None, as_path, "who has signed NATS' certificates", "FILE")
+    log_window: int = setting(
+        2 << 30, some_size, "what the stream of the cluster may hold before it is purged", "SIZE"
+    )
     memory: bool = setting(False, as_flag, "keep nothing on disk: all is gone with the process")
     host: tuple[str, ...] = setting(
         ("127.0.0.1", "::1"), several(as_text), "an address to listen on", "ADDRESS..."
@@ -330,8 +378,24 @@ def _check(config: Config) -> None:
         raise BadConfig("data and memory exclude each other; give one of them.")
     if config.memory and config.store is not None:
         raise BadConfig("store and memory exclude each other; give one of them.")
+    _check_cluster(config)
     if not config.port or not config.host:
         raise BadConfig("port and host must not be empty.")
+
+
+def _check_cluster(config: Config) -> None:
+    is_nats = config.store is not None and config.store.kind == "nats"
+    if is_nats and None in (config.cluster, config.node):
+        raise BadConfig("a journal on NATS is a cluster's; give cluster and node.")
+    if config.cluster is not None and not is_nats:
+        raise BadConfig("a cluster has its journal on NATS; give store, as in nats://h1,h2,h3.")
+    if config.cluster is not None and config.cluster_secret is None and not config.dev:
+        raise BadConfig("the nodes of a cluster share a secret; give the file as cluster_secret.")
+    if is_nats and config.durability == "fsync" and not config.nats_monitor:
+        raise BadConfig(
+            "durability fsync on NATS needs sync_interval: always on every server, which"
+            " nats_monitor is asked for; give it, or durability interval."
+        )
 
 
 def _read_file(path: Path) -> tuple[Mapping[str, object], Declared]:

@@ -8,14 +8,16 @@ import gc
 import logging
 import os
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from hmac import digest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import Clock, SystemClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
-from posthouse.broker.engine import Engine
+from posthouse.broker.engine import Engine, Options
 from posthouse.broker.memory import Limits, machine_bytes
 from posthouse.broker.payload import CODECS, Compression
 from posthouse.broker.retention import Retention, retain, retain_extents, run_fold, run_store_fold
@@ -32,6 +34,9 @@ from posthouse.server.shapes import new_message
 from posthouse.store import Store
 from posthouse.store.memory import MemoryStore
 from posthouse.store.opening import Opening, StoreUrl, open_store
+
+if TYPE_CHECKING:
+    from posthouse.server.cluster import ClusterNode
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("posthouse.audit")
@@ -56,6 +61,8 @@ class BrokerHost:
         self.position = 0  # that recovery has come to
         self._folding = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
+        self.node: ClusterNode | None = None  # its part in a cluster
+        self._when_leading: list[Callable[[], Awaitable[None]]] = []
         self.guard = Guard(*self._keys())
 
     # The interface for dialects.
@@ -82,6 +89,8 @@ class BrokerHost:
             self.new_root_key = None if config.dev else root
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
+        if config.cluster is not None:
+            return _cluster_keys(config)
         seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
@@ -108,6 +117,8 @@ class BrokerHost:
             memory_bytes=config.memory_limit or machine // 2,
             principal_share=config.principal_share,
         )
+        if config.cluster is not None:
+            return await self._join(limits)
         if config.memory:
             store: Store = MemoryStore(keep_bytes=MEMORY_FEED_BYTES)
         else:
@@ -120,13 +131,7 @@ class BrokerHost:
         try:
             engine = await Engine.open(
                 store, self._clock, secrets.randbits(32), self.guard,
-                snapshots=store.snapshots,
-                limits=limits, auto_create=config.auto_create, progress=self._come_to,
-                throttle=Throttle(
-                    config.rate_principal, config.rate_address, config.rate_entity,
-                    failures=config.auth_failures_max,
-                ),
-                compression=_compression(config), lock_sync_ms=config.lock_sync_ms,
+                **self._options(store, limits),
             )  # fmt: skip
         except BaseException:
             await store.close()
@@ -135,6 +140,67 @@ class BrokerHost:
         gc.freeze()  # recovered objects stay; the collector need not visit them again
         await self._declare(engine)
         self.engine, self.phase = engine, "ready"
+        self._keep_small(engine, store)
+        return engine
+
+    def _options(self, store: Store, limits: Limits) -> Options:
+        config = self.config
+        return {
+            "snapshots": store.snapshots,
+            "limits": limits,
+            "auto_create": config.auto_create,
+            "progress": self._come_to,
+            "throttle": Throttle(
+                config.rate_principal,
+                config.rate_address,
+                config.rate_entity,
+                failures=config.auth_failures_max,
+            ),
+            "compression": _compression(config),
+            "lock_sync_ms": config.lock_sync_ms,
+        }
+
+    async def _join(self, limits: Limits) -> Engine:
+        """Becomes a node of a cluster, which follows until it is its turn to lead."""
+        from posthouse.server.cluster import Joined, join  # needs NATS
+
+        self.phase = "waiting for the cluster's servers"
+        joined: Joined = await join(self.config)
+        store, self.phase = joined.store, "reading the journal"
+        self.store = store
+        try:
+            engine = await Engine.follow(
+                store, self._clock, secrets.randbits(32), self.guard,
+                **self._options(store, limits),
+            )  # fmt: skip
+        except BaseException:
+            await joined.close()
+            raise
+        gc.collect()
+        gc.freeze()
+
+        async def led() -> None:
+            await self._declare(engine)
+            for each in self._when_leading:
+                await each()
+
+        self.engine, self.phase = engine, "following"
+        self.node = joined.node(engine, led)
+        self._begin(self.node.run())
+        self._keep_small(engine, store)
+        return engine
+
+    async def when_leading(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Does it as soon as this broker leads: now, or when a node takes over."""
+        assert self.engine is not None
+        if self.engine.follows:
+            self._when_leading.append(do)
+        else:
+            await do()
+
+    def _keep_small(self, engine: Engine, store: Store) -> None:
+        """Begins to fold and trim the journal, and to watch the disk and the clock."""
+        config = self.config
         retention = Retention(
             config.keep * 1_000, config.keep_size, config.fold_size, config.reader_hold,
             config.keep_share,
@@ -147,7 +213,6 @@ class BrokerHost:
             self._begin(retain_extents(engine, fold, retention, config.segment_size, self._folding))
             self._begin(watch_store(engine, str(self.url)))
         self._begin(watch_clock(engine, self._mend_clock()))
-        return engine
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -176,6 +241,8 @@ class BrokerHost:
             await asyncio.wait(self._tasks, timeout=TIDY_SECONDS)
         if self.engine is not None:
             await self.engine.close()
+        if self.node is not None:
+            await self.node.leave()
 
     def identify(self, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
@@ -268,6 +335,18 @@ def _root_key(path: Path, make: bytes = b"") -> str:
             " key back, or remove the file to make a new one."
         )
     return key
+
+
+def _cluster_keys(config: Config) -> tuple[str, bytes]:
+    """The root key and the key of seals, which are the same on every node. Raises OSError."""
+    if config.cluster_secret is None:  # a cluster for development, whose keys everybody knows
+        secret = f"the cluster {config.cluster} for development".encode()
+    else:
+        secret = config.cluster_secret.read_bytes().strip()
+        if len(secret) < _SEAL_BYTES:
+            raise OSError(f"{config.cluster_secret} holds fewer than {_SEAL_BYTES} bytes.")
+    root = digest(secret, b"posthouse root key", "sha256").hex()
+    return DEV_KEY if config.dev else root, digest(secret, b"posthouse seal key", "sha256")
 
 
 def _compression(config: Config) -> Compression | None:

@@ -46,6 +46,7 @@ from posthouse.store.errors import Deposed, Lost, StoreError
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST, INTERRUPTED = 0, 1, 74, 130
+DEPOSED = 75  # of a node of a cluster
 CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
@@ -62,7 +63,10 @@ def run(config: Config, say: Callable[[str], None], limits: Limits = LIMITS) -> 
         else:
             folder = config.data
         with new_runner() as runner:
-            return runner.run(Server(config, folder / "tls", say, limits).run())
+            code = runner.run(Server(config, folder / "tls", say, limits).run())
+    if code == DEPOSED:  # its state is void: it is started anew, and follows
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (itself)
+    return code
 
 
 def new_runner() -> asyncio.Runner:
@@ -176,9 +180,7 @@ class Server:
             await self._listener.close(0)
             return LOST if isinstance(error, Lost | Deposed) else FAILED
         try:
-            for dialect, shared in self._dialects:
-                if dialect.start is not None:
-                    await dialect.start(shared)
+            await self._broker.when_leading(self._start_dialects)
         except CannotStart as error:
             _log.error("%s", error, extra={"event": "broker.failed"})
             await self._listener.close(0)
@@ -210,13 +212,20 @@ class Server:
         modules = ["posthouse.server.api", *warm]
         asyncio.get_running_loop().run_in_executor(None, _import_all, modules)
 
+    async def _start_dialects(self) -> None:
+        """Raises CannotStart."""
+        for dialect, shared in self._dialects:
+            if dialect.start is not None:
+                await dialect.start(shared)
+
     async def _end(self) -> int:
         engine = self._broker.engine
         assert engine is not None
         if engine.failed.is_set():
             self._tell_why(engine.failure)
             await self._listener.close(1)
-            return LOST
+            is_deposed = isinstance(engine.failure, Deposed) and self._broker.node is not None
+            return DEPOSED if is_deposed else LOST
         _log.info("Stopping.", extra={"event": "broker.stopping"})
         self._listener.stop_accepting()
         engine.dismiss()

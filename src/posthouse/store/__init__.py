@@ -68,6 +68,10 @@ class Store(Readable, Protocol):
         """The end of the durable positions: those below are still there after a power cut."""
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether nobody else can have taken over this journal and delivered from it yet."""
+
+    @property
     def readable(self) -> int:
         """The end of the readable positions: those below are as durable as was asked for."""
 

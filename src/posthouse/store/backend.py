@@ -240,6 +240,8 @@ class BackendStore:
     segments = None
     pressed = False  # nobody is slowed down: what is short of room is full
 
+    is_fresh = True  # who writes to it has locked it, or is refused
+
     def __init__(
         self,
         backend: Backend,

@@ -25,6 +25,21 @@ class Deposed(StoreError):
         self.epoch = epoch
 
 
+class Spoilt(StoreError):
+    """A replicated journal holds what no broker can have written, or lacks what one has."""
+
+
+class Behind(StoreError):
+    """The replicated log no longer holds the frames that come next here."""
+
+    def __init__(self, number: int, first: int) -> None:
+        super().__init__(
+            f"this folder ends at frame {number}, and the log begins at frame {first}; copy the"
+            " folder of another node"
+        )
+        self.number = number
+
+
 class OutOfTurn(StoreError):
     """A frame was handed in that is not the next one."""
 

@@ -84,6 +84,8 @@ class FileStore:
     With `read_only` it is left as it is, and cannot be written to.
     """
 
+    is_fresh = True  # the folder is locked
+
     def __init__(
         self,
         folder: Path,

@@ -64,6 +64,7 @@ class MemoryStore:
     """
 
     segments = None
+    is_fresh = True
 
     def __init__(
         self,

@@ -4,6 +4,7 @@
     sqlite:FILE     a file of SQLite (sqlite.py)
     jsonl:DIR       lines of JSON in a folder (jsonl.py)
     redis://HOST    a stream in Redis (redis.py)
+    nats://HOSTS    a stream in NATS JetStream, for the nodes of a cluster (replicated.py)
 
 A kind is imported when it is used. Who adds one adds it to `KINDS`, and nothing else.
 """
@@ -130,6 +131,13 @@ def _is_in_redis(url: StoreUrl) -> bool:
     return is_there(url.full, str(url))
 
 
+def _in_a_cluster(url: StoreUrl, _: Opening) -> Store:
+    raise OSError(
+        f"{url} is the journal of a cluster, and opened by its nodes alone; use the data folder of"
+        " one of them, which holds all that is confirmed"
+    )
+
+
 def _on_backend(url: StoreUrl, how: Opening) -> BackendStore:
     make = KINDS[url.kind].backend
     assert make is not None
@@ -152,6 +160,7 @@ KINDS: dict[str, Kind] = {
     "redis": Kind(_REDIS, _on_backend, _is_in_redis, _redis, is_address=True),
     "rediss": Kind(_REDIS.replace("redis", "rediss"), _on_backend, _is_in_redis, _redis,
                    is_address=True),
+    "nats": Kind("nats://HOST[:PORT],...", _in_a_cluster, lambda _: False),
 }  # fmt: skip
 
 

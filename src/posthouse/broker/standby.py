@@ -1,0 +1,134 @@
+"""When a node of a cluster is to try to lead: what it heard of the others, and for how long not.
+
+Beats are a hint, never a proof. Who leads is decided by the replicated log alone; a node that tries
+without need deposes a healthy leader, which costs a second and nothing else. So a node waits its
+turn, and asks the others first whether they hear the leader.
+
+Nothing here sends or sleeps: what was heard and the time go in, and what to do comes out.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ALIVE_SECONDS = 3.0  # since its last hello, for which a node counts as being there
+RANK_SECONDS = 0.15  # between the turns of two nodes
+ASK_SECONDS = 0.1  # that the others have to answer
+HEARD_SECONDS = 0.6  # within which a leader that another has heard is taken to be alive
+PATIENCE_SECONDS = 3.0  # after which it is tried, whatever others have heard
+
+Role = Literal["leader", "candidate", "leaving"]
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """Said by who leads, several times a second, and by who is trying to."""
+
+    node: str
+    url: str  # where clients reach it
+    role: Role
+    epoch: int
+    number: int  # of the last confirmed frame
+    position: int
+    time_ms: int
+    to: str = ""  # of one that is leaving: the node that is to take over
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Said by every node each second, and when it is asked."""
+
+    node: str
+    url: str
+    number: int  # of the last frame that it has applied
+    synced: int  # the number of the last frame that its own disk has
+    version: str
+    time_ms: int
+    prefer: int = 0  # lower ones are to lead rather than higher ones
+    heard_ms: int | None = None  # how long ago it has heard the leader
+
+
+class Standby:
+    """One node's view of its cluster, while it follows."""
+
+    def __init__(self, node: str, now: float, failover_seconds: float = 1.0, prefer: int = 0):
+        self.node = node
+        self._failover_seconds = failover_seconds
+        self._prefer = prefer
+        self._beat: Beat | None = None
+        self._heard = now  # when somebody led, or tried to
+        self._asked: float | None = None  # when the others were asked about the leader
+        self._is_named = False  # the leader leaves, and this node is to take over
+        self._hellos: dict[str, tuple[float, Hello]] = {}
+
+    @property
+    def leader(self) -> Beat | None:
+        """The last beat of a leader; None before the first."""
+        return self._beat
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that was heard of."""
+        return 0 if self._beat is None else self._beat.epoch
+
+    def nodes(self, now: float) -> list[Hello]:
+        """The other nodes that are there, by name."""
+        there = [each for at, each in self._hellos.values() if now - at < ALIVE_SECONDS]
+        return sorted(there, key=lambda hello: hello.node)
+
+    def heard_ms(self, now: float) -> int | None:
+        """How long ago the leader was heard; None where it never was."""
+        return None if self._beat is None else round((now - self._heard) * 1_000)
+
+    def hear_beat(self, beat: Beat, now: float) -> None:
+        if beat.node == self.node or beat.epoch < self.epoch:
+            return
+        self._heard = now
+        self._asked = None
+        self._is_named = beat.role == "leaving" and beat.to == self.node
+        if beat.role != "candidate":
+            self._beat = beat
+
+    def hear_hello(self, hello: Hello, now: float) -> None:
+        if hello.node != self.node:
+            self._hellos[hello.node] = now, hello
+
+    def wait_again(self, now: float) -> None:
+        """An attempt has failed, because another node leads or tries to."""
+        self._heard = now
+        self._asked = None
+        self._is_named = False
+
+    def forget(self, node: str) -> None:
+        self._hellos.pop(node, None)
+
+    def step(self, number: int, now: float) -> Literal["wait", "ask", "lead"]:
+        """What this node is to do, which has applied frames up to this number.
+
+        "ask": the others are to say hello, and it is to be asked again a little later.
+        """
+        if self._is_named:
+            return "lead"
+        silent = now - self._heard - self._failover_seconds - self._rank(number, now) * RANK_SECONDS
+        if silent < 0:
+            self._asked = None
+            return "wait"
+        if self._asked is None:
+            self._asked = now
+            return "ask"
+        if now - self._asked < ASK_SECONDS:
+            return "wait"
+        if silent < PATIENCE_SECONDS and self._others_hear_the_leader(now):
+            return "wait"
+        return "lead"
+
+    def _rank(self, number: int, now: float) -> int:
+        """How many are to try before this one: those who have more, then by preference and name."""
+        mine = (-number, self._prefer, self.node)
+        others = ((-each.number, each.prefer, each.node) for each in self.nodes(now))
+        return sum(other < mine for other in others)
+
+    def _others_hear_the_leader(self, now: float) -> bool:
+        asked = self._asked or now
+        return any(
+            at >= asked and hello.heard_ms is not None and hello.heard_ms < HEARD_SECONDS * 1_000
+            for at, hello in self._hellos.values()
+        )

@@ -1,0 +1,56 @@
+"""A replicated log, as a journal needs it: it numbers messages, and compares before it appends."""
+
+from typing import Protocol
+
+Message = tuple[int, bytes]  # its sequence, and what it holds
+
+
+class Unanswered(Exception):
+    """The log has not answered in time, or cannot be reached. It may have done it all the same."""
+
+
+class Log(Protocol):
+    """A log on several machines. Messages are numbered from 1 on, without gaps but at the front."""
+
+    async def publish(self, expected: int, data: bytes) -> int | None:
+        """Appends a message if the last one is `expected`; returns its sequence, or None.
+
+        When it returns, the message is on the disks of most machines. Raises Unanswered.
+        """
+
+    async def read(self, after: int) -> list[Message]:
+        """Some messages behind a sequence, in order; none where no more are known.
+
+        It may be of a while ago. Where the next ones were purged, it goes on at the first that is
+        there. Raises Unanswered.
+        """
+
+    async def purge(self, before: int) -> None:
+        """Messages before a sequence may go. Raises Unanswered."""
+
+    async def close(self) -> None: ...
+
+
+class MemoryLog:
+    """A log in this process, for tests: of one machine, and as durable as the object."""
+
+    def __init__(self) -> None:
+        self.first = 1
+        self.messages: list[bytes] = []
+
+    async def publish(self, expected: int, data: bytes) -> int | None:
+        if expected != self.first + len(self.messages) - 1:
+            return None
+        self.messages.append(data)
+        return expected + 1
+
+    async def read(self, after: int) -> list[Message]:
+        begin = max(after + 1, self.first)
+        return list(enumerate(self.messages[begin - self.first :], begin))
+
+    async def purge(self, before: int) -> None:
+        count = min(max(0, before - self.first), len(self.messages))
+        self.messages = self.messages[count:]
+        self.first += count
+
+    async def close(self) -> None: ...

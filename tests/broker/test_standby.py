@@ -1,0 +1,108 @@
+"""When a node that follows is to try to lead."""
+
+from posthouse.broker.standby import (
+    ALIVE_SECONDS,
+    ASK_SECONDS,
+    PATIENCE_SECONDS,
+    RANK_SECONDS,
+    Beat,
+    Hello,
+    Role,
+    Standby,
+)
+
+
+def a_beat(node: str = "a", role: Role = "leader", epoch: int = 1, to: str = "") -> Beat:
+    return Beat(node, f"sb://{node}", role, epoch, 10, 100, 1_000, to)
+
+
+def a_hello(node: str, number: int = 10, heard_ms: int | None = None, prefer: int = 0) -> Hello:
+    return Hello(node, f"sb://{node}", number, number, "1", 1_000, prefer, heard_ms)
+
+
+def test_while_the_leader_is_heard_nobody_tries() -> None:
+    standby = Standby("b", now=0)
+    for tenth in range(50):
+        standby.hear_beat(a_beat(), tenth / 10)
+        assert standby.step(10, tenth / 10) == "wait"
+    assert standby.leader == a_beat()
+    assert standby.epoch == 1
+    assert standby.heard_ms(5.0) == 100
+
+
+def test_after_silence_the_others_are_asked_and_then_it_leads() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    assert standby.step(10, 0.99) == "wait"
+    assert standby.step(10, 1.0) == "ask"
+    assert standby.step(10, 1.0 + ASK_SECONDS / 2) == "wait"
+    assert standby.step(10, 1.0 + ASK_SECONDS) == "lead"
+
+
+def test_one_that_others_still_hear_is_left_alone_for_a_while() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    standby.hear_hello(a_hello("c", number=1, heard_ms=100), 0.5)
+    assert standby.step(10, 1.0) == "ask"  # what was said before does not count
+    standby.hear_hello(a_hello("c", number=1, heard_ms=100), 1.05)
+    assert standby.step(10, 1.2) == "wait"
+    standby.hear_hello(a_hello("c", number=1, heard_ms=1_300), 1.3)
+    assert standby.step(10, 1.4) == "lead"
+    standby.hear_hello(a_hello("c", number=1, heard_ms=100), 1.5)
+    assert standby.step(10, 1.5) == "wait"
+    assert standby.step(10, 1.0 + PATIENCE_SECONDS) == "lead"
+
+
+def test_who_has_most_tries_first_then_who_is_preferred_then_by_name() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    standby.hear_hello(a_hello("c", number=11), 0.9)
+    assert standby.step(10, 1.0) == "wait"
+    assert standby.step(10, 1.01 + RANK_SECONDS) == "ask"
+    equal = Standby("b", now=0)
+    equal.hear_hello(a_hello("c", number=10), 0.9)
+    assert equal.step(10, 1.0) == "ask"  # by name
+    preferred = Standby("b", now=0)
+    preferred.hear_hello(a_hello("c", number=10, prefer=-1), 0.9)
+    assert preferred.step(10, 1.0) == "wait"
+
+
+def test_a_node_that_says_nothing_any_more_is_not_waited_for() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_hello(a_hello("a", number=99), 0)
+    standby.hear_beat(a_beat("c"), ALIVE_SECONDS)
+    assert standby.nodes(1.0) == [a_hello("a", number=99)]
+    assert standby.nodes(ALIVE_SECONDS) == []
+    assert standby.step(10, ALIVE_SECONDS + 1.0) == "ask"
+    standby.hear_hello(a_hello("a"), ALIVE_SECONDS + 1)
+    standby.forget("a")
+    assert standby.nodes(ALIVE_SECONDS + 1) == []
+
+
+def test_who_is_named_by_a_leader_that_leaves_leads_at_once() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(role="leaving", to="b"), 1.0)
+    assert standby.step(10, 1.0) == "lead"
+    other = Standby("c", now=0)
+    other.hear_beat(a_beat(role="leaving", to="b"), 1.0)
+    assert other.step(10, 1.0) == "wait"
+
+
+def test_a_candidate_is_waited_for_and_is_not_the_leader() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    standby.hear_beat(a_beat("c", role="candidate", epoch=2), 1.0)
+    assert standby.step(10, 1.9) == "wait"
+    assert standby.leader == a_beat()
+
+
+def test_an_older_leader_and_oneself_are_not_listened_to() -> None:
+    standby = Standby("b", now=0)
+    assert standby.heard_ms(1) is None
+    standby.hear_beat(a_beat(epoch=5), 0)
+    standby.hear_beat(a_beat("c", epoch=4), 1.0)
+    standby.hear_beat(a_beat("b", epoch=6), 1.0)
+    standby.hear_hello(a_hello("b"), 1.0)
+    assert standby.leader == a_beat(epoch=5)
+    assert standby.nodes(1.0) == []
+    assert standby.step(10, 1.0) == "ask"

@@ -1,0 +1,276 @@
+"""Three nodes of a cluster in one process: real engines and folders, a log and a bus in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from posthouse.broker.access import BROKER
+from posthouse.broker.clock import SystemClock
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import Complete, CreateQueue, Receive, Received, Send
+from posthouse.core.errors import Busy, NotLeader
+from posthouse.core.message import NewMessage
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.server.cluster import ClusterNode, Membership
+from posthouse.store.errors import Deposed
+from posthouse.store.file import FileStore
+from posthouse.store.log import MemoryLog, Message, Unanswered
+from posthouse.store.replicated import ReplicatedStore
+from tests.broker.cluster import whole
+from tests.waiting import until_async
+
+NS = "test"
+Heard = Callable[[str, bytes], None]
+
+
+class Bus:
+    """What the nodes say to each other, and their log; a node can be cut off from both."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.heard: dict[str, list[tuple[str, Heard]]] = {}
+        self.cut: set[str] = set()
+
+
+class Link:
+    """One node's connection."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus, self._node = bus, node
+        bus.heard[node] = []
+
+    def _check(self) -> None:
+        if self._node in self._bus.cut:
+            raise Unanswered
+
+    async def say(self, subject: str, data: bytes) -> None:
+        if self._node in self._bus.cut:
+            return
+        for node, heard in self._bus.heard.items():
+            if node not in self._bus.cut:
+                for wanted, tell in heard:
+                    if wanted == subject:
+                        asyncio.get_running_loop().call_soon(tell, subject, data)
+
+    async def hear(self, subject: str, heard: Heard) -> None:
+        self._bus.heard[self._node].append((subject, heard))
+
+    async def publish(self, expected: int, data: bytes) -> int | None:
+        await asyncio.sleep(0)
+        self._check()
+        return await self._bus.log.publish(expected, data)
+
+    async def read(self, after: int) -> list[Message]:
+        self._check()
+        return await self._bus.log.read(after)
+
+    async def purge(self, before: int) -> None:
+        self._check()
+        await self._bus.log.purge(before)
+
+    async def close(self) -> None: ...
+
+
+class Node:
+    def __init__(
+        self, name: str, engine: Engine, store: ReplicatedStore, part: ClusterNode
+    ) -> None:
+        self.name, self.engine, self.store, self.part = name, engine, store, part
+        self.running = asyncio.create_task(part.run())
+
+    async def send(self, body: str) -> None:
+        await self.engine.ask(BROKER, NS, Send("q", [NewMessage(b"\x80", body.encode())]))
+
+    async def crash(self) -> None:
+        """It says and writes nothing more; its folder is left as it is."""
+        self.running.cancel()
+        await asyncio.wait([self.running])
+
+
+async def a_node(bus: Bus, name: str, folder: Path) -> Node:
+    link = Link(bus, name)
+    local = FileStore(folder / name, durability="interval", segment_bytes=1 << 20)
+    store = ReplicatedStore(local, link)
+    engine = await Engine.follow(store, SystemClock(), salt=1, snapshots=store.snapshots)
+
+    async def led() -> None:
+        if NS not in engine.view.namespaces():
+            await engine.ask(BROKER, "", CreateNamespace(NS))
+            await engine.ask(BROKER, NS, CreateQueue("q"))
+
+    membership = Membership("test", name, f"posthouse://{name}", failover_seconds=0.2)
+    return Node(name, engine, store, ClusterNode(membership, engine, store, link, led))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def three(folder: Path) -> AsyncIterator[tuple[Bus, list[Node]]]:
+    bus = Bus()
+    nodes = [await a_node(bus, name, folder) for name in "abc"]
+    try:
+        yield bus, nodes
+    finally:
+        for node in nodes:
+            node.running.cancel()
+        await asyncio.wait([node.running for node in nodes])
+        for node in nodes:
+            await node.engine.close()
+
+
+async def the_leader(nodes: list[Node], but: Node | None = None) -> Node:
+    def leader() -> Node | None:
+        leading = [n for n in nodes if n.part.leads and n is not but and not n.engine.follows]
+        is_ready = leading and leading[0].engine.view.find(NS, "q") is not None
+        return leading[0] if is_ready else None
+
+    found = await until_async(leader, "a node leads")
+    assert found is not None
+    return found
+
+
+async def all_alike(nodes: list[Node]) -> None:
+    await until_async(lambda: len({node.store.number for node in nodes}) == 1, "all have all")
+    first, *others = [whole(node.engine) for node in nodes]
+    assert all(other == first for other in others)
+
+
+def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(main())
+
+
+def test_one_leads_and_the_others_have_the_same(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            leader = await the_leader(nodes)
+            for number in range(20):
+                await leader.send(f"message {number}")
+            received = await leader.engine.ask(
+                BROKER, NS, Receive("q", leader.engine.new_receiver(), 5)
+            )
+            assert isinstance(received, Received)
+            tokens = [delivery.token for delivery in received.deliveries]
+            await leader.engine.ask(BROKER, NS, Complete("q", tokens[:3]))
+            await leader.engine.flush()
+            await all_alike(nodes)
+            follower = next(node for node in nodes if node is not leader)
+            await until_async(lambda: follower.part.standby.leader is not None, "it is heard of")
+            with pytest.raises(NotLeader, match=f"posthouse://{leader.name}"):
+                await follower.send("no")
+
+    run(main)
+
+
+def test_when_the_leader_is_gone_another_goes_on_with_everything(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            old = await the_leader(nodes)
+            for number in range(10):
+                await old.send(f"message {number}")
+            await old.crash()
+            new = await the_leader(nodes, but=old)
+            assert new.engine.epoch > old.engine.epoch
+            assert new.engine.view.counts(NS, "q").active == 10
+            await new.send("one more")
+            with pytest.raises(Deposed):
+                await old.send("too late")
+            assert old.engine.failed.is_set()
+            await all_alike([node for node in nodes if node is not old])
+
+    run(main)
+
+
+def test_a_leader_that_is_cut_off_stalls_and_is_deposed_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with three(tmp_path) as (bus, nodes):
+            old = await the_leader(nodes)
+            await old.send("kept")
+            bus.cut.add(old.name)
+            waiting = asyncio.create_task(old.send("in doubt"))
+            await until_async(lambda: isinstance(old.engine._gate, Busy), "it is stalled")
+            with pytest.raises(Busy, match="goes on by itself"):
+                await old.send("refused")
+            new = await the_leader(nodes, but=old)
+            await new.send("meanwhile")
+            bus.cut.clear()
+            with pytest.raises(Deposed):
+                await waiting
+            assert new.engine.view.counts(NS, "q").active == 2
+
+    run(main)
+
+
+def test_a_stalled_leader_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with three(tmp_path) as (bus, nodes):
+            leader = await the_leader(nodes)
+            bus.cut |= {"a", "b", "c"}
+            waiting = asyncio.create_task(leader.send("waits"))
+            await until_async(lambda: leader.store.is_stalled, "it is stalled")
+            bus.cut.clear()
+            await waiting
+            await until_async(lambda: leader.engine._gate is None, "it goes on")
+            await leader.send("goes on")
+            await all_alike(nodes)
+
+    run(main)
+
+
+def test_a_leader_that_leaves_hands_over_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            old = await the_leader(nodes)
+            await old.send("kept")
+            await until_async(
+                lambda: len(old.part.standby.nodes(asyncio.get_running_loop().time())) == 2,
+                "it knows the others",
+            )
+            await old.engine.flush()
+            await old.crash()
+            await old.part.leave()
+            new = await the_leader(nodes, but=old)
+            assert new.engine.view.counts(NS, "q").active == 1
+
+    run(main)
+
+
+def test_what_all_nodes_have_is_purged_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.server.cluster.MARK_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.cluster.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.cluster.HELLO_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with three(tmp_path) as (bus, nodes):
+            leader = await the_leader(nodes)
+            await leader.send("kept")
+            await until_async(lambda: bus.log.first > 5, "the log is purged")
+            await leader.crash()
+            new = await the_leader(nodes, but=leader)
+            await new.send("on a log whose beginning is gone")
+            assert new.engine.view.counts(NS, "q").active == 2
+
+    run(main)
+
+
+def test_what_cannot_be_read_is_not_listened_to(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (bus, nodes):
+            leader = await the_leader(nodes)
+            stranger = Link(bus, "stranger")
+            for word in ("beat", "hello"):
+                await stranger.say(f"ph.test.{word}", b"noise")
+                await stranger.say(f"ph.test.{word}", b"{}")
+            await leader.send("still here")
+
+    run(main)

@@ -1,0 +1,343 @@
+"""The journal on a replicated log: one leads, others follow, and a folder has what is confirmed."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from posthouse.store.errors import Behind, Deposed, Lost, Spoilt
+from posthouse.store.file import FileStore
+from posthouse.store.frames import CLOSING, Frame
+from posthouse.store.log import MemoryLog, Message, Unanswered
+from posthouse.store.replicated import ReplicatedStore
+from tests.store.test_conformance import read_all
+from tests.waiting import until_async
+
+
+class BadLog(MemoryLog):
+    """Does what it is asked, and does not always say so; or does not do it, either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_down = False
+        self.mute = 0  # so many messages are taken without an answer
+        self.stale = 0  # so many reads find nothing
+
+    async def publish(self, expected: int, data: bytes) -> int | None:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise Unanswered
+        sequence = await super().publish(expected, data)
+        if self.mute:
+            self.mute -= 1
+            raise Unanswered
+        return sequence
+
+    async def read(self, after: int) -> list[Message]:
+        if self.is_down:
+            raise Unanswered
+        if self.stale:
+            self.stale -= 1
+            return []
+        return (await super().read(after))[:3]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posthouse.store.lane.SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr("posthouse.store.replicated.SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr("posthouse.store.lane.LOOK_SECONDS", 0.002)
+    monkeypatch.setattr("posthouse.store.replicated.LOOK_SECONDS", 0.002)
+
+
+def a_frame(number: int, epoch: int = 1, size: int = 20) -> Frame:
+    return Frame(epoch, number, number, 1, number, 0, b"%d" % number * size)
+
+
+def a_store(folder: Path, log: MemoryLog) -> ReplicatedStore:
+    return ReplicatedStore(FileStore(folder, durability="interval", segment_bytes=1 << 16), log)
+
+
+async def a_leader(
+    folder: Path, log: MemoryLog, epoch: int = 1, applied: list[Frame] | None = None
+) -> ReplicatedStore:
+    store = a_store(folder, log)
+    await store.lead(epoch, ([] if applied is None else applied).append)
+    return store
+
+
+async def write(store: ReplicatedStore, *frames: Frame) -> None:
+    for frame in frames:
+        store.append(frame)
+    await store.sync()
+
+
+async def follow(store: ReplicatedStore) -> list[Frame]:
+    frames: list[Frame] = []
+    while found := await store.read_on():
+        frames += found
+    return frames
+
+
+def ignore(_: Frame) -> None:
+    """Nobody is to be told of it."""
+
+
+def numbers(frames: list[Frame]) -> list[int]:
+    return [frame.number for frame in frames]
+
+
+def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(main())
+
+
+def test_what_is_synced_is_in_the_log_and_in_the_folder(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", MemoryLog())
+        assert (store.durable, store.last, store.number) == (1, None, 0)
+        await write(store, a_frame(1), a_frame(2, size=200_000))
+        await store.sync()
+        assert numbers(await read_all(store)) == [1, 2]
+        assert (store.durable, store.readable, store.number, store.epoch) == (3, 3, 2, 1)
+        assert numbers(await store.get([2])) == [2]
+        assert store.is_fresh
+        assert not store.is_stalled
+        assert not store.full
+        assert not store.pressed
+        assert store.spare_bytes > 0
+        assert len(store.extents()) == 1 or len(store.extents()) == 2
+        assert store.segments.folder == tmp_path / "a"
+        assert store.snapshots.positions() == []
+        await store.trim(1)
+        await store.close()
+        await store.close()
+
+    run(main)
+
+
+def test_a_follower_has_the_same_frames_and_takes_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()
+        leader = await a_leader(tmp_path / "a", log)
+        follower = a_store(tmp_path / "b", log)
+        await write(leader, *map(a_frame, range(1, 8)))
+        assert numbers(await follow(follower)) == [1, 2, 3, 4, 5, 6, 7]
+        await write(leader, a_frame(8))
+        applied: list[Frame] = []
+        await follower.lead(2, applied.append)
+        assert numbers(applied) == [8]
+        assert await read_all(follower) == await read_all(leader)
+        leader.append(a_frame(9))
+        with pytest.raises(Deposed):
+            await leader.sync()
+        with pytest.raises(Deposed):
+            await leader.sync()
+        assert numbers(await read_all(leader)) == [*range(1, 9)]
+        await write(follower, a_frame(9, epoch=2))
+        assert follower.void == 0
+        await leader.close()
+        await follower.close()
+
+    run(main)
+
+
+def test_who_is_behind_another_who_has_won_does_not_lead(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        leader = await a_leader(tmp_path / "a", log, epoch=3)
+        late = a_store(tmp_path / "b", log)
+        with pytest.raises(Deposed) as deposed:
+            await late.lead(3, ignore)
+        assert deposed.value.epoch == 3
+        await leader.close()
+        await late.close()
+
+    run(main)
+
+
+def test_syncs_wait_while_the_log_is_away_and_go_on_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.store.replicated.FRESH_SECONDS", 0.05)
+
+    async def main() -> None:
+        log = BadLog()
+        store = await a_leader(tmp_path / "a", log)
+        log.is_down = True
+        store.append(a_frame(1))
+        syncing = asyncio.create_task(store.sync())
+        await until_async(lambda: store.is_stalled and not store.is_fresh, "it is stalled")
+        assert not syncing.done()
+        log.is_down = False
+        await syncing
+        assert store.is_fresh
+        assert not store.is_stalled
+        assert numbers(await read_all(store)) == [1]
+        await store.close()
+
+    run(main)
+
+
+def test_answers_that_are_lost_lose_and_double_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()
+        store = await a_leader(tmp_path / "a", log)
+        for number in range(1, 20):
+            log.mute = number % 3
+            store.append(a_frame(number))
+            store.mark()
+            await store.sync()
+        other = a_store(tmp_path / "b", log)
+        assert numbers(await follow(other)) == [*range(1, 20)]
+        await store.close()
+        await other.close()
+
+    run(main)
+
+
+def test_a_fence_whose_answer_is_lost_is_found(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()
+        log.mute = 1
+        store = await a_leader(tmp_path / "a", log)
+        await write(store, a_frame(1))
+        await store.close()
+
+    run(main)
+
+
+def test_a_candidate_that_reads_what_was_a_while_ago_tries_until_it_has_all(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        log = BadLog()
+        old = await a_leader(tmp_path / "a", log)
+        await write(old, a_frame(1))
+        log.stale = 3
+        applied: list[Frame] = []
+        new = await a_leader(tmp_path / "b", log, 2, applied)
+        assert numbers(applied) == [1]
+        await old.close()
+        await new.close()
+
+    run(main)
+
+
+def test_several_syncs_at_a_time_keep_their_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", BadLog())
+        syncs = []
+        for number in range(1, 10):
+            store.append(a_frame(number))
+            syncs.append(asyncio.create_task(store.sync()))
+            await asyncio.sleep(0)
+        await asyncio.gather(*syncs)
+        assert numbers(await read_all(store)) == [*range(1, 10)]
+        await store.close()
+
+    run(main)
+
+
+def test_a_clean_stop_writes_no_closing_frame(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        store = await a_leader(tmp_path / "a", log)
+        closing = Frame(1, 2, 2, 0, 2, 0, b"", CLOSING)
+        await write(store, a_frame(1), closing)
+        await write(store, closing)
+        assert not store.sync_at_once()
+        await store.close()
+        again = a_store(tmp_path / "a", log)
+        assert again.last is not None
+        assert again.last.number == 1
+        assert await follow(again) == []
+        await again.lead(2, ignore)
+        await write(again, a_frame(2, epoch=2))
+        await again.close()
+
+    run(main)
+
+
+def test_a_folder_that_ends_before_the_log_begins_is_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        store = await a_leader(tmp_path / "a", log)
+        await write(store, a_frame(1), a_frame(2))
+        store.mark()
+        await write(store, a_frame(3))
+        await log.purge(4)
+        newcomer = a_store(tmp_path / "b", log)
+        with pytest.raises(Behind, match="ends at frame 0, and the log begins at frame 3"):
+            await newcomer.read_on()
+        known = a_store(tmp_path / "c", log)
+        known._local.append(a_frame(1))
+        known._local.append(a_frame(2))
+        await known._local.sync()
+        known._last = a_frame(2)
+        assert numbers(await follow(known)) == [3]
+        for each in (store, newcomer, known):
+            await each.close()
+
+    run(main)
+
+
+def test_a_log_that_has_lost_what_was_confirmed_is_not_led(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", MemoryLog())
+        await write(store, a_frame(1), a_frame(2))
+        await store.close()
+        again = a_store(tmp_path / "a", MemoryLog())
+        with pytest.raises(Spoilt, match="ends at frame 0, and frame 2 was confirmed"):
+            await again.lead(2, ignore)
+        await again.close()
+
+    run(main)
+
+
+def test_a_log_with_something_unreadable_stops_the_leader(tmp_path: Path) -> None:
+    class Broken(BadLog):
+        async def read(self, after: int) -> list[Message]:
+            return [(after + 7, b"noise")]
+
+    async def main() -> None:
+        log = Broken()
+        store = a_store(tmp_path / "a", log)
+        await store.lead(1, ignore)
+        log.mute = 1
+        store.append(a_frame(1))
+        with pytest.raises(Spoilt):
+            await store.sync()
+        log.is_down = True
+        await store.close()
+
+    run(main)
+
+
+def test_a_folder_that_cannot_be_written_loses_the_store(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", MemoryLog())
+        store._local._lose(OSError(5, "injected"))
+        store.append(a_frame(1))
+        with pytest.raises(Lost):
+            await store.sync()
+        await store.close()
+
+    run(main)
+
+
+def test_what_is_under_way_ends_with_the_store(tmp_path: Path) -> None:
+    class Slow(MemoryLog):
+        async def publish(self, expected: int, data: bytes) -> int | None:
+            if len(self.messages) > 0:
+                await asyncio.sleep(60)  # slept: longer than anybody waits
+            return await super().publish(expected, data)
+
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", Slow())
+        store.mark()
+        await asyncio.sleep(0)
+        await store.close()
+
+    run(main)
