@@ -75,9 +75,6 @@ config show
 tls env --data DATA"""
 # These have tests of their own, as they need Spark or a lake, a worker, or a clock that is ahead.
 SPARK = "archive backfill verify compact publish report reconcile triage replay run"
-ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",), ("store", "set-clock")}
-# These have tests of their own, as they need Spark, a worker, or a clock that is ahead.
-SPARK = "archive backfill verify compact report reconcile triage replay run"
 # So do those that need a store that is empty.
 ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
 ELSEWHERE |= {("store", name) for name in ("set-clock", "export", "import", "copy")}
