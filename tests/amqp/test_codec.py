@@ -176,6 +176,29 @@ def test_a_changed_byte_gives_a_value_or_malformed(value: Value, draw: st.DataOb
             continue
 
 
+def test_fields_are_read_as_values_are_however_they_are_written() -> None:
+    """Truths in a byte, and outcomes, which are read in line: there is one for each message."""
+    content = "5600 5601 00532445 005326c00100 00532345 41"
+    data = bytes.fromhex(content)
+    fields, end = read_fields(b"\xc0" + bytes((len(data) + 1, 6)) + data, 0, len(data) + 3)
+    reader = Reader(data, 0, len(data))
+    assert fields == [reader.value() for _ in range(6)]
+    assert (end, reader.pos) == (len(data) + 3, len(data))
+    described = [each for each in fields if isinstance(each, Described)]
+    assert [type(each.descriptor) for each in described] == [ULong] * 3
+    assert described[0].value is not described[1].value
+
+
+@pytest.mark.parametrize("content", ["5602", "56", "005324", "00532445ff", "005326c001", "0053"])
+def test_a_field_that_is_cut_short_or_none_is_malformed(content: str) -> None:
+    data = bytes.fromhex(content)
+    with pytest.raises(Malformed):
+        read_fields(b"\xc0" + bytes((len(data) + 1, 1)) + data, 0, len(data) + 3)
+    behind = b"\xc0" + bytes((len(data) + 1, 1)) + data + b"\x45\x01\x00"  # it ends before that
+    with pytest.raises(Malformed):
+        read_fields(behind, 0, len(behind))
+
+
 def test_fields_are_plain() -> None:
     data = encode([UInt(5), ULong(7), UByte(1), Symbol("a"), "b", b"c", None, True, UShort(3), 4])
     assert read_fields(data, 0, len(data)) == (

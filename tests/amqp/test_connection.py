@@ -24,6 +24,7 @@ from posthouse.amqp.events import (
 from posthouse.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
+    RELEASED,
     SENDER,
     Attach,
     Begin,
@@ -37,6 +38,8 @@ from posthouse.amqp.performatives import (
     SaslInit,
     Transfer,
     error,
+    read,
+    rejected,
     write,
 )
 from posthouse.amqp.session import EMPTY_MAX, MASK, WINDOW
@@ -677,3 +680,23 @@ def test_a_changed_byte_gives_events_or_an_end(at: int, value: int) -> None:
     data = bytearray(CONVERSATION[:2_000])
     data[at] = value
     listened([bytes(data)])
+
+
+@given(
+    st.booleans(), st.integers(0, MASK), st.integers(0, MASK), st.booleans(),
+    st.sampled_from([ACCEPTED, RELEASED, rejected("amqp:not-found", "x"),
+                     rejected("amqp:not-found", "x" * 300)]),
+)  # fmt: skip
+def test_a_disposition_says_what_it_is_given(
+    role: bool, first: int, last: int, settled: bool, state: bytes
+) -> None:
+    connection = Connection("client")
+    session = connection.begin()
+    connection.take()
+    session.dispose(role, first, last, state, settled=settled)
+    frame = connection.take()
+    size, offset, kind, channel = struct.unpack_from(">IBBH", frame)
+    assert (size, offset, kind, channel) == (len(frame), 2, 0, session.channel)
+    said, end = read(frame, 8, len(frame))
+    wanted, _ = read(write(Disposition(role, first, last, settled, state)), 0, 1 << 20)
+    assert (said, end) == (wanted, len(frame))

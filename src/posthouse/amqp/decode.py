@@ -338,6 +338,15 @@ def _read_fields(data: bytes, pos: int, end: int) -> tuple[list[Value], int]:
             number = _u64(data, pos + 1)[0]
             add(number if number <= 0xFFFFFFFF else ULong(number))
             pos += 9
+        elif code == 0x56 and data[pos + 1] < 2:
+            add(data[pos + 1] == 1)
+            pos += 2
+        elif code == 0 and data[pos + 1] == 0x53 and data[pos + 3] == 0x45:
+            add(Described(ULong(data[pos + 2]), []))  # as most outcomes are
+            pos += 4
+        elif code == 0 and data[pos + 1] == 0x53 and data[pos + 3 : pos + 6] == b"\xc0\x01\x00":
+            add(Described(ULong(data[pos + 2]), []))  # the same, longer
+            pos += 6
         else:
             if reader is None:
                 reader = Reader(data, pos, stop)

@@ -40,6 +40,10 @@ EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 # Frame header; descriptor and list8; handle, delivery id, tag.
 _TRANSFER = Struct(">IBBH4sBBBIBIBB").pack
 _FIXED = Struct(">BBH4sBBBIB").pack  # of it, what the deliveries of one link have in common
+# Frame header; descriptor and list8 of five fields; role, first, last, settled; the state follows.
+_DISPOSITION = Struct(">IBBH3sBBBBBIBIB").pack
+_DISPOSITION_BYTES = 8 + 3 + 3 + 1 + 5 + 5 + 1  # of it
+_STATE_BYTES_MAX = 200  # that such a list has room for
 _struct = lru_cache(64)(Struct)
 _FIXED_BYTES = 8 + 3 + 3 + 5 + 5 + 2 + 8  # of a first frame with message format 0, without its tag
 
@@ -329,7 +333,7 @@ class Link:
         """Says what has become of deliveries, of which side they may be."""
         session, role = self.session, SENDER if self.sends else RECEIVER
         for first, last in _runs(delivery_ids):
-            session.write(Disposition(role, first, last, settled, state, False))
+            session.dispose(role, first, last, state, settled=settled)
         if self.sends and settled:
             for each in delivery_ids:
                 if each in self.unsettled:
@@ -467,7 +471,9 @@ def _following(first: int, count: int) -> Iterable[int]:
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Numbers that follow each other, as their first and last."""
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+    if len(numbers) == 1:
+        return [(numbers[0], numbers[0])]
+    if numbers and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return [(numbers[0], numbers[-1])]  # as is most common
     found: list[tuple[int, int]] = []
     first = last = -1
@@ -562,6 +568,18 @@ class Session:
 
     def write(self, performative: Value) -> None:
         self.connection.write(performative, self.channel)
+
+    def dispose(self, role: bool, first: int, last: int, state: bytes, *, settled: bool) -> None:
+        """Writes a disposition (2.7.6); one follows every delivery, and most are alike."""
+        if len(state) > _STATE_BYTES_MAX:
+            self.write(Disposition(role, first, last, settled, state))
+            return
+        size = _DISPOSITION_BYTES + len(state)
+        head = _DISPOSITION(
+            size, 2, 0, self.channel, b"\x00\x53\x15", 0xC0, size - 13, 5, 0x41 if role else 0x42,
+            0x70, first, 0x70, last, 0x41 if settled else 0x42,
+        )  # fmt: skip
+        self.connection.put(head + state)
 
     def flow(
         self,

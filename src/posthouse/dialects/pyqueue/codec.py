@@ -69,9 +69,12 @@ class Decoder:
             self._more.append(data)
             self._more_bytes += len(data)
             return
-        self._data = b"".join((self._data[self._at :], *self._more, data))
+        if self._at == len(self._data) and not self._more:
+            self._data = data
+        else:
+            self._data = b"".join((self._data[self._at :], *self._more, data))
+            self._more.clear()
         self._at = self._missing = self._more_bytes = 0
-        self._more.clear()
 
     def repeats(self, pattern: Pattern, most: int, sized_max: int, same_max: int) -> Repeats:
         """The next frames, as far as they are as the pattern has it: at most so many, in all and
@@ -105,9 +108,9 @@ class Decoder:
 
     def take(self) -> Frame | None:
         """The next frame; None until it is whole. Raises Malformed."""
-        if self._missing:
-            return None
         data, at = self._data, self._at
+        if self._missing or at == len(data):
+            return None
         head = _HEAD.match(data, at)
         if head is None:
             return self._take_oddly()

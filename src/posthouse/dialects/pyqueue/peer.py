@@ -369,7 +369,18 @@ class Peer:
         self._backpressure.unanswered_bytes -= replies.size
         replies.size = 0
         if self._replies and replies is self._replies[0]:
-            self._go_on_soon()
+            if len(self._replies) == 1 and self._is_at_rest:
+                self._write()
+            else:
+                self._go_on_soon()
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether nothing is to be done but to write: the client has sent no more, and may."""
+        return (
+            self._backpressure.is_reading and not self._decoder.held_bytes
+            and not (self._is_going or self.is_gone or self._is_over)
+        )  # fmt: skip
 
     def _go_on_soon(self) -> None:
         """After what is going on now: what is answered in one go is written in one go."""

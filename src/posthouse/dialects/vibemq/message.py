@@ -115,8 +115,8 @@ def _bare(id: str) -> bytes:
     return encode_envelope(Envelope(id, JSON))
 
 
-def delivery(message: Message, note: Note | None, queue: str, spare_id: str) -> Frame:
-    """`spare_id`: for one that has none that can be told."""
+def delivery(message: Message, note: Note | None, queue: str) -> Frame:
+    """A message as a frame, without an id where it has none that can be told."""
     envelope = decode_envelope(message.envelope)
     if note is not None:
         envelope = note.apply_to(envelope)
@@ -132,8 +132,8 @@ def delivery(message: Message, note: Note | None, queue: str, spare_id: str) -> 
         payload, more = _translated(envelope, body)
         headers |= more
     id = envelope.id
-    if not id or len(id) > _TEXT_ID_BYTES_MAX // 4:
-        id = spare_id
+    if len(id) > _TEXT_ID_BYTES_MAX // 4:
+        id = ""
     return Frame(Type.DELIVER, id, queue, payload, headers)
 
 

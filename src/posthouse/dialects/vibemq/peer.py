@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from posthouse.broker.access import BROKER, Principal, vouched
@@ -16,7 +17,7 @@ from posthouse.broker.view import View
 from posthouse.core.commands import Answer, Command, Delivery
 from posthouse.core.errors import Refused, Throttled, Unauthorized
 from posthouse.dialects.backpressure import TURN_SECONDS, Backpressure, Turn
-from posthouse.dialects.connections import ConnectionInfo, PeerRegistry, guarded, hang_up
+from posthouse.dialects.connections import ConnectionInfo, PeerRegistry, hang_up
 from posthouse.dialects.vibemq import answers, requests
 from posthouse.dialects.vibemq.answers import Wrong, told
 from posthouse.dialects.vibemq.codec import (
@@ -411,23 +412,26 @@ class Peer:
 
     def submit(self, command: Command, reply: Reply) -> None:
         """Submits a command that has been allowed. Reading stops while too many are under way."""
-
-        def answered(answer: Answer | Refused | StoreError) -> None:
-            self._backpressure.command_done()
-            if isinstance(answer, StoreError):
-                self.close(answers.SERVER_ERROR, answer.for_clients)
-            reply(answer)
-
-        reply = guarded(reply, self.abort)
         engine = self.engine
+        self._backpressure.command_begun()
         if engine.throttle.is_on:
             try:
                 engine.throttle.check_address(self.info.address, cost_of(command))
             except Throttled as throttled:
-                reply(throttled)
+                self._answered(reply, throttled)
                 return
-        self._backpressure.command_begun()
-        engine.submit(self._voucher, self.namespace, command, answered)
+        engine.submit(self._voucher, self.namespace, command, partial(self._answered, reply))
+
+    def _answered(self, reply: Reply, answer: Answer | Refused | StoreError) -> None:
+        """Where the answer cannot be told, the connection ends: its client would wait for ever."""
+        self._backpressure.command_done()
+        if isinstance(answer, StoreError):
+            self.close(answers.SERVER_ERROR, answer.for_clients)
+        try:
+            reply(answer)
+        except Exception:  # noqa: BLE001 (a connection's own code must not concern others)
+            _log.exception("An answer could not be told.", extra={"event": "connection.failed"})
+            self.abort()
 
     def abort(self) -> None:
         """Aborts the connection. The client's messages go back when the connection is lost."""
@@ -466,7 +470,7 @@ class Peer:
     def let_go(self, id: str, subscription: Subscription, token: int) -> None:
         held = self._unacknowledged.get(id)
         if held is not None:
-            with contextlib.suppress(ValueError):
+            if (subscription, token) in held:
                 held.remove((subscription, token))
             if not held:
                 del self._unacknowledged[id]

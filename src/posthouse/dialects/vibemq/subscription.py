@@ -125,7 +125,9 @@ class Subscription:
         self._asked -= len(given)
         for each in given:
             token = each.token
-            frame = delivery(each.message, each.note, self.name, f"{token:032x}")
+            frame = delivery(each.message, each.note, self.name)
+            if not frame.id:
+                frame.id = f"{token:032x}"
             data = peer.encoder.frame(frame)
             if data is None:
                 self._bury(token, frame.id)

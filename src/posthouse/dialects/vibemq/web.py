@@ -344,10 +344,11 @@ async def _by_method(request: Request, routes: Mapping[str, Route]) -> Answer:
 
 def _as_info(seen: Seen, queue: str) -> _MessageInfo:
     message = seen.message
-    frame = delivery(message, seen.note, queue, str(message.sequence))
+    frame = delivery(message, seen.note, queue)
     return _MessageInfo(
-        frame.id, queue, msgspec.Raw(frame.payload or b"null"), dict(frame.headers),
-        message.priority, iso_time(message.enqueued_ms), message.count, seen.state,
+        frame.id or str(message.sequence), queue, msgspec.Raw(frame.payload or b"null"),
+        dict(frame.headers), message.priority, iso_time(message.enqueued_ms), message.count,
+        seen.state,
     )  # fmt: skip
 
 
