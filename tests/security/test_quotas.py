@@ -31,7 +31,7 @@ ONE_THING = "of one thing, which only those fill who have the right to change it
 NOT_SHARED = {
     **dict.fromkeys((
         "BATCH_MAX", "SEND_BYTES_MAX", "ANSWER_BYTES_MAX", "PAGE_MAX", "STEPS_MAX", "LOOK_MAX",
-        "NAME_CHARS_MAX", "GROUP_CHARS_MAX", "KEY_CHARS_MAX", "TEXT_CHARS_MAX",
+        "CLIENT_CHARS_MAX", "NAME_CHARS_MAX", "GROUP_CHARS_MAX", "KEY_CHARS_MAX", "TEXT_CHARS_MAX",
         "PROPERTY_CHARS_MAX", "PROPERTIES_BYTES_MAX", "TIME_MS_MAX", "DURATION_MS_MAX",
         "RECEIVER_MAX",
         "RULE_CHARS_MAX", "HAND_ON_MAX", "HAND_ON_BYTES_MAX", "FIRE_BYTES_MAX",

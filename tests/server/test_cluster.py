@@ -20,7 +20,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.log import MemoryLog, Message, Unanswered
 from posthouse.store.replicated import ReplicatedStore
 from tests.broker.cluster import whole
-from tests.waiting import until_async
+from tests.waiting import turn, until_async
 
 NS = "test"
 Heard = Callable[[str, bytes], None]
@@ -59,7 +59,7 @@ class Link:
         self._bus.heard[self._node].append((subject, heard))
 
     async def publish(self, expected: int, data: bytes) -> int | None:
-        await asyncio.sleep(0)
+        await turn()
         self._check()
         return await self._bus.log.publish(expected, data)
 

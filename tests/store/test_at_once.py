@@ -12,6 +12,7 @@ from posthouse.store.errors import Lost
 from posthouse.store.file import LONE_BYTES, LONE_POSITIONS, Durability, FileStore
 from posthouse.store.frames import CLOSING, Frame
 from tests.store.test_conformance import closing, read_all
+from tests.waiting import turn
 
 SEGMENT_BYTES = 256 << 10
 
@@ -111,7 +112,7 @@ def test_it_waits_its_turn_behind_what_the_thread_does(tmp_path: Path) -> None:
         disk.gate.clear()
         store.append(a_frame(2))
         syncing = asyncio.create_task(_sync_by_thread(store))
-        await asyncio.sleep(0)
+        await turn()
         store.append(a_frame(3))
         assert not store.sync_at_once()
         disk.gate.set()

@@ -8,7 +8,7 @@ import posthouse
 
 SOURCE = Path(posthouse.__file__).parent
 # Where a store is made; there alone it is known which one it is.
-MAKERS = {"server/host.py", "broker/repair.py", "client/memory.py"}
+MAKERS = {"server/host.py", "server/cluster.py", "broker/repair.py", "client/memory.py"}
 ASKING = {"isinstance", "issubclass", "hasattr", "getattr", "type"}
 
 

@@ -12,7 +12,7 @@ from posthouse.store.frames import CLOSING, Frame
 from posthouse.store.log import MemoryLog, Message, Unanswered
 from posthouse.store.replicated import ReplicatedStore
 from tests.store.test_conformance import read_all
-from tests.waiting import until_async
+from tests.waiting import turn, until_async
 
 
 class BadLog(MemoryLog):
@@ -25,7 +25,7 @@ class BadLog(MemoryLog):
         self.stale = 0  # so many reads find nothing
 
     async def publish(self, expected: int, data: bytes) -> int | None:
-        await asyncio.sleep(0)
+        await turn()
         if self.is_down:
             raise Unanswered
         sequence = await super().publish(expected, data)
@@ -232,7 +232,7 @@ def test_several_syncs_at_a_time_keep_their_order(tmp_path: Path) -> None:
         for number in range(1, 10):
             store.append(a_frame(number))
             syncs.append(asyncio.create_task(store.sync()))
-            await asyncio.sleep(0)
+            await turn()
         await asyncio.gather(*syncs)
         assert numbers(await read_all(store)) == [*range(1, 10)]
         await store.close()
@@ -337,7 +337,7 @@ def test_what_is_under_way_ends_with_the_store(tmp_path: Path) -> None:
     async def main() -> None:
         store = await a_leader(tmp_path / "a", Slow())
         store.mark()
-        await asyncio.sleep(0)
+        await turn()
         await store.close()
 
     run(main)

@@ -363,6 +363,7 @@ class Feed:
 
     async def lives(self, namespace: str, id: str) -> list[LifeForm]:
         """The lives of the messages with an id. Raises HttpProblem where there is none."""
+        await self._flush()
         _, last = self.range()
         found = await self._lives(Lives(namespace, last + 1, id))
         if not found:
@@ -374,8 +375,15 @@ class Feed:
         return found
 
     async def life(self, namespace: str, queue: str, sequence: int) -> list[LifeForm]:
+        await self._flush()
         _, last = self.range()
         return await self._lives(Lives(namespace, last + 1, None, queue, sequence))
+
+    async def _flush(self) -> None:
+        """Writes what was told already: a lock may still wait for what follows it."""
+        engine = self._broker.engine
+        if engine is not None and not engine.follows:
+            await engine.flush()
 
     async def _lives(self, wanted: Lives) -> list[LifeForm]:
         try:

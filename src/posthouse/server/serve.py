@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 
@@ -297,7 +298,7 @@ class Server:
 
 def _import_all(modules: Iterable[str]) -> None:
     for module in modules:
-        __import__(module)
+        import_module(module)
 
 
 def _files_max() -> int:
