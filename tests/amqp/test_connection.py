@@ -698,5 +698,5 @@ def test_a_disposition_says_what_it_is_given(
     size, offset, kind, channel = struct.unpack_from(">IBBH", frame)
     assert (size, offset, kind, channel) == (len(frame), 2, 0, session.channel)
     said, end = read(frame, 8, len(frame))
-    wanted, _ = read(write(Disposition(role, first, last, settled, state)), 0, 1 << 20)
+    wanted, _ = read(write(Disposition(role, first, last, settled, state, False)), 0, 1 << 20)
     assert (said, end) == (wanted, len(frame))

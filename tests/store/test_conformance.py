@@ -93,6 +93,22 @@ def run(main: Coroutine[None, None, None]) -> None:
     asyncio.run(main)
 
 
+def test_a_store_may_sync_in_the_turn_it_is_asked(open_store: Kind) -> None:
+    async def main() -> None:
+        store = open_store(None)
+        written = frames(5)
+        for frame in written:
+            store.append(frame)
+            if not store.sync_at_once():
+                await store.sync()
+            assert store.readable == frame.end
+        assert store.is_fresh
+        assert await read_all(store) == written
+        await store.close()
+
+    run(main())
+
+
 def test_a_new_store_is_empty(open_store: Kind) -> None:
     async def main() -> None:
         store = open_store(None)

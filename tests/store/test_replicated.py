@@ -172,6 +172,7 @@ def test_syncs_wait_while_the_log_is_away_and_go_on_by_themselves(
         assert not syncing.done()
         log.is_down = False
         await syncing
+        monkeypatch.setattr("posthouse.store.replicated.FRESH_SECONDS", 60)
         assert store.is_fresh
         assert not store.is_stalled
         assert numbers(await read_all(store)) == [1]
@@ -279,6 +280,28 @@ def test_a_folder_that_ends_before_the_log_begins_is_behind(tmp_path: Path) -> N
         assert numbers(await follow(known)) == [3]
         for each in (store, newcomer, known):
             await each.close()
+
+    run(main)
+
+
+def test_a_log_is_purged_up_to_a_mark_that_disks_have(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        store = await a_leader(tmp_path / "a", log)
+        await write(store, a_frame(1))
+        store.mark()
+        await write(store, a_frame(2))
+        await store.purge(0)
+        assert log.first == 1
+        await until_async(lambda: store.synced == 2, "the disk has both")
+        await store.purge(store.synced)
+        assert log.first == 3  # the mark
+        await store.purge(store.synced)  # there is no newer one
+        other = a_store(tmp_path / "b", log)
+        with pytest.raises(Behind):
+            await other.read_on()
+        await store.close()
+        await other.close()
 
     run(main)
 

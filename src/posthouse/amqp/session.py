@@ -40,7 +40,8 @@ EMPTY_MAX = 1_000  # frames of a delivery that carry nothing of it
 # Frame header; descriptor and list8; handle, delivery id, tag.
 _TRANSFER = Struct(">IBBH4sBBBIBIBB").pack
 _FIXED = Struct(">BBH4sBBBIB").pack  # of it, what the deliveries of one link have in common
-# Frame header; descriptor and list8 of five fields; role, first, last, settled; the state follows.
+# Frame header; descriptor and list8 of six fields; role, first, last, settled; the state follows,
+# and that it is not batchable, without which older SDKs for Service Bus do not read it.
 _DISPOSITION = Struct(">IBBH3sBBBBBIBIB").pack
 _DISPOSITION_BYTES = 8 + 3 + 3 + 1 + 5 + 5 + 1  # of it
 _STATE_BYTES_MAX = 200  # that such a list has room for
@@ -572,14 +573,14 @@ class Session:
     def dispose(self, role: bool, first: int, last: int, state: bytes, *, settled: bool) -> None:
         """Writes a disposition (2.7.6); one follows every delivery, and most are alike."""
         if len(state) > _STATE_BYTES_MAX:
-            self.write(Disposition(role, first, last, settled, state))
+            self.write(Disposition(role, first, last, settled, state, False))
             return
-        size = _DISPOSITION_BYTES + len(state)
+        size = _DISPOSITION_BYTES + len(state) + 1
         head = _DISPOSITION(
-            size, 2, 0, self.channel, b"\x00\x53\x15", 0xC0, size - 13, 5, 0x41 if role else 0x42,
+            size, 2, 0, self.channel, b"\x00\x53\x15", 0xC0, size - 13, 6, 0x41 if role else 0x42,
             0x70, first, 0x70, last, 0x41 if settled else 0x42,
         )  # fmt: skip
-        self.connection.put(head + state)
+        self.connection.put(head + state + b"\x42")
 
     def flow(
         self,

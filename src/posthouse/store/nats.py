@@ -5,9 +5,11 @@ leader and repairs its copies. Reading is by direct get, which any replica answe
 date as far as it knows. Beside the log, nodes say things to each other on plain subjects.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,11 @@ _log = logging.getLogger(__name__)
 VERSION = (2, 15)  # before it every message is synced by itself
 READ_MESSAGES = 256
 READ_BYTES = 4 << 20
+CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 0.5
 READ_SECONDS = 0.2  # it may go to a server that hangs; the next goes elsewhere
 API_SECONDS = 5.0
+_SILENT = (OSError, TimeoutError, nats.errors.Error)  # nobody knows then what was done
 _WRONG_SEQUENCE = 10071
 _FULL = 10077
 
@@ -70,13 +74,14 @@ class Nats:
 
             options["tls"] = ssl.create_default_context(cafile=servers.ca)
         try:
-            await client.connect(
-                list(servers.urls), name=servers.name, dont_randomize=True,
-                allow_reconnect=True, max_reconnect_attempts=-1,
-                connect_timeout=1, ping_interval=1, max_outstanding_pings=2,
-                error_cb=made._note_error, inbox_prefix=f"_INBOX_{servers.name}", **options,
-            )  # fmt: skip
-        except (OSError, TimeoutError, nats.errors.Error) as error:
+            async with asyncio.timeout(CONNECT_SECONDS):  # it would try for ever
+                await client.connect(
+                    list(servers.urls), name=servers.name, dont_randomize=True,
+                    allow_reconnect=True, max_reconnect_attempts=-1,
+                    connect_timeout=1, ping_interval=1, max_outstanding_pings=2,
+                    error_cb=made._note_error, inbox_prefix=f"_INBOX_{servers.name}", **options,
+                )  # fmt: skip
+        except _SILENT as error:
             await client.close()
             raise Unanswered(f"no NATS server answers at {', '.join(servers.urls)}") from error
         version = client.connected_server_version
@@ -110,7 +115,7 @@ class Nats:
                 info = await context.stream_info(stream)
             except nats.js.errors.NotFoundError:
                 info = await context.add_stream(wanted)
-        except (TimeoutError, nats.errors.Error) as error:
+        except _SILENT as error:
             raise Unanswered(f"the stream {stream} does not answer: {error}") from error
         found = info.config
         for name in ("subjects", "num_replicas", "storage", "discard", "allow_direct"):
@@ -133,7 +138,8 @@ class Nats:
         await self._client.subscribe(subject, cb=note)
 
     async def close(self) -> None:
-        await self._client.close()
+        with suppress(*_SILENT):  # there may be nobody to say goodbye to
+            await self._client.close()
 
 
 class NatsLog:
@@ -159,7 +165,10 @@ class NatsLog:
 
     async def read(self, after: int) -> list[Message]:
         inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox)
+        try:
+            subscription = await self._client.subscribe(inbox)
+        except _SILENT as error:
+            raise Unanswered(f"a read had no answer: {error}") from error
         asked = {"seq": after + 1, "batch": READ_MESSAGES, "max_bytes": READ_BYTES}
         messages: list[Message] = []
         try:
@@ -174,12 +183,13 @@ class NatsLog:
                         return messages
                     raise Unanswered(f"a read was answered with {headers['Status']}")
                 messages.append((int(headers["Nats-Sequence"]), message.data))
-        except (TimeoutError, nats.errors.Error) as error:
+        except _SILENT as error:
             if messages:  # those are right, whatever comes behind them
                 return messages
             raise Unanswered(f"a read had no answer: {error}") from error
         finally:
-            await subscription.unsubscribe()
+            with suppress(*_SILENT):
+                await subscription.unsubscribe()
 
     async def purge(self, before: int) -> None:
         await self._api(f"STREAM.PURGE.{self._stream}", {"seq": before})
@@ -205,7 +215,7 @@ class NatsLog:
         try:
             message = await self._client.request(subject, data, seconds, headers=headers)
             answer: dict[str, Any] = json.loads(message.data)
-        except (TimeoutError, nats.errors.Error, ValueError) as error:
+        except (*_SILENT, ValueError) as error:
             raise Unanswered(str(error) or type(error).__name__) from error
         return answer
 
