@@ -169,9 +169,9 @@ def test_refusals_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch
         log = await a_log(nats, max_bytes=2_000)
         with pytest.raises(Unanswered):
             await log.publish(0, bytes(3_000))
-        assert log.is_full
+        was_full = log.is_full
         assert await log.publish(0, b"small") == 1
-        assert not log.is_full
+        assert (was_full, log.is_full) == (True, False)
         with pytest.raises(Unanswered):
             await log.place("nobody")  # there is one server alone
         with pytest.raises(Unfit, match="has num_replicas 1, and a journal needs 3"):
