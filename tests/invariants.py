@@ -45,6 +45,7 @@ def check(state: State, now_ms: int, *, handed_on: bool = True) -> None:
         _check_timers(queue, expiring, due)
         _check_groups(state, queue)
         _check_waiting(state, queue, now_ms)
+        _check_blocked(queue)
         if handed_on:
             _check_handed_on(state, queue, now_ms)
     assert state.dispatch_blocked <= state.dispatch_pending.keys()
@@ -105,6 +106,8 @@ def _check_messages(state: State, queue: Queue) -> None:
     for message in messages:
         counts[message.state] += 1
     assert counts == queue.counts
+    assert queue.counted("all") == len(messages)
+    assert queue.counted("waiting") == sum(message.state != LOCKED for message in messages)
     assert sum(map(size_bytes, messages)) == queue.size_bytes
     bodies = [m.body if isinstance(m.body, int) else len(m.body) for m in messages]
     assert sum(bodies) == queue.body_bytes
@@ -193,6 +196,22 @@ def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:
             assert all(0 < m.expires_ms <= now_ms for m in heads)
     elif queue.waiting:
         assert pick_ready(queue, 1, now_ms) == []
+
+
+def _check_blocked(queue: Queue) -> None:
+    """A tick is due where there is room for the first who waits for it, and only there."""
+    if not queue.blocked or queue.properties.status not in ("active", "receive-disabled"):
+        return
+    first, properties = next(iter(queue.blocked.values())), queue.properties
+    parts = (queue, *queue.subscriptions.values())
+    there = [message for part in parts for message in part.messages.walk(0)]
+    counted = [m for m in there if properties.limit_counts == "all" or m.state != LOCKED]
+    room = properties.max_messages is None or (
+        len(counted) + len(first.command.messages) <= properties.max_messages
+    )
+    if properties.max_bytes is not None:
+        room &= sum(map(size_bytes, there)) + first.size_bytes <= properties.max_bytes
+    assert queue.has_room_again == room
 
 
 def _check_handed_on(state: State, queue: Queue, now_ms: int) -> None:

@@ -25,6 +25,7 @@ from posthouse.core.commands import (
     DeadLetter,
     DeleteQueue,
     Granted,
+    Receive,
     RemoveRule,
     Send,
     SetRule,
@@ -122,6 +123,7 @@ CALLS: dict[str, Callable[[View, int], object]] = {
     "counts": lambda view, _: view.counts(NS, "q"),
     "size": lambda view, _: view.size(NS, "q"),
     "used": lambda view, _: view.used(NS, "t"),
+    "counted": lambda view, _: view.counted(NS, "q"),
     "check_room": lambda view, _: view.check_room(NS, "q", 1),
     "check_share": lambda view, _: view.check_share(NS, Holder("ann"), QUEUES, "", 10),
     "subscriptions": lambda view, _: view.subscriptions(NS, "t"),
@@ -581,5 +583,19 @@ def test_receivers_of_a_queue_are_counted_with_those_of_its_subscriptions() -> N
         assert not messages.has_receiver(NS, number + 1)
         assert messages.receivers(NS, ONE) == messages.receivers(NS, "t") == 1
         assert messages.receivers(NS, "q") == 0
+
+    on(test)
+
+
+def test_what_a_limit_counts_is_told_apart_from_what_there_is() -> None:
+    async def test(desk: Desk) -> None:
+        view, some = desk.engine.view, [NewMessage(b"\x80", b"x")] * 3
+        await desk.do(CreateQueue("w", QueueProperties(max_messages=9, limit_counts="waiting")))
+        await desk.do(Send("w", some))
+        await desk.do(Receive("w", desk.engine.new_receiver(), 2))
+        assert (view.counted(NS, "w"), view.used(NS, "w").messages) == (1, 3)
+        await held(desk)
+        assert (view.counted(NS, "q"), view.used(NS, "q").messages) == (3, 3)
+        assert view.counted(NS, "none") == 0
 
     on(test)

@@ -21,6 +21,7 @@ SETTINGS = [
     ("ttl_ms=1h", "ttl_ms must be a whole number of milliseconds or null, as in 60000."),
     ("max_bytes=1GB", "max_bytes must be a whole number of bytes or null, as in 1048576."),
     ("order=odd", "order must be one of arrival, priority."),
+    ("limit_counts=odd", "limit_counts must be one of all, waiting."),
     ("requires_session=maybe", "requires_session must be true or false."),
     ("forward_to=5", "forward_to must be text or null."),
     ("backoff_ms=5", "backoff_ms must be a list, each a whole number of milliseconds, as in"

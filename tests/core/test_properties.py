@@ -133,6 +133,7 @@ class Histories(RuleBasedStateMachine):
         overflow=st.sampled_from(
             ["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
         ),
+        limit_counts=st.sampled_from(["all", "waiting"]),
         backoff_ms=st.sampled_from([[], [], [300, 900]]),
         detect=st.booleans(),
     )

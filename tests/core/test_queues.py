@@ -158,6 +158,7 @@ def test_a_name_may_have_parts_and_letters_of_any_script() -> None:
         {"metadata": "\ud800"},
         {"status": "asleep"},
         {"order": "random"},
+        {"limit_counts": "locked"},
         {"lock_ms": 1.5},
     ],
 )

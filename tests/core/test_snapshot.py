@@ -33,6 +33,8 @@ BEFORE_SINCE = Path(__file__).with_name("golden_snapshot_3.txt")
 BEFORE_KEYS = Path(__file__).with_name("golden_snapshot_4.txt")
 BEFORE_TURNING = Path(__file__).with_name("golden_snapshot_5.txt")
 BEFORE_HOPS = Path(__file__).with_name("golden_snapshot_6.txt")
+BEFORE_LIMIT_COUNTS = Path(__file__).with_name("golden_snapshot_7.txt")
+WITH_KEYS = (BEFORE_TURNING, BEFORE_HOPS, BEFORE_LIMIT_COUNTS)
 
 
 def of(state: State) -> Namespaces:
@@ -232,14 +234,15 @@ def test_the_bytes_of_a_snapshot_do_not_change() -> None:
         (BEFORE_TOPICS, a_full_world), (BEFORE_EXTRAS, a_world_with_topics),
         (BEFORE_SINCE, a_world_with_topics), (BEFORE_KEYS, a_world_with_topics),
         (BEFORE_TURNING, a_world_with_topics), (BEFORE_HOPS, a_world_with_topics),
+        (BEFORE_LIMIT_COUNTS, a_world_with_topics),
     ],
 )  # fmt: skip
 def test_a_snapshot_of_an_older_version_can_be_read(
     old: Path, make: Callable[[bytes], World]
 ) -> None:
     (state,) = restore(map(bytes.fromhex, old.read_text().splitlines())).states.values()
-    world = make(KEY if old in (BEFORE_TURNING, BEFORE_HOPS) else b"")  # tokens had no key before
-    if old not in (BEFORE_KEYS, BEFORE_TURNING, BEFORE_HOPS):
+    world = make(KEY if old in WITH_KEYS else b"")  # tokens had no key before
+    if old not in (BEFORE_KEYS, *WITH_KEYS):
         for lock in world.state.locks.values():
             lock.since_ms = 0  # that was not noted then
     assert dump(state, bodies=False) == dump(world.state, bodies=False)

@@ -425,6 +425,21 @@ def test_a_send_waits_for_room_where_the_queue_blocks(broker: Running) -> None:
     assert [each["body"] for each in broker.receive("blocks", 5, delete=True)] == ["b"]
 
 
+def test_a_limit_may_count_only_the_messages_that_wait(broker: Running) -> None:
+    broker.queue("PUT", "waits", {"max_messages": 1, "limit_counts": "waiting"})
+    broker.send("waits", "a")
+    full = broker.queue("POST", "waits/messages", {"messages": [{"body": "b"}]})
+    assert full.json["type"] == "urn:posthouse:problem:quota-exceeded"
+    broker.receive("waits")
+    broker.send("waits", "b")
+    told = broker.queue("GET", "waits").json
+    assert told["properties"]["limit_counts"] == "waiting"
+    assert (told["counts"]["active"], told["counts"]["locked"]) == (1, 1)
+    wrong = broker.queue("PATCH", "waits", {"limit_counts": "locked"})
+    assert wrong.status == 400
+    assert "limit_counts" in wrong.json["detail"]
+
+
 def test_who_asks_too_much_is_told_how_long_to_wait(tmp_path: Path) -> None:
     with development(tmp_path / "data", "--rate-entity", "4") as broker:
         broker.queue("PUT", "orders", {})

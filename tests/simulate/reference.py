@@ -1096,6 +1096,8 @@ class Reference:
         there = [m for each in (queue, *self._subscriptions(queue)) for m in each.messages]
         most, most_bytes = queue.props.max_messages, queue.props.max_bytes
         size = sum(m.size for m in there + messages)
+        if queue.props.limit_counts == "waiting":
+            there = [m for m in there if m.state != "locked"]
         return (most is None or len(there) + len(messages) <= most) and (
             most_bytes is None or size <= most_bytes
         )

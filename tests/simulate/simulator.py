@@ -28,6 +28,7 @@ from posthouse.core.model import (
     DEAD,
     SUBSCRIPTION,
     TRANSFER,
+    LimitCounts,
     Order,
     Overflow,
     QueueProperties,
@@ -55,6 +56,7 @@ SUBSCRIPTIONS = (
 )
 WITH_SESSIONS = ("sessions", subscription_queue("news", "sessions"))
 SESSIONS = ("s1", "s2", "s3")
+LIMIT_COUNTS: tuple[LimitCounts, ...] = ("all", "waiting")
 OVERFLOWS: tuple[Overflow, ...] = (
     "reject", "block", "block", "drop-oldest", "drop-newest", "to-dead-letter"
 )  # fmt: skip
@@ -393,6 +395,7 @@ class Simulator:
             forward_dead_to=self._target(0.15),
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
             overflow=overflow,
+            limit_counts=random.choice(LIMIT_COUNTS),
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -405,6 +408,7 @@ class Simulator:
             delivery="topic",
             ttl_ms=random.choice([None, None, 4_000]),
             max_messages=random.choice([None, None, None, 40]),
+            limit_counts=random.choice(LIMIT_COUNTS),
             duplicate_detection=random.random() < 0.3,
             duplicate_window_ms=random.choice([100, 5_000]),
             idle_delete_ms=random.choice([None, 60_000]) if name == "alerts" else None,
@@ -425,6 +429,7 @@ class Simulator:
             forward_dead_to=self._target(0.2),
             backoff_ms=random.choice([[], [], [200]]),
             overflow=random.choice(OVERFLOWS),
+            limit_counts=random.choice(LIMIT_COUNTS),
         )
 
     def _target(self, chance: float) -> str | None:
@@ -728,6 +733,7 @@ class Simulator:
         }
         if "alerts" not in name:
             changes["idle_delete_ms"] = random.choice([None, None, None, 60_000])
+        changes["limit_counts"] = random.choice(LIMIT_COUNTS)
         if name not in TOPICS:
             changes["backoff_ms"] = random.choice([[], [300]])
             changes["overflow"] = random.choice(OVERFLOWS)

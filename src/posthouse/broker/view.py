@@ -192,7 +192,12 @@ class View:
     def used(self, namespace: str, queue: str) -> Used:
         """The size of a queue with the messages of its subscriptions, to which its limits apply."""
         found = self._queue(namespace, queue)
-        return _NO_ROOM_USED if found is None else used(found)
+        return _NO_ROOM_USED if found is None else used(found, "all")
+
+    def counted(self, namespace: str, queue: str) -> int:
+        """Returns how many of a queue's messages its `max_messages` counts."""
+        found = self._queue(namespace, queue)
+        return 0 if found is None else used(found).messages
 
     def check_room(self, namespace: str, queue: str, messages: int) -> None:
         """Whether so many more would fit. Raises QuotaExceeded."""

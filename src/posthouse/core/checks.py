@@ -123,7 +123,7 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     try:  # the words among them
         msgspec.convert(msgspec.structs.asdict(properties), QueueProperties)
     except (msgspec.ValidationError, UnicodeEncodeError):
-        words = "status, order, grouping, counting, delivery or overflow"
+        words = "status, order, grouping, counting, delivery, overflow or limit_counts"
         raise InvalidArgument(words, "is not one of the words there are") from None
     if properties.delivery == "topic":
         _check_topic(properties)

@@ -63,6 +63,7 @@ def end(
     rest = [m for m in messages if not most or m.count < most]
     back = [m for m in rest if not is_expired(m, now_ms)]
     stale = [m for m in rest if is_expired(m, now_ms)]
+    overlay.locked -= len(back)
     backoff_ms = properties_of.backoff_ms if counted and not delay_ms else []
     for wait_ms, batch in _by_attempt(back, backoff_ms) if backoff_ms else [(delay_ms, back)]:
         if batch:

@@ -25,6 +25,7 @@ Counting = Literal["all", "abandon"]
 Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
 FAN_OUT = ("fan-out", "fan-out-unacknowledged")
 Overflow = Literal["reject", "block", "drop-oldest", "drop-newest", "to-dead-letter"]
+LimitCounts = Literal["all", "waiting"]  # waiting: all but the locked ones
 Right = Literal["manage", "send", "listen"]
 Fanout = Literal["open", "limited", "stopped"]  # limited: only into queues that have few messages
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
@@ -85,6 +86,7 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     forward_dead_to: str | None = None  # and what is dead-lettered
     backoff_ms: list[int] = []  # how long after each attempt a message is held back; the last again
     overflow: Overflow = "reject"  # where there is no room
+    limit_counts: LimitCounts = "all"  # the messages that max_messages counts
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
 
 
@@ -191,11 +193,15 @@ class Queue(msgspec.Struct):
         most, most_bytes = properties.max_messages, properties.max_bytes
         if properties.status not in ("active", "receive-disabled"):
             return False
-        full = (self, *self.subscriptions.values())
-        return (most is None or sum(sum(each.counts) for each in full) + count <= most) and (
+        full, counts = (self, *self.subscriptions.values()), properties.limit_counts
+        return (most is None or sum(each.counted(counts) for each in full) + count <= most) and (
             most_bytes is None
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
+
+    def counted(self, counts: LimitCounts) -> int:
+        """Counts its own messages, without the locked ones where a limit is for those that wait."""
+        return sum(self.counts) - (self.counts[LOCKED] if counts == "waiting" else 0)
 
     @property
     def is_in_use(self) -> bool:

@@ -28,7 +28,7 @@ from posthouse.core.commands import (
     Notice,
 )
 from posthouse.core.delivering import deliver
-from posthouse.core.message import ACTIVE, Message, Note, size_bytes
+from posthouse.core.message import ACTIVE, LOCKED, Message, Note, size_bytes
 from posthouse.core.model import Group, Queue, Receiver, State
 from posthouse.core.records import DispatchPending, Record, Touched
 from posthouse.core.room import Fit, Used, is_limited, make_room, used
@@ -53,6 +53,7 @@ class QueueOverlay:
         "arrived",
         "counted",
         "keys",
+        "locked",
         "next_sequence",
         "notes",
         "oldest",
@@ -78,6 +79,7 @@ class QueueOverlay:
         self.notes: dict[int, Note] = {}
         # Where it counts: messages that come, less those that go; and the sizes of such copies.
         self.added = self.added_bytes = 0
+        self.locked = 0  # messages that will be locked, less those that will not be any more
         self.arrived: dict[int, int] = {}
         self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
@@ -88,6 +90,7 @@ class QueueOverlay:
         if self.counted:
             self.added -= len(messages)
             self.added_bytes -= sum(map(size_bytes, messages))
+            self.locked -= sum(message.state == LOCKED for message in messages)
             for message in messages:
                 self.arrived.pop(message.sequence, None)
 
@@ -167,13 +170,16 @@ class Plan:
 
     def occupied(self, queue: Queue) -> Used:
         """How much of a queue is used, with what this command adds and takes."""
+        counts = queue.properties.limit_counts
         messages, size = used(queue)
         for name in (queue.name, *(queue.subscriptions.keys() & self.overlays.keys())):
             overlay = self.overlays.get(name)
             if overlay is not None:
                 messages, size = messages + overlay.added, size + overlay.added_bytes
+                if counts == "waiting":
+                    messages -= overlay.locked
         for name in queue.subscriptions.keys() & self.ending:
-            ending = used(queue.subscriptions[name])
+            ending = used(queue.subscriptions[name], counts)
             messages, size = messages - ending.messages, size - ending.size_bytes
         return Used(messages, size)
 
@@ -210,10 +216,12 @@ class Plan:
 
     def deliver(self, queue: Queue, to: Receiver, messages: list[Message]) -> None:
         """Hands these messages to a receiver that waits or has got credit."""
-        note_of = self.overlay(queue).note
+        overlay = self.overlay(queue)
         record, deliveries = deliver(
-            self.state, queue, to, messages, note_of, self.next_lock, self.now_ms
+            self.state, queue, to, messages, overlay.note, self.next_lock, self.now_ms
         )
+        if not to.delete:
+            overlay.locked += len(messages)
         self.records.append(record)
         self.deliveries += deliveries
         self.next_lock += len(messages)

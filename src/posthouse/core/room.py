@@ -7,7 +7,7 @@ from typing import NamedTuple
 from posthouse.core.commands import LOOK_MAX
 from posthouse.core.errors import QuotaExceeded
 from posthouse.core.message import ACTIVE, Message, size_bytes
-from posthouse.core.model import Queue
+from posthouse.core.model import LimitCounts, Queue
 
 NOTHING: Mapping[int, int] = {}
 
@@ -27,10 +27,15 @@ class Fit(NamedTuple):
     arrived: Sequence[int] = ()  # of those that this command has brought
 
 
-def used(queue: Queue) -> Used:
-    messages, size = sum(queue.counts), queue.size_bytes
+def used(queue: Queue, counts: LimitCounts | None = None) -> Used:
+    """Returns the bytes of all messages, and the number of those that the queue's limit counts.
+
+    `counts`: which messages are counted instead.
+    """
+    counts = counts or queue.properties.limit_counts
+    messages, size = queue.counted(counts), queue.size_bytes
     for each in queue.subscriptions.values():
-        messages += sum(each.counts)
+        messages += each.counted(counts)
         size += each.size_bytes
     return Used(messages, size)
 

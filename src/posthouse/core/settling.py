@@ -167,7 +167,9 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
                 plan.touch(queue)
                 _check_amended(queue, messages, properties)
                 plan.records.append(Deferred(queue.name, sequences, properties, took_ms, counts))
-                leave_groups(plan.overlay(queue), messages)
+                overlay = plan.overlay(queue)
+                leave_groups(overlay, messages)
+                overlay.locked -= len(messages)
             case _:
                 if queue.origin is not None:
                     raise NotAllowed(queue.name, "its messages are dead letters already")

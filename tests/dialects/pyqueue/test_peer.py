@@ -244,8 +244,8 @@ def test_of_pipelined_pushes_those_are_taken_for_which_there_is_room() -> None:
     async def work(rig: Rig) -> None:
         client = rig.connect()
         push = frame("PUSH", {"payload": "x", "queue": "q"})
-        answers = await client.say(push * 5 + frame("PULL", {"queue": "q"}) + push)
-        assert words(answers) == ["OK"] * 3 + ["ERROR"] * 2 + ["JOB", "ERROR"]
+        answers = await client.say(push * 5 + frame("PULL", {"queue": "q"}) + push * 2)
+        assert words(answers) == ["OK"] * 3 + ["ERROR"] * 2 + ["JOB", "OK", "ERROR"]
         assert answers[3].payload == b"Queue 'q' is at capacity (3/3)"
 
     with_rig(work, depth=3)
@@ -1135,7 +1135,7 @@ def test_figures_are_of_what_happened() -> None:
         )  # fmt: skip
         await client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": "q", "max_depth": 4})
         assert await client.ok("ADMIN_QUEUE_METRICS", b"q") == {
-            "queue": "q", "depth": 2, "processing": 1, "backpressure_level": 0.75, "ttl": None,
+            "queue": "q", "depth": 2, "processing": 1, "backpressure_level": 0.5, "ttl": None,
             "max_depth": 4,
         }  # fmt: skip
         assert await client.error("ADMIN_SET_QUEUE_TTL", {"ttl": 4}) == "Queue name required"
@@ -1154,6 +1154,45 @@ def test_room_comes_back_with_every_task_that_is_done() -> None:
             await client.ok("ACK", (await client.pull("q"))["task_id"])
 
     with_rig(work, depth=2)
+
+
+def test_a_depth_limit_counts_tasks_that_wait_not_those_being_processed() -> None:
+    async def work(rig: Rig) -> None:
+        client = rig.connect()
+        for payload in ("a", "b"):
+            await client.push(payload, queue="q")
+        full = {"payload": "no", "queue": "q"}
+        assert await client.error("PUSH", full) == "Queue 'q' is at capacity (2/2)"
+        first = await client.pull("q")
+        await client.push("c", queue="q")
+        assert await client.error("PUSH", full) == "Queue 'q' is at capacity (2/2)"
+        facts = await client.ok("ADMIN_QUEUE_METRICS", b"q")
+        assert (facts["depth"], facts["processing"], facts["backpressure_level"]) == (2, 1, 1.0)
+        await client.ok("NACK", {"task_id": first["task_id"]})  # back, and above the limit
+        assert (await client.ok("ADMIN_QUEUE_METRICS", b"q"))["depth"] == 3
+        assert await client.error("PUSH", full) == "Queue 'q' is at capacity (3/2)"
+        pulled = [await client.pull("q") for _ in range(3)]
+        assert sorted(task["payload"] for task in pulled) == ["a", "b", "c"]
+        assert await client.ok("ADMIN_GET_DLQ") == {"tasks": [], "count": 0}
+
+    with_rig(work, depth=2)
+
+
+def test_a_queue_counts_as_it_did_until_a_depth_limit_is_set() -> None:
+    async def work(rig: Rig) -> None:
+        old = QueueProperties(max_messages=2)  # as another client has made it
+        assert rig.engine is not None
+        await rig.engine.ask(BROKER, "default", CreateQueue("q", old))
+        client = rig.connect()
+        for payload in ("a", "b"):
+            await client.push(payload, queue="q")
+        await client.pull("q")
+        full = {"payload": "c", "queue": "q"}
+        assert await client.error("PUSH", full) == "Queue 'q' is at capacity (2/2)"
+        await client.ok("ADMIN_SET_QUEUE_LIMIT", {"queue": "q", "max_depth": 2})
+        await client.push("c", queue="q")
+
+    with_rig(work)
 
 
 def test_json_of_an_answer_can_be_read_by_anybody() -> None:

@@ -126,6 +126,27 @@ def test_a_stop_closes_connections_and_keeps_everything(tmp_path: Path) -> None:
         assert not [each for each in broker.log if each["event"] == "broker.cut"]
 
 
+def test_a_pulled_task_leaves_room_for_another_also_after_kill_9(tmp_path: Path) -> None:
+    flags = ("--data", str(tmp_path / "data"), "--dev", "--pyqueue-depth", "2")
+    full, at_most = {"payload": "no", "queue": "q"}, "Queue 'q' is at capacity (2/2)"
+    with running(*flags) as broker, Client(broker.port) as client:
+        for payload in ("a", "b"):
+            client.push(payload, queue="q")
+        assert client.error("PUSH", full) == at_most
+        held = client.pull("q")
+        client.push("c", queue="q")
+        assert client.error("PUSH", full) == at_most
+        broker.kill()
+    with running(*flags) as broker, Client(broker.port) as client:
+        assert client.error("PUSH", full) == at_most
+        assert client.ok("ADMIN_QUEUE_METRICS", b"q")["processing"] == 1
+        client.ok("NACK", {"task_id": held["task_id"]})
+        assert client.ok("ADMIN_QUEUE_METRICS", b"q")["depth"] == 3
+        assert client.error("PUSH", full) == "Queue 'q' is at capacity (3/2)"
+        assert sorted(client.work_off("q")) == ["a", "b", "c"]
+        client.push("d", queue="q")
+
+
 def test_everything_is_there_after_kill_9(tmp_path: Path) -> None:
     flags = ("--data", str(tmp_path / "data"), "--dev")
     with running(*flags) as broker, Client(broker.port) as client:

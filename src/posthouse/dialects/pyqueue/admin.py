@@ -146,11 +146,11 @@ async def set_limit(call: Call) -> Facts:
         raise Failed("Queue name and max_depth required")
     if not 0 < form.max_depth <= _DEPTH_MAX:
         raise Failed(f"max_depth must be from 1 to {_DEPTH_MAX}")
-    await _change(call, form.queue, max_messages=form.max_depth)
+    await _change(call, form.queue, max_messages=form.max_depth, limit_counts="waiting")
     return {"queue": form.queue, "max_depth": form.max_depth}
 
 
-async def _change(call: Call, name: str, **properties: int | None) -> None:
+async def _change(call: Call, name: str, **properties: int | str | None) -> None:
     call.check("manage", name)
     call.context.make_queue(call.principal, "manage", name)
     changed = msgspec.structs.replace(_properties(call, name), **properties)
@@ -163,12 +163,12 @@ def queue_metrics(call: Call) -> Facts:
         raise Missing(f"Queue '{name}' not found")
     properties, there = _properties(call, name), counts_of(call.context, name)
     most, ttl_ms = properties.max_messages, properties.ttl_ms
-    used = call.context.view.used(call.context.namespace, name).messages
+    counted = call.context.view.counted(call.context.namespace, name)
     return {
         "queue": name,
         "depth": depth_of(there),
         "processing": there.locked,
-        "backpressure_level": min(1.0, used / most) if most else 0.0,
+        "backpressure_level": min(1.0, counted / most) if most else 0.0,
         "ttl": None if ttl_ms is None else ttl_ms / 1_000,
         "max_depth": most,
     }

@@ -197,7 +197,7 @@ class PyQueueContext:
         settings = self.settings
         return QueueProperties(
             lock_ms=settings.lock_ms, max_delivery=settings.retries, ttl_ms=settings.ttl_ms,
-            max_messages=settings.depth, duplicate_detection=True,
+            max_messages=settings.depth, limit_counts="waiting", duplicate_detection=True,
             duplicate_window_ms=DUPLICATE_MS, order="priority", grouping="group",
             counting="abandon",
         )  # fmt: skip

@@ -37,7 +37,7 @@ class PushReplyBatch:
         self.left = 1  # answers that are still to come from the engine
         self._room = GATHERED_MAX
         if max_messages is not None:
-            there = peer.context.view.size(peer.context.namespace, queue).messages
+            there = peer.context.view.counted(peer.context.namespace, queue)
             self._room = max(1, min(GATHERED_MAX, max_messages - there))
 
     @property
