@@ -45,8 +45,9 @@ def test_what_comes_while_it_is_closed_is_refused_and_not_forgotten(tmp_path: Pa
         await desk.send("first")
         closing = asyncio.create_task(desk.engine.close())
         await turn()
-        with pytest.raises(Busy, match="being stopped"):
+        with pytest.raises(Busy, match="being stopped") as caught:
             await desk.send("second")
+        assert caught.value.facts["state"] == "stopping"
         await closing
         await desk.engine.close()  # once more does no harm
         desk = await Desk.open(FileStore(tmp_path))

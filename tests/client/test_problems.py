@@ -68,6 +68,22 @@ def test_an_error_has_its_figures_from_the_facts() -> None:
     assert (invalid.what, invalid.rule) == ("limit", "must be 1")
 
 
+def test_a_broker_that_serves_nobody_for_a_while_is_told_from_one_with_much_to_do() -> None:
+    away: tuple[Refused, ...] = (
+        refusals.NotLeader("b:5672"), refusals.NotLeader(""), refusals.Busy("it stops", "stopping"),
+    )  # fmt: skip
+    for refused in away:
+        assert error_of(over_the_wire(refused)).is_unavailable
+    starting = error_of(
+        Problem("starting", "The broker is starting.", {"posthouse:code": "starting"})
+    )
+    assert starting.is_unavailable
+    assert starting.is_transient
+    for error in map(error_of, map(over_the_wire, (refusals.Busy("much"), refusals.Throttled(9)))):
+        assert error.is_transient
+        assert not error.is_unavailable
+
+
 def test_what_is_missing_and_no_queue_is_not_told_as_one() -> None:
     rule = error_of(over_the_wire(refusals.NotFound("rule", "cheap", "shop")), "orders")
     assert isinstance(rule, errors.ProviderError)

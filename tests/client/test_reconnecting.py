@@ -13,6 +13,8 @@ import pytest
 
 import posthouse
 from posthouse import Message, QueueClient, QueueError
+from posthouse.amqp.connection import Connection
+from tests.client.proxy import Proxy
 from tests.pipeline.elsewhere import free_port
 from tests.server.running import Running
 from tests.waiting import until_async
@@ -44,12 +46,15 @@ class Load:
                 pass  # it may have come, and is not said to have
             await asyncio.sleep(0.001)  # slept: the pace of the load
 
-    def is_back(self, since: float, working: "Sequence[asyncio.Task[None]]") -> bool:
-        """Everybody has received since then. Raises what has ended one of the workers."""
+    def is_back(self, since: float, sent: int, working: "Sequence[asyncio.Task[None]]") -> bool:
+        """Everybody has received since then, and more than 10 messages were sent.
+
+        Raises what has ended one of the workers.
+        """
         for each in working:
             if each.done():
                 each.result()
-        return min(self.last) >= since
+        return min(self.last) >= since and len(self.sent) > sent + 10
 
     async def receive(self, number: int) -> None:
         async with self._client.receiver("load", prefetch=10) as receiver:
@@ -84,9 +89,9 @@ async def _restart_again_and_again(folder: Path) -> None:
             how = signal.SIGKILL if turn % 2 else signal.SIGTERM
             await asyncio.to_thread(broker.stop, how)
             broker = await asyncio.to_thread(start, folder, port)
-            back = time.monotonic()
+            back, sent = time.monotonic(), len(load.sent)
             await until_async(
-                partial(load.is_back, back, working), "everybody goes on", AGAIN_SECONDS
+                partial(load.is_back, back, sent, working), "everybody goes on", AGAIN_SECONDS
             )
         for each in working[:SENDERS]:
             each.cancel()
@@ -151,5 +156,173 @@ def test_ten_sends_over_a_restart_of_the_broker_all_succeed(tmp_path: Path) -> N
             finally:
                 await client.close()
                 await asyncio.to_thread(broker.stop)
+
+    asyncio.run(main())
+
+
+KEY = "RootManageSharedAccessKey:SAS_KEY_VALUE"
+OUTAGE_SECONDS, PACE = 5.0, 0.05
+
+
+def test_a_program_that_sends_all_the_time_loses_nothing_over_an_outage(tmp_path: Path) -> None:
+    """And another that receives is told nothing of it. Both have the default settings."""
+
+    async def main() -> None:
+        port = free_port()
+        url = f"posthouse://{KEY}@127.0.0.1:{port}"
+        broker = await asyncio.to_thread(start, tmp_path, port)
+        async with posthouse.create_client(url) as client, posthouse.create_client(url) as other:
+            await client.send_message("over", Message(b"first"))
+            received: set[bytes] = set()
+            sending: list[asyncio.Task[object]] = []
+
+            async def receive() -> None:
+                while len(received) < len(sending) + 1 or not down.done():
+                    for message in await other.receive_messages("over", 100, 1):
+                        received.add(message.body)
+                        with suppress(posthouse.MessageNotFound):  # its lock went with the broker
+                            await other.complete_message(message)
+
+            async def outage() -> None:
+                nonlocal broker
+                await asyncio.to_thread(broker.stop)
+                await asyncio.sleep(OUTAGE_SECONDS)  # slept: the broker is down for that long
+                broker = await asyncio.to_thread(start, tmp_path, port)
+
+            down = asyncio.create_task(outage())
+            receiving = asyncio.create_task(receive())
+            try:
+                while not down.done():
+                    body = b"%d" % len(sending)
+                    sending.append(asyncio.create_task(client.send_message("over", Message(body))))
+                    await asyncio.sleep(PACE)  # slept: the pace of the program
+                await down
+                await asyncio.gather(*sending)
+                assert client.breaker.state == "closed"
+                await asyncio.wait_for(receiving, 60)
+            finally:
+                receiving.cancel()
+                await client.close()
+                await other.close()
+                await asyncio.to_thread(broker.stop)
+            assert len(sending) > OUTAGE_SECONDS / PACE / 2
+            assert received == {b"first", *(b"%d" % number for number in range(len(sending)))}
+
+    asyncio.run(main())
+
+
+class Starting(Proxy):
+    """A broker that cannot tell who anybody is when the first connections come."""
+
+    starts = 6  # connections
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.accepted >= self.starts:
+            await super()._serve(reader, writer)
+            return
+        self.accepted += 1
+        amqp = Connection("b", authenticate=lambda *_: None, mechanisms=("PLAIN",))
+        while not amqp.closed and (data := await reader.read(1 << 16)):
+            list(amqp.receive(data))
+            writer.write(amqp.take())
+        writer.close()
+
+
+class NeverThere(Starting):
+    starts = 1_000_000
+
+
+def test_a_broker_that_starts_is_waited_for_however_often_it_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = await asyncio.to_thread(start, tmp_path, free_port())
+        front = await Starting.open(broker.port)
+        url = f"posthouse://{KEY}@127.0.0.1:{front.port}?retry_base_delay=0.01"
+        try:
+            async with posthouse.create_client(url) as client:
+                await client.send_message("over", Message(b"x"))
+            assert front.accepted == Starting.starts + 1
+        finally:
+            await front.close()
+            await asyncio.to_thread(broker.stop)
+
+    asyncio.run(main())
+
+
+def test_many_calls_to_a_broker_that_is_away_are_no_storm_of_connections() -> None:
+    calls = 200
+
+    async def main() -> None:
+        front = await NeverThere.open(1)
+        settings = "operation_timeout=2&retry_base_delay=0.01&max_retry_attempts=1"
+        url = f"posthouse://{KEY}@127.0.0.1:{front.port}?{settings}"
+        client = posthouse.create_client(url)
+        sending = [client.send_message("over", Message(b"x")) for _ in range(calls)]
+        failed = await asyncio.gather(*sending, return_exceptions=True)
+        assert {type(each) for each in failed} <= {posthouse.ConnectionFailed, posthouse.Timeout}
+        assert all("credentials now" in str(each) for each in failed)
+        assert 1 < front.accepted < 20  # each call has tried that often
+        await client.close()
+        await front.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_closed_ends_its_calls(tmp_path: Path) -> None:
+    async def main() -> None:
+        client = posthouse.create_client(f"posthouse://{KEY}@127.0.0.1:{free_port()}")
+        sending = asyncio.create_task(client.send_message("over", Message(b"x")))
+        await asyncio.sleep(0.2)  # slept: it has failed, and is about to be tried again
+        await client.close()
+        with pytest.raises(posthouse.ConnectionFailed, match="The client has been closed"):
+            await sending
+        with pytest.raises(posthouse.ConnectionFailed, match="The client has been closed"):
+            await client.receive_message("over", 1)
+
+    asyncio.run(main())
+
+
+def test_a_transaction_whose_connection_was_lost_is_not_committed_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = await asyncio.to_thread(start, tmp_path, free_port())
+        front = await Proxy.open(broker.port)
+        url = f"posthouse://{KEY}@127.0.0.1:{front.port}"
+        try:
+            async with posthouse.create_client(url) as client:
+
+                async def transact() -> None:
+                    async with client.transaction() as transaction:
+                        await transaction.send_message("over", Message(b"x"))
+                        front.cut()
+
+                with pytest.raises(posthouse.ConnectionFailed, match="begin another") as caught:
+                    await transact()
+                assert not caught.value.is_transient
+                assert await client.receive_message("over", 0.5) is None
+        finally:
+            await front.close()
+            await asyncio.to_thread(broker.stop)
+
+    asyncio.run(main())
+
+
+def test_a_settlement_that_is_repeated_on_a_new_connection_succeeds_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = await asyncio.to_thread(start, tmp_path, free_port())
+        front = await Proxy.open(broker.port)
+        try:
+            async with posthouse.create_client(
+                f"posthouse://{KEY}@127.0.0.1:{front.port}"
+            ) as client:
+                await client.send_message("over", Message(b"x"))
+                message = await client.receive_message("over", 5)
+                assert message is not None
+                front.cut()
+                await client.complete_message(message)
+                front.cut()
+                with pytest.raises(posthouse.MessageNotFound):
+                    await client.complete_message(message)
+        finally:
+            await front.close()
+            await asyncio.to_thread(broker.stop)
 
     asyncio.run(main())

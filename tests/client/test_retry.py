@@ -1,6 +1,7 @@
 """When to try again, and when to stop."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,11 +27,14 @@ from posthouse import (
     Throttled,
     Timeout,
 )
+from posthouse.client import client as client_module
 from posthouse.client import retry
 from posthouse.client.client import Calls
+from posthouse.client.errors import PartialFailure, client_closed
 from tests.waiting import turn
 
 LOST = ConnectionFailed("gone")
+BROKEN = ProviderError("AWS", "503", "broken")
 MEMORY = InMemoryConfig()
 
 
@@ -253,10 +257,10 @@ def test_the_breaker_counts_calls_and_not_their_tries() -> None:
     calls = Calls(QueueConfig(MEMORY, breaker_failures=2), FixedRetry(attempts=10, wait=0.0))
 
     async def main() -> None:
-        assert await calls.make("send", "orders", Failing(*[LOST] * 9)) == "done"
+        assert await calls.make("send", "orders", Failing(*[BROKEN] * 9)) == "done"
         for expected in ("closed", "open"):
-            with pytest.raises(ConnectionFailed):
-                await calls.make("send", "orders", Failing(*[LOST] * 99))
+            with pytest.raises(ProviderError):
+                await calls.make("send", "orders", Failing(*[BROKEN] * 99))
             assert state(calls.breaker) == expected
 
     asyncio.run(main())
@@ -323,8 +327,8 @@ def test_a_call_is_tried_again_until_it_succeeds(slept: list[float]) -> None:
 
 def test_a_call_is_tried_so_often_and_then_fails_with_what_went_wrong(slept: list[float]) -> None:
     calls = Calls(QueueConfig(MEMORY, max_retry_attempts=2, breaker_failures=0), None)
-    failing = Failing(*[ConnectionFailed(str(each)) for each in range(9)])
-    with pytest.raises(ConnectionFailed, match="2"):
+    failing = Failing(*[ProviderError("AWS", "503", str(each)) for each in range(9)])
+    with pytest.raises(ProviderError, match="2"):
         made(failing, calls)
     assert failing.tries == 3
     assert slept == [1.0, 2.0]
@@ -392,3 +396,135 @@ def test_what_is_cancelled_is_no_failure() -> None:
     asyncio.run(main())
     assert state(calls.breaker) == "closed"
     assert [each.outcome for each in calls.figures.all()] == ["cancelled"]
+
+
+class Outage:
+    """A provider that is not there until a moment of a clock."""
+
+    def __init__(self, clock: Clock, seconds: float, error: QueueError = LOST) -> None:
+        self._clock, self._until, self._error = clock, clock.now + seconds, error
+        self.tries = 0
+
+    async def __call__(self) -> str:
+        self.tries += 1
+        if self._clock.now < self._until:
+            raise self._error
+        return "done"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock by which calls go. Their waits move it, and take no time."""
+    clock = Clock()
+
+    class Time:
+        monotonic = clock
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(client_module, "time", Time)
+    monkeypatch.setattr(retry, "time", Time)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return clock
+
+
+def unavailable() -> QueueError:
+    error = Throttled("posthouse", "busy", "it is being stopped", 1.0)
+    error.is_unavailable = True
+    return error
+
+
+@pytest.mark.parametrize("error", [LOST, unavailable(), PartialFailure({0: LOST}, {1: "m"})])
+def test_a_call_within_its_deadline_outlasts_an_outage(clock: Clock, error: QueueError) -> None:
+    for seconds in (10, 30, 55, 59.9):
+        calls = Calls(QueueConfig(MEMORY), None)
+        begun = clock.now
+        assert made(Outage(clock, seconds, error), calls) == "done"
+        assert clock.now - begun < 60
+        assert state(calls.breaker) == "closed"
+
+
+def test_in_an_outage_the_longest_delay_of_the_policy_is_repeated(slept: list[float]) -> None:
+    assert made(Failing(*[LOST] * 6), Calls(QueueConfig(MEMORY), None)) == "done"
+    assert slept == [1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
+
+
+def test_attempts_count_the_tries_that_were_answered(slept: list[float]) -> None:
+    calls = Calls(QueueConfig(MEMORY), FixedRetry(attempts=3, wait=0.2))
+    mixed = [LOST, BROKEN, LOST, LOST, LOST, BROKEN, LOST]
+    assert made(Failing(*mixed), calls) == "done"
+    failing = Failing(*mixed, BROKEN, LOST)
+    with pytest.raises(ProviderError) as caught:
+        made(failing, calls)
+    assert caught.value is BROKEN
+    assert failing.tries == 8
+
+
+def test_an_outage_that_outlasts_the_call_is_told_with_the_tries_and_the_cause(
+    clock: Clock,
+) -> None:
+    calls, outage = Calls(QueueConfig(MEMORY), None), Outage(clock, 1_000)
+    with pytest.raises(ConnectionFailed) as caught:
+        made(outage, calls)
+    assert str(caught.value) == f"gone To send was tried {outage.tries} times in 60.0 s."
+    assert caught.value.is_transient
+    assert str(LOST) == "gone"  # other calls have it, too
+
+
+def test_a_deadline_of_a_second_ends_a_call_after_a_second() -> None:
+    calls = Calls(QueueConfig(MEMORY, operation_timeout=1.0), None)
+    begun = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=r"gone To send was tried \d+ times in 1\.0 s\."):
+        made(Failing(*[LOST] * 99), calls)
+    assert time.monotonic() - begun > 0.9
+
+
+def test_a_try_that_hangs_until_the_deadline_is_told_with_the_failure_before_it() -> None:
+    calls = Calls(QueueConfig(MEMORY), FixedRetry(wait=0.001))
+    failing = Failing(LOST)
+
+    async def hang() -> None:
+        await failing()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Timeout, match="It was tried 2 times; the last failure: gone") as caught:
+        made(hang, calls, 0.3)
+    assert caught.value.__cause__ is LOST
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        Calls(QueueConfig(MEMORY), NoRetry()),
+        Calls(QueueConfig(MEMORY, max_retry_attempts=0), None),
+        Calls(QueueConfig(MEMORY), RetryByError({Throttled: FixedRetry()})),
+    ],
+    ids=["NoRetry", "max_retry_attempts=0", "RetryByError"],
+)
+def test_who_wants_no_retry_gets_none_in_an_outage(calls: Calls, slept: list[float]) -> None:
+    with pytest.raises(ConnectionFailed) as caught:
+        made(Failing(LOST), calls)
+    assert caught.value is LOST
+    assert not slept
+
+
+def test_without_a_delay_an_outage_is_no_busy_loop(slept: list[float]) -> None:
+    policy = FixedRetry(attempts=2, wait=0.0)
+    assert made(Failing(*[LOST] * 5, BROKEN), Calls(QueueConfig(MEMORY), policy)) == "done"
+    assert slept == [retry.OUTAGE_WAIT_MIN] * 5 + [0.0]
+
+
+def test_a_closed_client_is_not_waited_for(slept: list[float]) -> None:
+    with pytest.raises(ConnectionFailed, match="closed"):
+        made(Failing(client_closed()), Calls(QueueConfig(MEMORY), None))
+    assert not slept
+
+
+def test_a_probe_goes_on_until_the_provider_is_back_and_closes_the_breaker(clock: Clock) -> None:
+    calls = Calls(QueueConfig(MEMORY), None)
+    calls.breaker = CircuitBreaker(1, 30.0, clock)
+    calls.breaker.note(LOST)
+    clock.now += 30
+    assert made(Outage(clock, 20), calls) == "done"
+    assert state(calls.breaker) == "closed"

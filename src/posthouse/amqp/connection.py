@@ -51,6 +51,9 @@ _TRANSFER = TRANSFER_HEAD[:3]
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # 2.4.5: a frame that says nothing, to be heard
 FRAME_BYTES_MIN = 512  # 2.7.1: what every peer must take
 SASL_BYTES_MAX = 8 << 10
+_NOT_NOW = (
+    "The broker cannot take credentials now: it starts, or this principal has too many connections."
+)
 _SASL_AUTH, _SASL_TEMPORARY = 1, 4  # 5.3.3.6: not known; no way to tell at the moment
 _HEAD = Struct(">IBBH").unpack_from
 _head = Struct(">IBBH").pack
@@ -415,7 +418,7 @@ class Connection:
         if self.is_server or not self._in_sasl:
             raise Malformed("SASL out of turn", "amqp:connection:framing-error")
         if outcome.outcome == _SASL_TEMPORARY:
-            raise Malformed("it cannot be told now who we are", "amqp:connection:forced")
+            raise Malformed(_NOT_NOW, "amqp:connection:forced")
         if outcome.outcome:
             raise Malformed("the credentials were not taken", "amqp:unauthorized-access")
         self._in_sasl, self._sasl_done, self._awaits_header = False, True, True

@@ -267,7 +267,7 @@ class Engine:
     def note_stalled(self, *, is_stalled: bool) -> None:
         """Refuses commands at once for as long as the store does not answer."""
         if is_stalled and self._gate is None:
-            self._gate = Busy(_STALLED)
+            self._gate = Busy(_STALLED, "stalled")
         elif not is_stalled and isinstance(self._gate, Busy) and self._gate.reason == _STALLED:
             self._gate = None
             self._wake()
@@ -315,13 +315,13 @@ class Engine:
         Raises StoreError: then it has failed.
         """
         assert self.follows
-        self._gate = Busy("it is taking over")
+        self._gate = Busy("it is taking over", "starting")
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
         with self._stopping_at_failure():
             await self._begin_epoch()
-        self._gate = Busy(_STOPPING) if self._closing else None
+        self._gate = Busy(_STOPPING, "stopping") if self._closing else None
         self._arm()  # due work is done beside commands from now on
 
     async def _begin_epoch(self) -> None:
@@ -490,7 +490,7 @@ class Engine:
             return
         self._closing = True
         writes = not self.follows
-        self._gate = self.failure or Busy(_STOPPING)
+        self._gate = self.failure or Busy(_STOPPING, "stopping")
         self._cancel_timer()
         if self._lock_timer is not None:
             self._lock_timer.cancel()

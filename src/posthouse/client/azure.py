@@ -42,7 +42,6 @@ from posthouse.client.azure_words import (
 from posthouse.client.config import AzureServiceBusConfig
 from posthouse.client.errors import (
     ConfigurationError,
-    ConnectionFailed,
     MessageNotFound,
     MessageTooLarge,
     QueueError,
@@ -50,6 +49,7 @@ from posthouse.client.errors import (
     Timeout,
     Unsupported,
     check_went,
+    client_closed,
 )
 from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
@@ -310,7 +310,7 @@ class AzureProvider:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectionFailed("The client has been closed.")
+            raise client_closed()
 
     # Sending.
 

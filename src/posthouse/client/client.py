@@ -22,7 +22,6 @@ from posthouse.client.errors import (
     CircuitOpen,
     PartialFailure,
     QueueError,
-    SessionLocked,
     Timeout,
     Unsupported,
     ValidationError,
@@ -46,7 +45,7 @@ from posthouse.client.provider import (
     Source,
     Transacting,
 )
-from posthouse.client.retry import CircuitBreaker, ExponentialRetry, RetryPolicy
+from posthouse.client.retry import CircuitBreaker, ExponentialRetry, NoRetry, RetryPolicy, Tries
 from posthouse.client.telemetry import Telemetry, find_telemetry
 from posthouse.client.wrapping import PLAIN, Wrapping
 
@@ -63,6 +62,14 @@ _FATES: dict[Ending, Fate] = {
 }  # fmt: skip
 
 
+def _policy(config: QueueConfig) -> RetryPolicy:
+    if not config.max_retry_attempts:
+        return NoRetry()
+    return ExponentialRetry(
+        config.max_retry_attempts + 1, config.retry_base_delay, most=config.retry_max_delay
+    )
+
+
 class Calls:
     """Makes the client's calls: with time limits, retries, figures and the circuit breaker."""
 
@@ -73,9 +80,7 @@ class Calls:
         self.figures = Figures(None if telemetry is None else telemetry.record)
         self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
         self._deadlines = Deadlines()
-        self._retry = retry or ExponentialRetry(
-            config.max_retry_attempts + 1, config.retry_base_delay, most=config.retry_max_delay
-        )
+        self._retry = retry or _policy(config)
 
     async def make(
         self,
@@ -86,7 +91,7 @@ class Calls:
         *,
         patient: bool = False,
     ) -> T:
-        """Raises QueueError.
+        """Makes a call with its retries. Raises QueueError.
 
         Who is patient waits by himself until the provider is back: that is one try, which the
         breaker neither stops nor counts as a failure.
@@ -100,7 +105,8 @@ class Calls:
         task = asyncio.current_task()
         assert task is not None  # asyncio's own: this is awaited in one
         before, begun = self._deadlines.set(task, seconds), time.monotonic()
-        outcome, tries = "cancelled", 0
+        outcome = "cancelled"
+        tries: Tries | None = None  # of a call that has failed once; most never do
         try:
             while True:
                 try:
@@ -108,8 +114,16 @@ class Calls:
                 except QueueError as error:
                     if patient:
                         raise
-                    tries += 1
-                    await self._before_the_next(operation, where, tries, error, begun + seconds)
+                    tries = tries or Tries(self._retry, operation, begun, seconds)
+                    wait = tries.wait_after(error)
+                    if wait is None:
+                        raise tries.told(error) from error.__cause__
+                    _log.info(
+                        "To %s %s failed and is tried again in %.2f s: %s",
+                        operation, where, wait, error,
+                        extra={"operation": operation, "queue": where, "tries": tries.made},
+                    )  # fmt: skip
+                    await asyncio.sleep(wait)
                 else:
                     self.breaker.note(None)
                     outcome = "ok"
@@ -119,10 +133,10 @@ class Calls:
                 if is_probe:
                     self.breaker.give_up()
                 raise
-            late = Timeout(seconds, f"To {operation}")
+            late = Timeout(seconds, f"To {operation}") if tries is None else tries.late()
             self.breaker.note(late, is_probe=is_probe)
             outcome = "Timeout"
-            raise late from None
+            raise late from None if tries is None else tries.last
         except QueueError as error:
             if not patient:
                 self.breaker.note(error, is_probe=is_probe)
@@ -131,21 +145,6 @@ class Calls:
         finally:
             self._deadlines.clear(task, before)
             self.figures.note(operation, outcome, time.monotonic() - begun)
-
-    async def _before_the_next(
-        self, operation: str, where: str, tries: int, error: QueueError, end: float
-    ) -> None:
-        """Waits until it may be tried again. Raises the error where it may not."""
-        wait = None
-        if not isinstance(error, SessionLocked):  # who has it may keep it for long
-            wait = self._retry.delay(tries, error)
-        if wait is None or time.monotonic() + wait >= end:  # it would never be made
-            raise error
-        _log.info(
-            "To %s %s failed and is tried again in %.2f s: %s", operation, where, wait, error,
-            extra={"operation": operation, "queue": where, "tries": tries},
-        )  # fmt: skip
-        await asyncio.sleep(wait)
 
 
 class QueueClient:

@@ -159,10 +159,11 @@ class QueueConfig:
 
     `provider` says where the queues are. `default_timeout` is how long a receive waits, and
     `operation_timeout` how long any other call may take, with all its tries. `max_retry_attempts`
-    is the number of retries after the first try; `retry_base_delay` and `retry_max_delay` are the
-    first and the longest delay. `breaker_failures` in a row open the circuit breaker (0: never),
-    for `breaker_seconds`. `enable_dead_letter` off refuses to dead-letter. Times are in seconds.
-    Raises ConfigurationError.
+    is the number of retries after failures that the provider has answered with (0: nothing is tried
+    again); while the provider is not available, a call is tried until its time is over.
+    `retry_base_delay` and `retry_max_delay` are the first and the longest delay. `breaker_failures`
+    in a row open the circuit breaker (0: never), for `breaker_seconds`. `enable_dead_letter` off
+    refuses to dead-letter. Times are in seconds. Raises ConfigurationError.
 
     Example:
         config = QueueConfig(PosthouseConfig("localhost"), default_timeout=5.0)
@@ -171,7 +172,7 @@ class QueueConfig:
     provider: ProviderConfig
     default_timeout: float = 30.0  # of a receive, where none is given
     operation_timeout: float = 60.0  # of anything else, with all its tries
-    max_retry_attempts: int = 3  # beside the first
+    max_retry_attempts: int = 3  # of what the provider answers; 0: nothing is tried again
     retry_base_delay: float = 1.0
     retry_max_delay: float = 60.0
     breaker_failures: int = 5  # in a row, until calls fail at once; 0: never

@@ -14,7 +14,7 @@ class QueueError(Exception):
     """Everything that this library raises.
 
     `is_transient` says whether the same call may succeed later, `retry_after` after how many
-    seconds.
+    seconds. `is_unavailable` says that the provider was not reached, or serves nobody for a while.
 
     Example:
         try:
@@ -24,6 +24,7 @@ class QueueError(Exception):
     """
 
     is_transient: bool = False
+    is_unavailable: bool = False  # if it is transient, too, it is tried until the call's deadline
     retry_after: float | None = None  # seconds
 
     @property
@@ -160,10 +161,21 @@ class ConnectionFailed(QueueError, ConnectionError):
     """
 
     is_transient = True
+    is_unavailable = True
     retry_after = 5.0
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+def lasting(error: ConnectionFailed) -> ConnectionFailed:
+    """Marks a failure that no retry can mend, and returns it."""
+    error.is_transient = error.is_unavailable = False
+    return error
+
+
+def client_closed() -> ConnectionFailed:
+    return lasting(ConnectionFailed("The client has been closed."))
 
 
 class AuthenticationFailed(QueueError):
@@ -242,6 +254,7 @@ class PartialFailure(QueueError):
     def __init__(self, failures: dict[int, QueueError], ids: Mapping[int, str]) -> None:
         self.failures, self.ids = failures, ids
         self.is_transient = all(each.is_transient for each in failures.values())
+        self.is_unavailable = all(each.is_unavailable for each in failures.values())
         first = next(iter(failures.values()))
         super().__init__(
             f"{len(failures)} of {len(failures) + len(ids)} messages did not go; the first: {first}"

@@ -29,6 +29,8 @@ from posthouse.client.errors import (
     Throttled,
     Timeout,
     ValidationError,
+    client_closed,
+    lasting,
 )
 from posthouse.client.memory_words import NAMESPACE, attribute_of, moment_at, ms_of, property_of
 from posthouse.client.messages import PRIORITY, Message, ReceiptHandle, ReceivedMessage
@@ -78,7 +80,7 @@ class InMemoryProvider:
             return self._engine
         async with self._opening:
             if self._closed:
-                raise ConnectionFailed("The client has been closed.")
+                raise client_closed()
             if self._engine is None:
                 clock = self._virtual or SystemClock()
                 engine = await Engine.open(MemoryStore(), clock, secrets.randbits(32))
@@ -142,7 +144,7 @@ class InMemoryProvider:
         except refusals.Refused as refused:
             raise _error(refused, receipt, session) from refused
         except StoreError as lost:
-            raise ConnectionFailed(str(lost)) from lost
+            raise lasting(ConnectionFailed(str(lost))) from lost
         return await self._ask(command, receipt, session, create=False)
 
     async def _make(self, command: Any) -> bool:

@@ -1,12 +1,14 @@
-"""Retry policies, and the circuit breaker that stops trying.
+"""Retry policies, the tries of a call, and the circuit breaker that stops trying.
 
 A policy says how long to wait before the next try, or that there is none. A wait that the provider
-itself has asked for comes first. A breaker stops all calls of a client once enough have failed.
+itself has asked for comes first. A provider that is not available is tried until the call's
+deadline. A breaker stops all calls of a client once enough have failed.
 """
 
 import random
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -15,6 +17,7 @@ from posthouse.client.errors import (
     ConnectionFailed,
     ProviderError,
     QueueError,
+    SessionLocked,
     Timeout,
 )
 
@@ -177,6 +180,71 @@ class RetryByError:
             if policy is not None:
                 return policy.delay(tries, error)
         return self.otherwise.delay(tries, error)
+
+
+OUTAGE_WAIT_MIN = 0.05  # seconds between tries of a call to a provider that is not there
+
+
+class Tries:
+    """The tries of one call, and when the next one is due.
+
+    The policy is asked after a failure with the number of tries that have failed in this way: those
+    that the provider has answered, or those where it was not available. Its attempts bound the
+    first alone. While the provider is not available, the policy's longest delay is repeated until
+    the call's deadline. A policy that refuses the first retry is obeyed. `operation` began at
+    `begun` and has so many `seconds`.
+    """
+
+    def __init__(self, policy: RetryPolicy, operation: str, begun: float, seconds: float) -> None:
+        self._policy = policy
+        self._operation = operation
+        self._begun = begun
+        self._seconds = seconds
+        self._answered = 0
+        self._steps = 0  # delays that the policy has given for an outage
+        self.made = 0
+        self.last: QueueError | None = None
+
+    def wait_after(self, error: QueueError) -> float | None:
+        """Returns the seconds until the next try after this failure; None if there is none."""
+        self.made, self.last = self.made + 1, error
+        if isinstance(error, SessionLocked):  # who has it may keep it for long
+            return None
+        left = self._begun + self._seconds - time.monotonic()
+        if error.is_transient and error.is_unavailable:
+            wait = self._outage_delay(error)
+            if wait is None or left <= OUTAGE_WAIT_MIN:
+                return None
+            # Near the deadline it is tried more often: the provider may be back just in time.
+            return max(OUTAGE_WAIT_MIN, min(wait, left / 2))
+        self._answered += 1
+        wait = self._policy.delay(self._answered, error)
+        return None if wait is None or wait >= left else wait  # a later one would never be made
+
+    def _outage_delay(self, error: QueueError) -> float | None:
+        wait = self._policy.delay(self._steps + 1, error)
+        if wait is None:
+            return self._policy.delay(self._steps, error) if self._steps else None
+        self._steps += 1
+        return wait
+
+    def told(self, error: QueueError) -> QueueError:
+        """Returns the error that ends the call. After an outage it says how often it was tried."""
+        if self.made == 1 or not error.is_unavailable:
+            return error
+        told = copy(error)  # other calls may have failed with the same one
+        seconds = time.monotonic() - self._begun
+        told.args = (
+            f"{error} To {self._operation} was tried {self.made} times in {seconds:.1f} s.",
+        )
+        return told
+
+    def late(self) -> Timeout:
+        """Returns the error of a call whose deadline has passed during a try."""
+        late = Timeout(self._seconds, f"To {self._operation}")
+        tries = self.made + 1
+        late.args = (f"{late} It was tried {tries} times; the last failure: {self.last}",)
+        return late
 
 
 BreakerState = Literal["closed", "open", "half-open"]

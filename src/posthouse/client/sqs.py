@@ -20,13 +20,13 @@ from posthouse.client.asking import Asking
 from posthouse.client.config import AwsSqsConfig
 from posthouse.client.errors import (
     ConfigurationError,
-    ConnectionFailed,
     MessageNotFound,
     QueueError,
     QueueNotFound,
     SessionLocked,
     Unsupported,
     check_went,
+    client_closed,
 )
 from posthouse.client.held import Held
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage, utc_now
@@ -107,7 +107,7 @@ class SqsProvider:
     async def _open(self) -> Any:
         async with self._opening:
             if self._closed:
-                raise ConnectionFailed("The client has been closed.")
+                raise client_closed()
             if self._client is None:
                 config = self._config
                 # What fails is tried again for every provider alike, not here.

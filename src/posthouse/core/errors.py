@@ -246,10 +246,14 @@ class Unauthorized(Refused):
 
 @dataclass(eq=False)
 class Busy(Refused):
-    """The broker has too much to do, or too little memory, for this now. It may be sent again."""
+    """The broker has too much to do, or too little memory, for this now. It may be sent again.
+
+    `state` is set where it serves nobody for a while: starting, stopping or stalled.
+    """
 
     code = "busy"
     reason: str
+    state: str = ""
 
     def __str__(self) -> str:
         return f"The broker is busy: {self.reason}. Try again shortly."

@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from ssl import SSLError
+from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -36,7 +36,7 @@ from posthouse.client.errors import (
 from posthouse.client.names import SUBSCRIPTION, QueueName
 from posthouse.client.provider import ProviderType, Source
 from posthouse.client.secret import reveal
-from posthouse.client.wire.connection import missing_key, tls_context
+from posthouse.client.wire.connection import missing_key, tls_context, untrusted
 from posthouse.client.wire.problems import error_of
 
 SECONDS = 30.0  # that one request may take
@@ -208,16 +208,17 @@ class PosthouseAdmin:
                 data = response.read(ANSWER_BYTES_MAX + 1)
             finally:
                 connection.close()
-        except SSLError as error:
-            raise ConnectionFailed(
-                f"There is no trust in the broker's certificate: {error}."
-            ) from error
+        except SSLCertVerificationError as error:
+            raise untrusted(error) from error
         except (OSError, HTTPException) as error:
             raise ConnectionFailed(
                 f"There is no broker at {config.host}:{config.port}: {error}."
             ) from error
         if len(data) > ANSWER_BYTES_MAX:
-            raise ConnectionFailed(f"The broker's answer has more than {ANSWER_BYTES_MAX} bytes.")
+            raise ProviderError(
+                "posthouse", str(response.status), f"It has more than {ANSWER_BYTES_MAX} bytes.",
+                is_transient=False,
+            )  # fmt: skip
         return response.status, data
 
 

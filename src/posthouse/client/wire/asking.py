@@ -9,7 +9,7 @@ from posthouse.amqp.events import Arrived, Disposed, Run
 from posthouse.amqp.performatives import ACCEPTED, Problem, code_of
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Described, Malformed, ULong, Value
-from posthouse.client.errors import ConnectionFailed, ProviderError, QueueError
+from posthouse.client.errors import ConnectionFailed, ProviderError, QueueError, lasting
 from posthouse.client.wire.connection import Wire, node
 from posthouse.client.wire.messages import APPLICATION, PROPERTIES, VALUE
 from posthouse.client.wire.problems import error_of, refusal_in
@@ -177,7 +177,7 @@ class Coordinator:
 
     async def _say(self, what: Described) -> Described | None:
         if self._lost is not None:
-            raise self._lost
+            raise _lost_transaction()
         number = self._next
         self._next += 1
         answered: asyncio.Future[Any] = self._loop.create_future()
@@ -214,5 +214,10 @@ class Coordinator:
         asked, self._asked = self._asked, {}
         for answered in asked.values():
             if not answered.done():
-                answered.set_exception(ConnectionFailed("The transaction was lost."))
+                answered.set_exception(_lost_transaction())
                 answered.exception()
+
+
+def _lost_transaction() -> ConnectionFailed:
+    """It ended with its connection: to ask for it again on another one cannot help."""
+    return lasting(ConnectionFailed("The transaction was lost with its connection; begin another."))

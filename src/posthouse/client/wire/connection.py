@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from ssl import SSLContext, SSLError, create_default_context
+from ssl import SSLCertVerificationError, SSLContext, create_default_context
 from typing import Protocol, cast
 
 from posthouse.amqp.connection import Connection
@@ -29,6 +29,7 @@ from posthouse.client.errors import (
     ConnectionFailed,
     PermissionDenied,
     QueueError,
+    lasting,
 )
 from posthouse.client.secret import reveal
 from posthouse.client.wire.problems import error_of
@@ -331,15 +332,17 @@ async def connect(config: PosthouseConfig) -> Wire:
         raise ConnectionFailed(
             f"No broker has answered at {config.host}:{config.port} within {CONNECT_SECONDS:g} s."
         ) from error
-    except SSLError as error:
-        raise ConnectionFailed(
-            f"There is no trust in the broker's certificate: {error}."
-        ) from error
+    except SSLCertVerificationError as error:
+        raise untrusted(error) from error
     except OSError as error:
         raise ConnectionFailed(
             f"There is no broker at {config.host}:{config.port}: {error.strerror or error}."
         ) from error
     return wire
+
+
+def untrusted(error: SSLCertVerificationError) -> ConnectionFailed:
+    return lasting(ConnectionFailed(f"There is no trust in the broker's certificate: {error}."))
 
 
 def missing_key(config: PosthouseConfig) -> str:

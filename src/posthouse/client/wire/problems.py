@@ -76,7 +76,16 @@ def _missing(told: _Told) -> QueueError:
 
 def _throttled(told: _Told) -> QueueError:
     wait = told.number("wait_ms", round(BUSY_S * 1_000)) / 1_000
-    return Throttled(_PROVIDER, told.condition, told.text, wait)
+    error = Throttled(_PROVIDER, told.condition, told.text, wait)
+    error.is_unavailable = bool(told.fact("state"))  # it starts, stops or has no quorum
+    return error
+
+
+def _not_serving(told: _Told) -> QueueError:
+    """It starts, or follows a broker that leads: another one answers soon, or this one does."""
+    error = Throttled(_PROVIDER, told.condition, told.text, BUSY_S)
+    error.is_unavailable = True
+    return error
 
 
 def _invalid(told: _Told) -> QueueError:
@@ -97,7 +106,8 @@ _ERRORS: dict[str, Callable[[_Told], QueueError]] = {
     "session-locked": lambda told: SessionLocked(told.what),
     "timed-out": lambda told: Timeout(0.0),
     "busy": _throttled,
-    "not-leader": _throttled,
+    "not-leader": _not_serving,
+    "starting": _not_serving,
     "throttled": _throttled,
     "invalid-argument": _invalid,
     "ended": lambda told: ConnectionFailed(told.text or "It was ended."),

@@ -24,10 +24,12 @@ from posthouse.client.errors import (
     SessionLockLost,
     Timeout,
     Unsupported,
+    client_closed,
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import SUBSCRIPTION, MessageId, QueueName, SessionId
 from posthouse.client.provider import COMPLETE, RELEASE, ProviderType, Settlement, Source
+from posthouse.client.retry import ExponentialRetry
 from posthouse.client.wire.asking import Coordinator, ManagementClient
 from posthouse.client.wire.connection import Wire, connect, node
 from posthouse.client.wire.messages import LinkReceipt, Place, read, write
@@ -41,7 +43,8 @@ _log = logging.getLogger("posthouse.client")
 
 LINKS_MAX = 500  # of each kind, before the one that was used least lately is given up
 RECONNECT_SECONDS = 30.0  # how long a receiver tries before it says that it cannot
-_FIRST_WAIT, _LAST_WAIT = 0.05, 1.0  # between those tries
+# Between tries to connect. All calls of a client share them, so that many do not become a storm.
+_BETWEEN = ExponentialRetry(attempts=1 << 30, base=0.05, most=1.0)
 _LOOK_AGAIN_SECONDS = 5.0  # after which a receiver to which nothing comes asks once more
 _DEAD = "/$DeadLetterQueue"
 _SESSION_FILTER = Symbol("com.microsoft:session-filter")
@@ -97,6 +100,8 @@ class PosthouseProvider:
         self._config = config
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
+        self._failed = 0  # tries to connect, in a row
+        self._not_before = 0.0  # the loop's time of the next try
         self._senders, self._receivers, self._managements = _Links(), _Links(), _Links()
         self._coordinators = _Links()
         self._letters = DeadLetters()
@@ -119,15 +124,34 @@ class PosthouseProvider:
         if self._wire is not None and not self._wire.is_lost:
             return self._wire
         if self._closed.is_set():
-            raise ConnectionFailed("The client has been closed.")
+            raise client_closed()
         if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.ensure_future(connect(self._config))
+            self._connecting = asyncio.ensure_future(self._connect())
             self._connecting.add_done_callback(_look_at)
-        wire = await asyncio.shield(self._connecting)
+        connecting = self._connecting
+        try:
+            wire = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            if connecting.cancelled() and self._closed.is_set():
+                raise client_closed() from None  # the connecting was cancelled, not the caller
+            raise
         if self._closed.is_set():
             await wire.close()
-            raise ConnectionFailed("The client has been closed.")
+            raise client_closed()
         self._wire = wire
+        return wire
+
+    async def _connect(self) -> Wire:
+        """Connects, not too soon after a try that failed. Raises QueueError."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._not_before - loop.time()))
+        try:
+            wire = await connect(self._config)
+        except QueueError as error:
+            self._failed += 1
+            self._not_before = loop.time() + (_BETWEEN.delay(self._failed, error) or 0.0)
+            raise
+        self._failed = 0
         return wire
 
     async def close(self) -> None:
@@ -424,39 +448,37 @@ class WireDeliveries:
         self._closed = asyncio.Event()
 
     async def next(self, most: int) -> list[ReceivedMessage]:
+        """Goes on after an outage. Raises QueueError if it lasts too long, or for a refusal."""
+        loop = asyncio.get_running_loop()
+        failed, end = 0, 0.0  # tries in a row; until when it is tried
         while not self._closed.is_set():
-            receiving = self._receiving
             try:
-                if receiving is None or receiving.is_lost:
-                    receiving = await self._attach_again()
-            except ConnectionFailed:
+                receiving = await self._attached()
+                taken = await receiving.take(most, _LOOK_AGAIN_SECONDS)
+            except QueueError as error:
                 if self._closed.is_set():
                     break
-                raise
-            try:
-                taken = await receiving.take(most, _LOOK_AGAIN_SECONDS)
-            except ConnectionFailed:
-                continue  # it was lost, and is attached again
-            if taken:
-                return taken
-            receiving.ask_again()
-        return []
-
-    async def _attach_again(self) -> Receiving:
-        """Attaches the link again, with retries until a time limit. Raises QueueError."""
-        loop = asyncio.get_running_loop()
-        end, wait = loop.time() + RECONNECT_SECONDS, _FIRST_WAIT
-        while True:
-            try:
-                wire = await self._provider.wire()
-                self._receiving = self._provider.receiving(wire, self._source, self._window)
-                return await self._receiving.attached()
-            except ConnectionFailed:
-                if self._closed.is_set() or loop.time() + wait > end:
+                failed += 1
+                end = end if failed > 1 else loop.time() + RECONNECT_SECONDS
+                wait = _BETWEEN.delay(failed, error) if error.is_unavailable else None
+                if wait is None or loop.time() + wait > end:
                     raise
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closed.wait(), wait)
-                wait = min(_LAST_WAIT, 2 * wait)
+                continue
+            if taken:
+                return taken
+            failed = 0
+            receiving.ask_again()
+        return []
+
+    async def _attached(self) -> Receiving:
+        """The present link, or a new one. Raises QueueError."""
+        if self._receiving is not None and not self._receiving.is_lost:
+            return self._receiving
+        wire = await self._provider.wire()
+        self._receiving = self._provider.receiving(wire, self._source, self._window)
+        return await self._receiving.attached()
 
     async def close(self) -> None:
         self._closed.set()
