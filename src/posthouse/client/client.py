@@ -716,10 +716,14 @@ class QueueClient:
     # Time, in tests.
 
     async def advance(self, by: timedelta | float) -> None:
-        """Moves the clock of a broker in memory, by a duration or seconds.
+        """Moves the clock of a broker in memory.
 
-        Returns when all that falls due meanwhile is done: locks run out, messages expire, scheduled
-        ones are there. Raises ConfigurationError without `virtual_clock`, Unsupported elsewhere.
+        `by` is a duration, or a number of seconds. Returns when all that falls due meanwhile is
+        done: locks run out, messages expire, scheduled ones are there. Raises ConfigurationError
+        without `virtual_clock`, Unsupported elsewhere.
+
+        Example:
+            await client.advance(timedelta(minutes=10))
         """
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if seconds < 0:
@@ -727,7 +731,11 @@ class QueueClient:
         await self._own_clock().advance(seconds)
 
     def now(self) -> datetime:
-        """What time it is for the broker in memory. Raises Unsupported elsewhere."""
+        """Returns the time of the broker in memory. Raises Unsupported elsewhere.
+
+        Example:
+            print(client.now())
+        """
         return self._own_clock().now()
 
     def _own_clock(self) -> OwnClock:

@@ -206,6 +206,11 @@ class SyncQueueClient(_Sync):
     _accept = _waits(QueueClient.accept_session)
 
     def now(self) -> datetime:
+        """Returns the time of the broker in memory. Raises Unsupported elsewhere.
+
+        Example:
+            print(client.now())
+        """
         return self._twin.now()
 
     @property
