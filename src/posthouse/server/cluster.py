@@ -77,7 +77,7 @@ async def join(config: Config) -> "Joined":
 
 async def _reach(config: Config, servers: Servers) -> tuple[Nats, NatsLog]:
     """Waits until the servers answer. Raises OSError where they are not fit for it."""
-    told = ""
+    is_told = False
     while True:
         try:
             await _check_synced(config)
@@ -87,8 +87,8 @@ async def _reach(config: Config, servers: Servers) -> tuple[Nats, NatsLog]:
                 config.log_window,
             )  # fmt: skip
         except Unanswered as error:
-            if str(error) != told:
-                told = str(error)
+            if not is_told:
+                is_told = True
                 _log.warning("The cluster cannot be joined yet: %s.", error,
                              extra={"event": "cluster.unanswered"})  # fmt: skip
             await asyncio.sleep(JOIN_SECONDS)

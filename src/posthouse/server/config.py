@@ -121,7 +121,7 @@ class Config:
         " address, as in redis://HOST; keys and certificates stay in the data folder", "URL",
     )  # fmt: skip
     cluster: str | None = setting(
-        None, _name, "the cluster that this broker is a node of; its journal is --store nats://...",
+        None, _name, "the cluster that this broker is a node of; its journal is a store nats:...",
         "NAME",
     )  # fmt: skip
     node: str | None = setting(None, _name, "this node's name in its cluster", "NAME")

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 
@@ -298,7 +297,7 @@ class Server:
 
 def _import_all(modules: Iterable[str]) -> None:
     for module in modules:
-        import_module(module)
+        __import__(module)
 
 
 def _files_max() -> int:
