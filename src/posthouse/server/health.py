@@ -83,15 +83,16 @@ async def _ready(
         return _say(503, status=f"a sync takes more than {READY_SECONDS} s")
     except (StoreError, Busy, NotLeader) as error:
         return _say(503, status=str(error))
+    if sends and engine.store.full:
+        return _say(503, status=FULL)
     try:
         async with asyncio.timeout(READY_SECONDS):
             await certificate()
     except TimeoutError:
         return _say(503, status="the certificate is being made")
     except (OSError, ssl.SSLError) as error:
-        return _say(503, status=f"there is no TLS: {error}")
-    if sends and engine.store.full:
-        return _say(503, status=FULL)
+        if not engine.store.full:  # else there is no room for it yet, and receiving goes on
+            return _say(503, status=f"there is no TLS: {error}")
     facts: dict[str, Fact] = {"status": status, **more}
     ahead_ms = ahead_of(engine)
     if ahead_ms:
