@@ -162,8 +162,9 @@ class QueueConfig:
     is the number of retries after failures that the provider has answered with (0: nothing is tried
     again); while the provider is not available, a call is tried until its time is over.
     `retry_base_delay` and `retry_max_delay` are the first and the longest delay. `breaker_failures`
-    in a row open the circuit breaker (0: never), for `breaker_seconds`. `enable_dead_letter` off
-    refuses to dead-letter. Times are in seconds. Raises ConfigurationError.
+    in a row open the circuit breaker (0: never); every `breaker_seconds` one call is let through.
+    `enable_dead_letter` off refuses to dead-letter. Times are in seconds. Raises
+    ConfigurationError.
 
     Example:
         config = QueueConfig(PosthouseConfig("localhost"), default_timeout=5.0)
@@ -176,7 +177,7 @@ class QueueConfig:
     retry_base_delay: float = 1.0
     retry_max_delay: float = 60.0
     breaker_failures: int = 5  # in a row, until calls fail at once; 0: never
-    breaker_seconds: float = 30.0  # for so long
+    breaker_seconds: float = 1.0  # until one call is let through, to see
     enable_dead_letter: bool = True
 
     def __post_init__(self) -> None:
