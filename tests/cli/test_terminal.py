@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from posthouse.cli.show import cells
-from tests.cli.terminal import run, terminal
+from tests.cli.terminal import INTERRUPTIBLE, run, terminal
 from tests.server.running import Running, running
 from tests.waiting import until
 
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_verification_with_one_line(tmp_path: Path) -> None:
     with running("--data", str(data), "--dev"):
         pass
     command = [sys.executable, "-c", program, "store", "verify", "--data", str(data)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*INTERRUPTIBLE, *command], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
