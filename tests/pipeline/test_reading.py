@@ -317,3 +317,25 @@ def test_spark_finds_it_by_itself_where_it_is_installed(
     own.conf.set(PUSHDOWN, "false")
     register(own)
     assert own.conf.get(PUSHDOWN) == "true"
+
+
+def test_spark_offers_a_source_in_python_no_pruning_metrics_or_description(
+    spark: SparkSession,
+) -> None:
+    """If this fails, a newer Spark offers more: use it, and change docs/pipeline.md."""
+    package = "org.apache.spark.sql.execution.datasources.v2.python"
+
+    def offered(name: str) -> set[str]:
+        found: set[str] = set()
+        kind = spark._jvm.java.lang.Class.forName(f"{package}.{name}")  # type: ignore[union-attr]
+        while kind.getName().startswith(package):
+            found |= {each.getSimpleName() for each in kind.getInterfaces()}
+            found |= {each.getName() for each in kind.getDeclaredMethods()} & {"toString"}
+            kind = kind.getSuperclass()
+        return found
+
+    builder, stream = offered("PythonScanBuilder"), offered("PythonMicroBatchStream")
+    assert "SupportsPushDownFilters" in builder
+    assert "SupportsPushDownRequiredColumns" not in builder
+    assert "MicroBatchStream" in stream
+    assert not stream & {"ReportsSourceMetrics", "toString"}
