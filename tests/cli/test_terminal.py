@@ -35,6 +35,8 @@ def test_top_fits_the_terminal(broker: Running, columns: int, lines: int) -> Non
     assert shown[0].startswith("QUEUE"[:columns])
     if columns >= 40:
         assert "ACTIVE" in shown[0]
+        names = [line.split()[0] for line in shown[1:] if "name" in line or ".." in line]
+        assert len(set(names)) == len(names) > 3, "names that begin alike can be told apart"
         assert shown[-1].startswith("and ") or lines > 50
 
 

@@ -11,6 +11,7 @@ import msgspec
 from posthouse.broker.watch import ahead_of
 from posthouse.core.errors import Busy, NotLeader
 from posthouse.dialects.http import JSON
+from posthouse.dialects.known import DIALECTS
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
@@ -52,12 +53,12 @@ def health(broker: BrokerHost, certificate: Certificate) -> Route:
 
 
 def _services(broker: BrokerHost) -> dict[str, Fact]:
-    """The version, and what is spoken; for development, as a stranger need not know it."""
+    """The version and the protocols served; for development, as a stranger need not know it."""
     if not broker.dev:
         return {}
     from importlib.metadata import version
 
-    services = dict.fromkeys(broker.config.dialects, "running")
+    services = {each.name: "running" for each in DIALECTS if each.is_served}
     return {"version": version("posthouse"), "services": services}
 
 
