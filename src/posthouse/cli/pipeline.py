@@ -84,6 +84,11 @@ def _spark(options: argparse.Namespace) -> "SparkSession":
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda line: "while sending command" not in line.getMessage())
     spark = session(options.master)
+    # PySpark logs a mistake in SQL with Java's trace, and raises it, too: we tell it in a sentence.
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     # Spark's own handler asks Java to cancel, in the middle of another call. Java ends with us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return spark
