@@ -193,7 +193,7 @@ def test_what_was_sent_can_be_sent_again(
 
 
 def jobs_run(spark: "SparkSession") -> int:
-    return int(spark._jsc.sc().dagScheduler().numTotalJobs())  # type: ignore[attr-defined]
+    return int(spark._jsc.sc().dagScheduler().numTotalJobs())
 
 
 def test_a_plan_that_makes_no_sense_is_refused(
