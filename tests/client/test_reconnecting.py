@@ -224,9 +224,16 @@ def test_calls_go_through_soon_after_an_outage_in_which_all_calls_had_ended(tmp_
             await asyncio.to_thread(broker.stop)
             sending = [client.send_message("over", Message(b"x")) for _ in range(10)]
             failed = await asyncio.gather(*sending, return_exceptions=True)
-            assert all(isinstance(each, posthouse.ConnectionFailed) for each in failed)
+            ended = (posthouse.ConnectionFailed, posthouse.Timeout)
+            assert all(isinstance(each, ended) for each in failed), failed
+
+            async def send_until_refused() -> None:
+                while True:  # on a busy machine a call may be let through first
+                    with suppress(*ended):
+                        await client.send_message("over", Message(b"x"))
+
             with pytest.raises(posthouse.CircuitOpen) as caught:
-                await client.send_message("over", Message(b"x"))
+                await send_until_refused()
             wait = caught.value.retry_after
             assert wait is not None
             assert wait <= 1.0

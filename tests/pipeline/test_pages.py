@@ -82,7 +82,7 @@ def found(element: Any, tag: str) -> list[Any]:
 def said(element: Any) -> str:
     if not isinstance(element, dict):
         return str(element)
-    return element["textContent"] + "".join(map(said, element["children"]))
+    return str(element["textContent"]) + "".join(map(said, element["children"]))
 
 
 def wide(text: str) -> float:
