@@ -182,6 +182,10 @@ class NatsLog:
                     if headers["Status"] in ("204", "404"):
                         return messages
                     raise Unanswered(f"a read was answered with {headers['Status']}")
+                # Each tells which was sent before it: one may be lost where a connection was.
+                before = messages[-1][0] if messages else 0
+                if int(headers["Nats-Last-Sequence"]) != before:
+                    raise TimeoutError("a message of it was lost")
                 messages.append((int(headers["Nats-Sequence"]), message.data))
         except _SILENT as error:
             if messages:  # those are right, whatever comes behind them

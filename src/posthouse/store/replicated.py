@@ -10,7 +10,6 @@ what is durable, and nothing is lost.
 """
 
 import asyncio
-import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,10 +41,10 @@ class ReplicatedStore:
         self._last = local.last
         self._kept: deque[tuple[int, int]] = deque()  # numbers and ends that the disk may not have
         self._synced = 0 if local.last is None else local.last.number
-        self._confirmed_at = 0.0  # when something was last confirmed, by the loop's clock
         self._waits_since: float | None = None  # something waits to be confirmed
         self._failure: StoreError | None = None
         self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # then what is under way is looked after
         self._keeping = asyncio.Lock()
         self._doing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -108,15 +107,20 @@ class ReplicatedStore:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the log has confirmed something just now, so that nobody else leads yet."""
+        """Whether something that was published just now counts, so that nobody else led then."""
         now = asyncio.get_running_loop().time()
-        return now - self._confirmed_at < FRESH_SECONDS
+        return self._writing is not None and now - self._writing.led_at < FRESH_SECONDS
 
     @property
     def is_stalled(self) -> bool:
         """Whether the log has not answered for so long that there is no use in waiting."""
         since = self._waits_since
         return since is not None and asyncio.get_running_loop().time() - since > STALLED_SECONDS
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why it cannot lead any more, whether or not a sync was told."""
+        return self._failure
 
     # Following.
 
@@ -126,7 +130,9 @@ class ReplicatedStore:
         Raises Behind where the next ones are no longer in the log, Unanswered, or Spoilt.
         """
         assert self._writing is None
-        frames = self._take(await self._log.read(self._reading.sequence))
+        frames: list[Frame] = []
+        while not frames and (messages := await self._log.read(self._reading.sequence)):
+            frames = self._take(messages)  # none where the folder has them all
         await self._keep(frames)
         return frames
 
@@ -136,12 +142,17 @@ class ReplicatedStore:
         return self._new(frames)
 
     def _new(self, frames: Sequence[Frame]) -> list[Frame]:
-        """The frames that the folder lacks. Raises Behind."""
+        """The frames that the folder lacks. Raises Behind: the log may be purged meanwhile."""
         number = self.number
-        new = [frame for frame in frames if frame.number > number]
-        first = new[0].number if new else self._reading.number + 1
-        if first > number + 1:
-            raise Behind(number, first)
+        new: list[Frame] = []
+        for frame in frames:
+            if frame.number > number + 1:
+                raise Behind(number, frame.number)
+            if frame.number == number + 1:
+                new.append(frame)
+                number += 1
+        if self._reading.number > number:
+            raise Behind(number, self._reading.number + 1)
         return new
 
     async def _keep(self, frames: Sequence[Frame]) -> None:
@@ -187,7 +198,6 @@ class ReplicatedStore:
                 " was confirmed"
             )
         self._writing = writing
-        self._confirmed_at = loop.time()
 
     async def _do(self, writing: Writing, action: Publish | Look) -> list[Frame]:
         """Does it, and tells the lane what came of it; returns frames of others."""
@@ -198,6 +208,8 @@ class ReplicatedStore:
         except Unanswered:
             if isinstance(action, Publish):
                 writing.refused(action.run, action.ordinal)
+            else:
+                writing.unseen()
             return []
         if sequence is None:
             writing.refused(action.run, action.ordinal)
@@ -223,16 +235,14 @@ class ReplicatedStore:
             self._unkept.append(frame)
         if not frames:
             return
-        loop = asyncio.get_running_loop()
-        number = frames[-1].number
         if self._waits_since is None:
-            self._waits_since = loop.time()
+            self._waits_since = asyncio.get_running_loop().time()
+        number = frames[-1].number
+        self._pump(writing)
         while writing.confirmed < number:
             self._raise_failure()
-            self._pump(writing)
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):  # a look may be due then
-                await asyncio.wait_for(self._changed.wait(), SILENCE_SECONDS / 4)
+            await self._changed.wait()
         await self._keep_confirmed(writing)
 
     def mark(self) -> None:
@@ -258,11 +268,19 @@ class ReplicatedStore:
             raise self._failure
 
     def _pump(self, writing: Writing) -> None:
+        """Does what is to be done now, and is called again in time while something is under way."""
         loop = asyncio.get_running_loop()
         for action in writing.poll(loop.time()):
             task = loop.create_task(self._act(writing, action))
             self._doing.add(task)
             task.add_done_callback(self._doing.discard)
+        if self._timer is None and not writing.is_idle:
+            self._timer = loop.call_later(SILENCE_SECONDS / 4, self._look_after, writing)
+
+    def _look_after(self, writing: Writing) -> None:
+        self._timer = None
+        if self._failure is None:
+            self._pump(writing)
 
     async def _act(self, writing: Writing, action: Publish | Look) -> None:
         before = writing.confirmed
@@ -272,7 +290,6 @@ class ReplicatedStore:
             self._failure = error
         now = asyncio.get_running_loop().time()
         if writing.confirmed > before:
-            self._confirmed_at = now
             waits = self._unkept and self._unkept[-1].number > writing.confirmed
             self._waits_since = now if waits else None
         if writing.is_over:
@@ -307,6 +324,8 @@ class ReplicatedStore:
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._doing:
             task.cancel()
         if self._doing:
