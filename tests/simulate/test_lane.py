@@ -52,7 +52,7 @@ def _no_fence_is_looked_at(patch: pytest.MonkeyPatch) -> None:
         return (
             entry.kind == FENCE
             or entry.ordinal == 0
-            or (self.place == (entry.run, entry.ordinal - 1))
+            or (self._place == (entry.run, entry.ordinal - 1))
         )
 
     patch.setattr(Reading, "_counts", counts)

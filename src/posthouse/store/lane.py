@@ -107,7 +107,7 @@ class Reading:
         self.void = 0  # messages that did not count
         # Marks of one's own that count: the sequence of each, and the number of the frame before.
         self.marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
-        self.place: tuple[int, int] | None = None  # the last message's run and ordinal if it counts
+        self._place: tuple[int, int] | None = None  # the last message's run and index, if it counts
         self._parts: list[bytes] = []  # of a frame of which there is more to come
 
     def take(self, sequence: int, data: bytes) -> Frame | None:
@@ -123,12 +123,12 @@ class Reading:
         is_next, self.sequence = sequence == self.sequence + 1, sequence
         if entry is None or not (self._counts(entry) or not is_next):
             self.void += 1
-            self.place = None
+            self._place = None
             self._parts = []
             return None
         if not is_next:
             self.number = entry.number
-        self.place = entry.run, entry.ordinal
+        self._place = entry.run, entry.ordinal
         if entry.kind != PART:
             self.epoch, self.claim = entry.epoch, entry.claim
             self._parts = []
@@ -139,7 +139,7 @@ class Reading:
         if entry.kind == FENCE:
             return True
         is_leaders = entry.epoch == self.epoch and entry.claim == self.claim
-        return is_leaders and (entry.ordinal == 0 or self.place == (entry.run, entry.ordinal - 1))
+        return is_leaders and (entry.ordinal == 0 or self._place == (entry.run, entry.ordinal - 1))
 
     def _completed(self, entry: Entry) -> Frame | None:
         if entry.part == 0:
@@ -160,10 +160,14 @@ class Reading:
         self.number = frame.number
         return frame
 
+    def is_at(self, entry: Entry) -> bool:
+        """Whether this message of who leads is the last one that was read, and counts."""
+        return self._place == (entry.run, entry.ordinal)
+
     def note(self, entry: Entry) -> None:
         """Takes a message of one's own as read, which is known to be the next and to count."""
         self.sequence += 1
-        self.place = entry.run, entry.ordinal
+        self._place = entry.run, entry.ordinal
         if entry.kind != PART or entry.part == 0:
             self._parts = []
         if entry.kind == FENCE:
@@ -327,7 +331,7 @@ class Writing:
             frame = self._reading.take(sequence, data)
             if self.is_won:  # it is one's own
                 self._confirm()
-                good = self._find(*self._reading.place) if self._reading.place else None
+                good = next((sent for sent in self._sent if self._reading.is_at(sent.entry)), None)
                 if good is not None:
                     self.led_at = max(self.led_at, good.at)
             elif frame is not None:
