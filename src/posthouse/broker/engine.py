@@ -871,6 +871,9 @@ class Engine:
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
+        is_told = bool(batch.answers or batch.deliveries)
+        if is_told and not batch.is_written and not self._journal.store.is_fresh:
+            batch.probe = True  # what is read here is true only if nobody else leads
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
         return batch
