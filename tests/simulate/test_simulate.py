@@ -50,11 +50,11 @@ def _a_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """A deposed leader goes on behind the fence of another."""
 
     def is_won(self: Writing) -> bool:
-        won[self] = won.get(self, False) or right.fget(self)  # type: ignore[misc]
+        won[self] = won.get(self, False) or right.fget(self)
         return won[self]
 
     won: dict[Writing, bool] = {}
-    right = Writing.is_won
+    right = vars(Writing)["is_won"]
     patch.setattr(Writing, "is_won", property(is_won))
 
 

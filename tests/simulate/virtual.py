@@ -107,7 +107,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 with contextlib.suppress(Exception):  # of who has to be tidy
                     coroutine.close()
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]  # of any arguments
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         owned = _owned(callback, context)
@@ -116,7 +116,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             owned.handle = handle
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]  # of any arguments
         self, when: float, callback: Callable[..., object], *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:  # fmt: skip
