@@ -320,7 +320,7 @@ class Cluster:
         self._equal(what, whole(one, bodies=False), whole(other, bodies=False))
 
     def _equal(self, what: str, one: dict[str, Any], other: dict[str, Any]) -> None:
-        assert one == other, f"{what} differ:\n" + "\n".join(_differences(one, other))
+        assert one == other, f"{what} differ:\n" + "\n".join(differences(one, other))
 
     def _check_bodies(self) -> None:
         """What was acknowledged is there, and what was told of a takeover is not."""
@@ -481,11 +481,11 @@ class Cluster:
         return random.choice(commands)
 
 
-def _differences(one: object, other: object, at: str = "") -> Iterator[str]:
+def differences(one: object, other: object, at: str = "") -> Iterator[str]:
     """Where two trees of plain values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
-            yield from _differences(one.get(key), other.get(key), f"{at}/{key}")
+            yield from differences(one.get(key), other.get(key), f"{at}/{key}")
     elif one != other:
         yield f"{at}: {one} and {other}"
 
