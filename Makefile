@@ -59,6 +59,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
+	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline
 

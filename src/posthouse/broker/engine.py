@@ -53,7 +53,7 @@ from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Moved, Pace
 from posthouse.broker.receivers import CanWait, Deliver, Receivers, Wait, may_leave, nothing_for
-from posthouse.broker.replay import Progress, Replay, recover
+from posthouse.broker.replay import Progress, Replay, body_bytes, evict_sent, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
@@ -97,6 +97,7 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     ClockSet,
+    MessagesRestored,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -302,6 +303,11 @@ class Engine:
                 figures.messages += span(record) - 2 * len(record.sequences)
             if self._memory.tight:
                 self._memory.remember(state, record, position)
+        elif isinstance(record, MessagesRestored):
+            figures.bytes += body_bytes(record)
+            figures.messages += len(record.messages)
+            if self._memory.tight:
+                evict_sent(self._world, namespace, record)
         elif isinstance(record, AccountSet | AccountRevoked):
             self._note_account(record.name)
         elif isinstance(record, NamespaceDeleted):

@@ -603,11 +603,18 @@ def _add_store(rooms: Rooms) -> None:
     made = action("import", "read such a file into a store that is empty")
     made.add_argument("file", type=Path, metavar="FILE")
     made = _action(
-        store, "copy", "store:copy", "copy a journal into a store that is empty",
-        "posthouse store copy file:/var/lib/posthouse sqlite:/var/lib/journal.db",
+        store, "copy", "store:copy", "copy a journal into a store that is empty, or one namespace",
+        "posthouse store copy file:/var/lib/posthouse sqlite:/var/lib/journal.db\n"
+        "  posthouse store copy --namespace shop --move file:/srv/a file:/srv/b",
     )  # fmt: skip
     made.add_argument("source", type=_store_url, metavar="FROM", help="a store, as file:DIR")
     made.add_argument("target", type=_store_url, metavar="TO", help="as sqlite:FILE")
+    made.add_argument(
+        "--namespace", metavar="NAME",
+        help="only this namespace, as it is now, into a store that may hold others",
+    )  # fmt: skip
+    made.add_argument("--move", action="store_true",
+                      help="with --namespace: delete it in FROM once TO has it")  # fmt: skip
     made.add_argument("--json", action="store_true", help="for programs")
     made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
     made.add_argument(

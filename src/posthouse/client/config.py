@@ -33,7 +33,8 @@ class PosthouseConfig:
     `host` and `port` are its address; `key_name` and `key` the credentials; `namespace` the
     namespace, the broker's own if it is empty. `tls` encrypts the connection, and `ca_file` names
     the certificates to trust instead of the machine's. `prefetch` is how many messages a receiver
-    fetches ahead.
+    fetches ahead. `map` names a file that says which broker has which namespace; address and
+    credentials are then those of `namespace` there, whenever the client connects.
 
     Example:
         config = PosthouseConfig("broker.example.com", 5671, "web", "secret", tls=True)
@@ -47,6 +48,7 @@ class PosthouseConfig:
     tls: bool = False
     ca_file: str = ""  # whom to trust; the machine's, unless said
     prefetch: int = 256  # messages that a receiver fetches ahead
+    map: str = ""  # a file of brokers by namespace, which says where this one is
     provider = ProviderType.POSTHOUSE
 
     def __post_init__(self) -> None:
@@ -54,6 +56,8 @@ class PosthouseConfig:
         _check(bool(self.host), "host", "must not be empty")
         _check(0 < self.port < 65_536, "port", "must be from 1 to 65535")
         _check(1 <= self.prefetch <= 5_000, "prefetch", "must be from 1 to 5000")
+        alone = self.host == "localhost" and not self.key and not self.ca_file
+        _check(alone or not self.map, "map", "goes without host, key and ca_file, which it gives")
 
 
 @dataclass(frozen=True)
@@ -193,9 +197,9 @@ class QueueConfig:
     def from_url(cls, url: str) -> "QueueConfig":
         """Reads a configuration from a `url`.
 
-        It is `posthouse://name:key@host/namespace?prefetch=100`, `sb://`, `sqs://region`,
-        `memory://`, or a connection string of Azure's. Settings of both parts follow as a query.
-        Raises ConfigurationError.
+        It is `posthouse://name:key@host/namespace?prefetch=100`, `posthouse:///namespace?map=FILE`,
+        `sb://`, `sqs://region`, `memory://`, or a connection string of Azure's. Settings of both
+        parts follow as a query. Raises ConfigurationError.
 
         Example:
             config = QueueConfig.from_url("posthouse://localhost?max_retry_attempts=5")

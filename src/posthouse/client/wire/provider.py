@@ -28,6 +28,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import SUBSCRIPTION, MessageId, QueueName, SessionId
+from posthouse.client.namespace_map import located
 from posthouse.client.provider import COMPLETE, RELEASE, ProviderType, Settlement, Source
 from posthouse.client.retry import ExponentialRetry
 from posthouse.client.wire.asking import Coordinator, ManagementClient
@@ -146,7 +147,7 @@ class PosthouseProvider:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._not_before - loop.time()))
         try:
-            wire = await connect(self._config)
+            wire = await connect(located(self._config))
         except QueueError as error:
             self._failed += 1
             self._not_before = loop.time() + (_BETWEEN.delay(self._failed, error) or 0.0)
@@ -210,10 +211,10 @@ class PosthouseProvider:
         return await self._coordinators.get("", make)
 
     def admin(self) -> "PosthouseAdmin":
-        if self._admin is None:
+        if self._admin is None or self._config.map:  # which may say another broker by now
             from posthouse.client.wire.admin import PosthouseAdmin
 
-            self._admin = PosthouseAdmin(self._config)
+            self._admin = PosthouseAdmin(located(self._config))
         return self._admin
 
     # Sending.
