@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from hmac import digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
 from posthouse.server.files import read_secret
@@ -339,14 +339,9 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    if config.cluster_secret is None:  # a cluster for development, whose keys everybody knows
-        secret = f"the cluster {config.cluster} for development".encode()
-    else:
-        secret = config.cluster_secret.read_bytes().strip()
-        if len(secret) < _SEAL_BYTES:
-            raise OSError(f"{config.cluster_secret} holds fewer than {_SEAL_BYTES} bytes.")
-    root = digest(secret, b"posthouse root key", "sha256").hex()
-    return DEV_KEY if config.dev else root, digest(secret, b"posthouse seal key", "sha256")
+    secret = read_cluster_secret(config)
+    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
+    return root, derive(secret, "seal key")
 
 
 def _compression(config: Config) -> Compression | None:
