@@ -26,7 +26,7 @@ def parse_addresses(hosts: str, port: int) -> tuple[Address, ...]:
 
 def _parse(text: str, port: int) -> Address:
     parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.netloc != text or "@" in text:
+    if not parts.hostname or parts.netloc != text or any(map(str.isspace, text)) or "@" in text:
         raise ValueError(f"{text!r} is no host")
     return Address(parts.hostname, port if parts.port is None else parts.port)
 
