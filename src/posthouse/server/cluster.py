@@ -443,6 +443,8 @@ class ClusterNode:
             await self._say(self._membership.subject("hello"), self._hello())
             if self.leads:
                 self._look_at_versions()
+                if self._store.is_stalled:  # meanwhile NATS may have told why
+                    self._note_block()
             await asyncio.sleep(HELLO_SECONDS)
 
     # Following.
