@@ -189,6 +189,7 @@ class Engine:
         self._writing = Batch()  # is being synced
         self._receivers = Receivers(self._note_granted)
         self._work: asyncio.Handle | asyncio.Task[None] | None = None  # a turn, or what it began
+        self._turn_is_due = False  # nothing of this batch is written yet
         self._timer: asyncio.TimerHandle | None = None
         self._lock_sync_seconds = lock_sync_ms / 1_000
         self._lock_timer: asyncio.TimerHandle | None = None  # then a batch of locks is written
@@ -411,6 +412,8 @@ class Engine:
             certain = self._decide(principal, namespace, command, reply)
         if self._work is None:
             self._begin_work()
+        elif self._turn_is_due and batch.is_large:
+            self._begin_early()
         return certain
 
     def _begin_work(self) -> None:
@@ -420,10 +423,22 @@ class Engine:
             batch.is_awaited = True
         if batch.is_awaited or self._backlog:
             self._work = asyncio.get_running_loop().call_soon(self._turn)
+            self._turn_is_due = True
         elif self._lock_timer is None and batch:
             self._lock_timer = asyncio.get_running_loop().call_later(
                 self._lock_sync_seconds, self._write_locks
             )
+
+    def _begin_early(self) -> None:
+        """Begins to write a large batch before its turn: more is decided while the disk works."""
+        if self._memory.has_evicted or self._journal.store.full:
+            return
+        assert self._work is not None
+        self._work.cancel()
+        self._turn_is_due = False
+        if self._close_batch().is_written:
+            self._journal.begin_sync()
+        self._work = asyncio.get_running_loop().create_task(self._run())
 
     def _write_locks(self) -> None:
         """Writes the locks that nothing came behind; they may be younger than the timer is."""
@@ -826,7 +841,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Commits the batch in this turn where the store syncs at once; else a task does."""
-        whole = is_done = False
+        self._turn_is_due = whole = is_done = False
         try:
             self._due.do_some()
             is_done = self._commit_at_once()
