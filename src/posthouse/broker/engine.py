@@ -98,6 +98,7 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     ClockSet,
+    NamespaceCreated,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -329,6 +330,7 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
+        self._due.agenda.note_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING, "stopping") if self._closing else self._block
@@ -721,6 +723,9 @@ class Engine:
             self._batch.entries.append(("", record))
             self._batch.weight += weight(record)
             self._journal.position += span(record)
+            if isinstance(record, NamespaceCreated | NamespaceDeleted):
+                self._due.agenda.note(record.name)
+                self._memory.note(record.name)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
             elif isinstance(record, AccountSet | AccountRevoked):
@@ -729,6 +734,8 @@ class Engine:
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
+        self._due.agenda.note(state.name)
+        self._memory.note(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
