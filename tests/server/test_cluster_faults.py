@@ -15,17 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.server.clustered import QUEUE, SERVER, Nats, a_free_port, active, call, nats, send
 from tests.server.running import Running
-from tests.server.test_cluster_processes import (
-    QUEUE,
-    SERVER,
-    Nats,
-    a_free_port,
-    active,
-    call,
-    nats,
-    send,
-)
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(SERVER is None, reason="there is no nats-server here")
@@ -89,7 +80,7 @@ class Servers:
     def leader(self, but: str = "") -> str:
         def found() -> str:
             for name, node in self.nodes.items():
-                if name != but and call(node, "GET", "/health/ready").status == 200:
+                if name != but and call(node, "GET", "/health/leader").status == 200:
                     return name
             return ""
 
@@ -172,7 +163,7 @@ def test_while_most_servers_are_away_the_broker_is_stalled_and_goes_on_by_itself
         server.signal(signal.SIGCONT)
     waiting.join(60)
     assert answers == [201]
-    until(lambda: call(node, "GET", "/health/ready").status == 200, "it is ready again")
+    until(lambda: call(node, "GET", "/health/leader").status == 200, "it is ready again")
     send(node, 1)
     assert active(node) == 5
     assert node.events("cluster.goes_on")
@@ -186,7 +177,7 @@ def test_a_node_starts_while_one_of_three_servers_is_down(servers: Servers) -> N
     assert node.stop() == 0
     servers.servers[2].close()
     again = servers.start("a")
-    until(lambda: call(again, "GET", "/health/ready").status == 200, "it leads")
+    until(lambda: call(again, "GET", "/health/leader").status == 200, "it leads")
     assert active(again) == 1
 
 
@@ -235,7 +226,7 @@ def test_a_missing_permission_is_told_in_the_log_and_to_clients(nats: Nats, tmp_
     """The server tells it beside the answer, which never comes."""
     node = Running(*nats.flags("a", tmp_path / "a"))
     try:
-        until(lambda: call(node, "GET", "/health/ready").status == 200, "it leads")
+        until(lambda: call(node, "GET", "/health/leader").status == 200, "it leads")
         assert call(node, "PUT", QUEUE, {}).status == 201
         config = tmp_path / "nats" / "nats.conf"
         config.write_text(
@@ -260,7 +251,7 @@ def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
     nats: Nats, tmp_path: Path
 ) -> None:
     old = Running(*nats.flags("a", tmp_path / "a"))
-    until(lambda: call(old, "GET", "/health/ready").status == 200, "it leads")
+    until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
     new = Running(*nats.flags("b", tmp_path / "b"), "--failover-after", "60")
     try:
         assert call(old, "PUT", QUEUE, {}).status == 201
@@ -268,7 +259,7 @@ def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
         assert new.events("cluster.leader")
         idle = create_connection(("127.0.0.1", old.port))  # nobody waits for a peer that hangs
         assert old.stop() == 0
-        until(lambda: call(new, "GET", "/health/ready").status == 200, "it leads", 30)
+        until(lambda: call(new, "GET", "/health/leader").status == 200, "it leads", 30)
         assert active(new) == 5
         idle.close()
     finally:

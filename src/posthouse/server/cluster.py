@@ -66,11 +66,11 @@ class Membership:
         return f"ph.{self.cluster}.{word}"
 
 
-async def join(config: Config, waits: Callable[[str], None]) -> "Joined":
+async def join(config: Config, url: str, waits: Callable[[str], None]) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
 
-    `waits` is told what is waited for. Raises OSError where the servers are not fit for it, and
-    StoreError.
+    At `url` the others reach this node. `waits` is told what is waited for. Raises OSError where
+    the servers are not fit for it, and StoreError.
     """
     assert config.cluster is not None
     assert config.node is not None
@@ -86,7 +86,6 @@ async def join(config: Config, waits: Callable[[str], None]) -> "Joined":
         FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
         interval_ms=config.interval_ms,
     )  # fmt: skip
-    url = config.advertise or f"{config.host[0]}:{config.port[0].number}"
     membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
     placement = Placement(log, lambda: nats.own_server)
     return Joined(membership, ReplicatedStore(local, log), nats, level, placement, silent)
