@@ -734,8 +734,6 @@ class Engine:
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
-        self._due.agenda.note(state.name)
-        self._memory.note(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
@@ -758,6 +756,8 @@ class Engine:
                 elif type(record) is QueueDeleted:
                     gone += spaces.keys_of(self._world, state.name, record.queue)
                 journal.position += span(record)
+        self._due.agenda.note(state.name)
+        self._memory.note(state.name)
         for name in gone:
             self._revoke(name)
 
