@@ -98,7 +98,6 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     ClockSet,
-    NamespaceCreated,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -330,7 +329,6 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
-        self._due.agenda.note_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING, "stopping") if self._closing else self._block
@@ -723,9 +721,6 @@ class Engine:
             self._batch.entries.append(("", record))
             self._batch.weight += weight(record)
             self._journal.position += span(record)
-            if isinstance(record, NamespaceCreated | NamespaceDeleted):
-                self._due.agenda.note(record.name)
-                self._memory.note(record.name)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
             elif isinstance(record, AccountSet | AccountRevoked):
@@ -756,8 +751,6 @@ class Engine:
                 elif type(record) is QueueDeleted:
                     gone += spaces.keys_of(self._world, state.name, record.queue)
                 journal.position += span(record)
-        self._due.agenda.note(state.name)
-        self._memory.note(state.name)
         for name in gone:
             self._revoke(name)
 
