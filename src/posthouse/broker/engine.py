@@ -329,6 +329,7 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
+        self._due.look_at_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING, "stopping") if self._closing else self._block
@@ -723,12 +724,15 @@ class Engine:
             self._journal.position += span(record)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
+                self._batch.changed.add(record.name)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
+        batch.changed.add(state.name)
+        self._due.changed.add(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
@@ -920,7 +924,7 @@ class Engine:
         if batch.deliveries:
             owed = [delivery for deliveries in batch.deliveries for delivery in deliveries]
             self._receivers.hand_over(owed)
-        self._memory.relieve(batch.messages, batch.bytes, batch.weight)
+        self._memory.relieve(batch.messages, batch.bytes, batch.weight, batch.changed)
         while self._backlog and not self._batch.is_full:
             submitted = self._backlog.take()
             self._decide(
