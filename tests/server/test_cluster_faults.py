@@ -258,10 +258,12 @@ def test_a_missing_permission_is_told_in_the_log_and_to_clients(nats: Nats, tmp_
 def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
     nats: Nats, tmp_path: Path
 ) -> None:
-    old = Running(*nats.flags("a", tmp_path / "a"))
-    until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
-    new = Running(*nats.flags("b", tmp_path / "b"), "--failover-after", "60")
-    try:
+    with ExitStack() as stack:
+        old = Running(*nats.flags("a", tmp_path / "a"))
+        stack.callback(old.kill)
+        until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
+        new = Running(*nats.flags("b", tmp_path / "b"), "--failover-after", "60")
+        stack.callback(new.kill)
         assert call(old, "PUT", QUEUE, {}).status == 201
         send(old, 5)
         assert new.events("cluster.leader")
@@ -270,9 +272,6 @@ def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
         until(lambda: call(new, "GET", "/health/leader").status == 200, "it leads", 30)
         assert active(new) == 5
         idle.close()
-    finally:
-        old.kill()
-        new.kill()
 
 
 class Amqp:
@@ -298,10 +297,12 @@ class Amqp:
 
 
 def test_a_deposed_leader_tells_its_clients_and_follows(nats: Nats, tmp_path: Path) -> None:
-    old = Running(*nats.flags("a", tmp_path / "a"))
-    until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
-    new = Running(*nats.flags("b", tmp_path / "b"))
-    try:
+    with ExitStack() as stack:
+        old = Running(*nats.flags("a", tmp_path / "a"))
+        stack.callback(old.kill)
+        until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
+        new = Running(*nats.flags("b", tmp_path / "b"))
+        stack.callback(new.kill)
         assert new.events("cluster.leader")
         client = Amqp(old)
         old.process.send_signal(signal.SIGSTOP)
@@ -314,9 +315,6 @@ def test_a_deposed_leader_tells_its_clients_and_follows(nats: Nats, tmp_path: Pa
         client.close()
         until(lambda: sum(e["event"] == "broker.ready" for e in old.log) == 2, "it starts anew")
         until(lambda: old.events("cluster.leader"), "it follows")
-    finally:
-        old.kill()
-        new.kill()
 
 
 def test_after_a_step_down_the_process_is_to_be_started_anew(nats: Nats, tmp_path: Path) -> None:
@@ -336,8 +334,11 @@ def test_after_a_step_down_the_process_is_to_be_started_anew(nats: Nats, tmp_pat
             return servers[name]._broker.node
 
         def leader() -> str:
-            leading = [name for name in "ab" if (node := node_of(name)) is not None and node.leads]
-            return leading[0] if leading and not running[leading[0]].done() else ""
+            for name in "ab":
+                node = node_of(name)
+                if node is not None and node.leads and not running[name].done():
+                    return name
+            return ""
 
         old = await until_async(leader, "a node leads")
         new = "b" if old == "a" else "a"
