@@ -342,9 +342,12 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    secret = read_cluster_secret(config)
-    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
-    return root, derive(secret, "seal key")
+    return cluster_root_key(config), derive(read_cluster_secret(config), "seal key")
+
+
+def cluster_root_key(config: Config) -> str:
+    """The root key of all nodes of a cluster. Raises OSError."""
+    return DEV_KEY if config.dev else derive(read_cluster_secret(config), "root key").hex()
 
 
 def _compression(config: Config) -> Compression | None:
