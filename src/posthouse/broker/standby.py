@@ -31,6 +31,7 @@ class Beat(msgspec.Struct, frozen=True):
     position: int
     time_ms: int
     to: str = ""  # of one that is leaving: the node that is to take over
+    leads_ms: int = 0  # how long it has led
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -44,6 +45,9 @@ class Hello(msgspec.Struct, frozen=True):
     time_ms: int
     prefer: int = 0  # lower ones are to lead rather than higher ones
     heard_ms: int | None = None  # how long ago it has heard the leader
+    position: int = 0  # it has applied all changes before this one
+    behind_ms: int = 0  # for how long it has not had all that the leader has confirmed
+    free_percent: int | None = None  # of the disk of its folder
 
 
 class Standby:

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,6 +55,19 @@ class Membership:
         return f"ph.{self.cluster}.{word}"
 
 
+def stream_name(cluster: str) -> str:
+    return f"PHJ_{cluster}_0"
+
+
+def free_percent(folder: Path) -> int | None:
+    """What is free of the disk under a folder; None where it cannot be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free * 100 // max(1, usage.total)
+
+
 async def join(config: Config) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
 
@@ -84,7 +99,7 @@ async def _reach(config: Config, servers: Servers) -> tuple[Nats, NatsLog]:
             await _check_synced(config)
             nats = await Nats.connect(servers)
             return nats, await nats.log(
-                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
+                stream_name(config.cluster or ""), f"phj.{config.cluster}.0", config.replicas,
                 config.log_window,
             )  # fmt: skip
         except Unanswered as error:
@@ -181,6 +196,8 @@ class ClusterNode:
         )
         self._news = asyncio.Event()  # another node has said something that matters
         self._tried = 0  # the epoch of the last attempt
+        self._led_since = 0.0  # when it began to lead
+        self._behind_since: float | None = None  # when it last had all that the leader has
         self._leadership = Leadership(membership.failover_seconds)
         self._leadership.on_change(self._note_leader)
         self.leads = False
@@ -203,6 +220,10 @@ class ClusterNode:
             [NodeStatus(self._hello(), 0.0),
              *(NodeStatus(hello, now - at) for at, hello in self.standby.heard())],
         )  # fmt: skip
+
+    async def stream_info(self) -> dict[str, Any]:
+        """What the NATS servers tell of the stream. Raises Unanswered."""
+        return await self._nats.info(stream_name(self._membership.cluster))
 
     async def run(self) -> None:
         """Follows until this node leads, and leads until it is cancelled, or the engine fails."""
@@ -245,6 +266,7 @@ class ClusterNode:
         self.standby.hear_beat(beat, self._loop.time())
         if beat is self.standby.leader and not self.leads:
             self._leadership.hear(beat)
+            self._behind_ms()
         self._news.set()
 
     def _note_leader(self, leader: Beat | None) -> None:
@@ -277,6 +299,7 @@ class ClusterNode:
             self._membership.node, self._membership.url, role,
             self._engine.epoch if epoch is None else epoch, self._store.number,
             self._store.durable, self._engine.time_ms(), to,
+            round((self._loop.time() - self._led_since) * 1_000) if self.leads else 0,
         )  # fmt: skip
         if role == "leader":
             self._leadership.lead(beat)
@@ -287,7 +310,18 @@ class ClusterNode:
         return Hello(
             self._membership.node, self._membership.url, self._store.number, self._store.synced,
             version("posthouse"), self._engine.time_ms(), self._membership.prefer, heard_ms,
+            self._store.durable, self._behind_ms(), free_percent(self._store.segments.folder),
         )  # fmt: skip
+
+    def _behind_ms(self) -> int:
+        """For how long this node has lacked something that the leader has told of."""
+        leader, now = self.leader, self._loop.time()
+        if self.leads or leader is None or self._store.number >= leader.number:
+            self._behind_since = None
+            return 0
+        if self._behind_since is None:
+            self._behind_since = now
+        return round((now - self._behind_since) * 1_000)
 
     async def _say_hello(self) -> None:
         while True:
@@ -340,6 +374,7 @@ class ClusterNode:
         finally:
             beating.cancel()
         await self._engine.promote(epoch)
+        self._led_since = self._loop.time()
         self.leads = True
         _log.info("%s leads, with epoch %d.", self._membership.node, epoch,
                   extra={"event": "cluster.leads", "epoch": epoch})  # fmt: skip
