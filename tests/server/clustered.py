@@ -74,7 +74,7 @@ class Cluster:
     def leader(self, but: str = "") -> str:
         def found() -> str:
             for name, node in self.nodes.items():
-                if name != but and call(node, "GET", "/health/ready").status == 200:
+                if name != but and call(node, "GET", "/health/leader").status == 200:
                     return name
             return ""
 

@@ -68,8 +68,10 @@ def free_percent(folder: Path) -> int | None:
     return usage.free * 100 // max(1, usage.total)
 
 
-async def join(config: Config) -> "Joined":
+async def join(config: Config, url: str) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
+
+    At `url` the others reach this node.
 
     Raises OSError where the servers are not fit for it, and StoreError.
     """
@@ -86,7 +88,6 @@ async def join(config: Config) -> "Joined":
         FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
         interval_ms=config.interval_ms,
     )  # fmt: skip
-    url = config.advertise or f"{config.host[0]}:{config.port[0].number}"
     membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
     return Joined(membership, ReplicatedStore(local, log), nats)
 

@@ -36,6 +36,7 @@ from posthouse.store.memory import MemoryStore
 from posthouse.store.opening import Opening, StoreUrl, open_store
 
 if TYPE_CHECKING:
+    from posthouse.broker.standby import Beat
     from posthouse.server.cluster import ClusterNode
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class BrokerHost:
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.node: ClusterNode | None = None  # its part in a cluster
         self._when_leading: list[Callable[[], Awaitable[None]]] = []
+        self._on_leader: list[Callable[[Beat | None], None]] = []
+        self._address = config.advertise or ""
         self.guard = Guard(*self._keys())
 
     # The interface for dialects.
@@ -78,6 +81,11 @@ class BrokerHost:
     @property
     def auto_create(self) -> bool:
         return self.config.auto_create
+
+    @property
+    def advertised(self) -> str:
+        """The address of a node of a cluster; empty for a broker of its own."""
+        return self._address if self.config.cluster is not None else ""
 
     # Its keys.
 
@@ -111,9 +119,13 @@ class BrokerHost:
         if self.new_root_key is not None and not self.config.memory:
             (self.config.data / NEW_ROOT_KEY).rename(self.config.data / ROOT_KEY)
 
-    async def open(self) -> Engine:
-        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError."""
+    async def open(self, address: str = "") -> Engine:
+        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError.
+
+        `address` is the one that it listens at, which others are told unless another is advertised.
+        """
         config = self.config
+        self._address = self._address or address
         machine = machine_bytes()
         limits = Limits(
             bodies_bytes=machine if config.memory else config.bodies_limit or machine // 4,
@@ -168,7 +180,7 @@ class BrokerHost:
         from posthouse.server.cluster import Joined, join  # needs NATS
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config)
+        joined: Joined = await join(self.config, self._address)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
         try:
@@ -189,9 +201,15 @@ class BrokerHost:
 
         self.engine, self.phase = engine, "following"
         self.node = joined.node(engine, led)
+        for told in self._on_leader:
+            self.node.on_leader(told)
         self._begin(self.node.run())
         self._keep_small(engine, store)
         return engine
+
+    def on_leader(self, told: "Callable[[Beat | None], None]") -> None:
+        """Calls `told` when another node of the cluster leads. It is asked for before `open`."""
+        self._on_leader.append(told)
 
     async def when_leading(self, do: Callable[[], Awaitable[None]]) -> None:
         """Does it as soon as this broker leads: now, or when a node takes over."""
