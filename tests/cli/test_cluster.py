@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -10,12 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import create_server
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from posthouse.broker.access import ROOT
 from posthouse.server.nats_files import find_server
 from tests.cli.terminal import COMMAND, run, surroundings
+from tests.cli.test_cluster_examples import DOCS, alert_metrics
 from tests.server.clustered import SERVER
 from tests.waiting import until
 
@@ -183,6 +188,32 @@ def until_well(tmp_path: Path, node: str) -> Event:
     return found
 
 
+def check_metrics(tmp_path: Path) -> None:
+    """Alerts go by metrics that a node has, and all that it has of the cluster are explained."""
+    key = (tmp_path / "a" / "root-key").read_text().strip()
+    request = Request(url_of(tmp_path, "a") + "/metrics")
+    request.add_header("authorization", f"Bearer {ROOT}:{key}")
+    with urlopen(request, timeout=60) as answer:
+        text = answer.read().decode()
+    families = {family.name for family in text_string_to_metric_families(text)}
+    assert alert_metrics() <= families
+    of_cluster = {name for name in families if name.startswith("posthouse_cluster_")}
+    named = set(re.findall(r"`(posthouse_cluster_\w+)`", DOCS.read_text()))
+    assert of_cluster == {name.removesuffix("_total") for name in named}
+
+
+def check_that_folders_agree(tmp_path: Path) -> None:
+    """Any node can be asked for the comparison of all."""
+    for node in "ab":
+        key = tmp_path / node / "root-key"
+        done = asked(url_of(tmp_path, node), "verify", "--json", "--key-file", str(key))
+        assert done.returncode == 0, done
+        told = json.loads(done.stdout)
+        assert told["agree"] is True
+        assert told["nodes"] == ["a", "b", "c"]
+        assert told["frames"] > 0
+
+
 def pid_of(lines: Lines, program: str, after: int = 0) -> int:
     event = lines.wait(
         lambda event: event["event"] == "started" and event["program"] == program,
@@ -204,6 +235,8 @@ def test_three_machines_form_a_cluster_and_the_death_of_one_program_leaves_the_o
     assert "synced: always" in shown.stdout
     refused = asked(url_of(tmp_path, "a"), "status")
     assert refused.returncode == 4, refused
+    check_metrics(tmp_path)
+    check_that_folders_agree(tmp_path)
 
     follower = next(node for node in "abc" if node != found["leader"])
     lines = three[follower]
