@@ -266,6 +266,54 @@ def test_three_machines_form_a_cluster_and_the_death_of_one_program_leaves_the_o
 
 
 @needs_server
+def test_operators_hand_over_hold_and_forget_from_any_node(
+    three: dict[str, Lines], tmp_path: Path
+) -> None:
+    found = until_well(tmp_path, "a")
+    first = found["leader"]
+    second, third = (node for node in "abc" if node != first)
+
+    def told(*words: str, at: str = third) -> tuple[int, Event]:
+        key = tmp_path / at / "root-key"
+        done = asked(url_of(tmp_path, at), *words, "--json", "--key-file", str(key))
+        return done.returncode, json.loads(done.stdout) if done.stdout else {"told": done.stderr}
+
+    code, answer = told("step-down", "--to", "x")
+    assert (code, "x is not there" in answer["told"]) == (2, True), answer
+    assert told("step-down", "--to", second) == (0, {"from": first, "to": second})
+
+    def has_taken_over() -> bool:
+        code, now = status(tmp_path, third)
+        return code == 0 and now["leader"] == second and len(now["nodes"]) == 3
+
+    until(has_taken_over, "the one that was named leads, and the other is back", look_seconds=0.3)
+
+    code, answer = told("hold", "--for", "5m")
+    assert (code, answer["held"], answer["confirmed"]) == (0, True, True)
+    code, answer = told("status", at=second)
+    assert code == 1
+    assert any("writing is held" in trouble["what"] for trouble in answer["troubles"])
+    assert told("hold", "--release") == (0, {"held": False})
+    until_well(tmp_path, second)
+
+    code, answer = told("forget", first)
+    assert (code, "is there; stop it first" in answer["told"]) == (2, True), answer
+    three[first].end()
+
+    def is_missed() -> bool:
+        _, now = status(tmp_path, third)
+        return any(f"the node {first} has been silent" in t["what"] for t in now["troubles"])
+
+    until(is_missed, "it is missed", look_seconds=0.3)
+    assert told("forget", first)[0] == 0
+    for node in (second, third):
+        assert [each["node"] for each in status(tmp_path, node)[1]["nodes"]] == sorted(
+            (second, third)
+        )
+    assert told("forget", "x")[0] == 3
+
+
+@needs_server
 def test_when_up_is_killed_its_programs_stop(three: dict[str, Lines], tmp_path: Path) -> None:
     lines = three["a"]
     pids = [pid_of(lines, program) for program in ("nats-server", "broker")]

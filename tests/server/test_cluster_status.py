@@ -26,11 +26,14 @@ class Known:
         (hello("a"), 0.0), (hello("b"), 0.4), (hello("c", position=100, behind_ms=12), 0.7)
     )  # fmt: skip
     is_stalled: bool = False
+    held_seconds: float = 0.0
     stream: StreamForm | None = STREAM
 
     def form(self) -> ClusterForm:
         nodes = [NodeStatus(each, seconds) for each, seconds in self.hellos]
-        known = ClusterStatus("shop", "a", self.leader, 4, 9, 120, 0, self.is_stalled, "", nodes)
+        known = ClusterStatus(
+            "shop", "a", self.leader, 4, 9, 120, 0, self.is_stalled, self.held_seconds, 1, "", nodes
+        )
         return cluster_form(known, self.stream)
 
 
@@ -54,6 +57,9 @@ def with_c(more: Hello, seconds: float = 0.0) -> Known:
     [
         (Known(leader=None), "no node leads"),
         (Known(is_stalled=True), "the leader cannot write: the NATS servers do not answer"),
+        (Known(is_stalled=True, held_seconds=9), "writing is held for another 9 s"),
+        (with_c(hello("c", offset_ms=-1_500)), "the clock of the node c is off by +1.5 s"),
+        (with_c(hello("c", trouble="its disk is full")), "c is not to lead: its disk is full"),
         (Known(stream=None), "the leader cannot write: the stream does not answer"),
         (with_c(hello("c"), 12.0), "the node c has been silent for 12 s"),
         (with_c(hello("c", position=20, behind_ms=31_000)), "c is 100 positions and 31 s behind"),

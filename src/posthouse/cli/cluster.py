@@ -153,8 +153,12 @@ def step_down(client: Client, options: argparse.Namespace) -> int:
 
 @remote
 def forget(client: Client, options: argparse.Namespace) -> int:
-    found = client.ask("POST", "/cluster/forget", {"node": options.node})
-    return out(options, found, f"{options.node} is forgotten, until it says hello again.")
+    client.ask("POST", "/cluster/forget", {"node": options.node})
+    return out(
+        options,
+        {"forgotten": options.node},
+        f"{options.node} is forgotten, until it says hello again.",
+    )
 
 
 @remote

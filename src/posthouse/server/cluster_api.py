@@ -24,6 +24,7 @@ from posthouse.server.cluster_status import (
     stream_of,
     troubles_of,
 )
+from posthouse.server.hold import HOLD_SECONDS
 from posthouse.server.host import BrokerHost, cluster_root_key
 from posthouse.server.http import Answer, Request, decoded
 from posthouse.server.node_client import ASKED_BY, NodeClient, NodeSilent
@@ -34,7 +35,6 @@ from posthouse.store.errors import NotThere
 from posthouse.store.log import Unanswered
 
 _encode = msgspec.json.Encoder().encode
-HOLD_SECONDS = 600.0
 
 NodeName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,32}$")]
 
@@ -144,7 +144,8 @@ def cluster_form(known: ClusterStatus, stream: StreamForm | None) -> ClusterForm
         stalled = known.trouble or "the NATS servers do not answer"
     elif stream is None and name is not None:
         stalled = "the stream does not answer"
-    troubles = troubles_of(name, nodes, stream, stalled)
+    held = f"for another {known.held_seconds:.0f} s" if known.held_seconds > 0 else None
+    troubles = troubles_of(name, nodes, stream, None if held else stalled, held)
     position = max(known.position, 0 if leader is None else leader.position)
     return ClusterForm(
         known.cluster, known.node, level_of(name, troubles), known.epoch, name,
@@ -165,7 +166,9 @@ def _node_form(known: ClusterStatus, heard: NodeStatus) -> NodeForm:
     return NodeForm(
         hello.node, role, hello.url, hello.version, hello.position,
         0 if role == "leader" else max(0, end - hello.position),
-        None if role == "leader" else hello.behind_ms, None, hello.free_percent, heard_ms,
+        None if role == "leader" else hello.behind_ms,
+        None if role == "leader" or hello.offset_ms is None else -hello.offset_ms,
+        hello.free_percent, heard_ms, hello.trouble,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ async def cluster_metrics(node: "ClusterNode") -> "AsyncIterator[Metric]":
     yield gauge("behind_seconds", "For how long this node has not had all that the leader has",
                 mine.behind_ms / 1_000)  # fmt: skip
     yield gauge("clock_offset_seconds", "How far this node's clock is ahead of the leader's",
-                (mine.offset_ms or 0) / 1_000)  # fmt: skip
+                -(mine.offset_ms or 0) / 1_000)  # fmt: skip
     yield gauge("nodes", "Nodes that were heard just now, with this one", len(there))
     yield gauge("stalled_seconds", "For how long the leader has waited for the NATS servers",
                 node.waits_seconds)  # fmt: skip
@@ -36,7 +36,7 @@ async def cluster_metrics(node: "ClusterNode") -> "AsyncIterator[Metric]":
         "posthouse_cluster_void_frames", "Messages of the stream that did not count", known.void
     )
     yield CounterMetricFamily(
-        "posthouse_cluster_fences", "Leaderships that this node has seen begin", node.fences
+        "posthouse_cluster_fences", "Leaderships that this node has seen begin", node.figures.fences
     )
     with suppress(Unanswered):
         stream = stream_of(await node.stream_info(), "always")

@@ -31,6 +31,7 @@ class NodeForm(msgspec.Struct, frozen=True):
     clock_ms: int | None  # how far its clock is ahead of the leader's; None of the leader
     free_percent: int | None  # of the disk of its folder
     heard_ms: int  # since it was heard
+    trouble: str = ""  # why it cannot follow, or is not to lead
 
 
 class StreamForm(msgspec.Struct, frozen=True):
@@ -136,6 +137,11 @@ def _of_node(node: NodeForm) -> list[tuple[str, str]]:
             f"start it; if it is gone for good, posthouse cluster forget {name}",
         )]  # fmt: skip
     found = []
+    if node.trouble:
+        found.append((
+            f"the node {name} is not to lead: {node.trouble}",
+            "look at its log, and mend that there",
+        ))  # fmt: skip
     if node.behind_ms is not None and node.behind_ms > BEHIND_MS:
         found.append((
             f"the node {name} is {node.behind:,} positions and {node.behind_ms // 1_000} s behind",

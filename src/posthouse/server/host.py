@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine, Options
 from posthouse.broker.memory import Limits, machine_bytes
@@ -177,15 +178,19 @@ class BrokerHost:
 
     async def _join(self, limits: Limits) -> Engine:
         """Becomes a node of a cluster, which follows until it is its turn to lead."""
-        from posthouse.server.cluster import Joined, join  # needs NATS
+        from posthouse.server.cluster import ClusterNode, Joined, join  # needs NATS
+
+        def waits(what: str) -> None:
+            self.phase = f"waiting for the cluster's servers: {what}"
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config, self._address)
+        joined: Joined = await join(self.config, self._address, waits)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
+        clock = ClusterClock(self._clock)
         try:
             engine = await Engine.follow(
-                store, self._clock, secrets.randbits(32), self.guard,
+                store, clock, secrets.randbits(32), self.guard,
                 **self._options(store, limits),
             )  # fmt: skip
         except BaseException:
@@ -200,7 +205,7 @@ class BrokerHost:
                 await each()
 
         self.engine, self.phase = engine, "following"
-        self.node = joined.node(engine, led)
+        self.node = ClusterNode(joined, engine, clock, led)
         for told in self._on_leader:
             self.node.on_leader(told)
         self._begin(self.node.run())
@@ -263,7 +268,7 @@ class BrokerHost:
         if self.engine is not None:
             await self.engine.close()
         if self.node is not None:
-            await self.node.leave()
+            await self.node.close()
 
     def identify(self, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
