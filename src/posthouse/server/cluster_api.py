@@ -71,9 +71,16 @@ class Call:
         self.broker = broker
         self.node = node
         self._others = others
+        self._body: bytes | None = None  # it can be read once
+
+    async def body(self) -> bytes:
+        """Raises HttpProblem."""
+        if self._body is None:
+            self._body = await self.request.body()
+        return self._body
 
     async def form(self, kind: type[Any]) -> Any:
-        return decoded(kind, await self.request.body())
+        return decoded(kind, await self.body())
 
     async def hand_to_leader(self) -> Answer:
         """Has the leader answer. Raises NotLeader where none is known, or this one was asked so."""
@@ -88,7 +95,7 @@ class Call:
         path = request.raw_path + (b"?" + request.raw_query if request.raw_query else b"")
         try:
             status, kind, body = await self._others.ask(
-                address, request.method, path.decode("latin-1"), await request.body()
+                address, request.method, path.decode("latin-1"), await self.body()
             )
         except NodeSilent as error:
             raise HttpProblem(503, "node-silent", f"{error}.") from None
