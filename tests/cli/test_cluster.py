@@ -311,6 +311,8 @@ def test_operators_hand_over_hold_and_forget_from_any_node(
             (second, third)
         )
     assert told("forget", "x")[0] == 3
+    # The least permissions are enough for all of that.
+    assert not any("iolation" in (tmp_path / f"{node}.log").read_text() for node in "abc")
 
 
 @needs_server

@@ -64,12 +64,20 @@ def nats(tmp_path: Path) -> Iterator[Nats]:
 
 
 class Cluster:
-    def __init__(self, nats: Nats, folder: Path) -> None:
-        self._nats, self._folder = nats, folder
-        self.nodes = {name: self.start(name) for name in "abc"}
+    """Nodes on one server, each with these flags beside its own."""
+
+    def __init__(self, nats: Nats, folder: Path, *flags: str, names: str = "abc") -> None:
+        self._nats, self._folder, self._flags = nats, folder, flags
+        self.nodes = {name: self.start(name) for name in names}
 
     def start(self, name: str) -> Running:
-        return Running(*self._nats.flags(name, self._folder / name))
+        return Running(*self._nats.flags(name, self._folder / name), *self._flags)
+
+    def follower(self, leader: str) -> str:
+        """Another node, which hears the leader and can hand clients to it."""
+        name = next(each for each in self.nodes if each != leader)
+        until(lambda: call(self.nodes[name], "GET", "/health/ready").status == 200, "it is ready")
+        return name
 
     def leader(self, but: str = "") -> str:
         def found() -> str:

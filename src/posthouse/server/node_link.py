@@ -138,6 +138,8 @@ def _client(told: bytes) -> RelayedClient:
         ipaddress.ip_address(client.address.partition("%")[0])
     except (msgspec.MsgspecError, ValueError):
         raise BadLink("what it tells of the client cannot be read") from None
+    if not client.address.isprintable():
+        raise BadLink("what it tells of the client cannot be read")
     return client
 
 

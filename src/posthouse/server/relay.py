@@ -369,6 +369,7 @@ class RelayedPeer(asyncio.Protocol):
         """Hands the connection to the protocol's own peer."""
         held, transport, connection = self._held, self._transport, self._connection
         self._let_go()
+        connection.begin_handshake()
         peer = connection.peer = self._protocol.make(connection)
         transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
         peer.connection_made(transport)

@@ -109,8 +109,10 @@ class Server:
             check_tls(own)  # now: a start without it is not to succeed
         authority = _authority(config)
         names = config.tls_name
-        if config.advertise is not None:
-            names = (*names, split_address(config.advertise)[0])
+        if authority is not None:  # the other nodes reach this one by it
+            advertised = config.advertise
+            host = split_address(advertised)[0] if advertised is not None else config.host[0]
+            names = (*names, host)
         self._contexts = Contexts(tls_folder, names, own, authority)
         # Each dialect, and what its connections and requests share.
         self._dialects = [
