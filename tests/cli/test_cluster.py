@@ -139,12 +139,7 @@ def test_up_says_what_is_missing(tmp_path: Path) -> None:
 # Running one.
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[dict[str, Lines]]:
-    """Three machines on this one, each run by its own `cluster up`."""
-    words = ("a=127.0.0.1", "b=127.0.0.1", "c=127.0.0.1", "--name", "shop")
-    assert run(None, "cluster", "init", *words, cwd=tmp_path).returncode == 0
-    config = tmp_path / "cluster.yaml"
+def use_free_ports(config: Path) -> None:
     content = yaml.safe_load(config.read_text())
     servers = [create_server(("127.0.0.1", 0)) for _ in range(12)]
     ports = [int(server.getsockname()[1]) for server in servers]
@@ -154,6 +149,15 @@ def three(tmp_path: Path) -> Iterator[dict[str, Lines]]:
         node |= {name: ports.pop() for name in ("port", "nats", "routes", "monitor")}
     content["settings"] = {"log_window": "64M", "auto_create": True}
     config.write_text(yaml.safe_dump(content))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[dict[str, Lines]]:
+    """Three machines on this one, each run by its own `cluster up`."""
+    words = ("a=127.0.0.1", "b=127.0.0.1", "c=127.0.0.1", "--name", "shop")
+    assert run(None, "cluster", "init", *words, cwd=tmp_path).returncode == 0
+    config = tmp_path / "cluster.yaml"
+    use_free_ports(config)
     nodes = {
         name: Lines("cluster", "up", "--config", str(config), "--node", name,
                     "--data", str(tmp_path / name), log=tmp_path / f"{name}.log")
@@ -321,6 +325,25 @@ def test_when_up_is_killed_its_programs_stop(three: dict[str, Lines], tmp_path: 
     pids = [pid_of(lines, program) for program in ("nats-server", "broker")]
     lines.end(signal.SIGKILL)
     until(lambda: not any(map(is_running, pids)), "they have stopped")
+
+
+@needs_server
+def test_status_of_a_node_without_most_servers_tells_that_nobody_leads(tmp_path: Path) -> None:
+    words = ("a=127.0.0.1", "b=127.0.0.1", "c=127.0.0.1", "--name", "shop")
+    assert run(None, "cluster", "init", *words, cwd=tmp_path).returncode == 0
+    use_free_ports(tmp_path / "cluster.yaml")
+    lines = Lines("cluster", "up", "--config", str(tmp_path / "cluster.yaml"), "--node", "a",
+                  "--data", str(tmp_path / "a"), log=tmp_path / "a.log")  # fmt: skip
+    try:
+        found = until(
+            lambda: (told := status(tmp_path, "a"))[0] == 2 and told[1],
+            "it says that nobody leads", look_seconds=0.3,
+        )  # fmt: skip
+        assert found
+        assert found["level"] == "no leader"
+        assert "start the NATS servers" in found["troubles"][0]["do"]
+    finally:
+        assert lines.end() == 0
 
 
 @needs_server

@@ -25,9 +25,10 @@ SECONDS = 90.0  # longer than any long poll
 class Failure(Exception):
     """A command failed; the text says why, `code` is the exit code."""
 
-    def __init__(self, text: str, code: int = FAILED) -> None:
+    def __init__(self, text: str, code: int = FAILED, status: int = 0) -> None:
         super().__init__(text)
         self.code = code
+        self.status = status  # of HTTP; 0 where nothing was answered
 
 
 class Client:
@@ -205,4 +206,4 @@ def _failure(status: int, data: bytes) -> Failure:
     code = _CODES.get(status, FAILED)
     if status == 401:
         text += " A key is given by POSTHOUSE_KEY=name:key, or by --key-file."
-    return Failure(text, code)
+    return Failure(text, code, status)

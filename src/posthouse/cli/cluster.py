@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from posthouse.cli.client import Client
+from posthouse.cli.client import Client, Failure
 from posthouse.cli.codes import FAILED, OK, USAGE, fail, say
 from posthouse.cli.remote import out, remote
 from posthouse.cli.show import Progress, ago, printable, size, table
@@ -21,6 +21,7 @@ from posthouse.server.nats_files import permissions as nats_permissions
 
 CONFIG, SECRET = "cluster.yaml", "cluster.secret"
 DEGRADED, NO_LEADER = 1, 2  # exit codes of `status`
+UNAVAILABLE = 503
 
 
 # Setting one up.
@@ -96,9 +97,24 @@ def permissions(options: argparse.Namespace) -> int:
 
 @remote
 def status(client: Client, options: argparse.Namespace) -> int:
-    found = client.ask("GET", "/cluster")
+    try:
+        found = client.ask("GET", "/cluster")
+    except Failure as failure:
+        if failure.status != UNAVAILABLE:
+            raise
+        return _tell_not_joined(options, failure)
     say(json.dumps(found) if options.json else shown(found))
     return {"well": OK, "degraded": DEGRADED, "no leader": NO_LEADER}[found["level"]]
+
+
+def _tell_not_joined(options: argparse.Namespace, failure: Failure) -> int:
+    """Tells of a node that waits for most NATS servers: nobody leads as far as it knows."""
+    do = "start the NATS servers that are down; /health/startup says which do not answer"
+    if options.json:
+        troubles = [{"what": str(failure), "do": do}]
+        say(json.dumps({"level": "no leader", "leader": None, "troubles": troubles}))
+        return NO_LEADER
+    return fail(f"{failure}\nto do: {do}", NO_LEADER)
 
 
 def shown(found: dict[str, Any]) -> str:
