@@ -44,6 +44,7 @@ READ_SECONDS = 0.1  # between two reads of the log where no beat tells of more
 MARK_SECONDS = 5.0
 PURGE_SECONDS = 30.0
 JOIN_SECONDS = 0.5  # between two attempts to join
+TELL_SECONDS = 60.0  # between two lines about what is waited for
 ASK_SECONDS = 0.2  # that the others have to say what they have, before one of them is chosen
 DRAIN_SECONDS = 5.0  # for what was decided to be confirmed when the cluster is held
 FULL_SECONDS = 30.0  # after which a leader whose disk is full hands over
@@ -114,7 +115,7 @@ async def _reach(
     Raises OSError where they are not fit for it.
     """
     monitors = config.nats_monitor if config.durability == "fsync" else ()
-    told = ""
+    told_at: float | None = None
     while True:
         nats: Nats | None = None
         try:
@@ -129,9 +130,10 @@ async def _reach(
             if nats is not None:
                 text += f" ({nats.trouble})" if nats.trouble else ""
                 await nats.close()
-            if text != told:
-                told = text
-                waits(text)
+            waits(text)
+            now = asyncio.get_running_loop().time()
+            if told_at is None or now - told_at >= TELL_SECONDS:
+                told_at = now
                 _log.warning("The cluster cannot be joined yet: %s.", text,
                              extra={"event": "cluster.unanswered"})  # fmt: skip
             await asyncio.sleep(JOIN_SECONDS)
@@ -482,6 +484,8 @@ class ClusterNode:
             await self._say(self._membership.subject("hello"), self._hello())
             if self.leads:
                 self._look_at_versions()
+                if self._store.is_stalled:  # meanwhile NATS may have told why
+                    self._note_block()
             await asyncio.sleep(HELLO_SECONDS)
 
     # Following.
