@@ -10,8 +10,9 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from posthouse.server.config import Config
 from posthouse.server.hold import HOLD_SECONDS, HOLD_SECONDS_MAX, Hold
 from posthouse.server.leadership import LeaderChanged, Leadership
 from posthouse.server.monitors import check_later, check_synced
+from posthouse.server.node_figures import NodeFigures
 from posthouse.server.placement import Placement
 from posthouse.store.errors import Deposed, StoreError, Unknown
 from posthouse.store.file import FileStore
@@ -67,10 +69,23 @@ class Membership:
         return f"ph.{self.cluster}.{word}"
 
 
+def stream_name(cluster: str) -> str:
+    return f"PHJ_{cluster}_0"
+
+
+def free_percent(folder: Path) -> int | None:
+    """What is free of the disk under a folder; None where it cannot be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free * 100 // max(1, usage.total)
+
+
 async def join(config: Config, url: str, waits: Callable[[str], None]) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
 
-    At `url` the others reach this node. `waits` is told what is waited for. Raises OSError where
+    At `url` the others reach this node; `waits` is told what is waited for. Raises OSError where
     the servers are not fit for it, and StoreError.
     """
     assert config.cluster is not None
@@ -107,7 +122,7 @@ async def _reach(
             silent = await check_synced(monitors)
             nats = await Nats.connect(servers)
             log = await nats.log(
-                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
+                stream_name(config.cluster or ""), f"phj.{config.cluster}.0", config.replicas,
                 config.log_window,
             )  # fmt: skip
         except Unanswered as error:
@@ -138,6 +153,7 @@ class Joined:
     level: RecordLevel
     placement: Placement | None = None  # None: the log has no leader of its own
     silent: Sequence[str] = ()  # the monitors of NATS servers that are to be asked again
+    figures: NodeFigures = field(default_factory=NodeFigures)
 
     async def close(self) -> None:
         await self.store.close()
@@ -224,6 +240,19 @@ class ClusterNode:
             [NodeStatus(self._hello(), 0.0),
              *(NodeStatus(hello, now - at) for at, hello in self.standby.heard())],
         )  # fmt: skip
+
+    @property
+    def figures(self) -> NodeFigures:
+        return self._joined.figures
+
+    @property
+    def waits_seconds(self) -> float:
+        """For how long this node has waited for the log; 0 where it does not."""
+        return self._store.waits_seconds
+
+    async def stream_info(self) -> dict[str, Any]:
+        """What the NATS servers tell of the stream. Raises Unanswered."""
+        return await self._nats.info(stream_name(self._membership.cluster))
 
     async def step_down(self, to: str | None = None) -> str:
         """Hands over to a node, or to the one that has most; returns its name.
@@ -361,6 +390,7 @@ class ClusterNode:
                 self._store.mark()  # the log tells whether that is so
         elif beat is self.standby.leader:
             self._leadership.hear(beat)
+            self._behind_ms()
             self._joined.level.rise(beat.records)
             if beat.role == "leader":
                 self._time.hear(beat)
@@ -368,6 +398,8 @@ class ClusterNode:
 
     def _note_leader(self, leader: Beat | None) -> None:
         """Has a follower name the leader to its clients."""
+        if leader is not None:
+            self.figures.fences += 1
         if not self._engine.follows:
             return
         self._engine.note_leader("" if leader is None else leader.url)
@@ -403,6 +435,7 @@ class ClusterNode:
             self._engine.epoch if epoch is None else epoch, self._store.number,
             self._store.durable, self._engine.time_ms(), to, round(self._hold.seconds * 1_000),
             self._joined.level.version,
+            self.figures.leads_ms(self._loop.time()),
         )  # fmt: skip
         if role == "leader":
             self._leadership.lead(beat)
@@ -415,6 +448,7 @@ class ClusterNode:
             version("posthouse"), self._engine.time_ms(), self._membership.prefer, heard_ms,
             0 if self.leads else self._time.offset_ms,
             shutil.disk_usage(self._store.segments.folder).free, versions.VERSION, self._trouble(),
+            self._store.durable, self._behind_ms(), free_percent(self._store.segments.folder),
         )  # fmt: skip
 
     def _trouble(self) -> str:
@@ -438,6 +472,12 @@ class ClusterNode:
                 f" {versions.VERSION}; upgrade it"
             )
         return self._unreadable
+
+    def _behind_ms(self) -> int:
+        """For how long this node has lacked something that the leader has told of."""
+        leader = self.leader
+        lacks = not self.leads and leader is not None and self._store.number < leader.number
+        return self.figures.behind_ms(self._loop.time(), lacks=lacks)
 
     async def _say_hello(self) -> None:
         while True:
@@ -511,10 +551,14 @@ class ClusterNode:
             return
         finally:
             beating.cancel()
-        self._store.watch(LeaderEvents(self._confirmed.set, self._note_stalled, self._note_failed))
+        self._store.watch(LeaderEvents(
+            self._confirmed.set, self._note_stalled, self._note_failed,
+            self.figures.log_seconds.add,
+        ))  # fmt: skip
         self._look_at_versions()
         self._time.take_over()
         await self._engine.promote(epoch)
+        self.figures.note_led(self._loop.time())
         self._time.settle()
         self.leads = True
         _log.info("%s leads, with epoch %d.", self._membership.node, epoch,

@@ -30,7 +30,7 @@ from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
-from posthouse.server.files import read_secret
+from posthouse.server.files import keep_secret, read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store
 from posthouse.store.memory import MemoryStore
@@ -99,7 +99,10 @@ class BrokerHost:
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
         if config.cluster is not None:
-            return _cluster_keys(config)
+            root, seal = _cluster_keys(config)
+            if not config.dev:  # where commands look for it
+                keep_secret(config.data / ROOT_KEY, root.encode() + b"\n")
+            return root, seal
         seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
@@ -362,9 +365,12 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    secret = read_cluster_secret(config)
-    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
-    return root, derive(secret, "seal key")
+    return cluster_root_key(config), derive(read_cluster_secret(config), "seal key")
+
+
+def cluster_root_key(config: Config) -> str:
+    """The root key of all nodes of a cluster. Raises OSError."""
+    return DEV_KEY if config.dev else derive(read_cluster_secret(config), "root key").hex()
 
 
 def _compression(config: Config) -> Compression | None:

@@ -33,6 +33,7 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 0.5
 READ_SECONDS = 0.2  # it may go to a server that hangs; the next goes elsewhere
 API_SECONDS = 5.0
+INFO_SECONDS = 1.0
 TROUBLE_SECONDS = 10.0  # for which an error that was told may be why nothing is answered
 _SILENT = (OSError, TimeoutError, nats.errors.Error)  # nobody knows then what was done
 _WRONG_SEQUENCE = 10071
@@ -48,12 +49,22 @@ class Servers:
     """How to reach them."""
 
     urls: tuple[str, ...]  # this machine's own first
-    credentials: Path | None = None
+    credentials: Path | None = None  # a user's .creds, or the seed of an nkey
     ca: Path | None = None
     name: str = "posthouse"
 
 
 Heard = Callable[[str, bytes], None]  # a subject, and what was said
+
+
+def _kind_of(credentials: Path) -> str:
+    """The option of nats-py for a file of credentials. Raises Unfit."""
+    try:
+        with credentials.open("rb") as file:
+            head = file.read(2)
+    except OSError as error:
+        raise Unfit(f"the credentials {credentials} cannot be read: {error.strerror}") from None
+    return "nkeys_seed" if head == b"SU" else "user_credentials"
 
 
 class Nats:
@@ -86,7 +97,7 @@ class Nats:
         made = cls(client, servers.urls[0])
         options: dict[str, Any] = {"reconnect_time_wait": 0.05}  # declared to be a whole number
         if servers.credentials is not None:
-            options["user_credentials"] = str(servers.credentials)
+            options[_kind_of(servers.credentials)] = str(servers.credentials)
         if servers.ca is not None:
             import ssl  # not needed by every connection
 
@@ -144,6 +155,13 @@ class Nats:
                     f" {getattr(wanted, name)}; change the stream, or name another cluster"
                 )
         return NatsLog(self._client, stream, subject)
+
+    async def info(self, stream: str) -> dict[str, Any]:
+        """What the servers tell of a stream. Raises Unanswered."""
+        answer = await _ask(self._client, f"$JS.API.STREAM.INFO.{stream}", b"{}", INFO_SECONDS)
+        if "error" in answer:
+            raise Unanswered(str(answer["error"].get("description", answer["error"])))
+        return answer
 
     async def say(self, subject: str, data: bytes) -> None:
         """Tells all who hear it now; nobody answers."""
@@ -235,12 +253,23 @@ class NatsLog:
     async def _ask(
         self, subject: str, data: bytes, seconds: float, headers: dict[str, str] | None = None
     ) -> dict[str, Any]:
-        try:
-            message = await self._client.request(subject, data, seconds, headers=headers)
-            answer: dict[str, Any] = json.loads(message.data)
-        except (*_SILENT, ValueError) as error:
-            raise Unanswered(str(error) or type(error).__name__) from error
-        return answer
+        return await _ask(self._client, subject, data, seconds, headers)
 
     async def close(self) -> None:
         """The connection is closed by who has opened it."""
+
+
+async def _ask(
+    client: Client,
+    subject: str,
+    data: bytes,
+    seconds: float,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Raises Unanswered."""
+    try:
+        message = await client.request(subject, data, seconds, headers=headers)
+        answer: dict[str, Any] = json.loads(message.data)
+    except (*_SILENT, ValueError) as error:
+        raise Unanswered(str(error) or type(error).__name__) from error
+    return answer

@@ -35,6 +35,7 @@ class LeaderEvents(NamedTuple):
     confirmed: Callable[[], None] = lambda: None  # something is, and is in the folder
     stalled: Callable[[bool], None] = lambda _: None  # whether it is
     failed: Callable[[StoreError], None] = lambda _: None  # also where nobody waits for a sync
+    took: Callable[[float], None] = lambda _: None  # the seconds that a confirmation has taken
 
 
 class _Stall:
@@ -49,6 +50,13 @@ class _Stall:
     @property
     def is_stalled(self) -> bool:
         return self._left() <= 0
+
+    @property
+    def seconds(self) -> float:
+        """For how long something has waited; 0 where nothing does."""
+        if self._since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._since
 
     def _left(self) -> float:
         if self._since is None:
@@ -186,6 +194,11 @@ class ReplicatedStore:
         """Why it cannot lead any more, whether or not a sync was told."""
         return self._failure
 
+    @property
+    def waits_seconds(self) -> float:
+        """For how long something has waited for the log to confirm it; 0 where nothing does."""
+        return self._stall.seconds
+
     # Following.
 
     async def read_on(self) -> list[Frame]:
@@ -309,11 +322,14 @@ class ReplicatedStore:
             self._unkept.append(frame)
         number = frames[-1].number
         self._stall.begin()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         self._pump(writing)
         while writing.confirmed < number:
             self._raise_failure()
             self._changed.clear()
             await self._changed.wait()
+        self._events.took(loop.time() - begun)
         await self._keep_confirmed(writing)
 
     def give_up(self) -> None:
