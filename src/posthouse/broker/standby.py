@@ -32,6 +32,7 @@ class Beat(msgspec.Struct, frozen=True):
     time_ms: int
     to: str = ""  # of one that is leaving: the node that is to take over
     leads_ms: int = 0  # how long it has led
+    trim: int = 0  # the position before which no content is that anybody still needs
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
     position: int = 0  # it has applied all changes before this one
     behind_ms: int = 0  # for how long it has not had all that the leader has confirmed
     free_percent: int | None = None  # of the disk of its folder
+    full: bool = False  # its disk has no room, so it does not follow
 
 
 class Standby:
