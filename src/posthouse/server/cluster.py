@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import shutil
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,12 +19,21 @@ from typing import Any
 
 import msgspec
 
+from posthouse.broker.access import ROOT
 from posthouse.broker.engine import Engine
 from posthouse.broker.standby import Beat, Hello, Role, Standby
+from posthouse.server.arriving import Arrival, Newcomer
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import Config
+from posthouse.server.founding import found
 from posthouse.server.leadership import LeaderChanged, Leadership
-from posthouse.store.errors import Deposed, StoreError
+from posthouse.server.log_window import LogWindow
+from posthouse.server.tls import Authority, LinkTrust
+from posthouse.store.alone import check_not_alone
+from posthouse.store.disk import Disk
+from posthouse.store.errors import Behind, Deposed, StoreError
 from posthouse.store.file import FileStore
+from posthouse.store.folder_copy import ARRIVING, finish_arrival
 from posthouse.store.log import Unanswered
 from posthouse.store.nats import Nats, NatsLog, Servers, Unfit
 from posthouse.store.replicated import ReplicatedStore
@@ -35,8 +45,8 @@ COMMIT_BEAT_SECONDS = 0.02  # after something was confirmed
 HELLO_SECONDS = 1.0
 READ_SECONDS = 0.1  # between two reads of the log where no beat tells of more
 MARK_SECONDS = 5.0
-PURGE_SECONDS = 30.0
 JOIN_SECONDS = 0.5  # between two attempts to join
+ROOM_SECONDS = 1.0  # between two looks at a disk that was full
 MONITOR_SECONDS = 2.0
 MONITOR_BYTES_MAX = 16 << 20
 
@@ -68,10 +78,11 @@ def free_percent(folder: Path) -> int | None:
     return usage.free * 100 // max(1, usage.total)
 
 
-async def join(config: Config, url: str) -> "Joined":
+async def join(config: Config, url: str, root_key: str, say: Callable[[str], None]) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
 
-    At `url` the others reach this node.
+    At `url` the others reach this node. Where the log does not hold what comes next in the folder,
+    that of another node is copied first. `say`: what it is doing, for people.
 
     Raises OSError where the servers are not fit for it, and StoreError.
     """
@@ -84,12 +95,76 @@ async def join(config: Config, url: str) -> "Joined":
         f"{config.cluster}-{config.node}",
     )  # fmt: skip
     nats, log = await _reach(config, servers)
-    local = await asyncio.to_thread(
-        FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
+    membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
+    try:
+        while True:
+            say("opening the journal")
+            store = ReplicatedStore(await asyncio.to_thread(_open_folder, config), log)
+            try:
+                await _begin(config, store, log)
+            except Behind as behind:
+                await store.close()
+                newcomer = await _newcomer(config, membership, root_key)
+                await Arrival(newcomer, nats, say).run(behind)
+            except BaseException:
+                await store.close()
+                raise
+            else:
+                return Joined(membership, store, nats)
+    except BaseException:
+        await nats.close()
+        raise
+
+
+def _open_folder(config: Config) -> FileStore:
+    """Raises StoreError or OSError."""
+    finish_arrival(Disk(), config.data)  # a crash may have come between
+    return FileStore(
+        config.data, segment_bytes=config.segment_size, durability="interval",
         interval_ms=config.interval_ms,
     )  # fmt: skip
-    membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
-    return Joined(membership, ReplicatedStore(local, log), nats)
+
+
+async def _begin(config: Config, store: ReplicatedStore, log: NatsLog) -> None:
+    """Begins the log where it is to be founded, and checks that this node can follow it.
+
+    Raises Behind, NotFounded or WasAlone.
+    """
+    if config.found:
+        if await found(store, log, config.data):
+            _log.info("The log of %s begins with this folder, behind frame %d.", config.cluster,
+                      store.number, extra={"event": "cluster.founded"})  # fmt: skip
+        else:
+            _log.info("The log of %s was founded with this folder already; --found does nothing.",
+                      config.cluster, extra={"event": "cluster.founded_before"})  # fmt: skip
+    check_not_alone(config.data)
+    while True:
+        try:
+            await store.check_reach()
+        except Unanswered:
+            await asyncio.sleep(JOIN_SECONDS)
+        else:
+            break
+    # Of an attempt that was not needed any more.
+    await asyncio.to_thread(shutil.rmtree, config.data / ARRIVING, ignore_errors=True)
+
+
+async def _newcomer(config: Config, membership: Membership, root_key: str) -> Newcomer:
+    subject = membership.subject
+    return Newcomer(
+        membership.node, membership.url, subject("hello"), subject("beat"), subject("ask"),
+        config.data, None if config.dev else f"{ROOT}:{root_key}", await _peers_context(config),
+    )  # fmt: skip
+
+
+async def _peers_context(config: Config) -> ssl.SSLContext | None:
+    """Trusts the authority of the cluster; None for development, on one machine without TLS."""
+    if config.dev:
+        return None
+    assert config.cluster is not None
+    authority = Authority(config.cluster, derive(read_cluster_secret(config), "authority"))
+    has_own = config.tls_cert is not None
+    return await LinkTrust(authority, config.cluster_ca, has_own=has_own).context()
 
 
 async def _reach(config: Config, servers: Servers) -> tuple[Nats, NatsLog]:
@@ -197,6 +272,9 @@ class ClusterNode:
         )
         self._news = asyncio.Event()  # another node has said something that matters
         self._tried = 0  # the epoch of the last attempt
+        self._trimmed = (0, 0)  # the position up to which the leader has, and the frame then
+        self.is_out_of_room = False  # and does not follow
+        self._room_looked = 0.0
         self._led_since = 0.0  # when it began to lead
         self._behind_since: float | None = None  # when it last had all that the leader has
         self._leadership = Leadership(membership.failover_seconds)
@@ -238,13 +316,15 @@ class ClusterNode:
         await self._nats.hear(subject("beat"), self._hear_beat)
         await self._nats.hear(subject("hello"), self._hear_hello)
         await self._nats.hear(subject("ask"), self._hear_ask)
-        saying = asyncio.create_task(self._say_hello())
+        window = LogWindow(self._store, self.standby, lambda: self.leads)
+        beside = [asyncio.create_task(work) for work in (self._say_hello(), window.run())]
         try:
             while not self.leads:
                 await self._follow()
             await self._lead()
         finally:
-            saying.cancel()
+            for task in beside:
+                task.cancel()
             self._leadership.close()
 
     async def leave(self) -> None:
@@ -265,6 +345,9 @@ class ClusterNode:
         if beat.node == self._membership.node:
             return
         self.standby.hear_beat(beat, self._loop.time())
+        if beat is self.standby.leader and beat.trim > self._trimmed[0]:
+            self._trimmed = beat.trim, beat.number
+            self._store.segments.rolled.set()  # this folder may be trimmed further, too
         if beat is self.standby.leader and not self.leads:
             self._leadership.hear(beat)
             self._behind_ms()
@@ -301,6 +384,7 @@ class ClusterNode:
             self._engine.epoch if epoch is None else epoch, self._store.number,
             self._store.durable, self._engine.time_ms(), to,
             round((self._loop.time() - self._led_since) * 1_000) if self.leads else 0,
+            self._store.segments.first,
         )  # fmt: skip
         if role == "leader":
             self._leadership.lead(beat)
@@ -312,6 +396,7 @@ class ClusterNode:
             self._membership.node, self._membership.url, self._store.number, self._store.synced,
             version("posthouse"), self._engine.time_ms(), self._membership.prefer, heard_ms,
             self._store.durable, self._behind_ms(), free_percent(self._store.segments.folder),
+            self._store.segments.full,
         )  # fmt: skip
 
     def _behind_ms(self) -> int:
@@ -329,12 +414,22 @@ class ClusterNode:
             await self._say(self._membership.subject("hello"), self._hello())
             await asyncio.sleep(HELLO_SECONDS)
 
+    @property
+    def trim_limit(self) -> int:
+        """The position before which a follower may trim its folder.
+
+        The leader has trimmed its own up to there, and this node has applied what was written again
+        for that.
+        """
+        position, number = self._trimmed
+        return position if self._engine.last.number >= number else 0
+
     # Following.
 
     async def _follow(self) -> None:
         self._news.clear()
         try:
-            frames = await self._store.read_on()
+            frames = [] if await self._waits_for_room() else await self._store.read_on()
         except Unanswered:
             frames = []
         for frame in frames:
@@ -353,6 +448,29 @@ class ClusterNode:
                 pass
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), READ_SECONDS)
+
+    async def _waits_for_room(self) -> bool:
+        """Whether this machine's disk is full: then it is tried again a little later.
+
+        What a follower lacks is in the log, and can be read when there is room. To lead it would
+        take what is left, so it tries only when nobody else does.
+        """
+        segments, now = self._store.segments, self._loop.time()
+        if segments.full and now >= self._room_looked + ROOM_SECONDS:
+            self._room_looked = now
+            await segments.trim(0)  # claims space, where there is some
+        if segments.full != self.is_out_of_room:
+            self.is_out_of_room = segments.full
+            if segments.full:
+                _log.error(
+                    "The disk of %s is full, so this node does not follow any more. It goes on by"
+                    " itself when there is room; free some on this disk.", segments.folder,
+                    extra={"event": "cluster.no_room"},
+                )  # fmt: skip
+            else:
+                _log.warning("The disk has room again; this node follows.",
+                             extra={"event": "cluster.has_room"})  # fmt: skip
+        return segments.full
 
     async def _try_to_lead(self) -> None:
         epoch = self._tried = max(self._store.epoch, self.standby.epoch, self._tried) + 1
@@ -389,9 +507,9 @@ class ClusterNode:
     # Leading.
 
     async def _lead(self) -> None:
-        """Beats, tells the engine whether the log answers, and keeps the log small."""
+        """Beats, tells the engine whether the log answers, and marks the log."""
         told, beaten = -1, 0.0
-        marked = purged = self._loop.time()
+        marked = self._loop.time()
         while not self._engine.failed.is_set():
             now = self._loop.time()
             if self._store.number != told or now - beaten >= BEAT_SECONDS:
@@ -401,16 +519,4 @@ class ClusterNode:
             if now - marked >= MARK_SECONDS:
                 marked = now
                 self._store.mark()
-            if now - purged >= PURGE_SECONDS:
-                purged = now
-                await self._purge(now)
             await asyncio.sleep(COMMIT_BEAT_SECONDS)
-
-    async def _purge(self, now: float) -> None:
-        """Purges what this node and every other that is there have on their disks."""
-        others = [hello.synced for hello in self.standby.nodes(now)]
-        if others:
-            try:
-                await self._store.purge(min(self._store.synced, *others))
-            except Unanswered as error:
-                _log.warning("The log was not purged: %s", error, extra={"event": "cluster.purge"})

@@ -24,6 +24,7 @@ from posthouse.server.cluster_status import (
     stream_of,
     troubles_of,
 )
+from posthouse.server.folder_api import FolderApi
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, Request
 from posthouse.server.router import Router
@@ -46,10 +47,13 @@ class Call:
 class ClusterApi:
     """Answers `/cluster`; who asks must be allowed to manage all."""
 
-    def __init__(self, broker: BrokerHost) -> None:
+    def __init__(self, broker: BrokerHost, folder: FolderApi) -> None:
         self._broker = broker
+        self._folder = folder
 
     async def answer(self, request: Request) -> Answer:
+        if request.parts[1:2] == [b"folder"]:
+            return await self._folder.answer(request)
         self._broker.check(request.principal, "manage", "*", "*")
         node = self._broker.node
         if node is None:
