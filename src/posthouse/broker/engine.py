@@ -189,6 +189,7 @@ class Engine:
         self._writing = Batch()  # is being synced
         self._receivers = Receivers(self._note_granted)
         self._work: asyncio.Handle | asyncio.Task[None] | None = None  # a turn, or what it began
+        self._turn_is_due = False  # nothing of this batch is written yet
         self._timer: asyncio.TimerHandle | None = None
         self._lock_sync_seconds = lock_sync_ms / 1_000
         self._lock_timer: asyncio.TimerHandle | None = None  # then a batch of locks is written
@@ -319,6 +320,7 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
+        self._due.look_at_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING, "stopping") if self._closing else None
@@ -402,6 +404,8 @@ class Engine:
             certain = self._decide(principal, namespace, command, reply)
         if self._work is None:
             self._begin_work()
+        elif self._turn_is_due and batch.is_large:
+            self._begin_early()
         return certain
 
     def _begin_work(self) -> None:
@@ -411,10 +415,22 @@ class Engine:
             batch.is_awaited = True
         if batch.is_awaited or self._backlog:
             self._work = asyncio.get_running_loop().call_soon(self._turn)
+            self._turn_is_due = True
         elif self._lock_timer is None and batch:
             self._lock_timer = asyncio.get_running_loop().call_later(
                 self._lock_sync_seconds, self._write_locks
             )
+
+    def _begin_early(self) -> None:
+        """Begins to write a large batch before its turn: more is decided while the disk works."""
+        if self._memory.has_evicted or self._journal.store.full:
+            return
+        assert self._work is not None
+        self._work.cancel()
+        self._turn_is_due = False
+        if self._close_batch().is_written:
+            self._journal.begin_sync()
+        self._work = asyncio.get_running_loop().create_task(self._run())
 
     def _write_locks(self) -> None:
         """Writes the locks that nothing came behind; they may be younger than the timer is."""
@@ -681,12 +697,15 @@ class Engine:
             self._journal.position += span(record)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
+                self._batch.changed.add(record.name)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
+        batch.changed.add(state.name)
+        self._due.changed.add(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
@@ -799,7 +818,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Commits the batch in this turn where the store syncs at once; else a task does."""
-        whole = is_done = False
+        self._turn_is_due = whole = is_done = False
         try:
             self._due.do_some()
             is_done = self._commit_at_once()
@@ -878,7 +897,7 @@ class Engine:
         if batch.deliveries:
             owed = [delivery for deliveries in batch.deliveries for delivery in deliveries]
             self._receivers.hand_over(owed)
-        self._memory.relieve(batch.messages, batch.bytes, batch.weight)
+        self._memory.relieve(batch.messages, batch.bytes, batch.weight, batch.changed)
         while self._backlog and not self._batch.is_full:
             submitted = self._backlog.take()
             self._decide(

@@ -324,6 +324,9 @@ class ReplicatedStore:
     def append(self, frame: Frame) -> None:
         self._pending.append(frame)
 
+    def begin_sync(self) -> None:
+        """There is nothing that could be begun before somebody waits for it."""
+
     def sync_at_once(self) -> bool:
         return False
 
