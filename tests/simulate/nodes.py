@@ -299,10 +299,13 @@ class Node:
         loop, store = self._world.loop, self.store
         beating = asyncio.create_task(self._beat(engine, "leader", engine.epoch))
         marked = purged = loop.time()
+        is_stalled = False
         try:
             while not engine.failed.is_set():
                 now = loop.time()
-                engine.note_stalled(is_stalled=store.is_stalled)
+                if store.is_stalled != is_stalled:
+                    is_stalled = store.is_stalled
+                    engine.block(Busy("the log is silent", "stalled") if is_stalled else None)
                 if store.failure is not None:
                     raise store.failure
                 if now - marked >= MARK_SECONDS:

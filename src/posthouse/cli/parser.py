@@ -617,6 +617,26 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--move", action="store_true",
                       help="with --namespace: delete it in FROM once TO has it")  # fmt: skip
     made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        store, "backup", "store_backup:backup",
+        "copy the data folder of a broker, also while it runs, and check the copy",
+        "posthouse store backup --data /var/lib/posthouse /backup/monday",
+    )  # fmt: skip
+    made.add_argument("to", type=Path, metavar="TO", help="a folder that is not there, or empty")
+    made.add_argument(
+        "--data", type=Path, metavar="DIR", help="the data folder; else --url names the broker"
+    )
+    made.add_argument("--json", action="store_true", help="for programs")
+    _add_broker(made)
+    made = _action(
+        store, "restore", "store_backup:restore", "make a data folder of a backup, and check it",
+        "posthouse store restore /backup/monday --data /var/lib/posthouse",
+    )  # fmt: skip
+    made.add_argument("source", type=Path, metavar="FROM", help="a backup")
+    made.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="the data folder, without a journal"
+    )
+    made.add_argument("--json", action="store_true", help="for programs")
     made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
     made.add_argument(
         "--scheduled", action="store_true",
@@ -692,6 +712,39 @@ def _add_cluster(rooms: Rooms) -> None:
                       help="at most (10m)")  # fmt: skip
     ends.add_argument("--release", action="store_true", help="go on")
     _remote(cluster, "verify", "cluster:verify", "compare the folders of all nodes, frame by frame")
+    _add_founding(cluster)
+
+
+def _add_founding(cluster: Rooms) -> None:
+    made = _action(
+        cluster, "secret", "founding:secret",
+        "make the secret of a cluster that is to begin with a broker's data folder",
+        "posthouse cluster secret --data /var/lib/posthouse cluster.secret",
+    )  # fmt: skip
+    made.add_argument("--data", type=Path, required=True, metavar="DIR", help="the data folder")
+    made.add_argument("file", type=Path, metavar="FILE", help="where the secret is written")
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        cluster, "found", "founding:found",
+        "begin the log of a cluster with a data folder; all nodes must be stopped",
+        "posthouse cluster found --store nats://h1,h2,h3 --cluster shop --data /var/lib/posthouse",
+    )  # fmt: skip
+    made.add_argument("--store", type=_store_url, required=True, metavar="URL",
+                      help="as given to `posthouse serve`")  # fmt: skip
+    made.add_argument("--cluster", required=True, metavar="NAME", help="its name")
+    made.add_argument("--data", type=Path, required=True, metavar="DIR",
+                      help="the folder that has most of the journal")  # fmt: skip
+    made.add_argument("--replicas", type=_whole, default=3, metavar="N",
+                      help="servers of NATS that hold the log each (3)")  # fmt: skip
+    made.add_argument("--log-window", metavar="SIZE", default="2G",
+                      help="what the log may hold before it is purged (2G)")  # fmt: skip
+    made.add_argument("--nats-creds", type=Path, metavar="FILE", help="credentials for NATS")
+    made.add_argument("--nats-ca", type=Path, metavar="FILE",
+                      help="who has signed NATS' certificates")  # fmt: skip
+    made.add_argument("--replace-log", action="store_true",
+                      help="remove the log that is there, if it holds no more than the"
+                      " folder")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_pipeline(rooms: Rooms) -> None:

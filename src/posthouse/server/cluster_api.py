@@ -24,6 +24,7 @@ from posthouse.server.cluster_status import (
     stream_of,
     troubles_of,
 )
+from posthouse.server.folder_api import FolderApi
 from posthouse.server.hold import HOLD_SECONDS
 from posthouse.server.host import BrokerHost, cluster_root_key
 from posthouse.server.http import Answer, Request, decoded
@@ -105,13 +106,16 @@ class Call:
 class ClusterApi:
     """Answers `/cluster`; who asks must be allowed to manage all."""
 
-    def __init__(self, broker: BrokerHost, trust: LinkTrust) -> None:
+    def __init__(self, broker: BrokerHost, trust: LinkTrust, folder: FolderApi) -> None:
         """Raises OSError."""
         self._broker = broker
+        self._folder = folder
         config = broker.config
         self._others = NodeClient(config.node or "", cluster_root_key(config), trust.context)
 
     async def answer(self, request: Request) -> Answer:
+        if request.parts[1:2] == [b"folder"]:
+            return await self._folder.answer(request)
         self._broker.check(request.principal, "manage", "*", "*")
         node = self._broker.node
         if node is None:

@@ -44,7 +44,7 @@ from posthouse.server.routes import add_routes, http_dialects
 from posthouse.server.tls import Authority, Contexts, Files, LinkTrust
 from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
-from posthouse.store.errors import Deposed, Lost, StoreError
+from posthouse.store.errors import Behind, Deposed, Lost, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -246,8 +246,8 @@ class Server:
         if engine.failed.is_set():
             self._tell_why(engine.failure)
             await self._listener.close(1)
-            is_deposed = isinstance(engine.failure, Deposed) and self._broker.node is not None
-            return DEPOSED if is_deposed else LOST
+            starts_anew = isinstance(engine.failure, Deposed | Behind)
+            return DEPOSED if starts_anew and self._broker.node is not None else LOST
         _log.info("Stopping.", extra={"event": "broker.stopping"})
         self._listener.stop_accepting()
         engine.dismiss()
@@ -276,6 +276,9 @@ class Server:
                 "The broker stops: %s. What was not acknowledged may be done or not; clients go on"
                 " with the other broker.", failure, extra={"event": "journal.deposed"},
             )  # fmt: skip
+        elif isinstance(failure, Behind):
+            _log.error("The log has gone on without this node: %s.", failure,
+                       extra={"event": "cluster.behind"})  # fmt: skip
         else:
             _log.critical(
                 "The broker stops: %s. What was not acknowledged is open; the next start recovers.",

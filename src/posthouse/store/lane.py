@@ -94,21 +94,36 @@ def decode(data: bytes) -> Entry | None:
     return entry if is_sound else None
 
 
+class Place(NamedTuple):
+    """Where reading stands: all that has to be known of what was read to go on behind it."""
+
+    sequence: int = 0  # of the last message that was read
+    epoch: int = 0  # of the last fence
+    claim: int = 0
+    number: int = 0  # of the last frame
+    run: int | None = None  # of the last message, if it counts
+    ordinal: int = 0
+
+
+BEGINNING = Place()
+
+
 class Reading:
     """Reads the messages of a lane in order, and says which frames count.
 
-    It may begin in the middle only at a fence or a mark: `number` is then of the last frame before.
+    It may begin in the middle only at a fence or a mark, whose `number` is of the last frame
+    before; or at a place where a reading stood.
     """
 
-    def __init__(self) -> None:
-        self.sequence = 0  # of the last message that was read
-        self.epoch = self.claim = 0  # of the last fence
-        self.number = 0  # of the last frame
+    def __init__(self, place: Place = BEGINNING) -> None:
+        self.sequence, self.epoch, self.claim, self.number = place[:4]
         self.void = 0  # messages that did not count
-        # Marks of one's own that count: the sequence of each, and the number of the frame before.
+        # Fences, and marks that count: the sequence of each, and the number of the frame before.
         self.marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
-        self._place: tuple[int, int] | None = None  # the last message's run and index, if it counts
+        # The last message's run and index, if it counts.
+        self._place = None if place.run is None else (place.run, place.ordinal)
         self._parts: list[bytes] = []  # of a frame of which there is more to come
+        self.place = place  # behind the last message that leaves no frame incomplete
 
     def take(self, sequence: int, data: bytes) -> Frame | None:
         """Reads the next message; returns the frame that it completes. Raises Spoilt."""
@@ -120,20 +135,35 @@ class Reading:
                 f"the lane goes on at message {sequence}, and the last that was read is"
                 f" {self.sequence}"
             )
-        is_next, self.sequence = sequence == self.sequence + 1, sequence
+        is_next, is_first = sequence == self.sequence + 1, self.sequence == 0
+        self.sequence = sequence
+        frame = None
         if entry is None or not (self._counts(entry) or not is_next):
             self.void += 1
             self._place = None
             self._parts = []
-            return None
-        if not is_next:
-            self.number = entry.number
-        self._place = entry.run, entry.ordinal
-        if entry.kind != PART:
-            self.epoch, self.claim = entry.epoch, entry.claim
-            self._parts = []
-            return None
-        return self._completed(entry)
+        else:
+            # Where there was a journal before there was a lane, its first fence has a number, too.
+            if not is_next or (is_first and entry.kind == FENCE):
+                self.number = entry.number
+            self._place = entry.run, entry.ordinal
+            if entry.kind == PART:
+                frame = self._completed(entry)
+            else:
+                self._take_mark(entry)
+        self._note_place()
+        return frame
+
+    def _take_mark(self, entry: Entry) -> None:
+        """Takes a fence, or a mark that counts."""
+        self.epoch, self.claim = entry.epoch, entry.claim
+        self._parts = []
+        self.marks.append((self.sequence, self.number))
+
+    def _note_place(self) -> None:
+        if not self._parts:
+            run, ordinal = self._place or (None, 0)
+            self.place = Place(self.sequence, self.epoch, self.claim, self.number, run, ordinal)
 
     def _counts(self, entry: Entry) -> bool:
         if entry.kind == FENCE:
@@ -168,17 +198,16 @@ class Reading:
         """Takes a message of one's own as read, which is known to be the next and to count."""
         self.sequence += 1
         self._place = entry.run, entry.ordinal
-        if entry.kind != PART or entry.part == 0:
-            self._parts = []
-        if entry.kind == FENCE:
-            self.epoch, self.claim = entry.epoch, entry.claim
-        elif entry.kind == MARK:
-            self.marks.append((self.sequence, entry.number))
+        if entry.kind != PART:
+            self._take_mark(entry)
         else:
+            if entry.part == 0:
+                self._parts = []
             self._parts.append(entry.data)  # the rest may come to be read
             if len(self._parts) == entry.parts:
                 self.number = entry.number
                 self._parts = []
+        self._note_place()
 
 
 class Publish(NamedTuple):

@@ -31,6 +31,7 @@ READ_MESSAGES = 256
 READ_BYTES = 4 << 20
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 0.5
+MESSAGE_BYTES = 128  # that a message takes beside what it holds, about
 READ_SECONDS = 0.2  # it may go to a server that hangs; the next goes elsewhere
 API_SECONDS = 5.0
 INFO_SECONDS = 1.0
@@ -154,7 +155,14 @@ class Nats:
                     f"the stream {stream} has {name} {getattr(found, name)}, and a journal needs"
                     f" {getattr(wanted, name)}; change the stream, or name another cluster"
                 )
-        return NatsLog(self._client, stream, subject)
+        return NatsLog(self._client, stream, subject, info)
+
+    async def remove(self, stream: str) -> None:
+        """Removes a stream with all that it holds. Raises Unanswered."""
+        try:
+            await self._client.jetstream(timeout=API_SECONDS).delete_stream(stream)
+        except _SILENT as error:
+            raise Unanswered(f"the stream {stream} was not removed: {error}") from error
 
     async def info(self, stream: str) -> dict[str, Any]:
         """What the servers tell of a stream. Raises Unanswered."""
@@ -182,11 +190,21 @@ class Nats:
 class NatsLog:
     """The messages of one stream."""
 
-    def __init__(self, client: Client, stream: str, subject: str) -> None:
+    def __init__(self, client: Client, stream: str, subject: str, info: api.StreamInfo) -> None:
         self._client = client
         self._stream = stream
         self._subject = subject
         self.is_full = False  # the stream holds as much as it may
+        self.identity = f"{stream} {info.created.isoformat() if info.created else ''}"
+        self.end = info.state.last_seq
+        self.size_bytes = info.state.bytes
+        self.bytes_max = info.config.max_bytes or -1
+        if self.bytes_max <= 0:  # as much as its servers have room for
+            self.bytes_max = 1 << 62
+
+    async def measure(self) -> None:
+        self.size_bytes = int((await self.info())["state"]["bytes"])
+        self.is_full = self.is_full and self.size_bytes > self.bytes_max // 2
 
     async def publish(self, expected: int, data: bytes) -> int | None:
         headers = {"Nats-Expected-Last-Sequence": str(expected)}
@@ -194,6 +212,7 @@ class NatsLog:
         error = answer.get("error")
         if error is None:
             self.is_full = False
+            self.size_bytes += len(data) + MESSAGE_BYTES
             return int(answer["seq"])
         if error.get("err_code") == _WRONG_SEQUENCE:
             return None
