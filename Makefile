@@ -59,6 +59,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
+	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline
 
@@ -66,7 +67,7 @@ simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready .venv/spark-connect .venv/redis
-	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline tests/simulate/test_lane.py
 
 # Thousands of connections, idle, slow and vanishing; the figures are told as they are found.
 soak: .venv/ready

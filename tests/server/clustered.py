@@ -33,15 +33,18 @@ class Nats:
     def __init__(self, folder: Path, *, synced: bool = True) -> None:
         self.port, self.monitor = a_free_port(), a_free_port()
         folder.mkdir()
-        config = folder / "nats.conf"
-        config.write_text(
+        self._config = folder / "nats.conf"
+        self._config.write_text(
             f"listen: 127.0.0.1:{self.port}\nhttp: 127.0.0.1:{self.monitor}\n"
             f"jetstream {{ store_dir: {json.dumps(str(folder / 'js'))}"
             f"{', sync_interval: always' if synced else ''} }}\n"
         )
+        self.start()
+
+    def start(self) -> None:
         assert SERVER is not None
         self._process = subprocess.Popen(
-            [SERVER, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [SERVER, "-c", str(self._config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def flags(self, node: str, data: Path) -> list[str]:

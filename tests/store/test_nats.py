@@ -225,7 +225,7 @@ def read(*messages: Msg) -> list[Message]:
 
 
 def test_an_answer_that_ends_early_is_right_as_far_as_it_goes() -> None:
-    first = a_message({"Nats-Sequence": "1"}, b"x")
+    first = a_message({"Nats-Sequence": "1", "Nats-Last-Sequence": "0"}, b"x")
     assert read(first) == [(1, b"x")]
     assert read(first, a_message({"Status": "204"})) == [(1, b"x")]
     with pytest.raises(Unanswered, match="had no answer"):
@@ -234,6 +234,16 @@ def test_an_answer_that_ends_early_is_right_as_far_as_it_goes() -> None:
         read(first, a_message({"Status": "503"}))
     with pytest.raises(Unanswered, match="had no answer"):
         read(Msg(_client=None))  # type: ignore[arg-type]  # it cannot be asked
+
+
+def test_an_answer_of_which_a_message_is_lost_ends_before_it() -> None:
+    first = a_message({"Nats-Sequence": "1", "Nats-Last-Sequence": "0"}, b"x")
+    third = a_message({"Nats-Sequence": "3", "Nats-Last-Sequence": "2"}, b"z")
+    purged = a_message({"Nats-Sequence": "7", "Nats-Last-Sequence": "1"}, b"z")
+    assert read(first, third, a_message({"Status": "204"})) == [(1, b"x")]
+    assert read(first, purged) == [(1, b"x"), (7, b"z")]
+    with pytest.raises(Unanswered, match="a message of it was lost"):
+        read(third, a_message({"Status": "204"}))
 
 
 def test_a_certificate_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:

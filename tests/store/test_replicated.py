@@ -306,6 +306,95 @@ def test_a_log_is_purged_up_to_a_mark_that_disks_have(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_log_that_is_purged_while_it_is_read_leaves_no_hole(tmp_path: Path) -> None:
+    class Purged(MemoryLog):
+        async def read(self, after: int) -> list[Message]:
+            messages = await super().read(after)
+            return [message for message in messages if message[0] not in (3, 4)]
+
+    async def main() -> None:
+        log = Purged()
+        store = await a_leader(tmp_path / "a", log)
+        await write(store, a_frame(1), a_frame(2), a_frame(3))
+        store.mark()
+        await write(store, a_frame(4))
+        follower = a_store(tmp_path / "b", log)
+        with pytest.raises(Behind, match="ends at frame 1, and the log begins at frame 4"):
+            await follower.read_on()
+        candidate = a_store(tmp_path / "c", log)
+        with pytest.raises(Behind, match="ends at frame 1, and the log begins at frame 4"):
+            await candidate.lead(2, ignore)
+        for each in (store, follower, candidate):
+            await each.close()
+
+    run(main)
+
+
+def test_a_restarted_node_reads_on_behind_all_that_its_folder_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()  # three messages a read
+        leader = await a_leader(tmp_path / "a", log)
+        await write(leader, *map(a_frame, range(1, 20)))
+        follower = a_store(tmp_path / "b", log)
+        await follow(follower)
+        await follower.close()
+        await write(leader, a_frame(20))
+        again = a_store(tmp_path / "b", log)
+        assert numbers(await again.read_on()) == [20]
+        await leader.close()
+        await again.close()
+
+    run(main)
+
+
+def test_who_writes_nothing_finds_out_that_it_is_deposed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()
+        old = await a_leader(tmp_path / "a", log)
+        new = await a_leader(tmp_path / "b", log, 2)
+        assert [store.failure for store in (old, new)] == [None, None]
+        log.mute = log.stale = 2
+        old.mark()
+        await until_async(lambda: isinstance(old.failure, Deposed), "it has noticed")
+        assert new.failure is None
+        await old.close()
+        await new.close()
+
+    run(main)
+
+
+def test_an_answer_that_was_long_under_way_does_not_say_who_leads_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.store.lane.SILENCE_SECONDS", 60)
+
+    async def main() -> None:
+        answers = asyncio.Event()
+
+        class Slow(MemoryLog):
+            async def publish(self, expected: int, data: bytes) -> int | None:
+                sequence = await super().publish(expected, data)
+                await answers.wait()
+                return sequence
+
+        answers.set()
+        store = await a_leader(tmp_path / "a", Slow())
+        answers.clear()
+        store.append(a_frame(1))
+        syncing = asyncio.create_task(store.sync())
+        await until_async(lambda: not store.is_fresh, "a while has passed")
+        answers.set()
+        await syncing
+        freshness = [store.is_fresh]
+        await write(store, a_frame(2))
+        monkeypatch.setattr("posthouse.store.replicated.FRESH_SECONDS", 60)
+        freshness.append(store.is_fresh)
+        assert freshness == [False, True]
+        await store.close()
+
+    run(main)
+
+
 def test_a_log_that_has_lost_what_was_confirmed_is_not_led(tmp_path: Path) -> None:
     async def main() -> None:
         store = await a_leader(tmp_path / "a", MemoryLog())

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
-from posthouse.broker.payload import contents, entries
+from posthouse.broker.replay import bodies_of
 from posthouse.core.commands import Content, Move
 from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
-from posthouse.store import Extent, Room, Segments, Snapshots, Store
+from posthouse.store import Extent, Room, Segments, Snapshots
 from posthouse.store.errors import StoreError
 from posthouse.store.file import MARK_SEGMENTS
 from posthouse.store.opening import StoreUrl
@@ -392,7 +392,7 @@ def _before(queue: Queue, looked: dict[int, int], end: int) -> list[Message]:
 async def _move(engine: Engine, namespace: str, queue: Queue, messages: list[Message]) -> None:
     contents: list[Content] = []
     size = 0
-    bodies = await _bodies(engine.store, messages)
+    bodies = await bodies_of(engine.store, messages)
     for message, body in zip(messages, bodies, strict=True):
         new = NewMessage(message.envelope, body, message.native, message.group, message.priority)
         contents.append(Content(message.sequence, message.position, new))
@@ -418,12 +418,3 @@ async def _ask_to_move(
             await asyncio.sleep(_BUSY_SECONDS)
         else:
             return
-
-
-async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
-    """The bodies of the messages: from memory, or from the journal where they are evicted."""
-    evicted = [message.position for message in messages if isinstance(message.body, int)]
-    found: dict[int, bytes] = {}
-    for frame in {f.number: f for f in await store.get(evicted)}.values():
-        found |= {each.position: each.message.body for each in contents(entries(frame))}
-    return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]

@@ -43,10 +43,16 @@ class Turns:
     def __len__(self) -> int:
         return len(self._order)
 
+    def replace(self, addresses: Sequence[Address]) -> None:
+        """Takes other addresses where the broker has others; the same ones keep their order."""
+        if set(addresses) != set(self._order):
+            self._order = list(addresses)
+
     def lose(self, address: Address) -> None:
         """Puts an address at the end: it does not answer, or its connection was lost."""
-        self._order.remove(address)
-        self._order.append(address)
+        if address in self._order:
+            self._order.remove(address)
+            self._order.append(address)
 
     def prefer(self, told: str) -> None:
         """Puts the leader first, by the address that a node tells, if it is among them."""

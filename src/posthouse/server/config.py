@@ -168,7 +168,9 @@ class Config:
         (), several(as_text), "the monitoring address of each NATS server, as in"
         " http://HOST:8222; asked at the start whether it syncs every message", "URL...",
     )  # fmt: skip
-    nats_creds: Path | None = setting(None, as_path, "credentials for NATS", "FILE")
+    nats_creds: Path | None = setting(
+        None, as_path, "credentials for NATS: a .creds file, or the seed of an nkey", "FILE"
+    )
     nats_ca: Path | None = setting(None, as_path, "who has signed NATS' certificates", "FILE")
     log_window: int = setting(
         2 << 30, some_size, "what the stream of the cluster may hold before it is purged", "SIZE"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine, Options
 from posthouse.broker.memory import Limits, machine_bytes
@@ -29,7 +30,7 @@ from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
-from posthouse.server.files import read_secret
+from posthouse.server.files import keep_secret, read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store
 from posthouse.store.memory import MemoryStore
@@ -98,7 +99,10 @@ class BrokerHost:
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
         if config.cluster is not None:
-            return _cluster_keys(config)
+            root, seal = _cluster_keys(config)
+            if not config.dev:  # where commands look for it
+                keep_secret(config.data / ROOT_KEY, root.encode() + b"\n")
+            return root, seal
         seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
@@ -174,15 +178,19 @@ class BrokerHost:
 
     async def _join(self, limits: Limits) -> Engine:
         """Becomes a node of a cluster, which follows until it is its turn to lead."""
-        from posthouse.server.cluster import Joined, join  # needs NATS
+        from posthouse.server.cluster import ClusterNode, Joined, join  # needs NATS
+
+        def waits(what: str) -> None:
+            self.phase = f"waiting for the cluster's servers: {what}"
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config, self._address)
+        joined: Joined = await join(self.config, self._address, waits)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
+        clock = ClusterClock(self._clock)
         try:
             engine = await Engine.follow(
-                store, self._clock, secrets.randbits(32), self.guard,
+                store, clock, secrets.randbits(32), self.guard,
                 **self._options(store, limits),
             )  # fmt: skip
         except BaseException:
@@ -197,7 +205,7 @@ class BrokerHost:
                 await each()
 
         self.engine, self.phase = engine, "following"
-        self.node = joined.node(engine, led)
+        self.node = ClusterNode(joined, engine, clock, led)
         for told in self._on_leader:
             self.node.on_leader(told)
         self._begin(self.node.run())
@@ -260,7 +268,7 @@ class BrokerHost:
         if self.engine is not None:
             await self.engine.close()
         if self.node is not None:
-            await self.node.leave()
+            await self.node.close()
 
     def identify(self, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
@@ -357,9 +365,12 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    secret = read_cluster_secret(config)
-    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
-    return root, derive(secret, "seal key")
+    return cluster_root_key(config), derive(read_cluster_secret(config), "seal key")
+
+
+def cluster_root_key(config: Config) -> str:
+    """The root key of all nodes of a cluster. Raises OSError."""
+    return DEV_KEY if config.dev else derive(read_cluster_secret(config), "root key").hex()
 
 
 def _compression(config: Config) -> Compression | None:

@@ -185,6 +185,11 @@ class Relay:
             connection.address, connection.is_tls, leader.url, self._node, connection.http_profile
         )
 
+    @property
+    def trust(self) -> LinkTrust:
+        """Whom this node trusts to be another node."""
+        return self._trust
+
     async def ask(self, path: str) -> tuple[int, bytes]:
         """Asks the leader for a path that is open to everybody; its status and body.
 

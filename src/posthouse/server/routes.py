@@ -91,3 +91,7 @@ def add_routes(
     app.serve(b"api", api)
     app.serve(b"feed", feed.answer)
     app.serve(b"metrics", metrics.answer)
+    if relay is not None:
+        from posthouse.server.cluster_api import ClusterApi  # needs NATS
+
+        app.serve(b"cluster", ClusterApi(broker, relay.trust).answer)

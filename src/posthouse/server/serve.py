@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST, INTERRUPTED = 0, 1, 74, 130
 DEPOSED = 75  # of a node of a cluster
+HAND_OVER_SECONDS = 0.2  # that clients have to end, before another node takes over
 CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
@@ -182,7 +183,7 @@ class Server:
                        extra={"event": "listener.none"})  # fmt: skip
             return FAILED
         opening = asyncio.create_task(self._broker.open(_address(listening[0])))
-        stopping = asyncio.create_task(self._stop.wait())
+        stopping: asyncio.Task[object] = asyncio.create_task(self._stop.wait())
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
@@ -209,9 +210,15 @@ class Server:
             loop.call_later(_WARM_SECONDS, self._import_the_rest),
             loop.call_later(_LATER_SECONDS, self._make_certificate),
         ]
-        failing = asyncio.create_task(engine.failed.wait())
-        await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        failing.cancel()
+        ends = [asyncio.create_task(engine.failed.wait()), stopping]
+        node = self._broker.node
+        if node is not None:
+            ends.append(asyncio.create_task(node.leaves.wait()))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if node is not None and node.leaves.is_set() and not self._stop.is_set():
+            self._code_of_a_clean_stop = DEPOSED
         for timer in later:  # where it stops as soon as it was started
             timer.cancel()
         try:
@@ -244,11 +251,17 @@ class Server:
         _log.info("Stopping.", extra={"event": "broker.stopping"})
         self._listener.stop_accepting()
         engine.dismiss()
-        if not await self._listener.close(self._config.stop_limit):
+        node, seconds = self._broker.node, float(self._config.stop_limit)
+        if node is not None and node.leads:  # others wait to go on
+            await node.begin_to_leave()
+            seconds = min(seconds, HAND_OVER_SECONDS)
+        if not await self._listener.close(seconds):
             _log.warning("Some peers did not end in time, and were cut off.",
                          extra={"event": "broker.cut"})  # fmt: skip
         self._feed.close()
         try:
+            if node is not None:
+                await node.hand_over()
             await self._broker.close()
         except StoreError as error:
             _log.critical("The stop was not clean: %s", error, extra={"event": "journal.lost"})
@@ -275,8 +288,7 @@ class Server:
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():  # everything acknowledged is on disk
             os._exit(128 + number)
-        if number == signal.SIGINT:
-            self._code_of_a_clean_stop = INTERRUPTED
+        self._code_of_a_clean_stop = INTERRUPTED if number == signal.SIGINT else OK
         self._stop.set()
 
     def _make_certificate(self) -> None:

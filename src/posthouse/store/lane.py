@@ -37,6 +37,7 @@ and the one behind that fit again: frames with a hole. What does not count is vo
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from struct import Struct
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ PARTS_MAX = (PAYLOAD_BYTES_MAX + FRAME_HEADER_BYTES) // PART_BYTES + 1
 UNDER_WAY_MAX = 8  # messages that are published and not acknowledged; more only wait longer
 SILENCE_SECONDS = 0.5  # after which a message is taken to have had no answer
 MARKS_MAX = 1_000
+RUN_MESSAGES_MAX = 1 << 24  # of one run; `ordinal` has room for more
 LOOK_SECONDS = 0.05  # between two looks at a lane that has not changed
 
 _PREFIX = Struct(">4sI")
@@ -158,6 +160,10 @@ class Reading:
         self.number = frame.number
         return frame
 
+    def is_at(self, entry: Entry) -> bool:
+        """Whether this message of who leads is the last one that was read, and counts."""
+        return self._place == (entry.run, entry.ordinal)
+
     def note(self, entry: Entry) -> None:
         """Takes a message of one's own as read, which is known to be the next and to count."""
         self.sequence += 1
@@ -213,10 +219,16 @@ class Writing:
     """
 
     def __init__(
-        self, reading: Reading, epoch: int, claim: int, part_bytes: int = PART_BYTES
+        self,
+        reading: Reading,
+        epoch: int,
+        claim: int,
+        part_bytes: int = PART_BYTES,
+        run_messages: int = RUN_MESSAGES_MAX,
     ) -> None:
         self._reading = reading
         self._part_bytes = part_bytes
+        self._run_messages = run_messages
         self.epoch = epoch
         self.claim = claim
         self._run = 0
@@ -228,6 +240,9 @@ class Writing:
         self._looks_since: float | None = None  # a look is under way
         self._look_at = 0.0  # not before then
         self.confirmed = reading.number  # the number of the last frame that certainly counts
+        # When the newest message was published that certainly counts: nobody else led then. When
+        # that became known says nothing: acknowledgements and looks may be of a while ago.
+        self.led_at = -inf
         self.is_over = False
 
     @property
@@ -261,6 +276,11 @@ class Writing:
             return self._look(now)
         actions: list[Publish | Look] = []
         while self._unsent and len(self._sent) < UNDER_WAY_MAX:
+            if self._index >= self._run_messages:
+                if self._sent:  # a run begins behind a message that is known to be the last
+                    break
+                self._run += 1
+                self._index = 0
             entry = self._unsent.popleft()._replace(run=self._run, ordinal=self._index)
             expected = self._reading.sequence + len(self._sent)
             self._index += 1
@@ -286,8 +306,14 @@ class Writing:
             return
         sent.is_acknowledged = True
         while self._sent and self._sent[0].is_acknowledged:
-            self._reading.note(self._sent.popleft().entry)
+            good = self._sent.popleft()
+            self._reading.note(good.entry)
+            self.led_at = good.at
         self._confirm()
+
+    def unseen(self) -> None:
+        """A look had no answer."""
+        self._looks_since = None
 
     def refused(self, run: int, index: int) -> None:
         """The log has not taken it, or has not said that it did."""
@@ -305,6 +331,9 @@ class Writing:
             frame = self._reading.take(sequence, data)
             if self.is_won:  # it is one's own
                 self._confirm()
+                good = next((sent for sent in self._sent if self._reading.is_at(sent.entry)), None)
+                if good is not None:
+                    self.led_at = max(self.led_at, good.at)
             elif frame is not None:
                 frames.append(frame)
         if not self.is_won and self._reading.epoch >= self.epoch:
@@ -315,6 +344,10 @@ class Writing:
         return frames
 
     def _begin_run(self) -> None:
+        # A mark is published again though nobody needs it: who writes nothing finds out by its
+        # marks that another leads.
+        entries = (*(sent.entry for sent in self._sent), *self._unsent)
+        is_marked = any(entry.kind == MARK for entry in entries)
         self._is_in_doubt = False
         self._run += 1
         self._index = 0
@@ -324,6 +357,8 @@ class Writing:
             self._unsent.append(self._fence())
         for frame in self._frames:
             self._unsent += self._entries(frame)
+        if is_marked:
+            self.mark()
 
     def _confirm(self) -> None:
         self.confirmed = self._reading.number

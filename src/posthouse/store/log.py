@@ -21,8 +21,8 @@ class Log(Protocol):
     async def read(self, after: int) -> list[Message]:
         """Some messages behind a sequence, in order; none where no more are known.
 
-        It may be of a while ago. Where the next ones were purged, it goes on at the first that is
-        there. Raises Unanswered.
+        It may be of a while ago. Where the next ones were purged, before or meanwhile, it goes on
+        at the first that is there; nothing else is left out. Raises Unanswered.
         """
 
     async def purge(self, before: int) -> None:
