@@ -254,7 +254,7 @@ def test_nodes_trust_the_clusters_authority_and_whom_their_owner_names(tmp_path:
     async def trusted(others: Path | None, *, has_own: bool) -> set[str]:
         made = await LinkTrust(authority, others, has_own=has_own).context()
         found = made.get_ca_certs()
-        return {str(dict(pair[0] for pair in each["subject"])["commonName"]) for each in found}  # type: ignore[union-attr, misc]
+        return {str(dict(pair[0] for pair in each["subject"])["commonName"]) for each in found}  # type: ignore[misc]
 
     assert asyncio.run(trusted(None, has_own=False)) == {"Posthouse cluster shop"}
     both = asyncio.run(trusted(tmp_path / "own" / "ca.pem", has_own=True))
