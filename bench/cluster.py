@@ -237,7 +237,8 @@ class Node:
         flags = [
             "--dev", "--auto-create", "--store", f"nats://{hosts}", "--cluster", "bench",
             "--node", name, "--data", str(folder / name), "--port", str(self.port),
-            "--advertise", f"localhost:{self.port}", "--nats-monitor", *servers.monitors,
+            "--advertise", f"localhost:{self.port}",
+            *(word for url in servers.monitors for word in ("--nats-monitor", url)),
         ]  # fmt: skip
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
