@@ -1,5 +1,7 @@
 """Three machines, each with a NATS server and a node of one cluster, as processes of their own."""
 
+import asyncio
+import contextlib
 import json
 import shutil
 import signal
@@ -7,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import urlopen
 
+from posthouse.store.log import Unanswered
+from posthouse.store.nats import Nats, Servers
 from tests.cluster.network import Fault, Network, run
 from tests.crash.killing import FLAGS
 from tests.server.running import Reply, Running
@@ -24,6 +29,7 @@ STREAM = f"PHJ_{CLUSTER}_0"
 PORT, NATS_PORT, ROUTE_PORT, MONITOR_PORT = 5672, 4222, 6222, 8222
 ANSWER_SECONDS = 1.0  # for a question to one node; one that hangs is passed over
 DISK_BYTES = 96 << 20
+FILL_BYTES = 64 << 10
 SERVER = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
     "nats-server"
 )
@@ -127,6 +133,19 @@ class Machine:
         while self._faults:
             self._network.heal(self.name, self._faults.pop())
 
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """Fills its small disk to the last byte, until the end of the block."""
+        assert self._disk
+        rest = self.data / "of others"
+        with rest.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(FILL_BYTES))
+        try:
+            yield
+        finally:
+            rest.unlink()
+
     def mount(self) -> None:
         """Gives the node's folder a disk of its own, a small one."""
         run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(self.data))
@@ -157,27 +176,29 @@ class Machine:
             return False
         return self.ask("GET", "/health/ready").status == 200
 
-    def stream_leader(self) -> str:
-        """The server that leads the stream, as this machine's knows it; empty where none does."""
+    def stream(self) -> dict[str, Any]:
+        """The stream's group of servers as this machine's knows it; empty where it does not."""
         try:
             with urlopen(
                 f"http://{self.address}:{MONITOR_PORT}/jsz?streams=1", timeout=ANSWER_SECONDS
             ) as answer:
                 found: dict[str, Any] = json.loads(answer.read())
         except (OSError, ValueError, HTTPException):
-            return ""
+            return {}
         for account in found.get("account_details", ()):
             for stream in account.get("stream_detail", ()):
                 if stream["name"] == STREAM:
-                    return str(stream.get("cluster", {}).get("leader", ""))
-        return ""
+                    group: dict[str, Any] = stream.get("cluster", {})
+                    return group
+        return {}
 
 
 class Machines:
     """A cluster of three machines that know each other."""
 
-    def __init__(self, folder: Path, *, small_disk: str = "") -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         self.network = Network()
+        self._flags = flags
         self._by_name: dict[str, Machine] = {}
         try:
             for name in NAMES:
@@ -185,19 +206,18 @@ class Machines:
             addresses = [machine.address for machine in self]
             for machine in self:
                 machine.configure(addresses)
-                machine.flags = self._flags(machine)
-                if machine.name == small_disk:
-                    machine.mount()
+                machine.flags = self._flags_of(machine)
                 machine.start_nats()
+            self.small.mount()
             together([machine.start_broker for machine in self])
         except BaseException:
             self.close()
             raise
 
-    def _flags(self, machine: Machine) -> tuple[str, ...]:
+    def _flags_of(self, machine: Machine) -> tuple[str, ...]:
         nearest = sorted(self, key=lambda other: other is not machine)
         return (
-            *FLAGS, "--dev-allow", self.network.range, "--host", "0.0.0.0", "--port", str(PORT),
+            *FLAGS, *self._flags, "--dev-allow", self.network.range, "--host", "0.0.0.0", "--port", str(PORT),
             "--advertise", f"{machine.address}:{PORT}", "--data", str(machine.data),
             "--store", "nats://" + ",".join(f"{each.address}:{NATS_PORT}" for each in nearest),
             *(f"--nats-monitor=http://{each.address}:{MONITOR_PORT}" for each in nearest),
@@ -209,6 +229,11 @@ class Machines:
 
     def __getitem__(self, name: str) -> Machine:
         return self._by_name[name]
+
+    @property
+    def small(self) -> Machine:
+        """The machine whose node has a small disk of its own."""
+        return self[NAMES[-1]]
 
     def others(self, *but: Machine) -> list[Machine]:
         return [machine for machine in self if machine not in but]
@@ -233,13 +258,45 @@ class Machines:
         """The machine whose NATS server leads the stream, as most of them say."""
 
         def found() -> str:
-            names = [each.stream_leader() for each in self if each.nats is not None]
+            names = [each.stream().get("leader", "") for each in self if each.nats is not None]
             return next((name for name in names if name and names.count(name) >= 2), "")
 
         return self[until(found, "the stream has a leader", look_seconds=0.05)]
+
+    def place_stream(self, machine: Machine) -> None:
+        """Has a machine's NATS server lead the stream."""
+        while self.stream_leader() is not machine:
+            with contextlib.suppress(Unanswered):
+                asyncio.run(_place(f"nats://{machine.address}:{NATS_PORT}", machine.name))
+
+    def until_settled(self) -> None:
+        """Waits until every server has all of the stream, and every node follows or leads."""
+
+        def has_all() -> bool:
+            group = self.stream_leader().stream()
+            replicas = group.get("replicas", ())
+            return len(replicas) == len(NAMES) - 1 and all(
+                each.get("current") and not each.get("offline") for each in replicas
+            )
+
+        def knows(machine: Machine) -> bool:
+            return machine.leads or b"which leads" in machine.ask("GET", "/health/ready").body
+
+        until(has_all, "every server has all of the stream", look_seconds=0.05)
+        for machine in self:
+            until(lambda machine=machine: knows(machine), "a node knows who leads")
 
     def close(self) -> None:
         for machine in self._by_name.values():
             machine.heal()
             machine.close()
         self.network.close()
+
+
+async def _place(url: str, server: str) -> None:
+    nats = await Nats.connect(Servers((url,)))
+    try:
+        log = await nats.log(STREAM, f"phj.{CLUSTER}.0", len(NAMES), 2 << 30)
+        await log.place(server)
+    finally:
+        await nats.close()
