@@ -1,17 +1,18 @@
 """The mixed load of the kill tests, by clients who know the addresses of all nodes.
 
-Clients live in generations. A generation ends as soon as one of its clients loses its connection, or
-learns that another node leads: all others drop theirs at that moment and hear nothing more, so all
-that the old leader has said was heard before anything that the new one says. That is what a
+Clients live in generations. A generation ends as soon as one of its clients loses its connection,
+or learns that another node leads: all others drop theirs at that moment and hear nothing more, so
+all that the old leader has said was heard before anything that the new one says. That is what a
 history calls a kill. The next generation begins when a node says that it is ready.
 
-A refusal because the broker is busy has changed nothing; the same request is made again.
+A refusal because the broker is busy, or its disk full, has changed nothing; the same request is
+made again.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -31,6 +32,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     http_load.PLAIN: {"lock_ms": 2_000, "max_delivery": 8},
     http_load.SESSIONS: {"lock_ms": 2_000, "max_delivery": 8, "grouping": "session"},
 }
+_TRY_AGAIN = (b"The broker is busy", b"This broker follows", b"is at capacity")
 FLAGS = ("--pyqueue-lock", f"{PYQUEUE_LOCK_SECONDS}s")
 
 
@@ -51,10 +53,11 @@ class HttpClient(http_load.Client):
     async def ask(self, where: str, form: dict[str, Any]) -> tuple[int, Any]:
         while True:
             status, answer = await _in_time(super().ask(where, form))
-            if status != 503:
-                return status, answer
-            if answer["code"] != "busy":  # it does not lead any more, or is about to end
+            code = answer["code"] if status >= 400 else ""
+            if code == "not-leader":
                 raise Killed
+            if code not in ("busy", "quota-exceeded"):
+                return status, answer
             await asyncio.sleep(BUSY_SECONDS)  # slept: it is to be tried again
 
 
@@ -80,7 +83,7 @@ class PyQueueClient(pyqueue_load.Client):
 
 
 def _is_done(reply: pyqueue_load.Reply) -> bool:
-    return not (b"The broker is busy" in reply[1] or b"This broker follows" in reply[1])
+    return not any(words in reply[1] for words in _TRY_AGAIN)
 
 
 def _before_refusal(replies: Sequence[pyqueue_load.Reply]) -> list[pyqueue_load.Reply]:
@@ -205,11 +208,19 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def running(load: Load) -> Any:
-    """The load runs inside, and has ended in good order behind it."""
+async def running(load: Load) -> AsyncIterator[Callable[[], None]]:
+    """The load runs inside, and has ended in good order behind it.
+
+    Gives a function that raises what has gone wrong with the load so far.
+    """
     task = asyncio.create_task(load.run())
+
+    def check() -> None:
+        if task.done():
+            task.result()
+
     try:
-        yield
+        yield check
     except BaseException:
         task.cancel()
         await asyncio.wait([task])

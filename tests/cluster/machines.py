@@ -104,8 +104,9 @@ class Machine:
     def stop_broker(self) -> int:
         """Tells it to end, and waits for that; returns its exit code."""
         assert self.broker is not None
-        broker, self.broker = self.broker, None
-        return broker.stop()
+        code = self.broker.stop()
+        self.broker = None
+        return code
 
     def kill(self) -> None:
         """The machine has lost its power: both processes end at the same moment."""

@@ -35,8 +35,8 @@ class Cluster:
         """Plays one scenario under load; returns its longest gap in seconds. Raises Broken."""
         load = self._load
         assert load is not None
-        play = Round(self.machines, self._random, load.acknowledged)
-        async with running(load):
+        async with running(load) as check:
+            play = Round(self.machines, self._random, load.acknowledged, check)
             await asyncio.to_thread(SCENARIOS[name], play)
             gap = play.gap_seconds()
             await asyncio.to_thread(self.machines.until_settled)

@@ -23,10 +23,18 @@ FILL_BYTES = 1 << 20
 class Round:
     """One scenario that is played."""
 
-    def __init__(self, machines: Machines, random: Random, acknowledged: list[float]) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        random: Random,
+        acknowledged: list[float],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` raises what has gone wrong with the clients."""
         self.machines = machines
         self.random = random
         self._acknowledged = acknowledged
+        self._check = check
         self._began: float | None = None
 
     def begin(self) -> None:
@@ -45,10 +53,11 @@ class Round:
         asked = time.monotonic()
 
         def flows() -> bool:
+            self._check()
             now = time.monotonic()
-            recent = [at for at in self._acknowledged[-10_000:] if at >= now - FLOW_SECONDS]
             if now - asked < FLOW_SECONDS:
                 return False
+            recent = [at for at in self._acknowledged[-10_000:] if at >= now - FLOW_SECONDS]
             return all(
                 b - a < PAUSE_SECONDS for a, b in pairwise([now - FLOW_SECONDS, *recent, now])
             )
