@@ -38,6 +38,8 @@ class Bus:
 class Link:
     """One node's connection."""
 
+    trouble = ""
+
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus, self._node = bus, node
         bus.heard[node] = []
@@ -158,6 +160,31 @@ def test_one_leads_and_the_others_have_the_same(tmp_path: Path) -> None:
             await until_async(lambda: follower.part.standby.leader is not None, "it is heard of")
             with pytest.raises(NotLeader, match=f"posthouse://{leader.name}"):
                 await follower.send("no")
+
+    run(main)
+
+
+def test_who_leads_is_told_to_those_who_want_to_know(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            old = await the_leader(nodes)
+            watcher = next(node for node in nodes if node is not old)
+            await until_async(lambda: watcher.part.leader is not None, "it is heard of")
+            told: list[tuple[str, int] | None] = []
+            watcher.part.on_leader(
+                lambda beat: told.append(None if beat is None else (beat.node, beat.epoch))
+            )
+            first = old.part.leader
+            assert first is not None
+            assert (first.node, first.epoch) == (old.name, old.engine.epoch)
+            await old.crash()
+            new = await the_leader(nodes, but=old)
+            await until_async(lambda: len(told) == 2, "silence and the new leader are told")
+            assert told == [None, (new.name, new.engine.epoch)]
+            status = watcher.part.status()
+            assert status.leader == watcher.part.leader
+            assert status.nodes[0].hello.node == watcher.name
+            assert {each.hello.node for each in status.nodes} == {"a", "b", "c"}
 
     run(main)
 

@@ -74,6 +74,10 @@ class Standby:
         there = [each for at, each in self._hellos.values() if now - at < ALIVE_SECONDS]
         return sorted(there, key=lambda hello: hello.node)
 
+    def heard(self) -> list[tuple[float, Hello]]:
+        """The last hello of each other node, by name, and when it came."""
+        return [self._hellos[name] for name in sorted(self._hellos)]
+
     def heard_ms(self, now: float) -> int | None:
         """How long ago the leader was heard; None where it never was."""
         return None if self._beat is None else round((now - self._heard) * 1_000)

@@ -19,6 +19,7 @@ import msgspec
 from posthouse.broker.engine import Engine
 from posthouse.broker.standby import Beat, Hello, Role, Standby
 from posthouse.server.config import Config
+from posthouse.server.leadership import LeaderChanged, Leadership
 from posthouse.store.errors import Deposed, StoreError
 from posthouse.store.file import FileStore
 from posthouse.store.log import Unanswered
@@ -136,6 +137,28 @@ class Joined:
         await self.nats.close()
 
 
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What is known of one node of a cluster."""
+
+    hello: Hello  # the last one
+    silent_seconds: float  # since then
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """What a node knows of its cluster."""
+
+    cluster: str
+    node: str  # that tells it
+    leader: Beat | None  # None while nobody is known to lead
+    epoch: int  # the highest that was seen
+    number: int  # of the last frame that this node has
+    position: int
+    void: int  # messages of the log that did not count
+    is_stalled: bool  # it leads, and the log does not answer
+    trouble: str  # the last error that the NATS servers have told
+    nodes: list[NodeStatus]  # that were ever heard of since this one's start; this one first
+
+
 class ClusterNode:
     """`led` is awaited when this node has begun to lead."""
 
@@ -158,7 +181,28 @@ class ClusterNode:
         )
         self._news = asyncio.Event()  # another node has said something that matters
         self._tried = 0  # the epoch of the last attempt
+        self._leadership = Leadership(membership.failover_seconds)
+        self._leadership.on_change(self._note_leader)
         self.leads = False
+
+    @property
+    def leader(self) -> Beat | None:
+        """The last beat of who leads, which may be this node; None while nobody is known to."""
+        return self._leadership.leader
+
+    def on_leader(self, told: LeaderChanged) -> None:
+        """Calls `told` when another node or epoch leads; with None when the leader is silent."""
+        self._leadership.on_change(told)
+
+    def status(self) -> ClusterStatus:
+        now = self._loop.time()
+        return ClusterStatus(
+            self._membership.cluster, self._membership.node, self.leader,
+            max(self._store.epoch, self.standby.epoch), self._store.number, self._store.durable,
+            self._store.void, self.leads and self._store.is_stalled, self._nats.trouble,
+            [NodeStatus(self._hello(), 0.0),
+             *(NodeStatus(hello, now - at) for at, hello in self.standby.heard())],
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Follows until this node leads, and leads until it is cancelled, or the engine fails."""
@@ -179,6 +223,7 @@ class ClusterNode:
             await self._lead()
         finally:
             saying.cancel()
+            self._leadership.close()
 
     async def leave(self) -> None:
         """Names the node that is to take over; everything is confirmed, and nothing more comes."""
@@ -197,15 +242,21 @@ class ClusterNode:
             return
         if beat.node == self._membership.node:
             return
-        before = self.standby.leader
         self.standby.hear_beat(beat, self._loop.time())
-        leader = self.standby.leader
-        if leader is not None and self._engine.follows:
-            if before is None or (before.node, before.epoch) != (leader.node, leader.epoch):
-                _log.info("%s leads, with epoch %d.", leader.node, leader.epoch,
-                          extra={"event": "cluster.leader", "leader": leader.node})  # fmt: skip
-            self._engine.note_leader(leader.url)
+        if beat is self.standby.leader and not self.leads:
+            self._leadership.hear(beat)
         self._news.set()
+
+    def _note_leader(self, leader: Beat | None) -> None:
+        """Has a follower name the leader to its clients."""
+        if not self._engine.follows:
+            return
+        self._engine.note_leader("" if leader is None else leader.url)
+        if leader is None:
+            _log.info("No leader is heard.", extra={"event": "cluster.silent"})
+        else:
+            _log.info("%s leads, with epoch %d.", leader.node, leader.epoch,
+                      extra={"event": "cluster.leader", "leader": leader.node})  # fmt: skip
 
     def _hear_hello(self, _: str, data: bytes) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -227,6 +278,8 @@ class ClusterNode:
             self._engine.epoch if epoch is None else epoch, self._store.number,
             self._store.durable, self._engine.time_ms(), to,
         )  # fmt: skip
+        if role == "leader":
+            self._leadership.lead(beat)
         await self._say(self._membership.subject("beat"), beat)
 
     def _hello(self) -> Hello:
