@@ -184,6 +184,7 @@ class ClusterNode:
         self._leadership = Leadership(membership.failover_seconds)
         self._leadership.on_change(self._note_leader)
         self.leads = False
+        self._ends = False
 
     @property
     def leader(self) -> Beat | None:
@@ -218,12 +219,20 @@ class ClusterNode:
         await self._nats.hear(subject("ask"), self._hear_ask)
         saying = asyncio.create_task(self._say_hello())
         try:
-            while not self.leads:
+            while not (self.leads or self._ends):
                 await self._follow()
             await self._lead()
         finally:
             saying.cancel()
             self._leadership.close()
+
+    def end(self) -> None:
+        """Has `run` end soon.
+
+        To cancel it is not enough: where it waits in nats-py, or in `wait_for` of Python 3.11, and
+        the answer comes in the same moment, it is given the answer, and the cancellation is lost.
+        """
+        self._ends = True
 
     async def leave(self) -> None:
         """Names the node that is to take over; everything is confirmed, and nothing more comes."""
@@ -327,6 +336,8 @@ class ClusterNode:
 
         def nobody_else_leads() -> bool:
             """A node that was cut off is not to depose the leader that it hears again."""
+            if self._ends:
+                return False
             heard = self.standby.leader
             return heard is before or (heard is not None and heard.role == "leaving")
 
@@ -356,7 +367,7 @@ class ClusterNode:
         """Beats, tells the engine whether the log answers, and keeps the log small."""
         told, beaten = -1, 0.0
         marked = purged = self._loop.time()
-        while not self._engine.failed.is_set():
+        while not (self._engine.failed.is_set() or self._ends):
             now = self._loop.time()
             if self._store.number != told or now - beaten >= BEAT_SECONDS:
                 told, beaten = self._store.number, now
