@@ -24,15 +24,16 @@ from tests.server.running import Running
 
 REQUEST_SECONDS = 20.0  # longer than any gap: a leader that hangs is noticed by asking the others
 BUSY_SECONDS = 0.05  # before a request is made again
-WATCH_SECONDS = 0.25
-HEALTH_SECONDS = 1.0
+WATCH_SECONDS = 0.2
+HEALTH_SECONDS = 0.5
+OTHERS_SECONDS = 0.05  # for other nodes to say that they are ready, too, when one is
 PYQUEUE_LOCK_SECONDS = 5
 LOCK_MS = (0, 0, 15_000)
 QUEUES: dict[str, dict[str, Any]] = {
     http_load.PLAIN: {"lock_ms": 2_000, "max_delivery": 8},
     http_load.SESSIONS: {"lock_ms": 2_000, "max_delivery": 8, "grouping": "session"},
 }
-_TRY_AGAIN = (b"The broker is busy", b"This broker follows", b"is at capacity")
+_TRY_AGAIN = (b"The broker is busy", b"This broker follows", b"no disk space left")
 FLAGS = ("--pyqueue-lock", f"{PYQUEUE_LOCK_SECONDS}s")
 
 
@@ -162,8 +163,14 @@ class Load:
     async def _find(self) -> list[str]:
         """The addresses of nodes that are ready, when there is one."""
         while True:
-            found = await asyncio.gather(*map(is_ready, self._addresses))
-            ready = [at for at, well in zip(self._addresses, found, strict=True) if well]
+            asking = {asyncio.create_task(is_ready(at)): at for at in self._addresses}
+            for answered in asyncio.as_completed(list(asking)):
+                if await answered:
+                    await asyncio.wait(asking, timeout=OTHERS_SECONDS)
+                    break
+            ready = [at for task, at in asking.items() if task.done() and task.result()]
+            for task in asking:
+                task.cancel()
             if ready:
                 return ready
             await asyncio.sleep(BUSY_SECONDS)  # slept: between two looks
@@ -199,12 +206,16 @@ class Load:
 
     async def _watch(self, used: list[str]) -> None:
         """Raises Killed when a node that is used is not ready any more, and another one is."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)  # slept: between two looks
-            found = await asyncio.gather(*map(is_ready, self._addresses))
-            now = {at for at, well in zip(self._addresses, found, strict=True) if well}
-            if now and not now.issuperset(used):
-                raise Killed
+        is_well = dict.fromkeys(used, True)
+
+        async def watch(address: str) -> None:
+            while True:
+                await asyncio.sleep(WATCH_SECONDS)  # slept: between two looks
+                is_well[address] = await is_ready(address)
+                if any(is_well.values()) and not all(is_well[at] for at in used):
+                    raise Killed
+
+        await asyncio.gather(*map(watch, self._addresses))
 
 
 @contextlib.asynccontextmanager
