@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from posthouse.broker.access import BROKER
-from posthouse.broker.clock import SystemClock
+from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.engine import Engine
+from posthouse.broker.record_level import RecordLevel
 from posthouse.core.commands import Complete, CreateQueue, Receive, Received, Send
 from posthouse.core.errors import Busy, NotLeader
 from posthouse.core.message import NewMessage
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.server.cluster import ClusterNode, Membership
+from posthouse.server.cluster import ClusterNode, Joined, Membership
 from posthouse.store.errors import Deposed
 from posthouse.store.file import FileStore
 from posthouse.store.log import MemoryLog, Message, Unanswered
@@ -60,6 +62,10 @@ class Link:
     async def hear(self, subject: str, heard: Heard) -> None:
         self._bus.heard[self._node].append((subject, heard))
 
+    def leave(self) -> None:
+        """It hears nothing any more."""
+        self._bus.heard[self._node].clear()
+
     async def publish(self, expected: int, data: bytes) -> int | None:
         await turn()
         self._check()
@@ -78,9 +84,10 @@ class Link:
 
 class Node:
     def __init__(
-        self, name: str, engine: Engine, store: ReplicatedStore, part: ClusterNode
+        self, name: str, engine: Engine, store: ReplicatedStore, part: ClusterNode, link: Link
     ) -> None:
         self.name, self.engine, self.store, self.part = name, engine, store, part
+        self.link = link
         self.running = asyncio.create_task(part.run())
 
     async def send(self, body: str) -> None:
@@ -90,13 +97,15 @@ class Node:
         """It says and writes nothing more; its folder is left as it is."""
         self.running.cancel()
         await asyncio.wait([self.running])
+        self.link.leave()
 
 
-async def a_node(bus: Bus, name: str, folder: Path) -> Node:
+async def a_node(bus: Bus, name: str, folder: Path, machine: Clock | None = None) -> Node:
     link = Link(bus, name)
     local = FileStore(folder / name, durability="interval", segment_bytes=1 << 20)
     store = ReplicatedStore(local, link)
-    engine = await Engine.follow(store, SystemClock(), salt=1, snapshots=store.snapshots)
+    clock = ClusterClock(machine or SystemClock())
+    engine = await Engine.follow(store, clock, salt=1, snapshots=store.snapshots)
 
     async def led() -> None:
         if NS not in engine.view.namespaces():
@@ -104,7 +113,8 @@ async def a_node(bus: Bus, name: str, folder: Path) -> Node:
             await engine.ask(BROKER, NS, CreateQueue("q"))
 
     membership = Membership("test", name, f"posthouse://{name}", failover_seconds=0.2)
-    return Node(name, engine, store, ClusterNode(membership, engine, store, link, led))  # type: ignore[arg-type]
+    joined = Joined(membership, store, link, RecordLevel(folder / name))  # type: ignore[arg-type]
+    return Node(name, engine, store, ClusterNode(joined, engine, clock, led), link)
 
 
 @asynccontextmanager
@@ -277,9 +287,10 @@ def test_a_leader_that_leaves_hands_over_at_once(tmp_path: Path) -> None:
                 lambda: len(old.part.standby.nodes(asyncio.get_running_loop().time())) == 2,
                 "it knows the others",
             )
-            await old.engine.flush()
-            await old.crash()
-            await old.part.leave()
+            await old.part.begin_to_leave()
+            await old.part.hand_over()
+            with pytest.raises(Busy, match="takes over"):
+                await old.send("refused")
             new = await the_leader(nodes, but=old)
             assert new.engine.view.counts(NS, "q").active == 1
 

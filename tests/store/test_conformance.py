@@ -109,6 +109,27 @@ def test_a_store_may_sync_in_the_turn_it_is_asked(open_store: Kind) -> None:
     run(main())
 
 
+def test_a_sync_waits_for_what_was_begun_and_for_what_was_appended_behind_it(
+    open_store: Kind,
+) -> None:
+    async def main() -> None:
+        store = open_store(None)
+        first, second, third = frames(3)
+        store.append(first)
+        store.begin_sync()
+        await store.sync()
+        assert store.readable == first.end
+        store.append(second)
+        store.begin_sync()
+        store.append(third)
+        await store.sync()
+        assert store.readable == third.end
+        assert await read_all(store) == [first, second, third]
+        await store.close()
+
+    run(main())
+
+
 def test_a_new_store_is_empty(open_store: Kind) -> None:
     async def main() -> None:
         store = open_store(None)

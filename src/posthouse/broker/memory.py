@@ -89,6 +89,8 @@ class Memory:
         self._bodies = self._fixed = 0  # at the last count
         self._new_bodies = self._new_fixed = 0  # since, at most
         self._passing = self.receivers = 0  # state that ends with connections, and is in no record
+        self._passing_of: dict[str, tuple[int, int]] = {}  # receivers, and bytes that wait
+        self._changed = set(world.states)  # the namespaces in which those are counted again
         self._window = _WINDOW_BYTES[1]
         self._recent: deque[_Run] = deque()  # messages whose bodies can be evicted once durable
         self.has_evicted = False  # whether any body is evicted
@@ -189,13 +191,25 @@ class Memory:
             self._fixed += NAMESPACE_BYTES
             self._fixed += state.schedule_bytes + len(state.schedules) * SCHEDULE_BYTES
 
+    def note(self, namespace: str) -> None:
+        """Something has changed in a namespace; only there is counted again what is passing."""
+        self._changed.add(namespace)
+
     def _count_passing(self) -> None:
-        self._passing = self.receivers = 0
-        for state in self._world.states.values():
-            self.receivers += len(state.receivers)
-            if state.transactions or state.blocked:
-                self._passing += _waiting_bytes(state)
-        self._passing += self.receivers * RECEIVER_BYTES
+        while self._changed:
+            name = self._changed.pop()
+            receivers, waiting = self._passing_of.pop(name, (0, 0))
+            self.receivers -= receivers
+            self._passing -= receivers * RECEIVER_BYTES + waiting
+            state = self._world.states.get(name)
+            if state is None:
+                continue
+            receivers = len(state.receivers)
+            waiting = _waiting_bytes(state) if state.transactions or state.blocked else 0
+            if receivers or waiting:
+                self._passing_of[name] = receivers, waiting
+                self.receivers += receivers
+                self._passing += receivers * RECEIVER_BYTES + waiting
 
     # Reading back.
 

@@ -10,12 +10,12 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from hmac import digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine, Options
 from posthouse.broker.memory import Limits, machine_bytes
@@ -27,6 +27,7 @@ from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
 from posthouse.server.files import read_secret
@@ -36,6 +37,7 @@ from posthouse.store.memory import MemoryStore
 from posthouse.store.opening import Opening, StoreUrl, open_store
 
 if TYPE_CHECKING:
+    from posthouse.broker.standby import Beat
     from posthouse.server.cluster import ClusterNode
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ class BrokerHost:
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.node: ClusterNode | None = None  # its part in a cluster
         self._when_leading: list[Callable[[], Awaitable[None]]] = []
+        self._on_leader: list[Callable[[Beat | None], None]] = []
+        self._address = config.advertise or ""
         self.guard = Guard(*self._keys())
 
     # The interface for dialects.
@@ -78,6 +82,11 @@ class BrokerHost:
     @property
     def auto_create(self) -> bool:
         return self.config.auto_create
+
+    @property
+    def advertised(self) -> str:
+        """The address of a node of a cluster; empty for a broker of its own."""
+        return self._address if self.config.cluster is not None else ""
 
     # Its keys.
 
@@ -108,9 +117,13 @@ class BrokerHost:
         if self.new_root_key is not None and not self.config.memory:
             (self.config.data / NEW_ROOT_KEY).rename(self.config.data / ROOT_KEY)
 
-    async def open(self) -> Engine:
-        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError."""
+    async def open(self, address: str = "") -> Engine:
+        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError.
+
+        `address` is the one that it listens at, which others are told unless another is advertised.
+        """
         config = self.config
+        self._address = self._address or address
         machine = machine_bytes()
         limits = Limits(
             bodies_bytes=machine if config.memory else config.bodies_limit or machine // 4,
@@ -162,15 +175,19 @@ class BrokerHost:
 
     async def _join(self, limits: Limits) -> Engine:
         """Becomes a node of a cluster, which follows until it is its turn to lead."""
-        from posthouse.server.cluster import Joined, join  # needs NATS
+        from posthouse.server.cluster import ClusterNode, Joined, join  # needs NATS
+
+        def waits(what: str) -> None:
+            self.phase = f"waiting for the cluster's servers: {what}"
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config)
+        joined: Joined = await join(self.config, self._address, waits)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
+        clock = ClusterClock(self._clock)
         try:
             engine = await Engine.follow(
-                store, self._clock, secrets.randbits(32), self.guard,
+                store, clock, secrets.randbits(32), self.guard,
                 **self._options(store, limits),
             )  # fmt: skip
         except BaseException:
@@ -185,10 +202,16 @@ class BrokerHost:
                 await each()
 
         self.engine, self.phase = engine, "following"
-        self.node = joined.node(engine, led)
+        self.node = ClusterNode(joined, engine, clock, led)
+        for told in self._on_leader:
+            self.node.on_leader(told)
         self._begin(self.node.run())
         self._keep_small(engine, store)
         return engine
+
+    def on_leader(self, told: "Callable[[Beat | None], None]") -> None:
+        """Calls `told` when another node of the cluster leads. It is asked for before `open`."""
+        self._on_leader.append(told)
 
     async def when_leading(self, do: Callable[[], Awaitable[None]]) -> None:
         """Does it as soon as this broker leads: now, or when a node takes over."""
@@ -244,7 +267,7 @@ class BrokerHost:
         if self.engine is not None:
             await self.engine.close()
         if self.node is not None:
-            await self.node.leave()
+            await self.node.close()
 
     def identify(self, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
@@ -341,14 +364,9 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    if config.cluster_secret is None:  # a cluster for development, whose keys everybody knows
-        secret = f"the cluster {config.cluster} for development".encode()
-    else:
-        secret = config.cluster_secret.read_bytes().strip()
-        if len(secret) < _SEAL_BYTES:
-            raise OSError(f"{config.cluster_secret} holds fewer than {_SEAL_BYTES} bytes.")
-    root = digest(secret, b"posthouse root key", "sha256").hex()
-    return DEV_KEY if config.dev else root, digest(secret, b"posthouse seal key", "sha256")
+    secret = read_cluster_secret(config)
+    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
+    return root, derive(secret, "seal key")
 
 
 def _compression(config: Config) -> Compression | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import nats.errors
@@ -32,6 +33,7 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 0.5
 READ_SECONDS = 0.2  # it may go to a server that hangs; the next goes elsewhere
 API_SECONDS = 5.0
+TROUBLE_SECONDS = 10.0  # for which an error that was told may be why nothing is answered
 _SILENT = (OSError, TimeoutError, nats.errors.Error)  # nobody knows then what was done
 _WRONG_SEQUENCE = 10071
 _FULL = 10077
@@ -57,15 +59,31 @@ Heard = Callable[[str, bytes], None]  # a subject, and what was said
 class Nats:
     """A connection to the servers, which comes back by itself."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, first: str = "") -> None:
         self._client = client
-        self.trouble = ""  # the last error that the servers have told
+        self._first = first  # the URL of this machine's own server
+        self._trouble = ""
+        self._trouble_at = -TROUBLE_SECONDS
+
+    @property
+    def trouble(self) -> str:
+        """The last error that the servers have told, if that was a short while ago."""
+        is_recent = asyncio.get_running_loop().time() - self._trouble_at < TROUBLE_SECONDS
+        return self._trouble if is_recent else ""
+
+    @property
+    def own_server(self) -> str:
+        """The name of this machine's own server; "" while it is connected to another."""
+        url = self._client.connected_url
+        if url is None or url.netloc != urlsplit(self._first).netloc:
+            return ""
+        return str(self._client._server_info.get("server_name", ""))  # there is no public way
 
     @classmethod
     async def connect(cls, servers: Servers) -> "Nats":
         """Raises Unanswered where none of them can be reached, and Unfit."""
         client = Client()
-        made = cls(client)
+        made = cls(client, servers.urls[0])
         options: dict[str, Any] = {"reconnect_time_wait": 0.05}  # declared to be a whole number
         if servers.credentials is not None:
             options["user_credentials"] = str(servers.credentials)
@@ -95,8 +113,9 @@ class Nats:
 
     async def _note_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
-        if text != self.trouble:
-            self.trouble = text
+        is_new, self._trouble = text != self._trouble, text
+        self._trouble_at = asyncio.get_running_loop().time()
+        if is_new:
             _log.warning("NATS says: %s", text, extra={"event": "nats.error"})
 
     async def log(self, stream: str, subject: str, replicas: int, max_bytes: int) -> "NatsLog":

@@ -14,11 +14,12 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from posthouse.store import Extent
-from posthouse.store.errors import Behind, Deposed, Spoilt, StoreError
+from posthouse.store.errors import Behind, Deposed, Lost, Spoilt, StoreError
 from posthouse.store.file import FileStore
 from posthouse.store.frames import CLOSING, Frame
 from posthouse.store.lane import LOOK_SECONDS, SILENCE_SECONDS, Look, Publish, Reading, Writing
@@ -27,6 +28,64 @@ from posthouse.store.snapshots import FileSnapshots
 
 FRESH_SECONDS = 0.5  # after a confirmation, in which deliveries may leave before their locks are
 STALLED_SECONDS = 2.0  # without an answer, after which commands are refused at once
+
+
+class LeaderEvents(NamedTuple):
+    """What the store of a leader tells, as soon as it is so."""
+
+    confirmed: Callable[[], None] = lambda: None  # something is, and is in the folder
+    stalled: Callable[[bool], None] = lambda _: None  # whether it is
+    failed: Callable[[StoreError], None] = lambda _: None  # also where nobody waits for a sync
+
+
+class _Stall:
+    """How long something has waited to be confirmed; tells when that is too long, and no longer."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_told = False
+        self.tell: Callable[[bool], None] = lambda _: None
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._left() <= 0
+
+    def _left(self) -> float:
+        if self._since is None:
+            return STALLED_SECONDS
+        return self._since + STALLED_SECONDS - asyncio.get_running_loop().time()
+
+    def begin(self) -> None:
+        """Something waits from now on, if nothing did."""
+        if self._since is None:
+            self._since = asyncio.get_running_loop().time()
+            self._arm()
+
+    def confirm(self, *, waits: bool) -> None:
+        """Something was confirmed; `waits`: something else is not."""
+        self._since = asyncio.get_running_loop().time() if waits else None
+        if self._is_told:
+            self._is_told = False
+            self.tell(False)
+            self._arm()
+
+    def _arm(self) -> None:
+        """One timer serves many syncs: it looks how long the present one waits when it is due."""
+        if self._timer is None and not self._is_told and self._since is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, self._left()), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.is_stalled:
+            self._is_told = True
+            self.tell(True)
+        self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class ReplicatedStore:
@@ -43,7 +102,8 @@ class ReplicatedStore:
         self._kept: deque[tuple[int, int]] = deque()  # numbers and ends that the disk may not have
         self._synced = 0 if local.last is None else local.last.number
         self._confirmed_at = 0.0  # when something was last confirmed, by the loop's clock
-        self._waits_since: float | None = None  # something waits to be confirmed
+        self._stall = _Stall()
+        self._events = LeaderEvents()
         self._failure: StoreError | None = None
         self._changed = asyncio.Event()
         self._keeping = asyncio.Lock()
@@ -115,8 +175,12 @@ class ReplicatedStore:
     @property
     def is_stalled(self) -> bool:
         """Whether the log has not answered for so long that there is no use in waiting."""
-        since = self._waits_since
-        return since is not None and asyncio.get_running_loop().time() - since > STALLED_SECONDS
+        return self._stall.is_stalled
+
+    def watch(self, events: LeaderEvents) -> None:
+        """Tells these from now on, while it leads."""
+        self._events = events
+        self._stall.tell = events.stalled
 
     # Following.
 
@@ -208,25 +272,31 @@ class ReplicatedStore:
     def append(self, frame: Frame) -> None:
         self._pending.append(frame)
 
+    def begin_sync(self) -> None:
+        """There is nothing that could be begun before somebody waits for it."""
+
     def sync_at_once(self) -> bool:
         return False
 
     async def sync(self) -> None:
         # A clean stop is a hand-over: a closing frame would end the journal for everybody.
         frames = [frame for frame in self._pending if frame.kind != CLOSING]
+        is_closing = bool(self._pending) and not frames
         self._pending = []
+        if is_closing:  # others may have taken over since all was confirmed
+            return
         self._raise_failure()
+        if not frames:
+            if self._local.full:  # perhaps there is room again
+                await self._local.sync()
+            return
         writing = self._writing
         assert writing is not None
         for frame in frames:
             writing.append(frame)
             self._unkept.append(frame)
-        if not frames:
-            return
-        loop = asyncio.get_running_loop()
         number = frames[-1].number
-        if self._waits_since is None:
-            self._waits_since = loop.time()
+        self._stall.begin()
         while writing.confirmed < number:
             self._raise_failure()
             self._pump(writing)
@@ -234,6 +304,11 @@ class ReplicatedStore:
             with contextlib.suppress(TimeoutError):  # a look may be due then
                 await asyncio.wait_for(self._changed.wait(), SILENCE_SECONDS / 4)
         await self._keep_confirmed(writing)
+
+    def give_up(self) -> None:
+        """Waits no longer for what is not confirmed: the process ends."""
+        self._failure = Lost("the replicated log has not confirmed what was written last")
+        self._changed.set()
 
     def mark(self) -> None:
         """Publishes a mark, from which the log can be read when all before it was purged."""
@@ -270,15 +345,16 @@ class ReplicatedStore:
             await self._do(writing, action)
         except StoreError as error:
             self._failure = error
-        now = asyncio.get_running_loop().time()
         if writing.confirmed > before:
-            self._confirmed_at = now
-            waits = self._unkept and self._unkept[-1].number > writing.confirmed
-            self._waits_since = now if waits else None
+            self._confirmed_at = asyncio.get_running_loop().time()
+            last = self._unkept[-1].number if self._unkept else 0
+            self._stall.confirm(waits=last > writing.confirmed)
         if writing.is_over:
             self._failure = Deposed(self._reading.epoch)
         if self._failure is None:
             self._pump(writing)
+        else:
+            self._events.failed(self._failure)
         self._changed.set()
 
     async def _keep_confirmed(self, writing: Writing) -> None:
@@ -288,6 +364,8 @@ class ReplicatedStore:
             while self._unkept and self._unkept[0].number <= writing.confirmed:
                 frames.append(self._unkept.popleft())
             await self._keep(frames)
+            if frames:
+                self._events.confirmed()
 
     # Reading.
 
@@ -307,6 +385,8 @@ class ReplicatedStore:
         if self._closed:
             return
         self._closed = True
+        self._events = LeaderEvents()
+        self._stall.close()
         for task in self._doing:
             task.cancel()
         if self._doing:
