@@ -14,6 +14,8 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from math import inf
+from time import monotonic
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -101,7 +103,9 @@ class ReplicatedStore:
         self._last = local.last
         self._kept: deque[tuple[int, int]] = deque()  # numbers and ends that the disk may not have
         self._synced = 0 if local.last is None else local.last.number
-        self._confirmed_at = 0.0  # when something was last confirmed, by the loop's clock
+        # When the last message was published that an answer has confirmed, by the monotonic clock.
+        # When the answer was read says nothing: it may have waited for a process that was asleep.
+        self._published_at = -inf
         self._stall = _Stall()
         self._events = LeaderEvents()
         self._failure: StoreError | None = None
@@ -168,9 +172,11 @@ class ReplicatedStore:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the log has confirmed something just now, so that nobody else leads yet."""
-        now = asyncio.get_running_loop().time()
-        return now - self._confirmed_at < FRESH_SECONDS
+        """Whether the log has taken a message of just now, so that nobody else leads yet.
+
+        By the clock itself: the loop's time may be that of before the process was asleep.
+        """
+        return monotonic() - self._published_at < FRESH_SECONDS
 
     @property
     def is_stalled(self) -> bool:
@@ -251,10 +257,10 @@ class ReplicatedStore:
                 " was confirmed"
             )
         self._writing = writing
-        self._confirmed_at = loop.time()
 
     async def _do(self, writing: Writing, action: Publish | Look) -> list[Frame]:
         """Does it, and tells the lane what came of it; returns frames of others."""
+        began = monotonic()
         try:
             if isinstance(action, Look):
                 return writing.looked(await self._log.read(action.after))
@@ -266,7 +272,10 @@ class ReplicatedStore:
         if sequence is None:
             writing.refused(action.run, action.ordinal)
         else:
+            before = writing.confirmed
             writing.acknowledged(action.run, action.ordinal, sequence)
+            if writing.confirmed > before:  # a look proves less: it may be at a replica of old
+                self._published_at = max(self._published_at, began)
         return []
 
     def append(self, frame: Frame) -> None:
@@ -346,7 +355,6 @@ class ReplicatedStore:
         except StoreError as error:
             self._failure = error
         if writing.confirmed > before:
-            self._confirmed_at = asyncio.get_running_loop().time()
             last = self._unkept[-1].number if self._unkept else 0
             self._stall.confirm(waits=last > writing.confirmed)
         if writing.is_over:
