@@ -1,5 +1,6 @@
 """Whether the folders of all nodes are sound, and hold the same journal and the same state."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from posthouse.store.look import look
 from posthouse.store.opening import Opening, StoreUrl, open_store
 from posthouse.store.snapshots import FileSnapshots
 from tests.cluster.machines import Machine
-from tests.waiting import until_async
+from tests.waiting import until
 
 Seen = dict[int, tuple[int, ...]]  # by a frame's number: all that is to be the same everywhere
 
@@ -42,12 +43,15 @@ def end_of(folder: Path) -> int:
     return found.end
 
 
-async def check_agree(machines: Sequence[Machine], leader: Machine, folder: Path) -> int:
-    """Waits until all nodes have what the leader has, and compares; returns the frames compared."""
+def check_agree(machines: Sequence[Machine], leader: Machine, folder: Path) -> int:
+    """Waits until all nodes have what the leader has, and compares them.
+
+    Returns the number of frames that all of them have.
+    """
     folder.mkdir(exist_ok=True)
     end = end_of(copy_of(leader, folder))
     for machine in machines:
-        await until_async(
+        until(
             lambda machine=machine: end_of(copy_of(machine, folder)) >= end,
             f"{machine.name} has all that {leader.name} has",
         )
@@ -55,7 +59,7 @@ async def check_agree(machines: Sequence[Machine], leader: Machine, folder: Path
     common = min(map(end_of, copies))
     seen, states = [], []
     for copy in copies:
-        frames, state = await _read(copy, common)
+        frames, state = asyncio.run(_read(copy, common))
         seen.append(frames)
         states.append(state)
     shared = set.intersection(*map(set, seen))

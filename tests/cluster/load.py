@@ -128,7 +128,7 @@ class Load:
         self._http = http_load.Load(random, self._http_history, LOCK_MS)
         self._pyqueue = pyqueue_load.Load(random, self._pyqueue_history, PYQUEUE_LOCK_SECONDS)
         self._backlogs = 0, 0
-        self._ends = asyncio.Event()
+        self._ends = False
         self.generations = 0
 
     @property
@@ -144,14 +144,14 @@ class Load:
 
     def end(self) -> None:
         """All do what they are about, and end."""
-        self._ends.set()
+        self._ends = True
         self._http.end()
         self._pyqueue.end()
 
     async def run(self) -> None:
         """One generation after the other, until it is to end. Raises Broken."""
-        self._ends.clear()
-        while not self._ends.is_set():
+        self._ends = False
+        while not self._ends:
             ready = await self._find()
             self.generations += 1
             try:
@@ -184,7 +184,7 @@ class Load:
             *self._http.work(http, self._backlogs[0]),
             *self._pyqueue.work(pyqueue, self._backlogs[1]),
         ]
-        if self._ends.is_set():
+        if self._ends:
             self.end()
         try:
             async with asyncio.TaskGroup() as group:

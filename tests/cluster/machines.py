@@ -175,7 +175,7 @@ class Machine:
     def leads(self) -> bool:
         if self.broker is None:
             return False
-        return self.ask("GET", "/health/ready").status == 200
+        return self.ask("GET", "/health/leader").status == 200
 
     def stream(self) -> dict[str, Any]:
         """The stream's group of servers as this machine's knows it; empty where it does not."""
@@ -218,8 +218,9 @@ class Machines:
     def _flags_of(self, machine: Machine) -> tuple[str, ...]:
         nearest = sorted(self, key=lambda other: other is not machine)
         return (
-            *FLAGS, *self._flags, "--dev-allow", self.network.range, "--host", "0.0.0.0", "--port", str(PORT),
-            "--advertise", f"{machine.address}:{PORT}", "--data", str(machine.data),
+            *FLAGS, *self._flags, "--dev-allow", self.network.range, "--host", "0.0.0.0",
+            "--port", str(PORT), "--advertise", f"{machine.address}:{PORT}",
+            "--data", str(machine.data),
             "--store", "nats://" + ",".join(f"{each.address}:{NATS_PORT}" for each in nearest),
             *(f"--nats-monitor=http://{each.address}:{MONITOR_PORT}" for each in nearest),
             "--cluster", CLUSTER, "--node", machine.name,
@@ -280,12 +281,12 @@ class Machines:
                 each.get("current") and not each.get("offline") for each in replicas
             )
 
-        def knows(machine: Machine) -> bool:
-            return machine.leads or b"which leads" in machine.ask("GET", "/health/ready").body
-
         until(has_all, "every server has all of the stream", look_seconds=0.05)
         for machine in self:
-            until(lambda machine=machine: knows(machine), "a node knows who leads")
+            until(
+                lambda machine=machine: machine.ask("GET", "/health/ready").status == 200,
+                f"{machine.name} hands clients to the leader",
+            )
 
     def close(self) -> None:
         for machine in self._by_name.values():

@@ -17,14 +17,16 @@ import pytest
 
 Fault = Literal["cut", "deaf", "mute"]
 _NAME = re.compile(r"ph(\d+)(br|[a-z])")  # at most 15 characters, as the kernel has it
+_ETC = Path("/etc/netns")  # whose files `ip netns exec` puts in the place of those of /etc
 # All that would leave by this interface is dropped, as by a cable with one wire broken.
 _DROP_ALL = ("root", "pfifo", "limit", "0")
 
 
 def why_not() -> str:
     """Why there can be no namespaces here; empty where there can be."""
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "iproute2 is missing"
+    missing = [tool for tool in ("ip", "tc", "strace") if shutil.which(tool) is None]
+    if missing:
+        return f"there is no {' and no '.join(missing)}"
     if os.geteuid() != 0:
         return "network namespaces need root"
     tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
@@ -77,6 +79,14 @@ class Network:
         ):
             run("ip", "-n", space, *setting)
         return address
+
+    def name_all(self, name: str, host: str) -> None:
+        """Adds a machine for clients, to which a name stands for the addresses of all others."""
+        hosts = "".join(f"{address} {host}\n" for address in self._machines.values())
+        folder = _ETC / self._space(name)
+        folder.mkdir(parents=True)
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        self.add(name)
 
     def within(self, name: str) -> tuple[str, ...]:
         """The command that runs another one on a machine. It is replaced by it."""
@@ -142,3 +152,4 @@ def _remove(owner: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
         run("ip", "netns", "del", name)
+        shutil.rmtree(_ETC / name, ignore_errors=True)
