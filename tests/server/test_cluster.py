@@ -22,7 +22,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.log import MemoryLog, Message, Unanswered
 from posthouse.store.replicated import ReplicatedStore
 from tests.broker.cluster import whole
-from tests.waiting import turn, until_async
+from tests.waiting import PATIENCE_SECONDS, turn, until_async
 
 NS = "test"
 Heard = Callable[[str, bytes], None]
@@ -218,6 +218,22 @@ def test_who_leads_is_told_to_those_who_want_to_know(tmp_path: Path) -> None:
             assert status.leader == watcher.part.leader
             assert status.nodes[0].hello.node == watcher.name
             assert {each.hello.node for each in status.nodes} == {"a", "b", "c"}
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_a_node_ends_though_a_cancellation_was_lost(tmp_path: Path, is_leader: bool) -> None:
+    """As nats-py loses one that comes in the same moment as what was waited for."""
+
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            leader = await the_leader(nodes)
+            node = next(each for each in nodes if (each is leader) is is_leader)
+            node.part.end()
+            await asyncio.wait([node.running], timeout=PATIENCE_SECONDS)
+            assert node.running.done()
+            assert not node.running.cancelled()
 
     run(main)
 

@@ -219,7 +219,7 @@ class Node:
         world = self._world
         log: Any = NodeLog(world, self)
         folder: Any = self.folder
-        self.store = ReplicatedStore(folder, log)
+        self.store = ReplicatedStore(folder, log, now=asyncio.get_running_loop().time)
         clock = SystemClock(self._machine)
         self.standby = Standby(self.name, world.loop.time())
         self.engine = engine = await Engine.follow(

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -154,6 +155,33 @@ def test_who_is_behind_another_who_has_won_does_not_lead(tmp_path: Path) -> None
         assert deposed.value.epoch == 3
         await leader.close()
         await late.close()
+
+    run(main)
+
+
+def test_an_answer_that_was_read_late_does_not_make_a_store_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was asleep finds old answers when it wakes, and another leads since long."""
+    monkeypatch.setattr("posthouse.store.replicated.FRESH_SECONDS", 0.1)
+
+    class LateLog(MemoryLog):
+        is_late = False
+
+        async def publish(self, expected: int, data: bytes) -> int | None:
+            sequence = await super().publish(expected, data)
+            if self.is_late:
+                asked = monotonic()
+                await until_async(lambda: monotonic() > asked + 0.1, "time has passed")
+            return sequence
+
+    async def main() -> None:
+        log = LateLog()
+        store = await a_leader(tmp_path / "a", log)
+        log.is_late = True
+        await write(store, a_frame(1))
+        assert not store.is_fresh
+        await store.close()
 
     run(main)
 

@@ -295,6 +295,7 @@ class ClusterNode:
         self._hold = Hold(self._note_block)
         self._to: str | None = None  # who is to take over, where somebody was named
         self.leads = False
+        self._ends = asyncio.Event()
         self.leaves = asyncio.Event()  # it hands over, and is to be started anew
 
     # For others.
@@ -415,17 +416,25 @@ class ClusterNode:
         works = (self._say_hello(), check_later(self._joined.silent), window.run())
         beside = [asyncio.create_task(work) for work in works]
         try:
-            while not (self.leads or self._unreadable):
+            while not (self.leads or self._unreadable or self._ends.is_set()):
                 await self._follow()
             if self.leads:
                 await self._lead()
-            else:
+            elif not self._ends.is_set():
                 await self._engine.failed.wait()
         finally:
             for task in beside:
                 task.cancel()
             self._hold.close()
             self._leadership.close()
+
+    def end(self) -> None:
+        """Has `run` end soon.
+
+        To cancel it is not enough: where it waits in nats-py, or in `wait_for` of Python 3.11, and
+        the answer comes in the same moment, it is given the answer, and the cancellation is lost.
+        """
+        self._ends.set()
 
     async def begin_to_leave(self) -> None:
         """Tells that this node leads no longer; it still confirms what it has taken."""
@@ -651,6 +660,8 @@ class ClusterNode:
 
         def nobody_else_leads() -> bool:
             """A node that was cut off is not to depose the leader that it hears again."""
+            if self._ends.is_set():
+                return False
             heard = self.standby.leader
             return heard is before or (heard is not None and heard.role == "leaving")
 
@@ -690,8 +701,8 @@ class ClusterNode:
     async def _lead(self) -> None:
         """Does what only a leader does, until the engine has failed."""
         jobs: list[Coroutine[Any, Any, Any]] = [
-            self._engine.failed.wait(), self._beat_as_leader(), self._mark_log(),
-            self._leave_when_full(),
+            self._engine.failed.wait(), self._ends.wait(), self._beat_as_leader(),
+            self._mark_log(), self._leave_when_full(),
         ]  # fmt: skip
         if self._joined.placement is not None:
             jobs.append(self._joined.placement.run())
@@ -706,7 +717,7 @@ class ClusterNode:
 
     async def _beat_as_leader(self) -> None:
         """Beats several times a second, and soon after something was confirmed."""
-        while True:
+        while not self._ends.is_set():
             self._confirmed.clear()
             await self._beat("leader")
             with contextlib.suppress(TimeoutError):

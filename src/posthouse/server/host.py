@@ -278,6 +278,8 @@ class BrokerHost:
 
     async def close(self) -> None:
         """Raises StoreError where what was not acknowledged is open."""
+        if self.node is not None:
+            self.node.end()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

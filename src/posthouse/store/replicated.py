@@ -14,6 +14,7 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -118,8 +119,10 @@ class _Stall:
 class ReplicatedStore:
     """`local` is opened by the caller, with durability `interval`, and closed with this."""
 
-    def __init__(self, local: FileStore, log: Log) -> None:
+    def __init__(self, local: FileStore, log: Log, now: Callable[[], float] = monotonic) -> None:
+        """`now` is a clock that goes on while the process is asleep."""
         self._local = local
+        self._now = now
         self._log = log
         self._disk = Disk()
         number = 0 if local.last is None else local.last.number
@@ -208,9 +211,11 @@ class ReplicatedStore:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether something that was published just now counts, so that nobody else led then."""
-        now = asyncio.get_running_loop().time()
-        return self._writing is not None and now - self._writing.led_at < FRESH_SECONDS
+        """Whether something that was published just now counts, so that nobody else led then.
+
+        By the clock itself: the loop's time may be that of before the process was asleep.
+        """
+        return self._writing is not None and self._now() - self._writing.led_at < FRESH_SECONDS
 
     @property
     def is_stalled(self) -> bool:
@@ -369,10 +374,9 @@ class ReplicatedStore:
         any more; Behind, or Spoilt.
         """
         assert self._writing is None
-        loop = asyncio.get_running_loop()
         writing = Writing(self._reading, epoch, secrets.randbits(64))
         while not writing.is_won:
-            actions = writing.poll(loop.time())
+            actions = writing.poll(self._now())
             for action in actions:
                 frames = await self._new(await self._do(writing, action))
                 await self._keep(frames)
@@ -493,7 +497,7 @@ class ReplicatedStore:
     def _pump(self, writing: Writing) -> None:
         """Does what is to be done now, and is called again in time while something is under way."""
         loop = asyncio.get_running_loop()
-        for action in writing.poll(loop.time()):
+        for action in writing.poll(self._now()):
             self._do_beside(self._act(writing, action))
         if self._timer is None and not writing.is_idle:
             self._timer = loop.call_later(SILENCE_SECONDS / 4, self._look_after, writing)
