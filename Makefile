@@ -67,7 +67,7 @@ simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready .venv/spark-connect .venv/redis
-	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline tests/simulate/test_lane.py
 
 # Thousands of connections, idle, slow and vanishing; the figures are told as they are found.
 soak: .venv/ready

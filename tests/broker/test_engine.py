@@ -7,7 +7,7 @@ import pytest
 
 from posthouse.broker import payload
 from posthouse.broker.access import BROKER, Accounts, Principal
-from posthouse.broker.batch import ignore
+from posthouse.broker.batch import LARGE_COMMANDS, ignore
 from posthouse.broker.clock import VirtualClock
 from posthouse.broker.engine import LOCK_SYNC_MS, Engine
 from posthouse.core.commands import (
@@ -166,6 +166,78 @@ def test_no_answer_leaves_before_the_sync_and_commands_gather_meanwhile() -> Non
         store.gate.set()
         await asyncio.gather(*sends, *late)
         assert store.syncs - syncs == 2
+        await engine.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "command", [GetQueue("q"), GetQueue("other"), Receive("q", 1), Complete("q", [7])]
+)
+def test_where_another_may_lead_what_is_only_read_waits_for_a_sync(command: Command) -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a")
+        await receive(engine)
+        await engine.flush()
+        told: list[object] = []
+        syncs = store.syncs
+        engine.submit(BROKER, NS, command, told.append)
+        await idle()
+        assert (len(told), store.syncs) == (1, syncs)
+        store.is_fresh = False
+        store.gate.clear()
+        engine.submit(BROKER, NS, command, told.append)
+        await idle()
+        assert len(told) == 1
+        store.gate.set()
+        await idle()
+        assert (len(told), store.syncs) == (2, syncs + 1)
+        await engine.close()
+
+    run(main)
+
+
+class EagerStore(GatedStore):
+    """Notes how many frames it holds when it is told to begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[int] = []
+
+    def begin_sync(self) -> None:
+        self.begun.append(len(self._pending))
+
+
+def test_a_large_batch_is_given_to_the_disk_before_all_of_a_turn_is_decided() -> None:
+    async def main() -> None:
+        store = EagerStore()
+        engine = await an_engine(store)
+        told: list[object] = []
+        syncs = store.syncs
+        for number in range(LARGE_COMMANDS + 10):
+            engine.submit(BROKER, NS, Send("q", [a_message(str(number))]), told.append)
+        assert store.begun == [1]
+        assert told == []  # nothing is synced yet
+        await until_async(lambda: len(told) == LARGE_COMMANDS + 10, "all are answered")
+        assert store.syncs == syncs + 2
+        assert engine.view.counts(NS, "q").active == LARGE_COMMANDS + 10
+        await engine.close()
+
+    run(main)
+
+
+def test_a_failed_sync_that_was_begun_early_is_told_to_everybody() -> None:
+    async def main() -> None:
+        store = EagerStore()
+        engine = await an_engine(store)
+        store.failure = Lost("no disk")
+        told: list[object] = []
+        for number in range(LARGE_COMMANDS + 10):
+            engine.submit(BROKER, NS, Send("q", [a_message(str(number))]), told.append)
+        await engine.failed.wait()
+        assert told == [store.failure] * (LARGE_COMMANDS + 10)
         await engine.close()
 
     run(main)

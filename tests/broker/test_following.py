@@ -430,17 +430,19 @@ def test_who_waits_for_a_position_is_told_when_a_follower_has_it() -> None:
     run(main)
 
 
-def test_a_follower_that_cannot_read_a_frame_stops() -> None:
+def test_a_follower_that_cannot_read_a_frame_is_as_it_was() -> None:
     async def main() -> None:
         journal = MemoryJournal()
         await a_leader(journal)
         follower = await a_follower(journal)
         last = journal.frames[-1]
         frame = Frame(last.epoch, last.number + 1, last.end, 1, last.end, 2_000, b"\x93nothing")
+        before = whole(follower)
         with pytest.raises(Unknown):
             follower.apply(frame)
-        assert follower.failed.is_set()
-        assert isinstance(follower.failure, Unknown)
+        assert follower.follows
+        assert follower.last == last.without_payload()
+        assert whole(follower) == before
 
     run(main)
 

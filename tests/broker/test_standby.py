@@ -3,6 +3,7 @@
 from posthouse.broker.standby import (
     ALIVE_SECONDS,
     ASK_SECONDS,
+    BEHIND_FRAMES_MAX,
     PATIENCE_SECONDS,
     RANK_SECONDS,
     Beat,
@@ -16,8 +17,18 @@ def a_beat(node: str = "a", role: Role = "leader", epoch: int = 1, to: str = "")
     return Beat(node, f"sb://{node}", role, epoch, 10, 100, 1_000, to)
 
 
-def a_hello(node: str, number: int = 10, heard_ms: int | None = None, prefer: int = 0) -> Hello:
-    return Hello(node, f"sb://{node}", number, number, "1", 1_000, prefer, heard_ms)
+def a_hello(
+    node: str,
+    number: int = 10,
+    heard_ms: int | None = None,
+    prefer: int = 0,
+    trouble: str = "",
+    free_bytes: int = 0,
+) -> Hello:
+    return Hello(
+        node, f"sb://{node}", number, number, "1", 1_000, prefer, heard_ms, None, free_bytes, 1,
+        trouble,
+    )  # fmt: skip
 
 
 def test_while_the_leader_is_heard_nobody_tries() -> None:
@@ -75,8 +86,9 @@ def test_a_node_that_says_nothing_any_more_is_not_waited_for() -> None:
     assert standby.nodes(ALIVE_SECONDS) == []
     assert standby.step(10, ALIVE_SECONDS + 1.0) == "ask"
     standby.hear_hello(a_hello("a"), ALIVE_SECONDS + 1)
-    standby.forget("a")
+    assert standby.forget("a")
     assert standby.nodes(ALIVE_SECONDS + 1) == []
+    assert not standby.forget("a")
 
 
 def test_who_is_named_by_a_leader_that_leaves_leads_at_once() -> None:
@@ -106,3 +118,66 @@ def test_an_older_leader_and_oneself_are_not_listened_to() -> None:
     assert standby.leader == a_beat(epoch=5)
     assert standby.nodes(1.0) == []
     assert standby.step(10, 1.0) == "ask"
+
+
+def test_a_node_in_trouble_leads_only_if_no_other_can() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    standby.hear_hello(a_hello("c", number=1), 0.9)
+    assert standby.step(10, 1.0, is_candidate=False) == "wait"
+    assert standby.step(10, 1.0) == "ask"
+    alone = Standby("b", now=0)
+    alone.hear_hello(a_hello("c", trouble="its clock is 90 seconds off"), 0.9)
+    assert alone.step(10, 1.0, is_candidate=False) == "ask"
+    assert alone.step(10, 1.0 + ASK_SECONDS, is_candidate=False) == "lead"
+
+
+def test_a_node_in_trouble_is_not_waited_for() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    standby.hear_hello(a_hello("c", number=99, trouble="its disk is full"), 0.9)
+    assert standby.step(10, 1.0) == "ask"
+
+
+def test_while_an_operator_holds_the_cluster_nobody_else_leads() -> None:
+    standby = Standby("b", now=0)
+    held = Beat("a", "sb://a", "leader", 1, 10, 100, 1_000, held_ms=60_000)
+    standby.hear_beat(held, 0)
+    assert standby.step(10, 59.0) == "wait"
+    assert standby.held_seconds(59.0) == 1.0
+    assert standby.step(10, 60.0) == "ask"
+    standby.hear_beat(held, 60.0)
+    standby.release()
+    assert standby.held_seconds(60.0) == 0
+    assert standby.step(10, 61.0) == "ask"
+    standby.hear_beat(held, 62.0)
+    standby.hear_beat(a_beat(), 63.0)  # the leader has released it
+    assert standby.step(10, 64.0) == "ask"
+
+
+def test_the_node_that_has_most_takes_over_then_by_preference_and_name() -> None:
+    leader = Standby("a", now=0)
+    assert leader.successor(10, 0) == ""
+    leader.hear_hello(a_hello("d", number=9), 0)
+    assert leader.successor(10, 0) == "d"
+    leader.hear_hello(a_hello("c", number=10), 0)
+    leader.hear_hello(a_hello("b", number=10), 0)
+    assert leader.successor(10, 0) == "b"
+    leader.hear_hello(a_hello("c", number=10, prefer=-1, free_bytes=5), 0)
+    assert leader.successor(10, 0) == "c"
+    leader.hear_hello(a_hello("d", number=9, free_bytes=7), 0)
+    assert leader.successor(10, 0, room_bytes=6) == "d"
+    assert leader.successor(10, ALIVE_SECONDS) == ""
+
+
+def test_a_node_that_cannot_take_over_is_refused_with_the_reason() -> None:
+    leader = Standby("a", now=0)
+    leader.hear_hello(a_hello("b", number=10), 0)
+    leader.hear_hello(a_hello("c", trouble="its disk is full"), 0)
+    number = 11 + BEHIND_FRAMES_MAX
+    assert leader.unfit("b", number - 1, 0) == ""
+    assert leader.unfit("b", number, 0) == f"node b is {BEHIND_FRAMES_MAX + 1} frames behind"
+    assert leader.unfit("c", 10, 0) == "node c cannot lead: its disk is full"
+    assert leader.unfit("d", 10, 0) == "node d is not there"
+    assert leader.unfit("b", 10, ALIVE_SECONDS) == "node b is not there"
+    assert leader.successor(number, 0) == ""

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from posthouse.broker.access import BROKER
-from posthouse.broker.clock import SystemClock
+from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.engine import Engine
+from posthouse.broker.record_level import RecordLevel
 from posthouse.core.commands import Complete, CreateQueue, Receive, Received, Send
 from posthouse.core.errors import Busy, NotLeader
 from posthouse.core.message import NewMessage
 from posthouse.core.namespaces import CreateNamespace
-from posthouse.server.cluster import ClusterNode, Membership
+from posthouse.server.cluster import ClusterNode, Joined, Membership
 from posthouse.store.errors import Deposed
 from posthouse.store.file import FileStore
 from posthouse.store.log import MemoryLog, Message, Unanswered
@@ -38,6 +40,8 @@ class Bus:
 class Link:
     """One node's connection."""
 
+    trouble = ""
+
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus, self._node = bus, node
         bus.heard[node] = []
@@ -58,6 +62,33 @@ class Link:
     async def hear(self, subject: str, heard: Heard) -> None:
         self._bus.heard[self._node].append((subject, heard))
 
+    def leave(self) -> None:
+        """It hears nothing any more."""
+        self._bus.heard[self._node].clear()
+
+    @property
+    def identity(self) -> str:
+        return self._bus.log.identity
+
+    @property
+    def end(self) -> int:
+        return self._bus.log.end
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bus.log.size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        return self._bus.log.bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        return self._bus.log.is_full
+
+    async def measure(self) -> None:
+        self._check()
+
     async def publish(self, expected: int, data: bytes) -> int | None:
         await turn()
         self._check()
@@ -76,9 +107,10 @@ class Link:
 
 class Node:
     def __init__(
-        self, name: str, engine: Engine, store: ReplicatedStore, part: ClusterNode
+        self, name: str, engine: Engine, store: ReplicatedStore, part: ClusterNode, link: Link
     ) -> None:
         self.name, self.engine, self.store, self.part = name, engine, store, part
+        self.link = link
         self.running = asyncio.create_task(part.run())
 
     async def send(self, body: str) -> None:
@@ -88,13 +120,15 @@ class Node:
         """It says and writes nothing more; its folder is left as it is."""
         self.running.cancel()
         await asyncio.wait([self.running])
+        self.link.leave()
 
 
-async def a_node(bus: Bus, name: str, folder: Path) -> Node:
+async def a_node(bus: Bus, name: str, folder: Path, machine: Clock | None = None) -> Node:
     link = Link(bus, name)
     local = FileStore(folder / name, durability="interval", segment_bytes=1 << 20)
     store = ReplicatedStore(local, link)
-    engine = await Engine.follow(store, SystemClock(), salt=1, snapshots=store.snapshots)
+    clock = ClusterClock(machine or SystemClock())
+    engine = await Engine.follow(store, clock, salt=1, snapshots=store.snapshots)
 
     async def led() -> None:
         if NS not in engine.view.namespaces():
@@ -102,7 +136,8 @@ async def a_node(bus: Bus, name: str, folder: Path) -> Node:
             await engine.ask(BROKER, NS, CreateQueue("q"))
 
     membership = Membership("test", name, f"posthouse://{name}", failover_seconds=0.2)
-    return Node(name, engine, store, ClusterNode(membership, engine, store, link, led))  # type: ignore[arg-type]
+    joined = Joined(membership, store, link, RecordLevel(folder / name))  # type: ignore[arg-type]
+    return Node(name, engine, store, ClusterNode(joined, engine, clock, led), link)
 
 
 @asynccontextmanager
@@ -158,6 +193,31 @@ def test_one_leads_and_the_others_have_the_same(tmp_path: Path) -> None:
             await until_async(lambda: follower.part.standby.leader is not None, "it is heard of")
             with pytest.raises(NotLeader, match=f"posthouse://{leader.name}"):
                 await follower.send("no")
+
+    run(main)
+
+
+def test_who_leads_is_told_to_those_who_want_to_know(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            old = await the_leader(nodes)
+            watcher = next(node for node in nodes if node is not old)
+            await until_async(lambda: watcher.part.leader is not None, "it is heard of")
+            told: list[tuple[str, int] | None] = []
+            watcher.part.on_leader(
+                lambda beat: told.append(None if beat is None else (beat.node, beat.epoch))
+            )
+            first = old.part.leader
+            assert first is not None
+            assert (first.node, first.epoch) == (old.name, old.engine.epoch)
+            await old.crash()
+            new = await the_leader(nodes, but=old)
+            await until_async(lambda: len(told) == 2, "silence and the new leader are told")
+            assert told == [None, (new.name, new.engine.epoch)]
+            status = watcher.part.status()
+            assert status.leader == watcher.part.leader
+            assert status.nodes[0].hello.node == watcher.name
+            assert {each.hello.node for each in status.nodes} == {"a", "b", "c"}
 
     run(main)
 
@@ -234,9 +294,10 @@ def test_a_leader_that_leaves_hands_over_at_once(tmp_path: Path) -> None:
                 lambda: len(old.part.standby.nodes(asyncio.get_running_loop().time())) == 2,
                 "it knows the others",
             )
-            await old.engine.flush()
-            await old.crash()
-            await old.part.leave()
+            await old.part.begin_to_leave()
+            await old.part.hand_over()
+            with pytest.raises(Busy, match="takes over"):
+                await old.send("refused")
             new = await the_leader(nodes, but=old)
             assert new.engine.view.counts(NS, "q").active == 1
 
@@ -247,7 +308,8 @@ def test_what_all_nodes_have_is_purged_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posthouse.server.cluster.MARK_SECONDS", 0.05)
-    monkeypatch.setattr("posthouse.server.cluster.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("posthouse.server.cluster.HELLO_SECONDS", 0.05)
 
     async def main() -> None:

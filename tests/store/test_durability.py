@@ -204,9 +204,12 @@ def test_a_failure_behind_somebody_s_back_is_told_by_the_next_sync(durability: D
         await store.sync()
         await eventually(lambda: store._lost is not None)
         store.append(made[2])
+        operations = disk.operations
+        store.begin_sync()  # begins nothing
         with pytest.raises(Lost):
             await store.sync()
         await store.close()
+        assert disk.operations == operations
 
     asyncio.run(main())
 

@@ -22,6 +22,9 @@ _Items: TypeAlias = MutableSequence[Any]  # deliveries, or peeked messages
 
 BATCH_BYTES = 8 << 20  # a batch ends when it holds this much; one send more may be in it
 BATCH_COMMANDS = 10_000
+# The disk is given work from here on: waiting for more would only leave it idle meanwhile.
+LARGE_BYTES = 256 << 10
+LARGE_COMMANDS = 128
 _HOLDS = frozenset((Delivery, Seen))  # the items that hold a message
 
 
@@ -29,13 +32,15 @@ class Batch:
     """The content of one frame: records, the answers to be given after the sync, and deliveries."""
 
     __slots__ = (
-        "answers", "bytes", "deliveries", "entries", "is_awaited", "messages", "probe", "weight",
+        "answers", "bytes", "changed", "deliveries", "entries", "is_awaited", "messages", "probe",
+        "weight",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
         self.answers: list[tuple[Reply, Answer | Refused]] = []
         self.deliveries: list[list[Delivered]] = []
+        self.changed: set[str] = set()  # the namespaces in which something was done
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
         self.weight = 0  # of all records, in bytes, at most
@@ -50,6 +55,10 @@ class Batch:
     @property
     def is_full(self) -> bool:
         return self.weight > BATCH_BYTES or len(self.answers) >= BATCH_COMMANDS
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.answers) >= LARGE_COMMANDS or self.weight >= LARGE_BYTES
 
     @property
     def is_written(self) -> bool:

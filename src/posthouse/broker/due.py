@@ -1,12 +1,14 @@
 """Due work: expired locks and messages, schedules, idle queues. The core says when.
 
-It is done in slices beside traffic, and namespaces take turns.
+It is done in slices beside traffic, and namespaces take turns. A commit asks only the namespaces
+that it has changed when something is due there, however many there are.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 
 from posthouse.broker.admission import Admission
 from posthouse.broker.clocks import Clocks, NamespaceClock
@@ -21,7 +23,7 @@ from posthouse.core.commands import (
     SetFanout,
     Tick,
 )
-from posthouse.core.model import State
+from posthouse.core.model import Fanout, State
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.plan import Outcome
 from posthouse.core.records import is_kept, span
@@ -52,35 +54,83 @@ class DueWork:
         self._admission = admission
         self._do = do
         self._last = ""  # the namespace that used up the last slice
+        self._fanout = ""  # that all namespaces have
+        self.changed: set[str] = set()  # the namespaces in which something else may be due now
+        # When something is due, by namespace, where that is by the broker's clock; and a heap of
+        # the same, in which entries may be out of date.
+        self._dues: dict[str, int] = {}
+        self._order: list[tuple[int, str]] = []
         # Due events of a namespace, or of all (None), while they are counted.
         self.fired: dict[str | None, Counter[tuple[str, str]]] = {}
 
     def do_some(self) -> bool:
         """A slice of it, which does not take long. Returns whether there was something."""
-        did, fanout = False, self._admission.fanout()
+        self._set_fanout(self._admission.fanout())
+        due = self._take_due()
         begun = time.perf_counter()
-        for state in self._in_turn():
+        for name in due:
+            outcome = self._do(self._world.states[name], Tick())
+            for counted in self.fired.keys() & {name, None}:
+                _count(self.fired[counted], outcome)
+            if time.perf_counter() - begun > _SLICE_SECONDS:
+                self._last = name
+                break
+        return bool(due)
+
+    def look_at_all(self) -> None:
+        """Every namespace may have changed."""
+        self._fanout = ""
+        self.changed.update(self._world.states)
+
+    def _set_fanout(self, fanout: Fanout) -> None:
+        if fanout == self._fanout == "open":  # which new namespaces have, too
+            return
+        self._fanout = fanout
+        for state in self._world.states.values():
             if state.fanout != fanout:
                 self._do(state, SetFanout(fanout))
-            due_ms = next_deadline_ms(state)
-            if due_ms is not None and due_ms <= self._clocks.now_ms(state.name):
-                outcome = self._do(state, Tick())
-                for name in self.fired.keys() & {state.name, None}:
-                    _count(self.fired[name], outcome)
-                did = True
-                if time.perf_counter() - begun > _SLICE_SECONDS:
-                    self._last = state.name
-                    break
-        return did
 
-    def _in_turn(self) -> list[State]:
-        """The namespaces, beginning behind the one that used up the last slice."""
-        states = self._world.states
-        if len(states) == 1 or self._last not in states:
-            return [*states.values()]
-        names = [*states]
-        at = names.index(self._last) + 1
-        return [states[name] for name in names[at:] + names[:at]]
+    def _refresh(self) -> None:
+        """Asks the namespaces that have changed, and brings the heap's first entry up to date."""
+        dues, order, own = self._dues, self._order, self._clocks.own
+        for name in self.changed:
+            state = self._world.states.get(name)
+            due_ms = None if state is None or name in own else next_deadline_ms(state)
+            if due_ms is None:
+                dues.pop(name, None)
+            elif dues.get(name) != due_ms:
+                dues[name] = due_ms
+                heappush(order, (due_ms, name))
+        self.changed.clear()
+        while order and dues.get(order[0][1]) != order[0][0]:
+            heappop(order)
+        if len(order) > 2 * len(dues) + 64:
+            self._order = [(due_ms, name) for name, due_ms in dues.items()]
+            heapify(self._order)
+
+    def _take_due(self) -> list[str]:
+        """The namespaces in which something is due, behind the one that used up the last slice.
+
+        They are asked again next time, whatever is done of it.
+        """
+        self._refresh()
+        due, states = [], self._world.states
+        if self._order and self._order[0][0] <= (now_ms := self._clocks.time_ms()):
+            while self._order and self._order[0][0] <= now_ms:
+                due_ms, name = heappop(self._order)
+                if self._dues.get(name) == due_ms:
+                    del self._dues[name]
+                    self.changed.add(name)
+                    if name in states and name not in self._clocks.own:
+                        due.append(name)
+        for name, clock in self._clocks.own.items():
+            moment_ms = next_deadline_ms(states[name]) if name in states else None
+            if moment_ms is not None and moment_ms <= clock.now_ms():
+                due.append(name)
+        if self._last in due:
+            at = due.index(self._last) + 1
+            return due[at:] + due[:at]
+        return due
 
     def move_clocks_on(self) -> None:
         """Moves the `auto` clocks to what is due next, where nobody has work."""
@@ -114,16 +164,20 @@ class DueWork:
 
     def seconds_until_next(self) -> float | None:
         """The seconds in real time until something is due; None where nothing will be by itself."""
-        waits: list[float] = []
-        for state in self._world.states.values():
-            due_ms = next_deadline_ms(state)
-            seconds = None if due_ms is None else self._clocks.seconds_until(state.name, due_ms)
-            if seconds is not None:
-                waits.append(seconds)
+        self._refresh()
+        waits: list[float | None] = []
+        if self._order:
+            waits.append(self._clocks.broker.seconds_until(self._order[0][0]))
         for name, clock in self._clocks.own.items():
-            if name in self._world.states and self.skip_ms(self._world.states[name], clock):
+            state = self._world.states.get(name)
+            if state is None:
+                continue
+            due_ms = next_deadline_ms(state)
+            if due_ms is not None:
+                waits.append(clock.seconds_until(due_ms))
+            if self.skip_ms(state, clock):
                 waits.append(max(0.0, _seconds_until_quiet(clock)))
-        return min(waits, default=None)
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
 def _seconds_until_quiet(clock: NamespaceClock) -> float:

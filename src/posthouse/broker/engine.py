@@ -53,6 +53,7 @@ from posthouse.broker.journal import Journal
 from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Moved, Pace
 from posthouse.broker.receivers import CanWait, Deliver, Receivers, Wait, may_leave, nothing_for
+from posthouse.broker.record_level import RecordLimit
 from posthouse.broker.replay import Progress, Replay, body_bytes, evict_sent, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
@@ -109,7 +110,7 @@ from posthouse.core.records import (
 from posthouse.core.routing import compile_some
 from posthouse.core.tokens import KEY_BYTES
 from posthouse.store import Snapshots, Store
-from posthouse.store.errors import Deposed, Lost, StoreError
+from posthouse.store.errors import Deposed, Lost, StoreError, Unknown
 from posthouse.store.frames import Frame
 
 _log = logging.getLogger(__name__)
@@ -119,7 +120,6 @@ LOCK_SYNC_MS = 5
 _FULL_RETRY_SECONDS = 0.5
 _COMPILE_SECONDS = 1.0  # for which a start compiles rules
 _STOPPING = "it is being stopped"
-_STALLED = "most servers of the replicated log do not answer; it goes on by itself when they do"
 
 _SPACE: frozenset[type] = frozenset(SpaceCommand.__args__)
 _NEEDS_TRACKING = frozenset((Receive, AcceptSession, Detach, Begin))  # see `_track`
@@ -190,12 +190,15 @@ class Engine:
         self._writing = Batch()  # is being synced
         self._receivers = Receivers(self._note_granted)
         self._work: asyncio.Handle | asyncio.Task[None] | None = None  # a turn, or what it began
+        self._turn_is_due = False  # nothing of this batch is written yet
         self._timer: asyncio.TimerHandle | None = None
         self._lock_sync_seconds = lock_sync_ms / 1_000
         self._lock_timer: asyncio.TimerHandle | None = None  # then a batch of locks is written
         # The answer to every command; None while commands are taken. NotLeader: it follows. A
         # StoreError: it has failed.
         self._gate: Refused | StoreError | None = NotLeader("")
+        self._block: Busy | None = None  # the gate of an engine that leads and may not write
+        self._record_limit: RecordLimit | None = None
         self._closing = False
         self.failed = asyncio.Event()
 
@@ -265,19 +268,26 @@ class Engine:
         assert self.follows
         self._gate = NotLeader(leader)
 
-    def note_stalled(self, *, is_stalled: bool) -> None:
-        """Refuses commands at once for as long as the store does not answer."""
-        if is_stalled and self._gate is None:
-            self._gate = Busy(_STALLED, "stalled")
-        elif not is_stalled and isinstance(self._gate, Busy) and self._gate.reason == _STALLED:
-            self._gate = None
-            self._wake()
+    def block(self, busy: Busy | None) -> None:
+        """Refuses every command with this while it leads, and does nothing that is due.
+
+        What was decided before is still written. None: it takes commands again.
+        """
+        before, self._block = self._block, busy
+        if not self.follows and self._gate is before:
+            self._gate = busy
+            if busy is None:
+                self._wake()
+
+    def limit_records(self, limit: RecordLimit | None) -> None:
+        """Refuses from now on what would write newer records than another node can read."""
+        self._record_limit = limit
 
     def apply(self, frame: Frame) -> None:
         """Makes the next frame of the leader so; the store holds it already.
 
-        Raises OutOfTurn where it is not the next one; then nothing has changed. Raises Unknown
-        where this version cannot read it; then the engine has failed.
+        Raises OutOfTurn where it is not the next one, and Unknown where this version cannot read
+        it. Then nothing has changed.
         """
         assert self.follows
         self._journal.check_next(frame)
@@ -325,9 +335,10 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
+        self._due.look_at_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
-        self._gate = Busy(_STOPPING, "stopping") if self._closing else None
+        self._gate = Busy(_STOPPING, "stopping") if self._closing else self._block
         self._arm()  # due work is done beside commands from now on
 
     async def _begin_epoch(self) -> None:
@@ -408,6 +419,8 @@ class Engine:
             certain = self._decide(principal, namespace, command, reply)
         if self._work is None:
             self._begin_work()
+        elif self._turn_is_due and batch.is_large:
+            self._begin_early()
         return certain
 
     def _begin_work(self) -> None:
@@ -417,10 +430,22 @@ class Engine:
             batch.is_awaited = True
         if batch.is_awaited or self._backlog:
             self._work = asyncio.get_running_loop().call_soon(self._turn)
+            self._turn_is_due = True
         elif self._lock_timer is None and batch:
             self._lock_timer = asyncio.get_running_loop().call_later(
                 self._lock_sync_seconds, self._write_locks
             )
+
+    def _begin_early(self) -> None:
+        """Begins to write a large batch before its turn: more is decided while the disk works."""
+        if self._memory.has_evicted or self._journal.store.full:
+            return
+        assert self._work is not None
+        self._work.cancel()
+        self._turn_is_due = False
+        if self._close_batch().is_written:
+            self._journal.begin_sync()
+        self._work = asyncio.get_running_loop().create_task(self._run())
 
     def _write_locks(self) -> None:
         """Writes the locks that nothing came behind; they may be younger than the timer is."""
@@ -500,11 +525,7 @@ class Engine:
         self._cancel_timer()
         if self._lock_timer is not None:
             self._lock_timer.cancel()
-        while self._work is not None:
-            if isinstance(self._work, asyncio.Task):
-                await asyncio.wait([self._work])  # a bug in it was told by `failed`
-            else:
-                await asyncio.sleep(0)
+        await self._work_to_end()
         for wait in self._receivers.end_all_waits():
             tell(wait.reply, nothing_for(wait.command))
         try:
@@ -514,6 +535,24 @@ class Engine:
                 await self._journal.end(self._clocks.time_ms())
         finally:
             await self._journal.store.close()
+
+    async def drain(self) -> None:
+        """Waits until all that was decided is durable and answered; the engine is blocked.
+
+        Locks that wait to be written with what comes next are written, too.
+        """
+        await self._work_to_end()
+        if self._batch and not self._has_failed:
+            self._batch.is_awaited = True
+            self._begin_work()
+            await self._work_to_end()
+
+    async def _work_to_end(self) -> None:
+        while self._work is not None:
+            if isinstance(self._work, asyncio.Task):
+                await asyncio.wait([self._work])  # a bug in it was told by `failed`
+            else:
+                await asyncio.sleep(0)
 
     # Deciding.
 
@@ -666,6 +705,8 @@ class Engine:
         outcome = decide(state, command, self._clocks.now_ms(namespace))  # type: ignore[arg-type]
         if is_too_much(outcome.records):
             raise InvalidArgument("the command", "writes too much at once; do it in parts")
+        if self._record_limit is not None:
+            self._record_limit.check(outcome.records)
         self._evolve(state, outcome)
         if self._own_clocks and outcome.records and namespace in self._own_clocks:
             activity = self._own_clocks[namespace].activity
@@ -680,6 +721,8 @@ class Engine:
             start = self._start
             command = CreateNamespace(command.name, start.epoch, start.salt, start.key, command.by)
         outcome = spaces.decide(self._world, command, self._clocks.time_ms())
+        if self._record_limit is not None:
+            self._record_limit.check(outcome.records)
         for record in outcome.records:
             spaces.evolve(self._world, record, self._journal.position)
             self._batch.entries.append(("", record))
@@ -687,12 +730,15 @@ class Engine:
             self._journal.position += span(record)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
+                self._batch.changed.add(record.name)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
+        batch.changed.add(state.name)
+        self._due.changed.add(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
@@ -805,7 +851,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Commits the batch in this turn where the store syncs at once; else a task does."""
-        whole = is_done = False
+        self._turn_is_due = whole = is_done = False
         try:
             self._due.do_some()
             is_done = self._commit_at_once()
@@ -862,6 +908,9 @@ class Engine:
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
+        is_told = bool(batch.answers or batch.deliveries)
+        if is_told and not batch.is_written and not self._journal.store.is_fresh:
+            batch.probe = True  # what is read here is true only if nobody else leads
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
         return batch
@@ -884,7 +933,7 @@ class Engine:
         if batch.deliveries:
             owed = [delivery for deliveries in batch.deliveries for delivery in deliveries]
             self._receivers.hand_over(owed)
-        self._memory.relieve(batch.messages, batch.bytes, batch.weight)
+        self._memory.relieve(batch.messages, batch.bytes, batch.weight, batch.changed)
         while self._backlog and not self._batch.is_full:
             submitted = self._backlog.take()
             self._decide(
@@ -909,6 +958,9 @@ class Engine:
         try:
             yield
             whole = True
+        except Unknown:  # a frame is decoded before anything is made so
+            whole = True
+            raise
         except StoreError as error:
             self._fail(error)
             whole = True
@@ -928,7 +980,9 @@ class Engine:
 
     def _fail(self, error: StoreError) -> None:
         """Answers every command that has no answer yet with this error."""
-        self._gate = error
+        is_first = not self._has_failed
+        if is_first:
+            self._gate = error
         replies = [reply for reply, _ in (*self._writing.answers, *self._batch.answers)]
         while self._backlog:
             replies.append(self._backlog.take().reply)
@@ -937,7 +991,7 @@ class Engine:
         for reply in replies:
             tell(reply, error)
         self._journal.tail.release()
-        if isinstance(error, Deposed):
+        if is_first and isinstance(error, Deposed):
             _log.error("This broker writes no more: %s.", error,
                        extra={"event": "journal.deposed", "epoch": error.epoch})  # fmt: skip
         self.failed.set()
@@ -951,7 +1005,7 @@ class Engine:
 
         A sync within the last second is proof enough. Raises StoreError, Busy or NotLeader.
         """
-        if isinstance(self._gate, StoreError | NotLeader):
+        if self._gate is not None:
             raise self._gate.with_traceback(None)
         if time.perf_counter() - self._journal.synced > PROOF_SECONDS:
             self._batch.probe = True

@@ -84,6 +84,9 @@ class Journal:
         for _, record in entries:
             counts[type(record)] += span(record)
 
+    def begin_sync(self) -> None:
+        self.store.begin_sync()
+
     async def sync(self) -> None:
         """Raises StoreError."""
         end = self._last.end

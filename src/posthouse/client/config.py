@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from posthouse.client.addresses import Address, parse_addresses
 from posthouse.client.errors import ConfigurationError
 from posthouse.client.provider import ProviderType
 from posthouse.client.secret import Secret, reveal
@@ -30,17 +31,18 @@ _SECRETS: dict[Any, type] = {SecretText: str, object: object}
 class PosthouseConfig:
     """A Posthouse broker, over AMQP 1.0.
 
-    `host` and `port` are its address; `key_name` and `key` the credentials; `namespace` the
-    namespace, the broker's own if it is empty. `tls` encrypts the connection, and `ca_file` names
-    the certificates to trust instead of the machine's. `prefetch` is how many messages a receiver
-    fetches ahead. `map` names a file that says which broker has which namespace; address and
-    credentials are then those of `namespace` there, whenever the client connects.
+    `host` and `port` are its address; of a cluster, `host` names the nodes, as in `h1,h2:5673,h3`,
+    and `port` is that of those without one. `key_name` and `key` are the credentials; `namespace`
+    is the namespace, the broker's own if it is empty. `tls` encrypts the connection, and `ca_file`
+    names the certificates to trust instead of the machine's. `prefetch` is how many messages a
+    receiver fetches ahead. `map` names a file that says which broker has which namespace; address
+    and credentials are then those of `namespace` there, whenever the client connects.
 
     Example:
         config = PosthouseConfig("broker.example.com", 5671, "web", "secret", tls=True)
     """
 
-    host: str = "localhost"
+    host: str = "localhost"  # or several, with commas between them
     port: int = 5672
     key_name: str = "RootManageSharedAccessKey"
     key: SecretText = ""
@@ -58,6 +60,23 @@ class PosthouseConfig:
         _check(1 <= self.prefetch <= 5_000, "prefetch", "must be from 1 to 5000")
         alone = self.host == "localhost" and not self.key and not self.ca_file
         _check(alone or not self.map, "map", "goes without host, key and ca_file, which it gives")
+        try:
+            addresses = self.addresses
+        except ValueError:
+            raise ConfigurationError(
+                "host", "must be a host, or several as in h1,h2:5673"
+            ) from None
+        _check(all(each.port for each in addresses), "host", "must have ports from 1 to 65535")
+        _check(len(set(addresses)) == len(addresses), "host", "must not name a node twice")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The address of the broker, or of each node of a cluster.
+
+        Example:
+            assert PosthouseConfig("h1,h2:5673").addresses == (("h1", 5672), ("h2", 5673))
+        """
+        return parse_addresses(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -197,9 +216,10 @@ class QueueConfig:
     def from_url(cls, url: str) -> "QueueConfig":
         """Reads a configuration from a `url`.
 
-        It is `posthouse://name:key@host/namespace?prefetch=100`, `posthouse:///namespace?map=FILE`,
-        `sb://`, `sqs://region`, `memory://`, or a connection string of Azure's. Settings of both
-        parts follow as a query. Raises ConfigurationError.
+        It is `posthouse://name:key@host/namespace?prefetch=100`, with several hosts for the nodes
+        of a cluster (`posthouse://name:key@h1,h2,h3`), `posthouse:///namespace?map=FILE`, `sb://`,
+        `sqs://region`, `memory://`, or a connection string of Azure's. Settings of both parts
+        follow as a query. Raises ConfigurationError.
 
         Example:
             config = QueueConfig.from_url("posthouse://localhost?max_retry_attempts=5")
@@ -207,6 +227,7 @@ class QueueConfig:
         if url.startswith("Endpoint="):
             return cls(AzureServiceBusConfig(connection_string=url))
         try:
+            url, hosts = _take_hosts(url)
             parts = urlsplit(url)
             port = parts.port
         except ValueError:  # whose text may show a part of the key
@@ -221,7 +242,7 @@ class QueueConfig:
         values = dict(parse_qsl(parts.query, keep_blank_values=True))
         mine = {each.name for each in fields(cls)} - {"provider"}
         general = {name: values.pop(name) for name in list(values) if name in mine}
-        given = _of_url(parts, port)
+        given = _of_url(parts, port) | hosts
         return cls(_read(kind, given | values), **_typed(cls, general))
 
     @classmethod
@@ -250,6 +271,22 @@ class QueueConfig:
                 raise ConfigurationError(f"{PREFIX}{name.upper()}", "is no setting")
         provider = replace(config.provider, **_typed(type(config.provider), given))
         return replace(config, provider=provider, **_typed(cls, general))
+
+
+def _take_hosts(url: str) -> tuple[str, dict[str, str]]:
+    """Takes several hosts out of the URL of a cluster, of which it leaves the first."""
+    scheme, mark, rest = url.partition("://")
+    if scheme not in ("posthouse", "posthouses") or not mark:
+        return url, {}
+    found = [rest.find(each) for each in "/?#"]
+    end = min((position for position in found if position >= 0), default=len(rest))
+    credentials, at, hosts = rest[:end].rpartition("@")
+    if "," not in hosts:
+        return url, {}
+    first = hosts.partition(",")[0]
+    default = "5671" if scheme == "posthouses" else "5672"
+    left = f"{scheme}://{credentials}{at}{first}{rest[end:]}"
+    return left, {"host": hosts.lower(), "port": default}
 
 
 def _of_url(parts: SplitResult, port: int | None) -> dict[str, str]:

@@ -40,6 +40,10 @@ class Host(Broker, Protocol):
         """The default namespace, for clients that name none."""
 
     @property
+    def advertised(self) -> str:
+        """The address of the cluster's leader, for its clients; empty where there is no cluster."""
+
+    @property
     def dev(self) -> bool:
         """It runs for development: only peers on this machine are let in."""
 

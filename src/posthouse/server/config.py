@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from posthouse.dialects.dialect import FromFile
 from posthouse.dialects.known import DIALECTS
@@ -43,6 +44,7 @@ HTTP_PROFILES = {
 }
 _EXAMPLES = [f"{port}={word}" for word, port in HTTP_PROFILES.items()]
 DEFAULT_NAMESPACE = "default"
+_ANY = [("0.0.0.0",), ("::",)]  # addresses to listen on, which nobody can dial  # noqa: S104
 
 
 class BadConfig(Exception):
@@ -90,6 +92,19 @@ def _name(value: object) -> str:
     return name
 
 
+def _address(value: object) -> str:
+    """A host and a port, as others dial it."""
+    text = as_text(value)
+    try:
+        parts = urlsplit(f"//{text}")
+        is_good = bool(parts.hostname and parts.port) and text == parts.netloc and "@" not in text
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError("must be a host and a port, as in h1.example.com:5671 or [::1]:5671")
+    return text
+
+
 def _failover(value: object) -> float:
     try:
         seconds = float(value)  # type: ignore[arg-type]
@@ -126,11 +141,19 @@ class Config:
     )  # fmt: skip
     node: str | None = setting(None, _name, "this node's name in its cluster", "NAME")
     advertise: str | None = setting(
-        None, as_text, "where clients reach this node, as it tells them", "HOST:PORT"
+        None, _address, "where the other nodes and clients reach this node", "HOST:PORT"
     )
     cluster_secret: Path | None = setting(
         None, as_path, "a file with the secret that all nodes of the cluster share", "FILE"
     )
+    cluster_ca: Path | None = setting(
+        None, as_path, "who has signed the certificates of the nodes, where they have their own;"
+        " default: whom the machine trusts", "FILE",
+    )  # fmt: skip
+    follower_reads: bool = setting(
+        False, as_flag, "a node that follows serves the feed and the lives of messages from its own"
+        " folder",
+    )  # fmt: skip
     replicas: int = setting(
         3, count(1, 5), "servers of NATS that hold the journal of the cluster each", "N"
     )
@@ -145,8 +168,14 @@ class Config:
         (), several(as_text), "the monitoring address of each NATS server, as in"
         " http://HOST:8222; asked at the start whether it syncs every message", "URL...",
     )  # fmt: skip
-    nats_creds: Path | None = setting(None, as_path, "credentials for NATS", "FILE")
+    nats_creds: Path | None = setting(
+        None, as_path, "credentials for NATS: a .creds file, or the seed of an nkey", "FILE"
+    )
     nats_ca: Path | None = setting(None, as_path, "who has signed NATS' certificates", "FILE")
+    found: bool = setting(
+        False, as_flag, "begin the log of the cluster, which is empty, with the data folder, which"
+        " is a single broker's or a backup",
+    )  # fmt: skip
     log_window: int = setting(
         2 << 30, some_size, "what the stream of the cluster may hold before it is purged", "SIZE"
     )
@@ -389,8 +418,17 @@ def _check_cluster(config: Config) -> None:
         raise BadConfig("a journal on NATS is a cluster's; give cluster and node.")
     if config.cluster is not None and not is_nats:
         raise BadConfig("a cluster has its journal on NATS; give store, as in nats://h1,h2,h3.")
+    if config.found and not is_nats:
+        raise BadConfig("found begins the log of a cluster; give store, cluster and node.")
     if config.cluster is not None and config.cluster_secret is None and not config.dev:
         raise BadConfig("the nodes of a cluster share a secret; give the file as cluster_secret.")
+    if config.cluster is not None and config.advertise is None and config.host[:1] in _ANY:
+        raise BadConfig(
+            "the other nodes must reach this one by a name; give advertise, as in"
+            " h1.example.com:5671."
+        )
+    if config.cluster is None and (config.cluster_ca or config.follower_reads):
+        raise BadConfig("cluster_ca and follower_reads are for nodes of a cluster; give cluster.")
     if is_nats and config.durability == "fsync" and not config.nats_monitor:
         raise BadConfig(
             "durability fsync on NATS needs sync_interval: always on every server, which"

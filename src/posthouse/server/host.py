@@ -10,12 +10,12 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from hmac import digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posthouse.broker.access import BROKER, KEY_CHARS_MAX, Guard, Principal, key_is, new_key
 from posthouse.broker.clock import Clock, SystemClock
+from posthouse.broker.cluster_clock import ClusterClock
 from posthouse.broker.declared import KEY_CHARS_MIN, PrincipalDeclared, QueueDeclared
 from posthouse.broker.engine import Engine, Options
 from posthouse.broker.memory import Limits, machine_bytes
@@ -27,15 +27,20 @@ from posthouse.core.commands import CreateQueue, CreateSubscription, SetSchedule
 from posthouse.core.errors import Busy, NotAllowed, Unauthenticated, Unauthorized
 from posthouse.core.model import Account, Right, subscription_queue, topic_of
 from posthouse.core.namespaces import CreateNamespace, SetAccount
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
-from posthouse.server.files import read_secret
+from posthouse.server.exported_keys import Keys, keys_in
+from posthouse.server.files import keep_secret, read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store
+from posthouse.store.folder_copy import drop_holds
 from posthouse.store.memory import MemoryStore
 from posthouse.store.opening import Opening, StoreUrl, open_store
+from posthouse.store.place_note import is_noted
 
 if TYPE_CHECKING:
+    from posthouse.broker.standby import Beat
     from posthouse.server.cluster import ClusterNode
 
 _log = logging.getLogger(__name__)
@@ -63,7 +68,10 @@ class BrokerHost:
         self._tasks: list[asyncio.Task[None]] = []  # that tidy up and watch, until the stop
         self.node: ClusterNode | None = None  # its part in a cluster
         self._when_leading: list[Callable[[], Awaitable[None]]] = []
-        self.guard = Guard(*self._keys())
+        self._on_leader: list[Callable[[Beat | None], None]] = []
+        self._address = config.advertise or ""
+        self._root_key, seal_key = self._keys()
+        self.guard = Guard(self._root_key, seal_key)
 
     # The interface for dialects.
 
@@ -79,6 +87,11 @@ class BrokerHost:
     def auto_create(self) -> bool:
         return self.config.auto_create
 
+    @property
+    def advertised(self) -> str:
+        """The address of a node of a cluster; empty for a broker of its own."""
+        return self._address if self.config.cluster is not None else ""
+
     # Its keys.
 
     def _keys(self) -> tuple[str, bytes]:
@@ -89,8 +102,16 @@ class BrokerHost:
             self.new_root_key = None if config.dev else root
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
-        if config.cluster is not None:
-            return _cluster_keys(config)
+        if config.cluster is not None or config.cluster_secret is not None:
+            root, seal = _cluster_keys(config)
+            if not config.dev:  # where commands look for it
+                keep_secret(config.data / ROOT_KEY, root.encode() + b"\n")
+            return root, seal
+        if is_noted(config.data) and not (config.data / SEAL_KEY).exists() and not config.dev:
+            raise OSError(
+                f"{config.data} is the folder of a node of a cluster. To serve it by itself, give"
+                " --cluster-secret; its keys are derived from that."
+            )
         seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
@@ -108,9 +129,13 @@ class BrokerHost:
         if self.new_root_key is not None and not self.config.memory:
             (self.config.data / NEW_ROOT_KEY).rename(self.config.data / ROOT_KEY)
 
-    async def open(self) -> Engine:
-        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError."""
+    async def open(self, address: str = "") -> Engine:
+        """Recovers, and makes what is to exist. Raises StoreError, Refused or OSError.
+
+        `address` is the one that it listens at, which others are told unless another is advertised.
+        """
         config = self.config
+        self._address = self._address or address
         machine = machine_bytes()
         limits = Limits(
             bodies_bytes=machine if config.memory else config.bodies_limit or machine // 4,
@@ -162,15 +187,19 @@ class BrokerHost:
 
     async def _join(self, limits: Limits) -> Engine:
         """Becomes a node of a cluster, which follows until it is its turn to lead."""
-        from posthouse.server.cluster import Joined, join  # needs NATS
+        from posthouse.server.cluster import ClusterNode, Joined, join  # needs NATS
+
+        def waits(what: str) -> None:
+            self.phase = f"waiting for the cluster's servers: {what}"
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config)
+        joined: Joined = await join(self.config, self._address, self._root_key, self._note_phase)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
+        clock = ClusterClock(self._clock)
         try:
             engine = await Engine.follow(
-                store, self._clock, secrets.randbits(32), self.guard,
+                store, clock, secrets.randbits(32), self.guard,
                 **self._options(store, limits),
             )  # fmt: skip
         except BaseException:
@@ -185,10 +214,16 @@ class BrokerHost:
                 await each()
 
         self.engine, self.phase = engine, "following"
-        self.node = joined.node(engine, led)
+        self.node = ClusterNode(joined, engine, clock, led)
+        for told in self._on_leader:
+            self.node.on_leader(told)
         self._begin(self.node.run())
         self._keep_small(engine, store)
         return engine
+
+    def on_leader(self, told: "Callable[[Beat | None], None]") -> None:
+        """Calls `told` when another node of the cluster leads. It is asked for before `open`."""
+        self._on_leader.append(told)
 
     async def when_leading(self, do: Callable[[], Awaitable[None]]) -> None:
         """Does it as soon as this broker leads: now, or when a node takes over."""
@@ -206,13 +241,18 @@ class BrokerHost:
             config.keep_share,
         )  # fmt: skip
         if store.segments is not None:
-            self._begin(retain(engine, store.segments, retention, self._folding))
+            drop_holds(store.segments.folder)  # of a process that was killed
+            self._begin(retain(engine, store.segments, retention, self._folding, self._trim_limit))
             self._begin(watch_room(engine, store.segments))
         elif self.url is not None:
             fold = partial(run_store_fold, self.url)
             self._begin(retain_extents(engine, fold, retention, config.segment_size, self._folding))
             self._begin(watch_store(engine, str(self.url)))
         self._begin(watch_clock(engine, self._mend_clock()))
+
+    def _trim_limit(self) -> int:
+        """The position before which this node may trim while it follows."""
+        return 0 if self.node is None else self.node.trim_limit
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -230,6 +270,9 @@ class BrokerHost:
         """The store, for other processes that read it; None where it is in memory only."""
         return None if self.config.memory else self.config.journal
 
+    def _note_phase(self, phase: str) -> None:
+        self.phase = phase
+
     def _come_to(self, position: int) -> None:
         self.position = position
 
@@ -242,7 +285,7 @@ class BrokerHost:
         if self.engine is not None:
             await self.engine.close()
         if self.node is not None:
-            await self.node.leave()
+            await self.node.close()
 
     def identify(self, name: str, key: str) -> Principal:
         """Raises Unauthenticated."""
@@ -339,14 +382,26 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
-    if config.cluster_secret is None:  # a cluster for development, whose keys everybody knows
-        secret = f"the cluster {config.cluster} for development".encode()
-    else:
-        secret = config.cluster_secret.read_bytes().strip()
-        if len(secret) < _SEAL_BYTES:
-            raise OSError(f"{config.cluster_secret} holds fewer than {_SEAL_BYTES} bytes.")
-    root = digest(secret, b"posthouse root key", "sha256").hex()
-    return DEV_KEY if config.dev else root, digest(secret, b"posthouse seal key", "sha256")
+    kept = _kept_keys(config)
+    seal = config.data / SEAL_KEY
+    if not config.dev and seal.exists() and seal.read_bytes() != kept.seal:
+        raise OSError(
+            f"{config.data} has keys of its own, and they are not those of"
+            f" {config.cluster_secret}. Make the secret of a cluster that begins with this folder:"
+            f" posthouse cluster secret --data {config.data}"
+        )
+    return DEV_KEY if config.dev else kept.root, kept.seal
+
+
+def cluster_root_key(config: Config) -> str:
+    """The root key of all nodes of a cluster. Raises OSError."""
+    return DEV_KEY if config.dev else _kept_keys(config).root
+
+
+def _kept_keys(config: Config) -> Keys:
+    """The keys that the secret carries, or that are derived from it. Raises OSError."""
+    secret = read_cluster_secret(config)
+    return keys_in(secret) or Keys(derive(secret, "root key").hex(), derive(secret, "seal key"))
 
 
 def _compression(config: Config) -> Compression | None:

@@ -350,6 +350,8 @@ class App:
         connection = request.connection
         if correlation_id and not any(name == CORRELATION for name, _ in headers):
             headers.append((CORRELATION, correlation_id.encode()))
+        if connection.answers_once:
+            headers.append(CLOSE)
         if isinstance(body, bytes):
             large = len(body) > SLICE_BYTES and request.method == "GET"
             if large and not self._has_room(connection, len(body)):
@@ -583,7 +585,7 @@ async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Se
                 return
             if isinstance(chunk, bytes):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            elif connection.is_tls or _file_slots.locked():
+            elif connection.is_tls or connection.is_relayed or _file_slots.locked():
                 await _send_slices_of(chunk, connection, send)
             else:
                 assert isinstance(connection.peer, HttpPeer)

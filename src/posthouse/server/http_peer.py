@@ -177,6 +177,8 @@ class HttpPeer(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.connection.is_relayed:  # the socket is another node's
+            self.client = self.connection.address, 0
         self.connection.ends_with_input = True
         transport.set_write_buffer_limits(UNTAKEN_BYTES_MAX)
         self._alarm = self.loop.call_at(self.connection.deadline, self._look_at_the_time)

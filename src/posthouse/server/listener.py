@@ -65,26 +65,36 @@ class Connection:
     """One connection as the listener knows it. Its peer calls `gone` when it is over."""
 
     __slots__ = (
-        "_listener", "address", "closed_at", "deadline", "dialect", "ends_with_input",
-        "http_profile", "is_far", "is_opening", "peer", "principal", "source", "transport",
+        "_listener", "address", "answers_once", "closed_at", "deadline", "dialect",
+        "ends_with_input", "http_profile", "is_far", "is_opening", "is_relayed", "peer",
+        "principal", "source", "transport",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str, http_profile: str = "") -> None:
         self._listener = listener
-        self.address = address  # of the other side
-        self.source = _source(address)  # the key by which strangers are counted
-        self.is_far = not is_among(address, listener.limits.local_networks)  # not this machine's
+        self._come_from(address)
         self.principal: str | None = None  # who its client is; None: a stranger
         # The dialect that answers all HTTP on its port; empty: the one that a request is for.
         self.http_profile = http_profile
         self.dialect = _NEW
         self.is_opening = False  # its transport is being made, which takes but a moment
+        self.is_relayed = False  # its client has connected to another node of the cluster
+        self.answers_once = False  # it is closed behind the first answer over HTTP
         self.ends_with_input = False  # at the end of input, requests are not answered any more
         self.closed_at: float | None = None  # when it was first seen that it is being closed
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.deadline = loop.time() + listener.limits.handshake_seconds
+        self.begin_handshake()
+
+    def begin_handshake(self) -> None:
+        """From now on its client has the whole handshake limit."""
+        self.deadline = asyncio.get_running_loop().time() + self.handshake_seconds
+
+    def _come_from(self, address: str) -> None:
+        self.address = address  # of the other side
+        self.source = _source(address)  # the key by which strangers are counted
+        limits = self._listener.limits
+        self.is_far = not is_among(address, limits.local_networks)  # not this machine's
 
     @property
     def limits(self) -> "Limits":
@@ -117,6 +127,38 @@ class Connection:
 
     def known_as(self, dialect: str) -> None:
         self._listener.moved(self, dialect)
+
+    def refused(self, why: str) -> None:
+        """Counts that it is turned away."""
+        self._listener.refused[why] += 1
+
+    # Between the nodes of a cluster.
+
+    def handed_on(self) -> None:
+        """The leader has it from now on, and counts it among its own strangers."""
+        self._listener.is_no_stranger(self)
+
+    def relay(self, address: str, http_profile: str) -> bool:
+        """A node has shown that it is one, and tells whose connection it hands on.
+
+        Returns whether that client may come in.
+        """
+        self._listener.is_no_stranger(self)  # of the node's address
+        self._come_from(address)
+        self.http_profile = http_profile
+        self.is_relayed = True
+        self.begin_handshake()
+        return self._listener.admits(self)
+
+    def new_sniffer(self) -> asyncio.Protocol:
+        """The protocol that tells the dialect, once more from the first byte on."""
+        self.peer = None
+        self.known_as(_NEW)
+        return _Sniffer(self._listener, self)
+
+    def refuse_link(self, why: str) -> None:
+        """Counts who began as a node and is none, and logs it now and then."""
+        self._listener.refuse_link(self, why)
 
     def gone(self) -> None:
         self._listener.forget(self)
@@ -164,7 +206,8 @@ class Listener:
         self._tasks: dict[Connection, asyncio.Task[None]] = {}  # of those without a transport
         self.by_dialect: Counter[str] = Counter()  # open now
         self.accepted = 0
-        # Why: full, address, silent, unknown, strangers, principal, tls.
+        # Why: full, address, silent, unknown, strangers, principal, tls; in a cluster also link
+        # (it claims to be a node, and is none) and leader (no node was found that leads).
         self.refused: Counter[str] = Counter()
         self._strangers: dict[str, dict[Connection, None]] = {}  # by source, the oldest first
         self.strangers = 0  # all of them
@@ -279,33 +322,43 @@ class Listener:
             self.refused["full"] += 1
             accepted.close()
             return
-        if not self._may_come(host):
-            self.refused["address"] += 1
-            self._warn(
-                "access.address", host, "A peer at %s was turned away: with --dev only this"
-                " machine is let in; --dev-allow lets others in.",
-            )  # fmt: skip
-            accepted.close()
-            return
         connection = Connection(self, host, http_profile)
-        if not self._make_room(connection):
+        if not self.admits(connection):
             accepted.close()
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices vanished clients
         self._connections.add(connection)
-        self._strangers.setdefault(connection.source, {})[connection] = None
-        self.strangers += 1
         self.by_dialect[_NEW] += 1
         self._look_later()
         loop = asyncio.get_running_loop()
         task = self._tasks[connection] = loop.create_task(self._hand_on(accepted, connection))
         task.add_done_callback(lambda _: self._handed_on(accepted, connection))
 
-    def _may_come(self, host: str) -> bool:
-        """Whether connections from this client address are allowed."""
-        return self.limits.networks is None or is_among(host, self.limits.networks)
+    def admits(self, connection: Connection) -> bool:
+        """Whether a stranger may come in, by its address; if so, it is counted as one."""
+        host, networks = connection.address, self.limits.networks
+        if networks is not None and not is_among(host, networks):
+            self.refused["address"] += 1
+            self._warn(
+                "access.address", host, "A peer at %s was turned away: with --dev only this"
+                " machine is let in; --dev-allow lets others in.",
+            )  # fmt: skip
+            return False
+        if not self._make_room(connection):
+            return False
+        self._strangers.setdefault(connection.source, {})[connection] = None
+        self.strangers += 1
+        return True
+
+    def refuse_link(self, connection: Connection, why: str) -> None:
+        """Counts who began as a node and is none, and logs it now and then."""
+        self.refused["link"] += 1
+        self._warn(
+            "cluster.link", connection.address, "A connection from %s claimed to be a node of this"
+            f" cluster, and was closed: {why}.",
+        )  # fmt: skip
 
     def demand_tls(self, connection: Connection) -> None:
         """Counts a client that came without TLS, and logs it now and then."""
@@ -379,13 +432,13 @@ class Listener:
 
     def _turn_out(self, connection: Connection) -> None:
         self.refused["strangers"] += 1
-        self._is_no_stranger(connection)
+        self.is_no_stranger(connection)
         if connection.transport is not None:
             connection.transport.abort()
         else:
             self._tasks[connection].cancel()
 
-    def _is_no_stranger(self, connection: Connection) -> None:
+    def is_no_stranger(self, connection: Connection) -> None:
         """Removes a connection from the strangers, if it was one."""
         strangers = self._strangers.get(connection.source, {})
         if connection in strangers:
@@ -406,7 +459,7 @@ class Listener:
                 " of them are refused. Close some, or raise connections_per_principal.",
             )  # fmt: skip
             return False
-        self._is_no_stranger(connection)
+        self.is_no_stranger(connection)
         self._is_no_more(connection.principal)
         self._by_principal[principal] += 1
         connection.principal = principal
@@ -475,7 +528,7 @@ class Listener:
         if connection in self._connections:
             self._connections.remove(connection)
             self.by_dialect[connection.dialect] -= 1
-            self._is_no_stranger(connection)
+            self.is_no_stranger(connection)
             self._is_no_more(connection.principal)
             if not self._connections:
                 self._emptied.set()

@@ -32,11 +32,13 @@ from posthouse.core.records import (
     Taken,
 )
 from posthouse.dialects.exposition import Exposition
+from posthouse.server.cluster_metrics import cluster_metrics
 from posthouse.server.feed import Feed
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, Request
 from posthouse.server.listener import Listener
 from posthouse.server.problems import HttpProblem
+from posthouse.server.relay import Relay
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -103,11 +105,19 @@ class Lag:
 class Metrics:
     """The metrics of the whole process."""
 
-    def __init__(self, app: App, broker: BrokerHost, listener: Listener, feed: Feed) -> None:
+    def __init__(
+        self,
+        app: App,
+        broker: BrokerHost,
+        listener: Listener,
+        feed: Feed,
+        relay: Relay | None = None,
+    ) -> None:
         self._app = app
         self._broker = broker
         self._listener = listener
         self._feed = feed
+        self._relay = relay
         self.lag = Lag(listener)
         self._exposition = Exposition()
 
@@ -214,6 +224,15 @@ class Metrics:
         )
         yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
                  "why", dict(self._listener.refused))  # fmt: skip
+        if (node := self._broker.node) is not None:
+            async for family in cluster_metrics(node):
+                yield family
+            yield histogram("cluster_log_seconds", "What it took the NATS servers to confirm a"
+                            " batch of this node", node.figures.log_seconds)  # fmt: skip
+        if (relay := self._relay) is not None:
+            yield by(GaugeMetricFamily, "cluster_relayed_connections", "Connections of clients that"
+                     " another node has taken; out: this one hands them on, in: it leads",
+                     "direction", {"out": len(relay.relayed), "in": relay.links.open})  # fmt: skip
         yield gauge("event_loop_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
         failures = engine.throttle.failures
         yield CounterMetricFamily(

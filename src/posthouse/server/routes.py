@@ -8,11 +8,13 @@ from posthouse.dialects.dialect import Dialect, HttpPath, Precedence
 from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
 from posthouse.server.feed import Feed
+from posthouse.server.folder_api import FolderApi
 from posthouse.server.health import Certificate, health
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Request, Shared
 from posthouse.server.metrics import Metrics
 from posthouse.server.problems import HttpProblem
+from posthouse.server.relay import Relay
 
 _STYLE = (b"content-type", b"text/css; charset=utf-8")
 _POLICY = (
@@ -50,7 +52,12 @@ def _always(_: Request) -> bool:
 
 
 def add_routes(
-    app: App, broker: BrokerHost, feed: Feed, metrics: Metrics, certificate: Certificate
+    app: App,
+    broker: BrokerHost,
+    feed: Feed,
+    metrics: Metrics,
+    certificate: Certificate,
+    relay: Relay | None = None,
 ) -> None:
     async def api(request: Request) -> Answer:
         assert broker.engine is not None
@@ -80,8 +87,16 @@ def add_routes(
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
 
-    app.serve(b"health", health(broker, certificate), open=True)
+    folder = FolderApi(broker)
+
+    app.serve(b"health", health(broker, certificate, relay), open=True)
     app.serve(b"docs", docs, open=True)
     app.serve(b"api", api)
     app.serve(b"feed", feed.answer)
     app.serve(b"metrics", metrics.answer)
+    if relay is None:
+        app.serve(b"cluster", folder.answer)
+    else:
+        from posthouse.server.cluster_api import ClusterApi  # needs NATS
+
+        app.serve(b"cluster", ClusterApi(broker, relay.trust, folder).answer)

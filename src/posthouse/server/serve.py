@@ -22,6 +22,7 @@ from posthouse.broker.clock import Clock
 from posthouse.core.errors import Refused
 from posthouse.dialects.dialect import CannotStart, Reached
 from posthouse.dialects.known import DIALECTS
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, HTTP_PORT, Config
 from posthouse.server.feed import Feed
 from posthouse.server.host import DEV_KEY, ROOT_KEY, BrokerHost
@@ -37,16 +38,19 @@ from posthouse.server.listener import (
     is_http,
 )
 from posthouse.server.metrics import Metrics
+from posthouse.server.node_link import is_link
+from posthouse.server.relay import HTTP, new_relay, split_address
 from posthouse.server.routes import add_routes, http_dialects
-from posthouse.server.tls import Contexts, Files
+from posthouse.server.tls import Authority, Contexts, Files, LinkTrust
 from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
-from posthouse.store.errors import Deposed, Lost, StoreError
+from posthouse.store.errors import Behind, Deposed, Lost, StoreError
 
 _log = logging.getLogger(__name__)
 
 OK, FAILED, LOST, INTERRUPTED = 0, 1, 74, 130
 DEPOSED = 75  # of a node of a cluster
+HAND_OVER_SECONDS = 0.2  # that clients have to end, before another node takes over
 CLIENT_PORT = 5672  # of posthouse:// where none is given
 LIMITS = Limits()
 _FILES_KEPT = 100  # for the journal and everything else that is not a connection
@@ -103,7 +107,13 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             own = Files(config.tls_cert, config.tls_key)
             check_tls(own)  # now: a start without it is not to succeed
-        self._contexts = Contexts(tls_folder, config.tls_name, own)
+        authority = _authority(config)
+        names = config.tls_name
+        if authority is not None:  # the other nodes reach this one by it
+            advertised = config.advertise
+            host = split_address(advertised)[0] if advertised is not None else config.host[0]
+            names = (*names, host)
+        self._contexts = Contexts(tls_folder, names, own, authority)
         # Each dialect, and what its connections and requests share.
         self._dialects = [
             (dialect, dialect.open(self._broker, config.dialects[dialect.name]))
@@ -117,7 +127,13 @@ class Server:
         def http(connection: Connection) -> HttpPeer:
             return HttpPeer(uvicorn, state, connection, websockets)
 
-        protocols = (*self._wires(), PortProtocol("http", is_http, http))
+        protocols = (*self._wires(), PortProtocol(HTTP, is_http, http))
+        relay = None
+        if authority is not None:
+            trust = LinkTrust(authority, config.cluster_ca, has_own=own is not None)
+            relay = new_relay(config, self._broker, trust)
+            link = PortProtocol("node", is_link, relay.links.make)
+            protocols = (link, *map(relay.wrap, protocols))
         networks = None
         if config.dev:
             networks = [*LOOPBACK, *map(ipaddress.ip_network, config.dev_allow)]
@@ -136,8 +152,8 @@ class Server:
         )  # fmt: skip
         self._listener = Listener(protocols, limits, self._contexts.get)
         self._feed = Feed(self._broker)
-        self._metrics = Metrics(app, self._broker, self._listener, self._feed)
-        add_routes(app, self._broker, self._feed, self._metrics, self._contexts.get)
+        self._metrics = Metrics(app, self._broker, self._listener, self._feed, relay)
+        add_routes(app, self._broker, self._feed, self._metrics, self._contexts.get, relay)
 
     def _wires(self) -> Iterator[PortProtocol]:
         for dialect, shared in self._dialects:
@@ -166,8 +182,8 @@ class Server:
             _log.error("There is no port to listen on: %s.", error.strerror,
                        extra={"event": "listener.none"})  # fmt: skip
             return FAILED
-        opening = asyncio.create_task(self._broker.open())
-        stopping = asyncio.create_task(self._stop.wait())
+        opening = asyncio.create_task(self._broker.open(_address(listening[0])))
+        stopping: asyncio.Task[object] = asyncio.create_task(self._stop.wait())
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
@@ -194,9 +210,15 @@ class Server:
             loop.call_later(_WARM_SECONDS, self._import_the_rest),
             loop.call_later(_LATER_SECONDS, self._make_certificate),
         ]
-        failing = asyncio.create_task(engine.failed.wait())
-        await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        failing.cancel()
+        ends = [asyncio.create_task(engine.failed.wait()), stopping]
+        node = self._broker.node
+        if node is not None:
+            ends.append(asyncio.create_task(node.leaves.wait()))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if node is not None and node.leaves.is_set() and not self._stop.is_set():
+            self._code_of_a_clean_stop = DEPOSED
         for timer in later:  # where it stops as soon as it was started
             timer.cancel()
         try:
@@ -224,16 +246,22 @@ class Server:
         if engine.failed.is_set():
             self._tell_why(engine.failure)
             await self._listener.close(1)
-            is_deposed = isinstance(engine.failure, Deposed) and self._broker.node is not None
-            return DEPOSED if is_deposed else LOST
+            starts_anew = isinstance(engine.failure, Deposed | Behind)
+            return DEPOSED if starts_anew and self._broker.node is not None else LOST
         _log.info("Stopping.", extra={"event": "broker.stopping"})
         self._listener.stop_accepting()
         engine.dismiss()
-        if not await self._listener.close(self._config.stop_limit):
+        node, seconds = self._broker.node, float(self._config.stop_limit)
+        if node is not None and node.leads:  # others wait to go on
+            await node.begin_to_leave()
+            seconds = min(seconds, HAND_OVER_SECONDS)
+        if not await self._listener.close(seconds):
             _log.warning("Some peers did not end in time, and were cut off.",
                          extra={"event": "broker.cut"})  # fmt: skip
         self._feed.close()
         try:
+            if node is not None:
+                await node.hand_over()
             await self._broker.close()
         except StoreError as error:
             _log.critical("The stop was not clean: %s", error, extra={"event": "journal.lost"})
@@ -248,6 +276,9 @@ class Server:
                 "The broker stops: %s. What was not acknowledged may be done or not; clients go on"
                 " with the other broker.", failure, extra={"event": "journal.deposed"},
             )  # fmt: skip
+        elif isinstance(failure, Behind):
+            _log.error("The log has gone on without this node: %s.", failure,
+                       extra={"event": "cluster.behind"})  # fmt: skip
         else:
             _log.critical(
                 "The broker stops: %s. What was not acknowledged is open; the next start recovers.",
@@ -260,8 +291,7 @@ class Server:
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():  # everything acknowledged is on disk
             os._exit(128 + number)
-        if number == signal.SIGINT:
-            self._code_of_a_clean_stop = INTERRUPTED
+        self._code_of_a_clean_stop = INTERRUPTED if number == signal.SIGINT else OK
         self._stop.set()
 
     def _make_certificate(self) -> None:
@@ -293,6 +323,17 @@ class Server:
             "Posthouse is ready on %s.", ", ".join(f"{at.host}:{at.port}" for at in listening),
             extra={"event": "broker.ready", "ports": sorted({at.port for at in listening})},
         )  # fmt: skip
+
+
+def _authority(config: Config) -> Authority | None:
+    """The authority of the cluster that this broker is a node of. Raises OSError."""
+    if config.cluster is None:
+        return None
+    return Authority(config.cluster, derive(read_cluster_secret(config), "authority"))
+
+
+def _address(at: Listening) -> str:
+    return f"[{at.host}]:{at.port}" if ":" in at.host else f"{at.host}:{at.port}"
 
 
 def _import_all(modules: Iterable[str]) -> None:

@@ -92,6 +92,12 @@ class Store(Readable, Protocol):
         Raises Lost or Deposed: then the state is void.
         """
 
+    def begin_sync(self) -> None:
+        """Begins to write what was appended, where that is done beside the event loop.
+
+        The next `sync` waits for it. Until then nothing more is begun.
+        """
+
     def sync_at_once(self) -> bool:
         """Does what `sync` does, where that takes no longer than to wait for it.
 

@@ -296,6 +296,9 @@ class BackendStore:
         assert len(frame.payload) <= PAYLOAD_BYTES_MAX  # nobody could read it
         self._pending.append(frame)
 
+    def begin_sync(self) -> None:
+        """There is nothing that could be begun before somebody waits for it."""
+
     def sync_at_once(self) -> bool:
         return False
 

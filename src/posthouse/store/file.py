@@ -127,6 +127,8 @@ class FileStore:
         self._closed = False
         self.durable = self._written = last.end if last is not None else 1
         self._unsynced = False
+        # A write that nobody waits for yet, and what it writes.
+        self._begun_sync: tuple[asyncio.Future[None], list[Frame]] | None = None
         self._behind_bytes = 0
         self._begun = self._told = 0  # segments begun since the start
         self._late: asyncio.TimerHandle | None = None
@@ -142,6 +144,11 @@ class FileStore:
         return self
 
     @property
+    def first(self) -> int:
+        """The first position that it holds: all before was trimmed."""
+        return self._segments[0].first if self._segments else self.durable
+
+    @property
     def readable(self) -> int:
         return self.durable if self._durability == "fsync" else self._written
 
@@ -151,13 +158,27 @@ class FileStore:
         assert len(frame.payload) <= PAYLOAD_BYTES_MAX  # nobody could read it
         self._pending.append(frame)
 
+    def begin_sync(self) -> None:
+        assert self._begun_sync is None
+        if self._lost is None:
+            frames, self._pending = self._pending, []
+            now = self._durability == "fsync" or any(frame.kind == CLOSING for frame in frames)
+            self._begun_sync = self._writer.do(self._write, frames, now), frames
+
     async def sync(self) -> None:
-        frames, self._pending = self._pending, []
         if self._lost is not None:
+            self._pending = []
             raise Lost(self._lost)
+        if self._begun_sync is not None and self._pending:  # appended behind what was begun
+            await self._wait_for_begun()
+        if self._begun_sync is None:
+            self.begin_sync()
+        await self._wait_for_begun()
+
+    async def _wait_for_begun(self) -> None:
+        assert self._begun_sync is not None
+        (writing, frames), self._begun_sync = self._begun_sync, None
         stopping = any(frame.kind == CLOSING for frame in frames)
-        now = self._durability == "fsync" or stopping
-        writing = self._writer.do(self._write, frames, now)
         if self._durability == "memory" and not stopping:
             size = sum(frame.size_bytes for frame in frames)
             self._behind_bytes += size

@@ -105,6 +105,9 @@ class MemoryStore:
     async def sync(self) -> None:
         self._add_pending()
 
+    def begin_sync(self) -> None:
+        """There is nothing that could be begun before somebody waits for it."""
+
     def sync_at_once(self) -> bool:
         self._add_pending()
         return True

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 from posthouse.amqp.performatives import Problem
+from posthouse.client.addresses import Address, Turns
 from posthouse.client.admin import (
     Counts,
     Kind,
@@ -36,7 +37,12 @@ from posthouse.client.errors import (
 from posthouse.client.names import SUBSCRIPTION, QueueName
 from posthouse.client.provider import ProviderType, Source
 from posthouse.client.secret import reveal
-from posthouse.client.wire.connection import missing_key, tls_context, untrusted
+from posthouse.client.wire.connection import (
+    NODE_CONNECT_SECONDS,
+    missing_key,
+    tls_context,
+    untrusted,
+)
 from posthouse.client.wire.problems import error_of
 
 SECONDS = 30.0  # that one request may take
@@ -55,9 +61,18 @@ class _Refused(Exception):
         self.error = error
 
 
+class _NotReached(Exception):
+    """No request was made, as there was no connection."""
+
+    def __init__(self, error: ConnectionFailed) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class PosthouseAdmin:
-    def __init__(self, config: PosthouseConfig) -> None:
+    def __init__(self, config: PosthouseConfig, turns: Turns) -> None:
         self._config = config
+        self._turns = turns
         self._headers = {"content-type": "application/json"}
         if config.key:
             credentials = f"{config.key_name}:{reveal(config.key)}".encode()
@@ -174,7 +189,7 @@ class PosthouseAdmin:
         """Raises QueueError, and `_Refused` for what the broker refuses."""
         path = f"/api/v1/namespaces/{_quoted(self._namespace)}{path}"
         body = None if form is None else json.dumps(form)
-        status, data = await asyncio.to_thread(self._exchange, method, path, body)
+        address, status, data = await self._to_first_that_answers(method, path, body)
         try:
             answer: Any = json.loads(data) if data else None
             if status < 300:
@@ -187,39 +202,70 @@ class PosthouseAdmin:
                 is_transient=status >= 500,
             ) from None  # fmt: skip
         if status == 401:
-            raise AuthenticationFailed(text if self._config.key else missing_key(self._config))
+            raise AuthenticationFailed(text if self._config.key else missing_key(address))
         info = {f"posthouse:{name}": each for name, each in {**facts, "code": code}.items()}
         raise _Refused(code, error_of(Problem(code, text, info), what))
 
-    def _exchange(self, method: str, path: str, body: str | None) -> tuple[int, bytes]:
-        """Makes one request, in a thread. Raises ConnectionFailed."""
-        config = self._config
-        try:
-            if config.tls:
-                context = tls_context(config)
-                connection: HTTPConnection = HTTPSConnection(
-                    config.host, config.port, timeout=SECONDS, context=context
-                )
-            else:
-                connection = HTTPConnection(config.host, config.port, timeout=SECONDS)
+    async def _to_first_that_answers(
+        self, method: str, path: str, body: str | None
+    ) -> tuple[Address, int, bytes]:
+        """Makes a request. The next node is asked where nothing was said to this one.
+
+        Raises ConnectionFailed.
+        """
+        failure: _NotReached | None = None
+        for address in self._turns:
             try:
-                connection.request(method, path, body, self._headers)
-                response = connection.getresponse()
-                data = response.read(ANSWER_BYTES_MAX + 1)
-            finally:
-                connection.close()
+                status, data = await asyncio.to_thread(self._exchange, address, method, path, body)
+            except _NotReached as error:
+                failure = error
+                self._turns.lose(address)
+            else:
+                return address, status, data
+        assert failure is not None
+        raise failure.error from failure
+
+    def _reach(self, address: Address) -> HTTPConnection:
+        """Raises _NotReached."""
+        config = self._config
+        seconds = SECONDS if len(self._turns) == 1 else NODE_CONNECT_SECONDS
+        try:
+            made: HTTPConnection = (
+                HTTPSConnection(*address, timeout=seconds, context=tls_context(config))
+                if config.tls
+                else HTTPConnection(*address, timeout=seconds)
+            )
+            made.connect()
         except SSLCertVerificationError as error:
-            raise untrusted(error) from error
+            raise _NotReached(untrusted(error)) from error
+        except OSError as error:
+            raise _NotReached(_no_broker(address, error)) from error
+        made.sock.settimeout(SECONDS)
+        return made
+
+    def _exchange(
+        self, address: Address, method: str, path: str, body: str | None
+    ) -> tuple[int, bytes]:
+        """Makes one request, in a thread. Raises ConnectionFailed, or _NotReached before it."""
+        connection = self._reach(address)
+        try:
+            connection.request(method, path, body, self._headers)
+            response = connection.getresponse()
+            data = response.read(ANSWER_BYTES_MAX + 1)
         except (OSError, HTTPException) as error:
-            raise ConnectionFailed(
-                f"There is no broker at {config.host}:{config.port}: {error}."
-            ) from error
+            raise _no_broker(address, error) from error
+        finally:
+            connection.close()
         if len(data) > ANSWER_BYTES_MAX:
             raise ProviderError(
                 "posthouse", str(response.status), f"It has more than {ANSWER_BYTES_MAX} bytes.",
                 is_transient=False,
             )  # fmt: skip
         return response.status, data
+
+
+def _no_broker(address: Address, error: Exception) -> ConnectionFailed:
+    return ConnectionFailed(f"There is no broker at {address}: {error}.")
 
 
 def _quoted(name: str) -> str:

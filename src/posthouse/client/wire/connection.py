@@ -23,6 +23,7 @@ from posthouse.amqp.events import (
 from posthouse.amqp.performatives import Problem
 from posthouse.amqp.session import Link, Session
 from posthouse.amqp.types import Described, Symbol, ULong, Value
+from posthouse.client.addresses import Address, Turns
 from posthouse.client.config import PosthouseConfig
 from posthouse.client.errors import (
     AuthenticationFailed,
@@ -38,9 +39,11 @@ _log = logging.getLogger("posthouse.client")
 
 IDLE_MS = 10_000  # how often the broker is to be heard of, at least
 CONNECT_SECONDS = 10.0
+NODE_CONNECT_SECONDS = 3.0  # to one of several nodes, before the next is tried
 CLOSE_SECONDS = 2.0
 # Properties with which a connection opens. By the product the broker knows its own client.
 NAMESPACE, PRODUCT = Symbol("posthouse:namespace"), Symbol("product")
+LEADER = "posthouse:leader"  # among those with which the broker opens
 
 
 class End(Protocol):
@@ -73,11 +76,12 @@ class Eager(Protocol):
 class Wire(asyncio.Protocol):
     """Made by `connect`. Nothing of it is used again once it is lost."""
 
-    def __init__(self, config: PosthouseConfig) -> None:
+    def __init__(self, config: PosthouseConfig, address: Address) -> None:
         self._config = config
+        self.address = address
         response = f"\0{config.key_name}\0{reveal(config.key)}".encode()
         self._amqp = Connection(
-            f"posthouse-client-{secrets.token_hex(8)}", hostname=config.host, idle_ms=IDLE_MS,
+            f"posthouse-client-{secrets.token_hex(8)}", hostname=address.host, idle_ms=IDLE_MS,
             sasl=("PLAIN", response) if config.key else ("ANONYMOUS", b""),
             properties={PRODUCT: "posthouse"}
             | ({NAMESPACE: config.namespace} if config.namespace else {}),
@@ -100,6 +104,13 @@ class Wire(asyncio.Protocol):
     @property
     def is_lost(self) -> bool:
         return self._problem is not None
+
+    @property
+    def leader(self) -> str:
+        """The address of the cluster's leader, as the broker has told it; else empty."""
+        told = self._amqp.open
+        found = (told.properties or {}).get(LEADER) if told is not None else None
+        return found if isinstance(found, str) else ""
 
     # For ends of links.
 
@@ -264,7 +275,7 @@ class Wire(asyncio.Protocol):
         error, config = error_of(problem, what), self._config
         if config.key or not isinstance(error, PermissionDenied):
             return error
-        return AuthenticationFailed(missing_key(config))
+        return AuthenticationFailed(missing_key(self.address))
 
     def _closed(self, problem: Problem | None) -> None:
         error = error_of(problem) if problem is not None else None
@@ -312,14 +323,31 @@ def node(address: str, filters: Value = None, *, sends: bool) -> Described:
     return Described(ULong(0x28), fields)
 
 
-async def connect(config: PosthouseConfig) -> Wire:
+async def connect(config: PosthouseConfig, turns: Turns) -> Wire:
+    """Connects to the first address that answers. Raises ConnectionFailed, AuthenticationFailed."""
+    failure: ConnectionFailed | None = None
+    for address in turns:
+        seconds = CONNECT_SECONDS if len(turns) == 1 else NODE_CONNECT_SECONDS
+        try:
+            wire = await _connect(config, address, seconds)
+        except ConnectionFailed as error:
+            failure = error
+            turns.lose(address)
+        else:
+            turns.prefer(wire.leader)
+            return wire
+    assert failure is not None
+    raise failure
+
+
+async def _connect(config: PosthouseConfig, address: Address, seconds: float) -> Wire:
     """Raises ConnectionFailed or AuthenticationFailed."""
     loop = asyncio.get_running_loop()
     try:
         context = tls_context(config) if config.tls else None
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(seconds):
             _, wire = await loop.create_connection(
-                lambda: Wire(config), config.host, config.port, ssl=context
+                lambda: Wire(config, address), address.host, address.port, ssl=context
             )
             try:
                 await wire.opened()
@@ -330,13 +358,13 @@ async def connect(config: PosthouseConfig) -> Wire:
         raise
     except TimeoutError as error:
         raise ConnectionFailed(
-            f"No broker has answered at {config.host}:{config.port} within {CONNECT_SECONDS:g} s."
+            f"No broker has answered at {address} within {seconds:g} s."
         ) from error
     except SSLCertVerificationError as error:
         raise untrusted(error) from error
     except OSError as error:
         raise ConnectionFailed(
-            f"There is no broker at {config.host}:{config.port}: {error.strerror or error}."
+            f"There is no broker at {address}: {error.strerror or error}."
         ) from error
     return wire
 
@@ -345,12 +373,12 @@ def untrusted(error: SSLCertVerificationError) -> ConnectionFailed:
     return lasting(ConnectionFailed(f"There is no trust in the broker's certificate: {error}."))
 
 
-def missing_key(config: PosthouseConfig) -> str:
+def missing_key(address: Address) -> str:
     """Says that a broker wants a key, and where to get one."""
     return (
-        f"The broker at {config.host}:{config.port} wants a key, and none was given: put it into"
-        f" the URL, as posthouse://NAME:KEY@{config.host}:{config.port}. The broker keeps its root"
-        " key in the file root-key of its data folder; `posthouse access add NAME` makes another."
+        f"The broker at {address} wants a key, and none was given: put it into the URL, as"
+        f" posthouse://NAME:KEY@{address}. The broker keeps its root key in the file root-key of"
+        " its data folder; `posthouse access add NAME` makes another."
         " /, + and = in a key are written %2F, %2B and %3D in a URL."
     )
 

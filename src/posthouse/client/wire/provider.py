@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from posthouse.amqp.encode import described, encode, encode_list
 from posthouse.amqp.session import Link
 from posthouse.amqp.types import Array, Int, Symbol, UInt, Value
+from posthouse.client.addresses import Turns
 from posthouse.client.config import PosthouseConfig
 from posthouse.client.errors import (
     ConnectionFailed,
@@ -99,6 +100,7 @@ class PosthouseProvider:
 
     def __init__(self, config: PosthouseConfig) -> None:
         self._config = config
+        self._turns = Turns(config.addresses)
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._failed = 0  # tries to connect, in a row
@@ -142,12 +144,20 @@ class PosthouseProvider:
         self._wire = wire
         return wire
 
+    def _locate(self) -> PosthouseConfig:
+        """The settings of the namespace's broker now. Raises ConfigurationError."""
+        config = located(self._config)
+        self._turns.replace(config.addresses)
+        return config
+
     async def _connect(self) -> Wire:
         """Connects, not too soon after a try that failed. Raises QueueError."""
         loop = asyncio.get_running_loop()
+        if self._wire is not None:  # which was lost
+            self._turns.lose(self._wire.address)
         await asyncio.sleep(max(0.0, self._not_before - loop.time()))
         try:
-            wire = await connect(located(self._config))
+            wire = await connect(self._locate(), self._turns)
         except QueueError as error:
             self._failed += 1
             self._not_before = loop.time() + (_BETWEEN.delay(self._failed, error) or 0.0)
@@ -214,7 +224,7 @@ class PosthouseProvider:
         if self._admin is None or self._config.map:  # which may say another broker by now
             from posthouse.client.wire.admin import PosthouseAdmin
 
-            self._admin = PosthouseAdmin(located(self._config))
+            self._admin = PosthouseAdmin(self._locate(), self._turns)
         return self._admin
 
     # Sending.

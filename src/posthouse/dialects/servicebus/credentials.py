@@ -26,6 +26,7 @@ class Settings(NamedTuple):
     dev: bool = False  # where namespaces go by key, any name may come with the root key
     exact: bool = False  # a link to what is not there is unauthorized, as in the cloud
     tier: Tier = BOTH  # whose limits apply
+    leader: str = ""  # the address of the cluster's leader, which clients are told
 
 
 class Credentials:

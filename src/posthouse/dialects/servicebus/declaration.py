@@ -84,7 +84,7 @@ class ServiceBus:
         settings = Settings(
             host.namespace, size or tier.message_bytes, size or BOTH.message_bytes,
             given.servicebus_strict, given.servicebus_namespace, host.auto_create,
-            given.servicebus_header_size, host.dev, given.servicebus_exact, tier,
+            given.servicebus_header_size, host.dev, given.servicebus_exact, tier, host.advertised,
         )  # fmt: skip
         return Credentials(host, host.guard, settings)
 

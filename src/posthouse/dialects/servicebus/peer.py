@@ -29,6 +29,7 @@ from posthouse.amqp.events import (
 )
 from posthouse.amqp.performatives import error
 from posthouse.amqp.session import Link
+from posthouse.amqp.types import Symbol
 from posthouse.broker.access import Principal
 from posthouse.broker.engine import Engine
 from posthouse.core.errors import Refused
@@ -63,6 +64,7 @@ PRODUCT_CHARS_MAX = 40  # of the name of a client library, and of its version
 # Among the properties with which a client opens.
 NAMESPACE, PRODUCT = "posthouse:namespace", "product"
 OWN_PRODUCT = "posthouse"  # our own client
+LEADER = Symbol("posthouse:leader")  # among ours: the address of the cluster's leader
 MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
 Context: TypeAlias = IncomingLink | OutgoingLink | RequestLink | ReplyLink | Coordinator
@@ -114,6 +116,7 @@ class Peer:
             authenticate=self._identity.authenticate,
             mechanisms=MECHANISMS,
             idle_ms=IDLE_MS,
+            properties={LEADER: leader} if (leader := self._settings.leader) else None,
         )
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # once it is made
         self._backpressure = Backpressure(
