@@ -116,6 +116,14 @@ def test_the_pipeline_reads_the_same_map(file: Path) -> None:
     assert billing == FeedClient("https://b:5671", "web", CANARY)
 
 
+def test_a_namespace_may_be_on_a_cluster(file: Path) -> None:
+    file.write_text("shop: posthouse://h1,h2:7002\nsix: posthouse://[::1]:7003")
+    shop = located(provider(f"posthouse:///shop?map={file}"))
+    assert shop.addresses == (("h1", 5672), ("h2", 7002))
+    found = [reading(map=str(file), namespace=name).broker().url for name in ("shop", "six")]
+    assert found == ["http://h1:5672", "http://[::1]:7003"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -154,8 +154,8 @@ class Options:
             broker = broker_of(self._given["map"], namespace)
         except ConfigurationError as error:
             raise PosthouseError(f"The option {error}") from None
-        host = f"[{broker.host}]" if ":" in broker.host else broker.host
-        given = {"url": f"{'https' if broker.tls else 'http'}://{host}:{broker.port}"}
+        # Of a cluster's nodes the first: each of them hands requests to the one that leads.
+        given = {"url": f"{'https' if broker.tls else 'http'}://{broker.addresses[0]}"}
         if broker.key:
             given |= {"accessKeyName": broker.key_name, "accessKey": reveal(broker.key)}
         if broker.ca_file:
