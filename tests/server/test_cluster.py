@@ -147,6 +147,7 @@ async def three(folder: Path) -> AsyncIterator[tuple[Bus, list[Node]]]:
     try:
         yield bus, nodes
     finally:
+        bus.cut.clear()  # else what was not confirmed is waited for
         for node in nodes:
             node.running.cancel()
         await asyncio.wait([node.running for node in nodes])
@@ -269,6 +270,7 @@ def test_a_leader_that_is_cut_off_stalls_and_is_deposed_when_it_comes_back(
             bus.cut.add(old.name)
             waiting = asyncio.create_task(old.send("in doubt"))
             await until_async(lambda: isinstance(old.engine._gate, Busy), "it is stalled")
+            monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 60)
             with pytest.raises(Busy, match="goes on by itself"):
                 await old.send("refused")
             new = await the_leader(nodes, but=old)
@@ -277,6 +279,28 @@ def test_a_leader_that_is_cut_off_stalls_and_is_deposed_when_it_comes_back(
             with pytest.raises(Deposed):
                 await waiting
             assert new.engine.view.counts(NS, "q").active == 2
+
+    run(main)
+
+
+def test_a_takeover_waits_for_a_log_that_stalls_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.05)
+
+    async def main() -> None:
+        bus = Bus()
+        node = await a_node(bus, "a", tmp_path)
+        await until_async(lambda: node.part.leads, "it has won the log")
+        bus.cut.add("a")  # before it has made what is to exist
+        if node.engine.view.find(NS, "q") is None:
+            await until_async(lambda: node.store.is_stalled, "it is stalled")
+        monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 60)
+        bus.cut.clear()
+        await the_leader([node])
+        await node.send("one")
+        await node.crash()
+        await node.engine.close()
 
     run(main)
 
@@ -292,6 +316,7 @@ def test_a_stalled_leader_goes_on_by_itself(
             bus.cut |= {"a", "b", "c"}
             waiting = asyncio.create_task(leader.send("waits"))
             await until_async(lambda: leader.store.is_stalled, "it is stalled")
+            monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 60)
             bus.cut.clear()
             await waiting
             await until_async(lambda: leader.engine._gate is None, "it goes on")

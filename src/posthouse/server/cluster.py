@@ -294,6 +294,7 @@ class ClusterNode:
         self._unreadable = ""  # the reason for which it cannot follow any more
         self._hold = Hold(self._note_block)
         self._to: str | None = None  # who is to take over, where somebody was named
+        self._is_open = False  # it leads, and what is to exist does: clients are served
         self.leads = False
         self._ends = asyncio.Event()
         self.leaves = asyncio.Event()  # it hands over, and is to be started anew
@@ -690,6 +691,8 @@ class ClusterNode:
         _log.info("%s leads, with epoch %d.", self._membership.node, epoch,
                   extra={"event": "cluster.leads", "epoch": epoch})  # fmt: skip
         await self._led()
+        self._is_open = True
+        self._note_block()
 
     async def _beat_as_candidate(self, epoch: int) -> None:
         while True:
@@ -737,7 +740,7 @@ class ClusterNode:
 
     def _note_block(self) -> None:
         """Has the engine refuse commands for as long as it may not, or cannot, write."""
-        if self.leaves.is_set():
+        if self.leaves.is_set() or not self._is_open:  # a takeover waits for the log, and goes on
             return
         if self._hold.is_on:
             self._engine.block(Busy(_HELD, "stalled"))

@@ -65,12 +65,8 @@ class _Stall:
     def __init__(self) -> None:
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_told = False
+        self.is_stalled = False  # as it was told
         self.tell: Callable[[bool], None] = lambda _: None
-
-    @property
-    def is_stalled(self) -> bool:
-        return self._left() <= 0
 
     @property
     def seconds(self) -> float:
@@ -93,21 +89,21 @@ class _Stall:
     def confirm(self, *, waits: bool) -> None:
         """Something was confirmed; `waits`: something else is not."""
         self._since = asyncio.get_running_loop().time() if waits else None
-        if self._is_told:
-            self._is_told = False
+        if self.is_stalled:
+            self.is_stalled = False
             self.tell(False)
             self._arm()
 
     def _arm(self) -> None:
         """One timer serves many syncs: it looks how long the present one waits when it is due."""
-        if self._timer is None and not self._is_told and self._since is not None:
+        if self._timer is None and not self.is_stalled and self._since is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, self._left()), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self.is_stalled:
-            self._is_told = True
+        if self._left() <= 0:
+            self.is_stalled = True
             self.tell(True)
         self._arm()
 
