@@ -5,6 +5,7 @@ import asyncio
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -65,8 +66,8 @@ def main() -> int:
         names = part + names  # what comes behind one that has failed is played on another cluster
     print(table(gaps, raised))
     for name, texts in raised.items():
-        for text in texts:
-            print(f"{name}: the Azure SDK raised {text}")
+        for text, count in Counter(texts).items():
+            print(f"{name}: the Azure SDK raised {text} ({count} times)")
     print(f"{failures} scenarios have failed.")
     return 1 if failures else 0
 
