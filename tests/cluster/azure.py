@@ -20,6 +20,8 @@ HOST = "broker"
 # The SDK sends again what was not answered; so it is stored once.
 PROPERTIES = {"lock_ms": 60_000, "duplicate_detection": True, "max_delivery": 100}
 THREADS = 2
+MORE = 5  # messages, from which it is seen to go on
+SDK_SECONDS = 120.0  # for what it does by itself: it waits longer each time it tries again
 
 
 class AzureClient:
@@ -55,21 +57,24 @@ class AzureClient:
     def pause(self) -> None:
         """Returns when nothing is under way any more."""
         self._tell("pause")
-        until(lambda: self._paused == THREADS or self._problem is not None, "it pauses", 120)
+        until(
+            lambda: self._paused == THREADS or self._problem is not None, "it pauses", SDK_SECONDS
+        )
         self.check()
 
     def goes_on(self) -> None:
         """Waits until it has sent and completed some more."""
         for word in ("sent", "completed"):
-            wanted = self.history.counts[word] + 5
-            until(
-                lambda word=word, wanted=wanted: (
-                    self.history.counts[word] >= wanted or self._problem is not None
-                ),
-                f"the SDK has {word} more",
-                120,
-            )
+            self._until_more(word)
         self.check()
+
+    def _until_more(self, word: str) -> None:
+        wanted = self.history.counts[word] + MORE
+
+        def has_more() -> bool:
+            return self.history.counts[word] >= wanted or self._problem is not None
+
+        until(has_more, f"the SDK has {word} more", SDK_SECONDS)
 
     def look(self, broker: Running) -> None:
         live, dead = (
@@ -130,3 +135,5 @@ class AzureClient:
                 self._paused += 1
             case "goes":
                 self._paused -= 1
+            case _:
+                raise ValueError(word)

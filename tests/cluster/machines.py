@@ -171,11 +171,12 @@ class Machine:
         except (OSError, HTTPException):
             return Reply(503, {}, b"{}")
 
-    @property
     def leads(self) -> bool:
-        if self.broker is None:
-            return False
         return self.ask("GET", "/health/leader").status == 200
+
+    def is_ready(self) -> bool:
+        """Whether its node leads, or hands clients to the one that does."""
+        return self.ask("GET", "/health/ready").status == 200
 
     def stream(self) -> dict[str, Any]:
         """The stream's group of servers as this machine's knows it; empty where it does not."""
@@ -242,7 +243,7 @@ class Machines:
 
     @property
     def leading(self) -> Machine | None:
-        found = together([lambda each=each: each.leads for each in self])
+        found = together([machine.leads for machine in self])
         return next((each for each, leads in zip(self, found, strict=True) if leads), None)
 
     def leader(self, *but: Machine) -> Machine:
@@ -283,10 +284,7 @@ class Machines:
 
         until(has_all, "every server has all of the stream", look_seconds=0.05)
         for machine in self:
-            until(
-                lambda machine=machine: machine.ask("GET", "/health/ready").status == 200,
-                f"{machine.name} hands clients to the leader",
-            )
+            until(machine.is_ready, f"{machine.name} hands clients to the leader")
 
     def close(self) -> None:
         for machine in self._by_name.values():
