@@ -11,7 +11,7 @@ from random import Random
 
 from tests.cluster.network import why_not
 from tests.cluster.playing import Cluster, Gaps, table
-from tests.cluster.scenarios import SCENARIOS
+from tests.cluster.scenarios import ALL
 
 PER_CLUSTER = 12  # scenarios on one cluster, before the next one is begun
 
@@ -47,14 +47,14 @@ def play_on_one(names: list[str], seed: int, gaps: Gaps, raised: dict[str, list[
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is played")
-    parser.add_argument("--only", choices=SCENARIOS, action="append")
+    parser.add_argument("--only", choices=ALL, action="append")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     reason = why_not()
     if reason:
         print(f"Scenarios of clusters are not played: {reason}.", file=sys.stderr)
         return 2
-    names = [name for name in (options.only or SCENARIOS) for _ in range(options.rounds)]
+    names = [name for name in (options.only or ALL) for _ in range(options.rounds)]
     Random(options.seed).shuffle(names)
     gaps: Gaps = {}
     raised: dict[str, list[str]] = {}

@@ -104,6 +104,30 @@ def kill_machine(play: Round) -> None:
     leader.start_broker()
 
 
+def kill_both_leaders(play: Round) -> None:
+    """The machine is lost that leads the stream as well, before the stream's leader was moved."""
+    leader = play.leader()
+    play.flow()
+    play.machines.place_stream(leader)
+    play.begin()
+    leader.kill()
+    play.flow()
+    leader.start_nats()
+    leader.start_broker()
+
+
+def two_faults(play: Round) -> None:
+    """Another broker is killed while the one before it is not yet back."""
+    first = play.leader()
+    play.begin()
+    first.kill_broker()
+    second = play.machines.leader(first)
+    second.kill_broker()
+    play.flow()
+    for machine in (first, second):
+        machine.start_broker()
+
+
 def stop(play: Round) -> None:
     """Processes that stand still for a while, and then go on as if nothing had happened."""
     leader = play.apart()
@@ -225,10 +249,17 @@ def _hand_over_to(play: Round, machine: Machine) -> None:
         leader.start_broker()
 
 
-SCENARIOS: dict[str, Callable[[Round], None]] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        kill_broker, kill_stream_leader, kill_machine, stop, cut, deaf, mute, slow_disk, disk_full,
-        newcomer, step_down, rolling_restart,
-    )
-}  # fmt: skip
+Scenario = Callable[[Round], None]
+
+
+def _named(*scenarios: Scenario) -> dict[str, Scenario]:
+    return {scenario.__name__.replace("_", "-"): scenario for scenario in scenarios}
+
+
+SCENARIOS = _named(
+    kill_broker, kill_stream_leader, kill_machine, stop, cut, deaf, mute, slow_disk, disk_full,
+    newcomer, step_down, rolling_restart,
+)  # fmt: skip
+# Played with the others by `make torture-cluster`, and not by every run of the tests.
+RARE = _named(kill_both_leaders, two_faults)
+ALL = {**SCENARIOS, **RARE}
