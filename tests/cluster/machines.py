@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ STREAM = f"PHJ_{CLUSTER}_0"
 PORT, NATS_PORT, ROUTE_PORT, MONITOR_PORT = 5672, 4222, 6222, 8222
 ANSWER_SECONDS = 1.0  # for a question to one node; one that hangs is passed over
 DISK_BYTES = 96 << 20
-FILL_BYTES = 64 << 10
+FILL_BYTES = 4 << 10
+FILL_SECONDS = 0.005  # before it is looked again for room
 SERVER = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
     "nats-server"
 )
@@ -136,15 +138,25 @@ class Machine:
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Fills its small disk to the last byte, until the end of the block."""
+        """Takes all room of its small disk, also what is freed, until the end of the block."""
         assert self._disk
-        rest = self.data / "of others"
-        with rest.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(FILL_BYTES))
+        rest, over = self.data / "of others", threading.Event()
+
+        def fill() -> None:
+            with rest.open("wb", buffering=0) as file:
+                while not over.is_set():
+                    try:
+                        file.write(bytes(FILL_BYTES))
+                    except OSError:
+                        over.wait(FILL_SECONDS)
+
+        filling = threading.Thread(target=fill)
+        filling.start()
         try:
             yield
         finally:
+            over.set()
+            filling.join()
             rest.unlink()
 
     def mount(self) -> None:
