@@ -60,6 +60,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
+	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline
 
@@ -67,7 +68,7 @@ simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready .venv/spark-connect .venv/redis
-	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline tests/simulate/test_lane.py
 
 # Three machines, which are network namespaces, and all that can go wrong with them, ROUNDS times each.
 torture-cluster: .venv/ready .venv/namespaces

@@ -1,12 +1,14 @@
-"""What many queues cost whoever is not asking for them.
+"""What many queues and namespaces cost whoever is not asking for them.
 
     python -m bench.queues
 
 Making a queue among 5,000, beside making one in a namespace that has none, turn about. Then how
 long the event loop is held at most while metrics are told of them, as the broker itself measures it
-(`posthouse_event_loop_held_seconds`), with other clients connected.
+(`posthouse_event_loop_held_seconds`), with other clients connected. At last, in the engine alone,
+the CPU time of a commit among 5,000 namespaces, beside one in the only namespace.
 """
 
+import asyncio
 import http.client
 import re
 import shutil
@@ -17,13 +19,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bench.limit import BODY
 from bench.start import POSTHOUSE, a_free_port
+from posthouse.broker.access import BROKER
+from posthouse.broker.clock import SystemClock
+from posthouse.broker.engine import Engine
+from posthouse.core.commands import CreateQueue, Send
+from posthouse.core.message import NewMessage
+from posthouse.core.namespaces import CreateNamespace
+from posthouse.store.memory import MemoryStore
 
 QUEUES = 5_000
 ROUNDS = 9
 EACH = 50  # queues that are made in a round
 SCRAPES = 40
 RATIO_GOAL, HELD_GOAL_MS = 1.5, 5.0
+NAMESPACES, COMMITS, COMMIT_GOAL = 5_000, 1_000, 1.2
 _HELD = re.compile(r"^posthouse_event_loop_held_seconds (\S+)$", re.MULTILINE)
 
 
@@ -77,7 +88,37 @@ def served() -> Iterator[Broker]:
     shutil.rmtree(folder)
 
 
+async def engine_with(namespaces: int) -> Engine:
+    engine = await Engine.open(MemoryStore(keep_bytes=1 << 20), SystemClock(), salt=1)
+    for number in range(namespaces):
+        await engine.ask(BROKER, "", CreateNamespace(f"n{number}", engine.epoch, 1))
+        await engine.ask(BROKER, f"n{number}", CreateQueue("q"))
+        message = NewMessage(b"\x80", b"", ttl_ms=3_600_000)
+        await engine.ask(BROKER, f"n{number}", Send("q", [message]))
+    return engine
+
+
+async def commit_us(engine: Engine) -> float:
+    begun = time.process_time()
+    for _ in range(COMMITS):
+        await engine.ask(BROKER, "n0", Send("q", [NewMessage(b"\x80", BODY)]))
+    return (time.process_time() - begun) / COMMITS * 1e6
+
+
+async def measure_namespaces() -> None:
+    many, one = await engine_with(NAMESPACES), await engine_with(1)
+    pairs = [(await commit_us(many), await commit_us(one)) for _ in range(ROUNDS)]
+    ratio = statistics.median(a / b for a, b in pairs)
+    verdict = "reached" if ratio <= COMMIT_GOAL else "MISSED"
+    print(f"a commit among {NAMESPACES:,} namespaces: {statistics.median(a for a, _ in pairs):.0f}"
+          f" us of CPU, in the only one {statistics.median(b for _, b in pairs):.0f}: {ratio:.2f}"
+          f" times, the middle of {ROUNDS}; goal {COMMIT_GOAL} {verdict}")  # fmt: skip
+    await many.close()
+    await one.close()
+
+
 def main() -> None:
+    asyncio.run(measure_namespaces())
     with served() as broker:
         for namespace in ("many", "few"):
             broker.call("PUT", f"/api/v1/namespaces/{namespace}")

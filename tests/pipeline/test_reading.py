@@ -74,6 +74,16 @@ def test_messages_are_rows_with_typed_columns(spark: SparkSession, broker: Runni
     assert "kind" not in row
 
 
+def test_a_map_says_which_broker_has_the_namespace(
+    spark: SparkSession, broker: Running, tmp_path: Path
+) -> None:
+    broker.send("mapped", "a", "b")
+    brokers = tmp_path / "namespaces.yaml"
+    brokers.write_text(f"default: posthouse://127.0.0.1:{broker.port}")
+    frame = spark.read.format("posthouse").options(map=str(brokers), queue="mapped").load()
+    assert sorted(bytes(row.body) for row in frame.collect()) == [b"a", b"b"]
+
+
 def test_events_are_one_row_for_each_position_in_equal_parts(
     spark: SparkSession, broker: Running
 ) -> None:

@@ -66,6 +66,29 @@ class Link:
         """It hears nothing any more."""
         self._bus.heard[self._node].clear()
 
+    @property
+    def identity(self) -> str:
+        return self._bus.log.identity
+
+    @property
+    def end(self) -> int:
+        return self._bus.log.end
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bus.log.size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        return self._bus.log.bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        return self._bus.log.is_full
+
+    async def measure(self) -> None:
+        self._check()
+
     async def publish(self, expected: int, data: bytes) -> int | None:
         await turn()
         self._check()
@@ -301,7 +324,8 @@ def test_what_all_nodes_have_is_purged_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posthouse.server.cluster.MARK_SECONDS", 0.05)
-    monkeypatch.setattr("posthouse.server.cluster.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("posthouse.server.cluster.HELLO_SECONDS", 0.05)
 
     async def main() -> None:

@@ -1,5 +1,6 @@
 """A cluster of real processes on three NATS servers that are stopped, or may not do something."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -15,9 +16,16 @@ from urllib.request import urlopen
 
 import pytest
 
+from posthouse.amqp.connection import Connection
+from posthouse.amqp.events import Closed, Event, Opened
+from posthouse.core.errors import InvalidArgument
+from posthouse.server.cluster import ClusterNode
+from posthouse.server.config import load
+from posthouse.server.serve import DEPOSED, OK
+from posthouse.server.serve import Server as Serving
 from tests.server.clustered import QUEUE, SERVER, Nats, a_free_port, active, call, nats, send
 from tests.server.running import Running
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.skipif(SERVER is None, reason="there is no nats-server here")
 STREAM = "PHJ_shop_0"
@@ -250,10 +258,12 @@ def test_a_missing_permission_is_told_in_the_log_and_to_clients(nats: Nats, tmp_
 def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
     nats: Nats, tmp_path: Path
 ) -> None:
-    old = Running(*nats.flags("a", tmp_path / "a"))
-    until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
-    new = Running(*nats.flags("b", tmp_path / "b"), "--failover-after", "60")
-    try:
+    with ExitStack() as stack:
+        old = Running(*nats.flags("a", tmp_path / "a"))
+        stack.callback(old.kill)
+        until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
+        new = Running(*nats.flags("b", tmp_path / "b"), "--failover-after", "60")
+        stack.callback(new.kill)
         assert call(old, "PUT", QUEUE, {}).status == 201
         send(old, 5)
         assert new.events("cluster.leader")
@@ -262,6 +272,85 @@ def test_a_stop_of_the_leader_hands_over_without_waiting_for_silence(
         until(lambda: call(new, "GET", "/health/leader").status == 200, "it leads", 30)
         assert active(new) == 5
         idle.close()
-    finally:
-        old.kill()
-        new.kill()
+
+
+class Amqp:
+    """A client that has opened an AMQP connection, and waits for what the broker says."""
+
+    def __init__(self, node: Running) -> None:
+        self._socket = create_connection(("127.0.0.1", node.port), timeout=60)
+        self._amqp = Connection("client", hostname="localhost", sasl=("ANONYMOUS", b""))
+        self.hear(Opened)
+
+    def hear(self, kind: type[Event]) -> Event:
+        """The next event of this kind; fails where the connection ends before."""
+        while True:
+            self._socket.sendall(self._amqp.take())
+            data = self._socket.recv(1 << 16)
+            assert data, "it was ended without a word"
+            for event in self._amqp.receive(data):
+                if isinstance(event, kind):
+                    return event
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_a_deposed_leader_tells_its_clients_and_follows(nats: Nats, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        old = Running(*nats.flags("a", tmp_path / "a"))
+        stack.callback(old.kill)
+        until(lambda: call(old, "GET", "/health/leader").status == 200, "it leads")
+        new = Running(*nats.flags("b", tmp_path / "b"))
+        stack.callback(new.kill)
+        assert new.events("cluster.leader")
+        client = Amqp(old)
+        old.process.send_signal(signal.SIGSTOP)
+        until(lambda: call(new, "GET", "/health/leader").status == 200, "the other leads")
+        old.process.send_signal(signal.SIGCONT)  # nobody asks it for anything: a beat tells it
+        closed = client.hear(Closed)
+        assert isinstance(closed, Closed)
+        assert closed.problem is not None
+        assert closed.problem.condition == "amqp:connection:forced"
+        client.close()
+        until(lambda: sum(e["event"] == "broker.ready" for e in old.log) == 2, "it starts anew")
+        until(lambda: old.events("cluster.leader"), "it follows")
+
+
+def test_after_a_step_down_the_process_is_to_be_started_anew(nats: Nats, tmp_path: Path) -> None:
+    def a_server(name: str) -> Serving:
+        flags = {
+            "dev": True, "store": f"nats://127.0.0.1:{nats.port}", "cluster": "shop",
+            "node": name, "data": str(tmp_path / name), "replicas": 1, "port": ["0"],
+            "nats_monitor": [f"http://127.0.0.1:{nats.monitor}"], "failover_after": 0.3,
+        }  # fmt: skip
+        return Serving(load(flags, {}), tmp_path / name / "tls", lambda _: None)
+
+    async def main() -> None:
+        servers = {name: a_server(name) for name in "ab"}
+        running = {name: asyncio.create_task(each.run()) for name, each in servers.items()}
+
+        def node_of(name: str) -> ClusterNode | None:
+            return servers[name]._broker.node
+
+        def leader() -> str:
+            for name in "ab":
+                node = node_of(name)
+                if node is not None and node.leads and not running[name].done():
+                    return name
+            return ""
+
+        old = await until_async(leader, "a node leads")
+        new = "b" if old == "a" else "a"
+        node = node_of(old)
+        assert node is not None
+        await until_async(lambda: len(node.status().nodes) == 2, "it knows the other")
+        with pytest.raises(InvalidArgument, match="node x is not there"):
+            await node.step_down("x")
+        assert await node.step_down(new) == new
+        assert await running[old] == DEPOSED
+        await until_async(lambda: leader() == new, "the other leads")
+        servers[new].stop()
+        assert await running[new] == OK
+
+    asyncio.run(main())

@@ -32,13 +32,15 @@ class Batch:
     """The content of one frame: records, the answers to be given after the sync, and deliveries."""
 
     __slots__ = (
-        "answers", "bytes", "deliveries", "entries", "is_awaited", "messages", "probe", "weight",
+        "answers", "bytes", "changed", "deliveries", "entries", "is_awaited", "messages", "probe",
+        "weight",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.entries: list[payload.Entry] = []
         self.answers: list[tuple[Reply, Answer | Refused]] = []
         self.deliveries: list[list[Delivered]] = []
+        self.changed: set[str] = set()  # the namespaces in which something was done
         self.messages = 0  # that were sent
         self.bytes = 0  # of them
         self.weight = 0  # of all records, in bytes, at most

@@ -97,6 +97,3 @@ class Clocks:
     def jumps_with_the_broker(self, namespace: str) -> bool:
         clock = self.own.get(namespace)
         return clock is None or clock.runs
-
-    def seconds_until(self, namespace: str, moment_ms: int) -> float | None:
-        return self.own.get(namespace, self.broker).seconds_until(moment_ms)

@@ -1,12 +1,13 @@
 """Due work: expired locks and messages, schedules, idle queues. The core says when.
 
-It is done in slices beside traffic, and namespaces take turns.
+It is done in slices beside traffic, and namespaces take turns. A commit asks only the namespaces
+that it has changed when something is due there, however many there are.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from posthouse.broker.admission import Admission
@@ -30,73 +31,12 @@ from posthouse.core.records import is_kept, span
 MOVED_MS_MAX = LAST_MS - DURATION_MS_MAX  # a clock beyond it could not add a duration any more
 # After this long no other namespace's tick begins before others have had their turn.
 _SLICE_SECONDS = 0.01
-_VOID_MAX = 64  # moments that are kept although they hold no longer
 
 
 def next_due_ms(states: Iterable[State]) -> int | None:
     """The earliest moment at which something is due in one of them."""
     due = (next_deadline_ms(state) for state in states)
     return min((due_ms for due_ms in due if due_ms is not None), default=None)
-
-
-class Agenda:
-    """When something is due in which namespace, by the clock of the broker.
-
-    Only namespaces that have changed are looked at, so that a commit costs the same whether there
-    is one namespace or there are thousands. `note` is to be called for each that changes.
-    """
-
-    def __init__(self, world: Namespaces) -> None:
-        self._world = world
-        self._changed = set(world.states)
-        self._due_ms: dict[str, int] = {}
-        # Moments and namespaces, the earliest first; one that the table knows otherwise is void.
-        self._heap: list[tuple[int, str]] = []
-
-    def note(self, namespace: str) -> None:
-        self._changed.add(namespace)
-
-    def note_all(self) -> None:
-        self._changed.update(self._world.states)
-
-    def take_changed(self) -> list[State]:
-        """Looks at the namespaces that have changed since it was called, and returns them."""
-        states = []
-        while self._changed:
-            name = self._changed.pop()
-            state = self._world.states.get(name)
-            due_ms = None
-            if state is not None:
-                states.append(state)
-                due_ms = next_deadline_ms(state)
-            if due_ms is None:
-                self._due_ms.pop(name, None)
-            elif self._due_ms.get(name) != due_ms:
-                self._due_ms[name] = due_ms
-                heappush(self._heap, (due_ms, name))
-        if len(self._heap) > 2 * len(self._due_ms) + _VOID_MAX:
-            self._heap = [(due_ms, name) for name, due_ms in self._due_ms.items()]
-            heapify(self._heap)
-        return states
-
-    def due_ms(self, namespace: str) -> int | None:
-        return self._due_ms.get(namespace)
-
-    def first(self, but: Container[str]) -> tuple[int, str] | None:
-        """The namespace where something is due first; of `but`, which have other clocks, none."""
-        heap = self._heap
-        while heap and (heap[0][1] in but or self._due_ms.get(heap[0][1]) != heap[0][0]):
-            heappop(heap)
-        return heap[0] if heap else None
-
-    def due(self, now_ms: int, but: Container[str]) -> list[str]:
-        """The namespaces where something is due by then."""
-        found: list[tuple[int, str]] = []
-        while (first := self.first(but)) is not None and first[0] <= now_ms:
-            found.append(heappop(self._heap))
-        for entry in found:
-            heappush(self._heap, entry)
-        return list(dict.fromkeys(name for _, name in found))
 
 
 class DueWork:
@@ -114,48 +54,83 @@ class DueWork:
         self._admission = admission
         self._do = do
         self._last = ""  # the namespace that used up the last slice
-        self._fanout: Fanout | None = None  # that every namespace was told
-        self.agenda = Agenda(world)
+        self._fanout = ""  # that all namespaces have
+        self.changed: set[str] = set()  # the namespaces in which something else may be due now
+        # When something is due, by namespace, where that is by the broker's clock; and a heap of
+        # the same, in which entries may be out of date.
+        self._dues: dict[str, int] = {}
+        self._order: list[tuple[int, str]] = []
         # Due events of a namespace, or of all (None), while they are counted.
         self.fired: dict[str | None, Counter[tuple[str, str]]] = {}
 
     def do_some(self) -> bool:
         """A slice of it, which does not take long. Returns whether there was something."""
+        self._set_fanout(self._admission.fanout())
+        due = self._take_due()
         begun = time.perf_counter()
-        self._tell_fanout(self.agenda.take_changed())
-        did = False
-        for name in self._due_in_turn():
+        for name in due:
             outcome = self._do(self._world.states[name], Tick())
             for counted in self.fired.keys() & {name, None}:
                 _count(self.fired[counted], outcome)
             if time.perf_counter() - begun > _SLICE_SECONDS:
                 self._last = name
-                return True
-            did = True
-        return did
+                break
+        return bool(due)
 
-    def _tell_fanout(self, changed: list[State]) -> None:
-        """Tells namespaces how far topics may copy: all where that has changed, else new ones."""
-        fanout = self._admission.fanout()
-        if fanout != self._fanout:
-            self._fanout, changed = fanout, [*self._world.states.values()]
-        for state in changed:
+    def look_at_all(self) -> None:
+        """Every namespace may have changed."""
+        self._fanout = ""
+        self.changed.update(self._world.states)
+
+    def _set_fanout(self, fanout: Fanout) -> None:
+        if fanout == self._fanout == "open":  # which new namespaces have, too
+            return
+        self._fanout = fanout
+        for state in self._world.states.values():
             if state.fanout != fanout:
                 self._do(state, SetFanout(fanout))
 
-    def _due_in_turn(self) -> list[str]:
-        """Where something is due, beginning behind the namespace that used up the last slice."""
-        agenda, own = self.agenda, self._clocks.own
-        now_ms = self._clocks.time_ms()  # where the clock has jumped, that changes them all
-        agenda.take_changed()
-        names = agenda.due(now_ms, own)
-        for name, clock in own.items():
-            due_ms = agenda.due_ms(name)
-            if due_ms is not None and due_ms <= clock.now_ms():
-                names.append(name)
-        if len(names) < 2:
-            return names
-        return sorted(names, key=lambda name: (name <= self._last, name))
+    def _refresh(self) -> None:
+        """Asks the namespaces that have changed, and brings the heap's first entry up to date."""
+        dues, order, own = self._dues, self._order, self._clocks.own
+        for name in self.changed:
+            state = self._world.states.get(name)
+            due_ms = None if state is None or name in own else next_deadline_ms(state)
+            if due_ms is None:
+                dues.pop(name, None)
+            elif dues.get(name) != due_ms:
+                dues[name] = due_ms
+                heappush(order, (due_ms, name))
+        self.changed.clear()
+        while order and dues.get(order[0][1]) != order[0][0]:
+            heappop(order)
+        if len(order) > 2 * len(dues) + 64:
+            self._order = [(due_ms, name) for name, due_ms in dues.items()]
+            heapify(self._order)
+
+    def _take_due(self) -> list[str]:
+        """The namespaces in which something is due, behind the one that used up the last slice.
+
+        They are asked again next time, whatever is done of it.
+        """
+        self._refresh()
+        due, states = [], self._world.states
+        if self._order and self._order[0][0] <= (now_ms := self._clocks.time_ms()):
+            while self._order and self._order[0][0] <= now_ms:
+                due_ms, name = heappop(self._order)
+                if self._dues.get(name) == due_ms:
+                    del self._dues[name]
+                    self.changed.add(name)
+                    if name in states and name not in self._clocks.own:
+                        due.append(name)
+        for name, clock in self._clocks.own.items():
+            moment_ms = next_deadline_ms(states[name]) if name in states else None
+            if moment_ms is not None and moment_ms <= clock.now_ms():
+                due.append(name)
+        if self._last in due:
+            at = due.index(self._last) + 1
+            return due[at:] + due[:at]
+        return due
 
     def move_clocks_on(self) -> None:
         """Moves the `auto` clocks to what is due next, where nobody has work."""
@@ -189,17 +164,17 @@ class DueWork:
 
     def seconds_until_next(self) -> float | None:
         """The seconds in real time until something is due; None where nothing will be by itself."""
-        agenda, own = self.agenda, self._clocks.own
-        agenda.take_changed()
+        self._refresh()
         waits: list[float | None] = []
-        if (first := agenda.first(own)) is not None:
-            waits.append(self._clocks.broker.seconds_until(first[0]))
-        for name, clock in own.items():
+        if self._order:
+            waits.append(self._clocks.broker.seconds_until(self._order[0][0]))
+        for name, clock in self._clocks.own.items():
             state = self._world.states.get(name)
             if state is None:
                 continue
-            due_ms = agenda.due_ms(name)
-            waits.append(None if due_ms is None else clock.seconds_until(due_ms))
+            due_ms = next_deadline_ms(state)
+            if due_ms is not None:
+                waits.append(clock.seconds_until(due_ms))
             if self.skip_ms(state, clock):
                 waits.append(max(0.0, _seconds_until_quiet(clock)))
         return min((seconds for seconds in waits if seconds is not None), default=None)

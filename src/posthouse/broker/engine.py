@@ -54,7 +54,7 @@ from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Moved, Pace
 from posthouse.broker.receivers import CanWait, Deliver, Receivers, Wait, may_leave, nothing_for
 from posthouse.broker.record_level import RecordLimit
-from posthouse.broker.replay import Progress, Replay, recover
+from posthouse.broker.replay import Progress, Replay, body_bytes, evict_sent, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
@@ -98,7 +98,7 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     ClockSet,
-    NamespaceCreated,
+    MessagesRestored,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -312,6 +312,11 @@ class Engine:
                 figures.messages += span(record) - 2 * len(record.sequences)
             if self._memory.tight:
                 self._memory.remember(state, record, position)
+        elif isinstance(record, MessagesRestored):
+            figures.bytes += body_bytes(record)
+            figures.messages += len(record.messages)
+            if self._memory.tight:
+                evict_sent(self._world, namespace, record)
         elif isinstance(record, AccountSet | AccountRevoked):
             self._note_account(record.name)
         elif isinstance(record, NamespaceDeleted):
@@ -330,7 +335,7 @@ class Engine:
         self._journal.begin(self.epoch + 1 if epoch is None else epoch)
         self._start = msgspec.structs.replace(self._start, epoch=self.epoch)
         self._clocks.begin(self._world.states.values())
-        self._due.agenda.note_all()
+        self._due.look_at_all()
         with self._stopping_at_failure():
             await self._begin_epoch()
         self._gate = Busy(_STOPPING, "stopping") if self._closing else self._block
@@ -723,19 +728,17 @@ class Engine:
             self._batch.entries.append(("", record))
             self._batch.weight += weight(record)
             self._journal.position += span(record)
-            if isinstance(record, NamespaceCreated | NamespaceDeleted):
-                self._due.agenda.note(record.name)
-                self._memory.note(record.name)
             if isinstance(record, NamespaceDeleted):
                 self._own_clocks.pop(record.name, None)
+                self._batch.changed.add(record.name)
             elif isinstance(record, AccountSet | AccountRevoked):
                 self._note_account(record.name)
         return outcome.answer, outcome.deliveries
 
     def _evolve(self, state: State, outcome: Outcome) -> None:
         batch, journal = self._batch, self._journal
-        self._due.agenda.note(state.name)
-        self._memory.note(state.name)
+        batch.changed.add(state.name)
+        self._due.changed.add(state.name)
         gone: list[str] = []  # accounts that were keys of a queue or topic, and go with it
         for record in outcome.records:
             evolve(state, record, journal.position)
@@ -905,6 +908,9 @@ class Engine:
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
+        is_told = bool(batch.answers or batch.deliveries)
+        if is_told and not batch.is_written and not self._journal.store.is_fresh:
+            batch.probe = True  # what is read here is true only if nobody else leads
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
         return batch
@@ -927,7 +933,7 @@ class Engine:
         if batch.deliveries:
             owed = [delivery for deliveries in batch.deliveries for delivery in deliveries]
             self._receivers.hand_over(owed)
-        self._memory.relieve(batch.messages, batch.bytes, batch.weight)
+        self._memory.relieve(batch.messages, batch.bytes, batch.weight, batch.changed)
         while self._backlog and not self._batch.is_full:
             submitted = self._backlog.take()
             self._decide(

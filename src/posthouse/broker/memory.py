@@ -89,8 +89,7 @@ class Memory:
         self._bodies = self._fixed = 0  # at the last count
         self._new_bodies = self._new_fixed = 0  # since, at most
         self._passing = self.receivers = 0  # state that ends with connections, and is in no record
-        self._passing_of: dict[str, tuple[int, int]] = {}  # receivers, and bytes that wait
-        self._changed = set(world.states)  # the namespaces in which those are counted again
+        self._passing_of: dict[str, tuple[int, int]] = {}  # by namespace: receivers, other bytes
         self._window = _WINDOW_BYTES[1]
         self._recent: deque[_Run] = deque()  # messages whose bodies can be evicted once durable
         self.has_evicted = False  # whether any body is evicted
@@ -137,12 +136,17 @@ class Memory:
             count = len(each.sequences)
             self._recent.append(_Run(state, each.queue, each.first_sequence, count, position + 1))
 
-    def relieve(self, messages: int, size_bytes: int, weight: int) -> None:
-        """Counts what a commit has added, and evicts bodies that are too many, once durable."""
+    def relieve(
+        self, messages: int, size_bytes: int, weight: int, changed: Iterable[str] = ()
+    ) -> None:
+        """Counts what a commit has added, and evicts bodies that are too many, once durable.
+
+        `changed`: the namespaces in which something was done.
+        """
         self._new_bodies += size_bytes
         self._new_fixed += messages * (MESSAGE_BYTES + KEY_BYTES) + weight
         limits = self._limits
-        self._count_passing()
+        self._count_passing(changed)
         crowded = self.level > FINE or self.held_bytes >= MARKS[0] * limits.memory_bytes
         stale = self._new_fixed > STALE_PART * limits.memory_bytes
         if crowded or stale or self.bodies_bytes > limits.bodies_bytes:
@@ -155,7 +159,7 @@ class Memory:
             if queue is None or self.bodies_bytes <= limits.bodies_bytes:
                 continue
             if queue.body_bytes - queue.evicted_bytes > self._window:
-                self._bodies -= evict(queue, run.first, run.messages)
+                self._bodies -= evict(queue, range(run.first, run.first + run.messages))
                 self.has_evicted = True
 
     def _count(self) -> None:
@@ -176,7 +180,7 @@ class Memory:
                 self._fixed += sum(map(len, chain(*properties.extras.items()))) * 4
             self.has_evicted = self.has_evicted or queue.evicted_bytes > 0
         self._count_beside()
-        self._count_passing()
+        self._count_passing({*self._world.states, *self._passing_of})
         least, most = _WINDOW_BYTES
         share = self._limits.bodies_bytes // (4 * max(1, queues))
         self._window = max(least, min(most, share))
@@ -191,22 +195,15 @@ class Memory:
             self._fixed += NAMESPACE_BYTES
             self._fixed += state.schedule_bytes + len(state.schedules) * SCHEDULE_BYTES
 
-    def note(self, namespace: str) -> None:
-        """Something has changed in a namespace; only there is counted again what is passing."""
-        self._changed.add(namespace)
-
-    def _count_passing(self) -> None:
-        while self._changed:
-            name = self._changed.pop()
+    def _count_passing(self, changed: Iterable[str]) -> None:
+        """Counts the receivers, transactions and blocked sends of some namespaces anew."""
+        for name in changed:
             receivers, waiting = self._passing_of.pop(name, (0, 0))
             self.receivers -= receivers
             self._passing -= receivers * RECEIVER_BYTES + waiting
             state = self._world.states.get(name)
-            if state is None:
-                continue
-            receivers = len(state.receivers)
-            waiting = _waiting_bytes(state) if state.transactions or state.blocked else 0
-            if receivers or waiting:
+            if state is not None and (state.receivers or state.transactions or state.blocked):
+                receivers, waiting = len(state.receivers), _waiting_bytes(state)
                 self._passing_of[name] = receivers, waiting
                 self.receivers += receivers
                 self._passing += receivers * RECEIVER_BYTES + waiting

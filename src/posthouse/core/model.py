@@ -16,7 +16,7 @@ from posthouse.core.ready_list import ReadyList
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.shares import NOBODY, Held, Holder
-from posthouse.core.timers import Timers
+from posthouse.core.timers import Timers, earliest
 from posthouse.core.tokens import Tokens
 
 Order = Literal["arrival", "priority"]
@@ -408,16 +408,8 @@ def next_deadline_ms(state: State) -> int | None:
         return 0
     if state.crowded and any(state.queues[name].has_room_again for name in state.crowded):
         return 0
-    firsts = (
-        state.lock_timers.first,
-        state.session_timers.first,
-        state.expiry_timers.first,
-        state.due_timers.first,
-        state.forget_timers.first,
-        state.schedule_timers.first,
-        state.idle_timers.first,
-        state.wait_timers.first,
-        state.transaction_timers.first,
-        state.block_timers.first,
-    )
-    return min((first for first in firsts if first is not None), default=None)
+    return earliest((
+        state.lock_timers, state.session_timers, state.expiry_timers, state.due_timers,
+        state.forget_timers, state.schedule_timers, state.idle_timers, state.wait_timers,
+        state.transaction_timers, state.block_timers,
+    ))  # fmt: skip

@@ -6,11 +6,16 @@ nothing behind. Most milliseconds hold one key, so a bucket is the key itself un
 joins it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from posthouse.core.heaps import walk
+
+
+def earliest(timers: "Iterable[Timers]") -> int | None:
+    """The earliest time that has a key in one of them, or None."""
+    return min([each._order[0] for each in timers if each._order], default=None)
 
 
 class Timers:

@@ -23,6 +23,7 @@ READY_SECONDS = 2  # that a sync, or the certificate, may take before the broker
 # Waits for the certificate that is made at the start. Raises OSError or ssl.SSLError.
 Certificate: TypeAlias = Callable[[], Awaitable[ssl.SSLContext]]
 Fact: TypeAlias = str | int | dict[str, str]
+NO_ROOM = "not following: the disk is full; it goes on by itself when there is room"
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
@@ -146,7 +147,10 @@ def _startup(broker: BrokerHost) -> Answer:
     end = 0 if store is None or store.last is None else store.last.end
     done = broker.engine is not None
     position = end if done else broker.position
-    return _say(200 if done else 503, status=broker.phase, position=position, end=end)
+    status = broker.phase
+    if broker.node is not None and broker.node.is_out_of_room:
+        status = NO_ROOM
+    return _say(200 if done else 503, status=status, position=position, end=end)
 
 
 def _say(code: int, **facts: Fact) -> Answer:
