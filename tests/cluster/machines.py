@@ -192,6 +192,14 @@ class Machine:
 
     def stream(self) -> dict[str, Any]:
         """The stream's group of servers as this machine's knows it; empty where it does not."""
+        group: dict[str, Any] = self._stream_detail().get("cluster", {})
+        return group
+
+    def stream_begin(self) -> int:
+        """The sequence of the first message that the stream has."""
+        return int(self._stream_detail().get("state", {}).get("first_seq", 0))
+
+    def _stream_detail(self) -> dict[str, Any]:
         try:
             with urlopen(
                 f"http://{self.address}:{MONITOR_PORT}/jsz?streams=1", timeout=ANSWER_SECONDS
@@ -199,12 +207,13 @@ class Machine:
                 found: dict[str, Any] = json.loads(answer.read())
         except (OSError, ValueError, HTTPException):
             return {}
-        for account in found.get("account_details", ()):
-            for stream in account.get("stream_detail", ()):
-                if stream["name"] == STREAM:
-                    group: dict[str, Any] = stream.get("cluster", {})
-                    return group
-        return {}
+        streams = [
+            stream
+            for account in found.get("account_details", ())
+            for stream in account.get("stream_detail", ())
+            if stream["name"] == STREAM
+        ]
+        return streams[0] if streams else {}
 
 
 class Machines:

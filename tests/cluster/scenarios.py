@@ -200,7 +200,8 @@ def disk_full(play: Round) -> None:
     """The leader's folder is on a disk that others fill."""
     machine = play.machines.small
     if play.leader() is not machine:
-        _hand_over_to(play, machine)
+        _hand_over(play.leader(), machine.name)
+        until(lambda: play.leader() is machine, "it leads")
     play.apart()
     play.begin()
     with machine.full_disk():
@@ -223,9 +224,22 @@ def newcomer(play: Round) -> None:
 def step_down(play: Round) -> None:
     leader = play.apart()
     play.begin()
-    leader.stop_broker()
+    _hand_over(leader)
     play.flow()
-    leader.start_broker()
+
+
+def forget(play: Round) -> None:
+    """A node is away, and forgotten, until the stream no longer has what it lacks."""
+    leader = play.leader()
+    machine = play.random.choice(play.machines.others(leader))
+    play.begin()
+    machine.stop_broker()
+    reply = leader.ask("POST", "/cluster/forget", {"node": machine.name})
+    assert reply.status == 204, reply
+    first = leader.stream_begin()
+    until(lambda: leader.stream_begin() > first, "the stream is purged", look_seconds=0.5)
+    machine.start_broker()
+    play.flow()
 
 
 def rolling_restart(play: Round) -> None:
@@ -242,11 +256,10 @@ def rolling_restart(play: Round) -> None:
         play.flow()
 
 
-def _hand_over_to(play: Round, machine: Machine) -> None:
-    """Restarts leaders until it is the turn of this one."""
-    while (leader := play.leader()) is not machine:
-        leader.stop_broker()
-        leader.start_broker()
+def _hand_over(leader: Machine, to: str = "") -> None:
+    """Has the leader step down. It is started anew in the same process, and follows."""
+    reply = leader.ask("POST", "/cluster/step-down", {"to": to} if to else {})
+    assert reply.status == 200, reply
 
 
 Scenario = Callable[[Round], None]
@@ -261,5 +274,5 @@ SCENARIOS = _named(
     newcomer, step_down, rolling_restart,
 )  # fmt: skip
 # Played with the others by `make torture-cluster`, and not by every run of the tests.
-RARE = _named(kill_both_leaders, two_faults)
+RARE = _named(kill_both_leaders, two_faults, forget)
 ALL = {**SCENARIOS, **RARE}
