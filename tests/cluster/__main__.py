@@ -5,12 +5,13 @@ import asyncio
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 from tests.cluster.network import why_not
 from tests.cluster.playing import Cluster, Gaps, table
-from tests.cluster.scenarios import SCENARIOS
+from tests.cluster.scenarios import ALL
 
 PER_CLUSTER = 12  # scenarios on one cluster, before the next one is begun
 
@@ -46,14 +47,14 @@ def play_on_one(names: list[str], seed: int, gaps: Gaps, raised: dict[str, list[
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is played")
-    parser.add_argument("--only", choices=SCENARIOS, action="append")
+    parser.add_argument("--only", choices=ALL, action="append")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     reason = why_not()
     if reason:
         print(f"Scenarios of clusters are not played: {reason}.", file=sys.stderr)
         return 2
-    names = [name for name in (options.only or SCENARIOS) for _ in range(options.rounds)]
+    names = [name for name in (options.only or ALL) for _ in range(options.rounds)]
     Random(options.seed).shuffle(names)
     gaps: Gaps = {}
     raised: dict[str, list[str]] = {}
@@ -65,8 +66,8 @@ def main() -> int:
         names = part + names  # what comes behind one that has failed is played on another cluster
     print(table(gaps, raised))
     for name, texts in raised.items():
-        for text in texts:
-            print(f"{name}: the Azure SDK raised {text}")
+        for text, count in Counter(texts).items():
+            print(f"{name}: the Azure SDK raised {text} ({count} times)")
     print(f"{failures} scenarios have failed.")
     return 1 if failures else 0
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import MessageLockLostError
+from azure.servicebus.exceptions import MessageLockLostError, ServiceBusQuotaExceededError
 
 PACE_SECONDS = 0.02
-WAIT_SECONDS = 0.5
+REFUSED_SECONDS = 0.2
+WAIT_SECONDS = 5  # also for a link to open
 RAISED = (AzureError, ValueError, OSError)  # what the SDK lets through to who uses it
 
 
@@ -67,9 +68,13 @@ class Client:
             self._sent += 1
             name = f"azure-{self._sent:06}"
             self._say("sending", name)
-            sender.send_messages(ServiceBusMessage(name * 3, message_id=name))
-            self._say("sent", name)
-            self._over.wait(PACE_SECONDS)
+            try:
+                sender.send_messages(ServiceBusMessage(name * 3, message_id=name))
+            except ServiceBusQuotaExceededError:  # the disk is full
+                self._over.wait(REFUSED_SECONDS)
+            else:
+                self._say("sent", name)
+                self._over.wait(PACE_SECONDS)
 
         self._repeat("sender", step)
 

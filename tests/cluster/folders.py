@@ -43,6 +43,11 @@ def end_of(folder: Path) -> int:
     return found.end
 
 
+def _wait_for(machine: Machine, end: int, folder: Path) -> None:
+    """Waits until its folder has all positions below one; its copy has them, too."""
+    until(lambda: end_of(copy_of(machine, folder)) >= end, f"{machine.name} has everything")
+
+
 def check_agree(machines: Sequence[Machine], leader: Machine, folder: Path) -> int:
     """Waits until all nodes have what the leader has, and compares them.
 
@@ -51,10 +56,7 @@ def check_agree(machines: Sequence[Machine], leader: Machine, folder: Path) -> i
     folder.mkdir(exist_ok=True)
     end = end_of(copy_of(leader, folder))
     for machine in machines:
-        until(
-            lambda machine=machine: end_of(copy_of(machine, folder)) >= end,
-            f"{machine.name} has all that {leader.name} has",
-        )
+        _wait_for(machine, end, folder)
     copies = [folder / machine.name for machine in machines]
     common = min(map(end_of, copies))
     seen, states = [], []

@@ -193,8 +193,10 @@ class Load:
                 await asyncio.wait(tasks)
                 watching.cancel()
         finally:
-            for client in (*http, *pyqueue):
+            for client in http:
                 client.close()
+            for worker in pyqueue:
+                worker.close()
 
     def _to_one_of(self, ready: list[str]) -> Connect:
         address = self._random.choice(ready)

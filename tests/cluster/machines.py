@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ STREAM = f"PHJ_{CLUSTER}_0"
 PORT, NATS_PORT, ROUTE_PORT, MONITOR_PORT = 5672, 4222, 6222, 8222
 ANSWER_SECONDS = 1.0  # for a question to one node; one that hangs is passed over
 DISK_BYTES = 96 << 20
-FILL_BYTES = 64 << 10
+FILL_BYTES = 4 << 10
+FILL_SECONDS = 0.005  # before it is looked again for room
 SERVER = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
     "nats-server"
 )
@@ -136,15 +138,25 @@ class Machine:
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Fills its small disk to the last byte, until the end of the block."""
+        """Takes all room of its small disk, also what is freed, until the end of the block."""
         assert self._disk
-        rest = self.data / "of others"
-        with rest.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(FILL_BYTES))
+        rest, over = self.data / "of others", threading.Event()
+
+        def fill() -> None:
+            with rest.open("wb", buffering=0) as file:
+                while not over.is_set():
+                    try:
+                        file.write(bytes(FILL_BYTES))
+                    except OSError:
+                        over.wait(FILL_SECONDS)
+
+        filling = threading.Thread(target=fill)
+        filling.start()
         try:
             yield
         finally:
+            over.set()
+            filling.join()
             rest.unlink()
 
     def mount(self) -> None:
@@ -171,14 +183,23 @@ class Machine:
         except (OSError, HTTPException):
             return Reply(503, {}, b"{}")
 
-    @property
     def leads(self) -> bool:
-        if self.broker is None:
-            return False
         return self.ask("GET", "/health/leader").status == 200
+
+    def is_ready(self) -> bool:
+        """Whether its node leads, or hands clients to the one that does."""
+        return self.ask("GET", "/health/ready").status == 200
 
     def stream(self) -> dict[str, Any]:
         """The stream's group of servers as this machine's knows it; empty where it does not."""
+        group: dict[str, Any] = self._stream_detail().get("cluster", {})
+        return group
+
+    def stream_begin(self) -> int:
+        """The sequence of the first message that the stream has."""
+        return int(self._stream_detail().get("state", {}).get("first_seq", 0))
+
+    def _stream_detail(self) -> dict[str, Any]:
         try:
             with urlopen(
                 f"http://{self.address}:{MONITOR_PORT}/jsz?streams=1", timeout=ANSWER_SECONDS
@@ -186,12 +207,13 @@ class Machine:
                 found: dict[str, Any] = json.loads(answer.read())
         except (OSError, ValueError, HTTPException):
             return {}
-        for account in found.get("account_details", ()):
-            for stream in account.get("stream_detail", ()):
-                if stream["name"] == STREAM:
-                    group: dict[str, Any] = stream.get("cluster", {})
-                    return group
-        return {}
+        streams = [
+            stream
+            for account in found.get("account_details", ())
+            for stream in account.get("stream_detail", ())
+            if stream["name"] == STREAM
+        ]
+        return streams[0] if streams else {}
 
 
 class Machines:
@@ -242,7 +264,7 @@ class Machines:
 
     @property
     def leading(self) -> Machine | None:
-        found = together([lambda each=each: each.leads for each in self])
+        found = together([machine.leads for machine in self])
         return next((each for each, leads in zip(self, found, strict=True) if leads), None)
 
     def leader(self, *but: Machine) -> Machine:
@@ -283,10 +305,7 @@ class Machines:
 
         until(has_all, "every server has all of the stream", look_seconds=0.05)
         for machine in self:
-            until(
-                lambda machine=machine: machine.ask("GET", "/health/ready").status == 200,
-                f"{machine.name} hands clients to the leader",
-            )
+            until(machine.is_ready, f"{machine.name} hands clients to the leader")
 
     def close(self) -> None:
         for machine in self._by_name.values():

@@ -10,7 +10,7 @@ from tests.cluster.azure import AzureClient
 from tests.cluster.folders import check_agree
 from tests.cluster.load import FLAGS, QUEUES, Load, running
 from tests.cluster.machines import Machines
-from tests.cluster.scenarios import SCENARIOS, Round
+from tests.cluster.scenarios import ALL, Round
 
 Gaps = dict[str, list[float]]  # by scenario: the longest time without an acknowledgement, each time
 # For the median, in seconds; the stream is led on another machine than the broker.
@@ -48,7 +48,7 @@ class Cluster:
             client.go()
             play = Round(self.machines, self._random, load.acknowledged, check)
             await asyncio.to_thread(client.goes_on)
-            await asyncio.to_thread(SCENARIOS[name], play)
+            await asyncio.to_thread(ALL[name], play)
             gap = play.gap_seconds()
             await asyncio.to_thread(self.machines.until_settled)
             await asyncio.to_thread(client.goes_on)

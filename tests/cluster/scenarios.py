@@ -104,6 +104,30 @@ def kill_machine(play: Round) -> None:
     leader.start_broker()
 
 
+def kill_both_leaders(play: Round) -> None:
+    """The machine is lost that leads the stream as well, before the stream's leader was moved."""
+    leader = play.leader()
+    play.flow()
+    play.machines.place_stream(leader)
+    play.begin()
+    leader.kill()
+    play.flow()
+    leader.start_nats()
+    leader.start_broker()
+
+
+def two_faults(play: Round) -> None:
+    """Another broker is killed while the one before it is not yet back."""
+    first = play.leader()
+    play.begin()
+    first.kill_broker()
+    second = play.machines.leader(first)
+    second.kill_broker()
+    play.flow()
+    for machine in (first, second):
+        machine.start_broker()
+
+
 def stop(play: Round) -> None:
     """Processes that stand still for a while, and then go on as if nothing had happened."""
     leader = play.apart()
@@ -176,7 +200,8 @@ def disk_full(play: Round) -> None:
     """The leader's folder is on a disk that others fill."""
     machine = play.machines.small
     if play.leader() is not machine:
-        _hand_over_to(play, machine)
+        _hand_over(play.leader(), machine.name)
+        until(lambda: play.leader() is machine, "it leads")
     play.apart()
     play.begin()
     with machine.full_disk():
@@ -199,9 +224,22 @@ def newcomer(play: Round) -> None:
 def step_down(play: Round) -> None:
     leader = play.apart()
     play.begin()
-    leader.stop_broker()
+    _hand_over(leader)
     play.flow()
-    leader.start_broker()
+
+
+def forget(play: Round) -> None:
+    """A node is away, and forgotten, until the stream no longer has what it lacks."""
+    leader = play.leader()
+    machine = play.random.choice(play.machines.others(leader))
+    play.begin()
+    machine.stop_broker()
+    reply = leader.ask("POST", "/cluster/forget", {"node": machine.name})
+    assert reply.status == 204, reply
+    first = leader.stream_begin()
+    until(lambda: leader.stream_begin() > first, "the stream is purged", look_seconds=0.5)
+    machine.start_broker()
+    play.flow()
 
 
 def rolling_restart(play: Round) -> None:
@@ -218,17 +256,23 @@ def rolling_restart(play: Round) -> None:
         play.flow()
 
 
-def _hand_over_to(play: Round, machine: Machine) -> None:
-    """Restarts leaders until it is the turn of this one."""
-    while (leader := play.leader()) is not machine:
-        leader.stop_broker()
-        leader.start_broker()
+def _hand_over(leader: Machine, to: str = "") -> None:
+    """Has the leader step down. It is started anew in the same process, and follows."""
+    reply = leader.ask("POST", "/cluster/step-down", {"to": to} if to else {})
+    assert reply.status == 200, reply
 
 
-SCENARIOS: dict[str, Callable[[Round], None]] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        kill_broker, kill_stream_leader, kill_machine, stop, cut, deaf, mute, slow_disk, disk_full,
-        newcomer, step_down, rolling_restart,
-    )
-}  # fmt: skip
+Scenario = Callable[[Round], None]
+
+
+def _named(*scenarios: Scenario) -> dict[str, Scenario]:
+    return {scenario.__name__.replace("_", "-"): scenario for scenario in scenarios}
+
+
+SCENARIOS = _named(
+    kill_broker, kill_stream_leader, kill_machine, stop, cut, deaf, mute, slow_disk, disk_full,
+    newcomer, step_down, rolling_restart,
+)  # fmt: skip
+# Played with the others by `make torture-cluster`, and not by every run of the tests.
+RARE = _named(kill_both_leaders, two_faults, forget)
+ALL = {**SCENARIOS, **RARE}

@@ -8,7 +8,7 @@ client holds.
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -67,7 +67,7 @@ class Load:
         for client in clients:
             client.close()
 
-    def work(self, clients: list[Client], backlog: int) -> list[Coroutine[None, None, None]]:
+    def work(self, clients: Sequence[Client], backlog: int) -> list[Coroutine[None, None, None]]:
         """What the clients do, until it is to end, or the broker is killed."""
         self._backlog, self._over = backlog, False
         return [
