@@ -475,8 +475,9 @@ class ClusterNode:
                 return
             case "wait":
                 pass
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), READ_SECONDS)
+        with contextlib.suppress(TimeoutError):  # `wait_for` may lose a cancellation
+            async with asyncio.timeout(READ_SECONDS):
+                await self._news.wait()
 
     def _stop_following(self, error: Unknown) -> None:
         """A newer node has written what this one cannot read: it is not to lead any more."""
@@ -554,7 +555,8 @@ class ClusterNode:
             self._confirmed.clear()
             await self._beat("leader")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._confirmed.wait(), BEAT_SECONDS)
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._confirmed.wait()
                 await asyncio.sleep(COMMIT_BEAT_SECONDS)  # a beat for all that comes meanwhile
 
     def _note_stalled(self, is_stalled: bool) -> None:

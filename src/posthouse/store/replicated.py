@@ -298,7 +298,8 @@ class ReplicatedStore:
             self._pump(writing)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):  # a look may be due then
-                await asyncio.wait_for(self._changed.wait(), SILENCE_SECONDS / 4)
+                async with asyncio.timeout(SILENCE_SECONDS / 4):
+                    await self._changed.wait()
         await self._keep_confirmed(writing)
 
     def give_up(self) -> None:
