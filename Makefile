@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 KILLS ?= 200
+ROUNDS ?= 10
 CASES ?= 1000000
 SECONDS ?= 1e9
 BIN := .venv/bin
@@ -12,7 +13,7 @@ CYCLONEDX := 7.5.0
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
   sessions.py access.py async.py transports.py topics.py)
 
-.PHONY: run demo test check bench simulate torture soak fuzz sbom clean
+.PHONY: run demo test check bench simulate torture torture-cluster soak fuzz sbom clean
 
 run: .venv/ready
 	$(BIN)/posthouse serve --dev --auto-create
@@ -25,7 +26,7 @@ demo: .venv/ready
 # Bytecode is written, also where the environment forbids it: hundreds of processes are started, and
 # each would compile all of the sources, and every worker all of the tests.
 test: export PYTHONDONTWRITEBYTECODE =
-test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/servicebus-$(OLD)
+test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/namespaces .venv/servicebus-$(OLD)
 	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark, and the old SDK:"
 	{ $(BIN)/pytest -m spark && \
 	  PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect; } & spark=$$!; \
@@ -59,6 +60,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
+	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
 	$(BIN)/python -m bench.pipeline
 
@@ -66,7 +68,11 @@ simulate: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS)
 
 torture: .venv/ready .venv/spark-connect .venv/redis
-	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline
+	PYTHONPATH=$(CURDIR)/.venv/spark-connect TORTURE=1 KILLS=$(KILLS) $(BIN)/pytest tests/crash tests/pipeline tests/simulate/test_lane.py
+
+# Three machines, which are network namespaces, and all that can go wrong with them, ROUNDS times each.
+torture-cluster: .venv/ready .venv/namespaces
+	$(BIN)/python -m tests.cluster --rounds $(ROUNDS)
 
 # Thousands of connections, idle, slow and vanishing; the figures are told as they are found.
 soak: .venv/ready
@@ -131,6 +137,13 @@ REDIS := redis-server redis-tools libhiredis0.14 libhiredis1.1.0 libjemalloc2 li
 	for package in *.deb; do dpkg -x "$$package" . 2>/dev/null; done; rm -f *.deb; \
 	if [ -x usr/bin/redis-server ]; then touch ../redis; \
 	else echo "redis-server is missing: tests of the store in Redis do not run." >&2; test -z "$$CI"; fi
+
+# What the scenarios of a cluster need beside a root user: the machine's own, or Debian's.
+.venv/namespaces: | .venv/ready
+	@if ! command -v ip >/dev/null || ! command -v tc >/dev/null || ! command -v strace >/dev/null; then \
+	  apt-get install --quiet --yes iproute2 strace >/dev/null 2>&1; fi; \
+	if command -v ip >/dev/null && command -v strace >/dev/null; then touch $@; \
+	else echo "iproute2 or strace is missing: scenarios of clusters do not run." >&2; test -z "$$CI"; fi
 
 .venv/proton: constraints.txt | .venv/ready
 	@if ! command -v gcc >/dev/null; then \

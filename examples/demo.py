@@ -173,7 +173,7 @@ def main() -> None:
             posthouse(["pipeline", "report", *there, "--window", "1", "--out", str(out)])
         finally:
             broker.terminate()
-            broker.wait()
+            broker.communicate()
     print(
         f"The lake is {lake}. To see its dead letters: posthouse pipeline triage --lake {lake}\n"
         f"It took {time.monotonic() - begun:.0f} s."

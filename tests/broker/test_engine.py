@@ -171,6 +171,34 @@ def test_no_answer_leaves_before_the_sync_and_commands_gather_meanwhile() -> Non
     run(main)
 
 
+@pytest.mark.parametrize(
+    "command", [GetQueue("q"), GetQueue("other"), Receive("q", 1), Complete("q", [7])]
+)
+def test_where_another_may_lead_what_is_only_read_waits_for_a_sync(command: Command) -> None:
+    async def main() -> None:
+        store = GatedStore()
+        engine = await an_engine(store)
+        await send(engine, "a")
+        await receive(engine)
+        await engine.flush()
+        told: list[object] = []
+        syncs = store.syncs
+        engine.submit(BROKER, NS, command, told.append)
+        await idle()
+        assert (len(told), store.syncs) == (1, syncs)
+        store.is_fresh = False
+        store.gate.clear()
+        engine.submit(BROKER, NS, command, told.append)
+        await idle()
+        assert len(told) == 1
+        store.gate.set()
+        await idle()
+        assert (len(told), store.syncs) == (2, syncs + 1)
+        await engine.close()
+
+    run(main)
+
+
 class EagerStore(GatedStore):
     """Notes how many frames it holds when it is told to begin."""
 

@@ -15,6 +15,9 @@ from tests.server.running import Running
 from tests.waiting import until
 
 COMMAND = (sys.executable, "-m", "posthouse.cli")
+# Before a command that is interrupted: a shell ignores SIGINT in what it starts in the background,
+# and so would the command if the tests were started there.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
 SECONDS = 60
 
 
@@ -49,8 +52,8 @@ class Terminal:
         self._main, other = os.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *COMMAND, *words], stdin=other, stdout=other, stderr=other,
-            env=dict(environment), cwd=cwd,
+            [*INTERRUPTIBLE, "setsid", "--ctty", *COMMAND, *words], stdin=other, stdout=other,
+            stderr=other, env=dict(environment), cwd=cwd,
         )  # fmt: skip
         os.close(other)
         self._said = bytearray()

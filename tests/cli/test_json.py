@@ -78,6 +78,9 @@ SPARK = "archive backfill verify compact publish report reconcile triage replay 
 # So do those that need a store that is empty.
 ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
 ELSEWHERE |= {("store", name) for name in ("set-clock", "export", "import", "copy")}
+# And those on a cluster (test_cluster.py).
+CLUSTER = "init up try permissions status step-down forget hold verify"
+ELSEWHERE |= {("cluster", name) for name in CLUSTER.split()}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}
 API = "/api/v1/namespaces/default"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import COMMAND, run, surroundings, terminal
+from tests.cli.terminal import COMMAND, INTERRUPTIBLE, run, surroundings, terminal
 from tests.server.running import Running
 from tests.waiting import until
 
@@ -108,8 +108,9 @@ def test_ctrl_c_leaves_what_was_not_read(broker: Running, follow: tuple[str, ...
     queue = f"interrupted{len(follow)}"
     fill(broker, queue)
     with subprocess.Popen(
-        [*COMMAND, "receive", queue, "-n", str(MESSAGES), *follow], env=surroundings(broker),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+        [*INTERRUPTIBLE, *COMMAND, "receive", queue, "-n", str(MESSAGES), *follow],
+        env=surroundings(broker), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        bufsize=1,
     ) as process:  # fmt: skip
         until(lambda: broker.queue("GET", queue).json["counts"]["locked"] > 0, "some are locked")
         process.send_signal(signal.SIGINT)

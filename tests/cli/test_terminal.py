@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from posthouse.cli.show import cells
-from tests.cli.terminal import run, terminal
+from tests.cli.terminal import INTERRUPTIBLE, run, terminal
 from tests.server.running import Running, running
 from tests.waiting import until
 
@@ -35,6 +35,8 @@ def test_top_fits_the_terminal(broker: Running, columns: int, lines: int) -> Non
     assert shown[0].startswith("QUEUE"[:columns])
     if columns >= 40:
         assert "ACTIVE" in shown[0]
+        names = [line.split()[0] for line in shown[1:] if "name" in line or ".." in line]
+        assert len(set(names)) == len(names) > 3, "names that begin alike can be told apart"
         assert shown[-1].startswith("and ") or lines > 50
 
 
@@ -124,7 +126,7 @@ def test_ctrl_c_ends_a_verification_with_one_line(tmp_path: Path) -> None:
     with running("--data", str(data), "--dev"):
         pass
     command = [sys.executable, "-c", program, "store", "verify", "--data", str(data)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*INTERRUPTIBLE, *command], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "reading\n"
         process.send_signal(signal.SIGINT)

@@ -85,6 +85,9 @@ def test_the_api_tells_what_it_expects(broker: Running) -> None:
     assert told("POST", "q/messages", b"{}").startswith(
         "There must be a messages; it must be a list"
     )
+    assert told("POST", "q/messages", b'{"messages": []}').startswith(
+        "messages must be a list of 1 to 10000, each an object"
+    )
     assert told("POST", "q/messages", b'{"messages": [{"ttl_ms": "x"}]}').startswith(
         "messages[0].ttl_ms must be a whole number of milliseconds"
     )

@@ -211,6 +211,43 @@ def test_a_program_that_sends_all_the_time_loses_nothing_over_an_outage(tmp_path
     asyncio.run(main())
 
 
+def test_calls_go_through_soon_after_an_outage_in_which_all_calls_had_ended(tmp_path: Path) -> None:
+    """No call is under way that could close the breaker when the broker is back."""
+
+    async def main() -> None:
+        port = free_port()
+        url = f"posthouse://{KEY}@127.0.0.1:{port}?operation_timeout=5"
+        broker = await asyncio.to_thread(start, tmp_path, port)
+        client = posthouse.create_client(url)
+        try:
+            await client.send_message("over", Message(b"before"))
+            await asyncio.to_thread(broker.stop)
+            sending = [client.send_message("over", Message(b"x")) for _ in range(10)]
+            failed = await asyncio.gather(*sending, return_exceptions=True)
+            ended = (posthouse.ConnectionFailed, posthouse.Timeout)
+            assert all(isinstance(each, ended) for each in failed), failed
+
+            async def send_until_refused() -> None:
+                while True:  # on a busy machine a call may be let through first
+                    with suppress(*ended):
+                        await client.send_message("over", Message(b"x"))
+
+            with pytest.raises(posthouse.CircuitOpen) as caught:
+                await send_until_refused()
+            wait = caught.value.retry_after
+            assert wait is not None
+            assert wait <= 1.0
+            broker = await asyncio.to_thread(start, tmp_path, port)
+            await asyncio.sleep(wait)  # slept: the client is told to wait so
+            await client.send_message("over", Message(b"after"))
+            assert client.breaker.state == "closed"
+        finally:
+            await client.close()
+            await asyncio.to_thread(broker.stop)
+
+    asyncio.run(main())
+
+
 class Starting(Proxy):
     """A broker that cannot tell who anybody is when the first connections come."""
 

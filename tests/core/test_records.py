@@ -29,6 +29,7 @@ from posthouse.core.records import (
     Forgotten,
     Kept,
     Locked,
+    MessagesRestored,
     Missing,
     Moved,
     NamespaceCreated,
@@ -37,6 +38,7 @@ from posthouse.core.records import (
     Purged,
     QueueCreated,
     QueueDeleted,
+    QueueRestored,
     QueueUpdated,
     ReaderRemoved,
     ReaderSet,
@@ -158,6 +160,8 @@ EVERY: list[Kept | OfNamespaces] = [
     ScheduleResumed("beat", 2_003, 4_000),
     ScheduleCancelled("beat", 2_004),
     ClockTurnedBack(2_005, 9_000, [("beat", 3_000)], scheduled=True),
+    QueueRestored("orders", 1, 2, 3, 24, True, [("x", b"half way", 1_007)], [("k", 601_003, 7)]),
+    MessagesRestored("orders", [21, 23], MESSAGES, [0, 3], [5, 6], [1, 2], [0, 7], [NOTE, None]),
     NamespaceCreated("shop", 1_009, 3, 5),
     NamespaceDeleted("shop"),
     Missing(7),
@@ -237,7 +241,7 @@ def test_other_bytes_are_no_record(data: bytes) -> None:
 def test_a_record_covers_a_position_for_each_of_its_messages(record: Kept | OfNamespaces) -> None:
     expected = {
         Sent: 2, Activated: 2, Woken: 2, Locked: 2, Completed: 2, Resubmitted: 2, Forgotten: 2,
-        Moved: 2, Missing: 7, Routed: 5,
+        Moved: 2, MessagesRestored: 2, Missing: 7, Routed: 5,
     }  # fmt: skip
     assert span(record) == expected.get(type(record), 1)
 

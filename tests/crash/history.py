@@ -316,8 +316,12 @@ class History:
 
     def _check_moved(self, name: str, moves: dict[str, list[str]], found: Container[str]) -> None:
         """Where a lock expired meanwhile another may have asked to move or complete it too."""
-        done = [others for others in moves.values() if any(other in found for other in others)]
-        whole = all(other in found for others in done for other in others)
+
+        def came(other: str) -> bool:  # it may have been received meanwhile, and be gone again
+            return other in found or self._messages[other].there
+
+        done = [others for others in moves.values() if any(map(came, others))]
+        whole = all(came(other) for others in done for other in others)
         if len(done) > 1 or not whole or (done and name in found):
             raise Broken(f"moved in part: {name}, {moves}")
         message = self._messages[name]

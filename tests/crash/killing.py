@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -14,6 +14,10 @@ from tests.server.running import Running
 # Segments are small and kept no longer than needed: folding and trimming go on all the time.
 FLAGS = ("--dev", "--segment-size", "256K", "--fold-size", "256K", "--keep", "0s", "--keep-size",
          "0", "--bodies-limit", "16K")  # fmt: skip
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Streams]]  # raises OSError
 
 
 class Killed(Exception):
@@ -27,6 +31,10 @@ class Load(Protocol):
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def to_port(port: int) -> Connect:
+    return lambda: asyncio.open_connection("127.0.0.1", port)
 
 
 async def until_killed(

@@ -446,6 +446,27 @@ def test_a_move_that_has_happened_in_part_is_found(found: list[str]) -> None:
         history.check(found, [])
 
 
+def test_what_a_move_has_made_may_be_received_before_the_move_is_looked_for() -> None:
+    history = a_history("a")
+    history.delivered("a", "1", until_ms=100, now_ms=0)
+    history.moving("a", "1", ["b", "c"])
+    history.killed(now_ms=10)
+    history.delivered("b", "2", until_ms=100, now_ms=20)
+    history.completing("b", "2")
+    history.completed("b", "2")
+    history.check(live=["c"], dead=[])
+
+
+def test_a_move_of_which_one_part_was_received_and_another_is_not_there_is_found() -> None:
+    history = a_history("a")
+    history.delivered("a", "1", until_ms=100, now_ms=0)
+    history.moving("a", "1", ["b", "c"])
+    history.killed(now_ms=10)
+    history.delivered("b", "2", until_ms=100, now_ms=20)
+    with pytest.raises(Broken, match="moved in part"):
+        history.check(live=["b"], dead=[])
+
+
 def test_a_move_that_was_answered_is_kept() -> None:
     history = a_history("a")
     history.moving("a", "1", ["b"])

@@ -1,6 +1,7 @@
 """Dead letters: triage, and replay."""
 
 import json
+import logging
 import os
 import random
 import signal
@@ -191,6 +192,10 @@ def test_what_was_sent_can_be_sent_again(
     assert len(taken(shop, "orders")) == 10
 
 
+def jobs_run(spark: "SparkSession") -> int:
+    return int(spark._jsc.sc().dagScheduler().numTotalJobs())
+
+
 def test_a_plan_that_makes_no_sense_is_refused(
     spark: "SparkSession", shop: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,8 +204,12 @@ def test_a_plan_that_makes_no_sense_is_refused(
         made(spark, shop, tmp_path / "plan", changes={"colour": "1"})
     for where, said in (("nonsense = 1", "`nonsense`"), ("reason = = 1", "at or near '='")):
         given = ["--url", shop.url, "--plan", str(tmp_path / "none"), "--where", where]
+        logging.Logger.manager.loggerDict.pop("SQLQueryContextLogger", None)
+        before = jobs_run(spark)
         assert main(["pipeline", "replay", *given]) == 1
-        told = capsys.readouterr().err.splitlines()[-1]
+        *progress, told = capsys.readouterr().err.splitlines()
+        assert all("doing" in json.loads(line) for line in progress), progress
+        assert jobs_run(spark) == before
         assert told.startswith("Spark does not understand --where or --set: ")
         assert said in told
         assert "SQLSTATE" not in told

@@ -74,6 +74,16 @@ def test_messages_are_rows_with_typed_columns(spark: SparkSession, broker: Runni
     assert "kind" not in row
 
 
+def test_a_map_says_which_broker_has_the_namespace(
+    spark: SparkSession, broker: Running, tmp_path: Path
+) -> None:
+    broker.send("mapped", "a", "b")
+    brokers = tmp_path / "namespaces.yaml"
+    brokers.write_text(f"default: posthouse://127.0.0.1:{broker.port}")
+    frame = spark.read.format("posthouse").options(map=str(brokers), queue="mapped").load()
+    assert sorted(bytes(row.body) for row in frame.collect()) == [b"a", b"b"]
+
+
 def test_events_are_one_row_for_each_position_in_equal_parts(
     spark: SparkSession, broker: Running
 ) -> None:
@@ -317,3 +327,25 @@ def test_spark_finds_it_by_itself_where_it_is_installed(
     own.conf.set(PUSHDOWN, "false")
     register(own)
     assert own.conf.get(PUSHDOWN) == "true"
+
+
+def test_spark_offers_a_source_in_python_no_pruning_metrics_or_description(
+    spark: SparkSession,
+) -> None:
+    """If this fails, a newer Spark offers more: use it, and change docs/pipeline.md."""
+    package = "org.apache.spark.sql.execution.datasources.v2.python"
+
+    def offered(name: str) -> set[str]:
+        found: set[str] = set()
+        kind = spark._jvm.java.lang.Class.forName(f"{package}.{name}")  # type: ignore[union-attr]
+        while kind.getName().startswith(package):
+            found |= {each.getSimpleName() for each in kind.getInterfaces()}
+            found |= {each.getName() for each in kind.getDeclaredMethods()} & {"toString"}
+            kind = kind.getSuperclass()
+        return found
+
+    builder, stream = offered("PythonScanBuilder"), offered("PythonMicroBatchStream")
+    assert "SupportsPushDownFilters" in builder
+    assert "SupportsPushDownRequiredColumns" not in builder
+    assert "MicroBatchStream" in stream
+    assert not stream & {"ReportsSourceMetrics", "toString"}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,11 @@ import posthouse
 from posthouse.cli import main
 from posthouse.cli.codes import FAILED
 from posthouse.pipeline import NoSpark, session
+from tests.cli.terminal import terminal
 from tests.pipeline.conftest import need_java
 from tests.pipeline.elsewhere import free_port
+from tests.server.running import Running
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -257,6 +261,28 @@ def test_a_worker_finds_what_this_process_was_told_to_look_for(
         environment = os.environ | {"PYTHONPATH": given}
         said = subprocess.check_output([*show, "x y", ""], text=True, env=environment)
         assert said == f"{left} x y \n"
+
+
+def test_ctrl_c_while_spark_starts_ends_with_one_line(broker: Running, tmp_path: Path) -> None:
+    """Everything on the terminal is read, until Java has ended, too."""
+    need_java()
+    with terminal(broker, "pipeline", "archive", "--lake", str(tmp_path / "lake")) as screen:
+        started = Path(f"/proc/{screen.process.pid}/task/{screen.process.pid}/children")
+        # Not the one that is asked for its version, nor the script that looks for Java.
+        until(lambda: b"SparkSubmit" in b"".join(map(command_of, started.read_text().split())),
+              "Java starts")  # fmt: skip
+        screen.interrupt()
+        assert screen.end() == 130
+        said = re.sub("\x1b\\[K|\\^C", "", screen.said.replace("\r", "\n")).split("\n")
+    told = {line for line in said if line and not line.startswith("WARNING: Using incubator")}
+    assert told <= {"Starting Spark", "Interrupted."}, screen.said
+    assert "Interrupted." in told
+
+
+def command_of(process: str) -> bytes:
+    with suppress(OSError):  # it may have ended
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 @pytest.mark.skipif(os.environ.get("TORTURE") != "1", reason="takes long; set TORTURE=1")

@@ -3,13 +3,14 @@
 import json
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tests.pipeline.asking import bodies, events, last, write
-from tests.server.running import Running
+from tests.server.running import Running, running
 
 ONCE = {"duplicate_detection": True}
 
@@ -68,7 +69,6 @@ def test_where_it_cannot_be_written_is_told(spark: SparkSession, broker: Running
     broker.queue("PUT", "forgetful", {})
     frame = spark.sql("select 'x' as body")
     for entity, options, told in (
-        ("nowhere", {}, "There is no queue or topic 'nowhere' to write to"),
         ("nowhere", {"once": "true"}, "queue create nowhere --set duplicate_detection=true"),
         ("forgetful", {"once": "true"}, "'forgetful' has to detect duplicates, and it does not"),
         ("forgetful", {"atomic": "true", "batch": "a"}, "'forgetful' has to detect duplicates"),
@@ -83,6 +83,19 @@ def test_where_it_cannot_be_written_is_told(spark: SparkSession, broker: Running
             url=broker.url, entity="forgetful", once="false"
         ).mode("overwrite").save()
     assert bodies(broker, "forgetful") == []
+
+
+def test_a_queue_that_is_not_there_is_made_where_the_broker_makes_queues(
+    spark: SparkSession, broker: Running, tmp_path: Path
+) -> None:
+    frame = spark.sql("select 'x' as body")
+    write(frame, broker, "made")
+    assert bodies(broker, "made") == ["x"]
+    with running("--data", str(tmp_path), "--dev") as other:
+        before = last(other)
+        with pytest.raises(PySparkException, match="There is no queue or topic 'made' to write to"):
+            write(frame, other, "made")
+        assert last(other) == before
 
 
 def test_every_row_is_written_by_default_and_once_what_was_written_twice_is_there_once(

@@ -42,8 +42,12 @@ class Running:
         environment: Mapping[str, str] | None = None,
         module: Sequence[str] = ("posthouse.cli", "serve"),
         files_max: int | None = None,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
     ) -> None:
-        command = [sys.executable, "-m", *module, "--port", "0", "--log", "json"]
+        """`within`: a command that runs another one, in a place of its own."""
+        self.host = host
+        command = [*within, sys.executable, "-m", *module, "--port", "0", "--log", "json"]
         if files_max is not None:
             command = ["sh", "-c", f'ulimit -n {files_max} && exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTHOUSE_")}
@@ -82,7 +86,7 @@ class Running:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def events(self, name: str, after: int = 0) -> list[dict[str, Json]]:
         """In the log, behind so many. A first one is waited for, while the process runs.
@@ -130,12 +134,13 @@ class Running:
         headers: Mapping[str, str] | None = None,
         raw: bytes | None = None,
         tls: ssl.SSLContext | None = None,
+        seconds: float = 90,
     ) -> Reply:
         if tls is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=seconds)
         else:
             connection = http.client.HTTPSConnection(
-                "localhost", self.port, timeout=90, context=tls
+                "localhost", self.port, timeout=seconds, context=tls
             )
         all_headers = dict(headers or {})
         if key is not None:

@@ -22,7 +22,7 @@ from posthouse.store.file import FileStore
 from posthouse.store.log import MemoryLog, Message, Unanswered
 from posthouse.store.replicated import ReplicatedStore
 from tests.broker.cluster import whole
-from tests.waiting import turn, until_async
+from tests.waiting import PATIENCE_SECONDS, turn, until_async
 
 NS = "test"
 Heard = Callable[[str, bytes], None]
@@ -65,6 +65,29 @@ class Link:
     def leave(self) -> None:
         """It hears nothing any more."""
         self._bus.heard[self._node].clear()
+
+    @property
+    def identity(self) -> str:
+        return self._bus.log.identity
+
+    @property
+    def end(self) -> int:
+        return self._bus.log.end
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bus.log.size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        return self._bus.log.bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        return self._bus.log.is_full
+
+    async def measure(self) -> None:
+        self._check()
 
     async def publish(self, expected: int, data: bytes) -> int | None:
         await turn()
@@ -201,6 +224,22 @@ def test_who_leads_is_told_to_those_who_want_to_know(tmp_path: Path) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_a_node_ends_though_a_cancellation_was_lost(tmp_path: Path, is_leader: bool) -> None:
+    """As nats-py loses one that comes in the same moment as what was waited for."""
+
+    async def main() -> None:
+        async with three(tmp_path) as (_, nodes):
+            leader = await the_leader(nodes)
+            node = next(each for each in nodes if (each is leader) is is_leader)
+            node.part.end()
+            await asyncio.wait([node.running], timeout=PATIENCE_SECONDS)
+            assert node.running.done()
+            assert not node.running.cancelled()
+
+    run(main)
+
+
 def test_when_the_leader_is_gone_another_goes_on_with_everything(tmp_path: Path) -> None:
     async def main() -> None:
         async with three(tmp_path) as (_, nodes):
@@ -311,7 +350,8 @@ def test_what_all_nodes_have_is_purged_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posthouse.server.cluster.MARK_SECONDS", 0.05)
-    monkeypatch.setattr("posthouse.server.cluster.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.PURGE_SECONDS", 0.05)
+    monkeypatch.setattr("posthouse.server.log_window.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("posthouse.server.cluster.HELLO_SECONDS", 0.05)
 
     async def main() -> None:

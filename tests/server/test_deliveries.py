@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.terminal import INTERRUPTIBLE
 from tests.server.running import Running, development
 
 POSTHOUSE = str(Path(sys.executable).with_name("posthouse"))
@@ -111,7 +112,7 @@ def test_a_stop_ends_it_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_the_command_line_follows(broker: Running) -> None:
     broker.queue("PUT", "told", {"delivery": "fan-out"})
-    command = [POSTHOUSE, "receive", "told", "--follow", "--url", broker.url]
+    command = [*INTERRUPTIBLE, POSTHOUSE, "receive", "told", "--follow", "--url", broker.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         broker.send("told", "heard")
         assert process.stdout is not None

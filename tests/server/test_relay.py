@@ -23,7 +23,7 @@ from posthouse.server.node_link import MAGIC, NodeEnd, RelayedClient, Verdict, f
 from tests.dialects.blackbox import pyqueue, vibemq
 from tests.dialects.servicebus.bus import KEY, ROOT, Bus, take, texts
 from tests.server.clustered import QUEUE, Cluster, Nats, call, nats, needs_nats
-from tests.server.running import Running
+from tests.server.running import Running, running
 from tests.server.wire import connect_narrowly, trusting_all
 from tests.waiting import until
 
@@ -517,3 +517,34 @@ def test_what_a_client_sends_waits_where_the_leader_does_not_take_it(tmp_path: P
             assert send_until_stuck(sender, 40_000_000) < 30_000_000
             assert memory_bytes(pair.follower) - before < MORE_BYTES_MAX
             pair.leader.process.send_signal(signal.SIGCONT)
+
+
+def test_a_leader_that_hangs_loses_its_clients_to_the_next(nats: Nats, tmp_path: Path) -> None:
+    """It closes nothing, so the nodes that handed clients to it do, when they hear another."""
+    with ExitStack() as stack:
+        cluster = Cluster(nats, tmp_path)
+        stack.callback(cluster.close)
+        leading = cluster.leader()
+        follower = cluster.nodes[cluster.follower(leading)]
+        client = stack.enter_context(pyqueue.Client(follower))
+        client.push("first", "q")
+        cluster.nodes[leading].process.send_signal(signal.SIGSTOP)
+        assert client.is_ended()
+        with pyqueue.Client(follower) as again:
+            again.push("second", "q")
+        cluster.nodes[leading].process.send_signal(signal.SIGCONT)
+
+
+def test_while_nobody_leads_requests_wait_and_are_then_told_so(nats: Nats, tmp_path: Path) -> None:
+    flags = nats.flags("a", tmp_path / "a")
+    flags[flags.index("--failover-after") + 1] = "60"
+    with running(*flags) as node:
+        assert node.call("GET", "/health/live").status == 200
+        assert "no node is known to lead" in node.call("GET", "/health/ready").json["status"]
+        told = node.call("PUT", QUEUE, {})
+        assert (told.status, told.json["code"]) == (503, "not-leader")
+        assert told.headers["connection"] == "close"
+        with pyqueue.Client(node) as client:
+            client.write(pyqueue.frame("PING"))
+            assert client.is_ended()
+        assert refused(node, "leader") == 1

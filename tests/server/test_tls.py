@@ -1,5 +1,6 @@
 """TLS on every port, with certificates of our own and of others."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from posthouse.server.tls import Files, context, ensure
+from posthouse.server.tls import Authority, Files, LinkTrust, context, ensure
 from tests.server.running import Running, development
 from tests.waiting import until
 
@@ -219,3 +220,43 @@ def test_the_lines_for_a_shell_make_clients_trust_it(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert missing.returncode == 3
+
+
+def test_the_nodes_of_a_cluster_have_one_authority(tmp_path: Path) -> None:
+    authority = Authority("shop", b"s" * 32)
+    nodes = [ensure(tmp_path / name, (f"{name}.test",), authority) for name in "ab"]
+    for files, name in zip(nodes, "ab", strict=True):
+        for folder in "ab":  # whichever node's file a client has
+            assert is_trusted(files, tmp_path / folder / "ca.pem", f"{name}.test")
+    other = ensure(tmp_path / "c", ("c.test",), Authority("shop", b"t" * 32))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        is_trusted(other, tmp_path / "a" / "ca.pem", "c.test")
+
+
+def test_a_broker_that_becomes_a_node_gets_the_clusters_authority(tmp_path: Path) -> None:
+    ensure(tmp_path / "a", ("a.test",))
+    authority = Authority("shop", b"s" * 32)
+    ensure(tmp_path / "b", (), authority)
+    files = ensure(tmp_path / "a", ("a.test",), authority)
+    assert is_trusted(files, tmp_path / "b" / "ca.pem", "a.test")
+    # And another one when the secret is replaced, which has the same name.
+    files = ensure(tmp_path / "a", ("a.test",), Authority("shop", b"t" * 32))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        is_trusted(files, tmp_path / "b" / "ca.pem", "a.test")
+    assert is_trusted(files, tmp_path / "a" / "ca.pem", "a.test")
+
+
+def test_nodes_trust_the_clusters_authority_and_whom_their_owner_names(tmp_path: Path) -> None:
+    authority = Authority("shop", b"s" * 32)
+    ensure(tmp_path / "node", ("node.test",), authority)
+    ensure(tmp_path / "own", ("own.test",))
+
+    async def trusted(others: Path | None, *, has_own: bool) -> set[str]:
+        made = await LinkTrust(authority, others, has_own=has_own).context()
+        found = made.get_ca_certs()
+        return {str(dict(pair[0] for pair in each["subject"])["commonName"]) for each in found}  # type: ignore[misc]
+
+    assert asyncio.run(trusted(None, has_own=False)) == {"Posthouse cluster shop"}
+    both = asyncio.run(trusted(tmp_path / "own" / "ca.pem", has_own=True))
+    assert len(both) == 2
+    assert "Posthouse cluster shop" in both

@@ -1,15 +1,21 @@
-"""Runs many seeds: python -m tests.simulate [--seeds N] [--first N] [--steps N]."""
+"""Runs many seeds: python -m tests.simulate [--seeds N] [--first N] [--steps N] [--cluster].
+
+With --cluster only the nodes on a replicated log are run.
+"""
 
 import argparse
 import logging
 import sys
 import time
 
+from tests.simulate import nodes
 from tests.simulate.cluster import Cluster, simulate
 from tests.simulate.simulator import Simulator
 
 CLUSTERS_PART = 4  # a cluster for so many seeds: it takes as much longer
 CLUSTER_STEPS = 100
+NODES_STEPS = 150
+NODES_COUNTS = ("takeovers", "crashes", "copies", "steps", "answered", "acknowledged")
 
 
 def main() -> int:
@@ -18,11 +24,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, default=300, help="client actions in each")
     parser.add_argument("--digest", action="store_true", help="print each seed's history digest")
+    parser.add_argument("--cluster", action="store_true", help="run only nodes on a replicated log")
     options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    if options.cluster:
+        _run_nodes(seeds)
+        return 0
 
     steps = simulated_ms = 0
     start = shown = time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
+    for seed in seeds:
         simulator = Simulator(seed)
         try:
             simulator.run(options.steps)
@@ -42,7 +53,9 @@ def main() -> int:
         f"{simulated_ms / 1000 / seconds:.0f} simulated seconds per second; no mismatch"
     )
     if not options.digest:
-        _run_clusters(range(options.first, options.first + options.seeds // CLUSTERS_PART))
+        part = range(options.first, options.first + options.seeds // CLUSTERS_PART)
+        _run_clusters(part)
+        _run_nodes(part)
     return 0
 
 
@@ -58,6 +71,21 @@ def _run_clusters(seeds: range) -> None:
     steps = sum(cluster.steps for cluster in clusters)
     takeovers = sum(cluster.takeovers for cluster in clusters)
     print(f"{len(clusters)} clusters, {steps} commands, {takeovers} takeovers; no mismatch")
+
+
+def _run_nodes(seeds: range) -> None:
+    begun = time.monotonic()
+    totals = dict.fromkeys(NODES_COUNTS, 0)
+    for seed in seeds:
+        try:
+            world = nodes.simulate(seed, NODES_STEPS)
+        except BaseException:
+            print(f"the nodes of seed {seed} failed", file=sys.stderr)
+            raise
+        for name in NODES_COUNTS:
+            totals[name] += getattr(world, name)
+    counts = ", ".join(f"{count} {name}" for name, count in totals.items())
+    print(f"nodes of {len(seeds)} seeds in {time.monotonic() - begun:.0f} s: {counts}; no mismatch")
 
 
 if __name__ == "__main__":

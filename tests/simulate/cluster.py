@@ -8,11 +8,9 @@ promoted is as a broker that was started again, and what was acknowledged is in 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
-
-from msgspec import structs
 
 from posthouse.broker import payload
 from posthouse.broker.access import BROKER
@@ -21,18 +19,8 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.memory import Limits
 from posthouse.core import commands as c
 from posthouse.core.errors import NotLeader, Refused
-from posthouse.core.message import Envelope, NewMessage, encode_envelope
-from posthouse.core.model import DEAD, Grant, QueueProperties, State, subscription_queue
-from posthouse.core.namespaces import (
-    CreateNamespace,
-    DeleteNamespace,
-    RevokeAccount,
-    SetAccount,
-    SetReader,
-    SpaceCommand,
-)
+from posthouse.core.namespaces import CreateNamespace, SetReader
 from posthouse.core.plan import Delivered
-from posthouse.core.rules import Rule
 from posthouse.core.snapshot import take
 from posthouse.store import Snapshot
 from posthouse.store.errors import Deposed, OutOfTurn, StoreError
@@ -40,27 +28,12 @@ from posthouse.store.frames import Frame
 from posthouse.store.memory import MemoryJournal
 from tests.broker.cluster import catch_up, whole
 from tests.invariants import check
-from tests.simulate.meanings import ACTIONS, FILTERS
+from tests.simulate.clients import SPACES, UNIQUE, Asked, Clients
 from tests.simulate.moments import MORNINGS
 from tests.store.twins import SlowStore
 from tests.waiting import turn
 
-UNIQUE = "urgent"  # where what was sent twice is acknowledged, and kept once
-SPACES = ("shop", "brief")
-NEWS = QueueProperties(delivery="topic")
-QUEUES = {
-    "orders": QueueProperties(lock_ms=2_000, max_delivery=2),
-    "sessions": QueueProperties(grouping="session", requires_session=True, lock_ms=2_000),
-    "groups": QueueProperties(grouping="group"),
-    UNIQUE: QueueProperties(order="priority", duplicate_detection=True),
-    "brief": QueueProperties(ttl_ms=3_000, dead_letter_expired=True, max_messages=8),
-    "desk": QueueProperties(forward_to="orders"),
-    "news": NEWS,
-}
-SUBSCRIPTIONS = (subscription_queue("news", "all"), subscription_queue("news", "some"))
 WAIT_TURNS = 200  # of the loop, for something that must come
-
-Asked = c.Command | SpaceCommand
 
 
 class NodeStore(SlowStore):
@@ -85,17 +58,19 @@ class Cluster:
         self.random = Random(seed)
         self.journal = MemoryJournal()
         self.clock = VirtualClock(self.random.choice(MORNINGS))
-        self.steps = self.takeovers = 0
+        self.takeovers = 0
         small = self.random.random() < 0.3
         self._limits = Limits(bodies_bytes=2_000) if small else Limits()
         self._leader: Engine
         self._followers: list[Engine] = []
-        self._tokens: list[int] = []  # of locks and sessions, that anybody was ever given
-        self._attached: set[int] = set()  # receivers
-        self._bodies = 0
+        self._clients = Clients(self.random, self._delivered)
         self._acknowledged: set[bytes] = set()  # bodies
         self._void: set[bytes] = set()  # bodies of sends that were told of a takeover
         self._unanswered: Counter[Engine] = Counter()
+
+    @property
+    def steps(self) -> int:
+        return self._clients.steps
 
     async def run(self, steps: int) -> None:
         self._leader = await self._a_node()
@@ -129,7 +104,8 @@ class Cluster:
         if random.random() < 0.3:
             self.clock.move_to(self.clock.now_ms() + random.choice([1, 100, 1_000, 5_000, 30_000]))
         if random.random() < 0.03:
-            await self._leader.advance(random.choice([10, 3_000]), self._space())
+            name = random.choice([*self._leader.world.states])
+            await self._leader.advance(random.choice([10, 3_000]), name)
         for _ in range(random.choice([1, 1, 3, 10])):
             self._submit(*self._command())
         await self._turn(random.choice([0, 1, 5, 20]))
@@ -184,7 +160,6 @@ class Cluster:
         raise AssertionError("the leader does not come to an end")
 
     def _submit(self, namespace: str, command: Asked) -> None:
-        self.steps += 1
         bodies = set()
         if isinstance(command, c.Send) and command.queue != UNIQUE:
             bodies = {message.body for message in command.messages}
@@ -200,14 +175,22 @@ class Cluster:
             elif isinstance(answer, c.Enqueued):
                 self._acknowledged |= bodies
             elif isinstance(answer, c.Received):
-                self._tokens += [each.token for each in answer.deliveries]
+                self._clients.tokens += [each.token for each in answer.deliveries]
             elif isinstance(answer, c.Granted):
-                self._tokens.append(answer.token)
+                self._clients.tokens.append(answer.token)
             else:
                 assert not isinstance(answer, StoreError | NotLeader)
 
         self._unanswered[leader] += 1
         leader.submit(BROKER, namespace, command, reply)
+
+    def _command(self) -> tuple[str, Asked]:
+        return self._clients.command(self._leader, self.clock.now_ms())
+
+    def _delivered(self, _: Engine, deliveries: Sequence[Delivered]) -> None:
+        self._clients.tokens += [
+            each.token for each in deliveries if isinstance(each, c.Delivery | c.Granted)
+        ]
 
     # Taking over.
 
@@ -243,7 +226,7 @@ class Cluster:
         promoted = whole(new, bodies=False)  # before what is due is done
         await twin.promote()
         self._leader = new
-        self._attached.clear()  # its receivers have numbers of their own
+        self._clients.attached.clear()  # its receivers have numbers of their own
         self._equal(
             "one that was promoted and one that was started", promoted, whole(twin, bodies=False)
         )
@@ -265,7 +248,7 @@ class Cluster:
         """What the old leader gave is as good as after a start; what it had not written is lost."""
         await self._quiet(new)
         await self._quiet(twin)
-        for token in self.random.sample(self._tokens, min(8, len(self._tokens))):
+        for token in self.random.sample(self._clients.tokens, min(8, len(self._clients.tokens))):
             for name in new.world.states:
                 seen = [await self._settled(each, name, token) for each in (new, twin)]
                 assert seen[0] == seen[1], f"{token:x}: {seen}"
@@ -320,7 +303,7 @@ class Cluster:
         self._equal(what, whole(one, bodies=False), whole(other, bodies=False))
 
     def _equal(self, what: str, one: dict[str, Any], other: dict[str, Any]) -> None:
-        assert one == other, f"{what} differ:\n" + "\n".join(_differences(one, other))
+        assert one == other, f"{what} differ:\n" + "\n".join(differences(one, other))
 
     def _check_bodies(self) -> None:
         """What was acknowledged is there, and what was told of a takeover is not."""
@@ -329,163 +312,12 @@ class Cluster:
         assert written >= self._acknowledged
         assert not written & self._void
 
-    # What clients do.
 
-    def _command(self) -> tuple[str, Asked]:
-        random = self.random
-        if random.random() < 0.04:
-            return "", self._beside()
-        states = self._leader.world.states
-        name = random.choice([*states])
-        actions: list[tuple[Callable[[State], c.Command], int]] = [
-            (self._create, 6), (self._send, 30), (self._receive, 20), (self._settle, 25),
-            (self._session, 8), (self._manage, 8), (self._transact, 8), (self._schedule, 3),
-        ]  # fmt: skip
-        action = random.choices([a for a, _ in actions], [w for _, w in actions])[0]
-        return name, action(states[name])
-
-    def _beside(self) -> SpaceCommand:
-        random = self.random
-        name = random.choice(["ann", "ben"])
-        new = name not in self._leader.world.accounts
-        grants = [Grant("*", random.choice(["*", "orders"]), ["listen"])]
-        commands: list[SpaceCommand] = [
-            CreateNamespace(SPACES[1]), DeleteNamespace(SPACES[1]), CreateNamespace(SPACES[1]),
-            SetAccount(name, grants, [b"sealed"], new=new), RevokeAccount(name),
-            SetReader("spark", random.randrange(1, self._leader.now().position)),
-        ]  # fmt: skip
-        return random.choice(commands)
-
-    def _space(self) -> str:
-        return self.random.choice([*self._leader.world.states])
-
-    def _queue(self, state: State) -> str:
-        names = [*state.queues] or ["orders"]
-        return self.random.choice(names)
-
-    def _create(self, state: State) -> c.Command:
-        random = self.random
-        if "news" in state.queues and random.random() < 0.5:
-            rules = [Rule("r", random.choice(FILTERS), random.choice(["", *ACTIONS]))]
-            return c.CreateSubscription(random.choice(SUBSCRIPTIONS), QueueProperties(), rules)
-        name = random.choice([*QUEUES])
-        return c.CreateQueue(name, QUEUES[name])
-
-    def _message(self) -> NewMessage:
-        random = self.random
-        self._bodies += 1
-        envelope = Envelope(
-            id=f"id{random.randrange(30)}", subject=random.choice(["", "events"]),
-            properties={"n": random.randrange(4), "colour": random.choice(["red", "blue"])},
-        )  # fmt: skip
-        due_ms = self.clock.now_ms() + random.choice([50, 3_000]) if random.random() < 0.1 else 0
-        return NewMessage(
-            encode_envelope(envelope), b"%d " % self._bodies + bytes(random.choice([0, 0, 300])),
-            None, random.choice(["s1", "s2", "s3", None]), random.randrange(10),
-            random.choice([None, None, 2_000]), due_ms,
-        )  # fmt: skip
-
-    def _send(self, state: State) -> c.Command:
-        messages = [self._message() for _ in range(self.random.choice([1, 1, 2, 5]))]
-        return c.Send(self.random.choice([self._queue(state), *QUEUES]), messages)
-
-    def _receive(self, state: State) -> c.Command:
-        random, engine = self.random, self._leader
-        queue = self._queue(state)
-        held = [token for token, (of, _) in state.sessions.items() if of.name == queue]
-        session = random.choice(held) if held else 0
-        if random.random() < 0.2:
-            number = engine.new_receiver(self._delivered)
-            self._attached.add(number)
-            return c.Attach(queue, number, random.choice([1, 5]), bound=random.random() < 0.3,
-                            session=session)  # fmt: skip
-        attached = [number for number in state.receivers if number in self._attached]
-        if random.random() < 0.1 and attached:  # who asked once and leaves gets no answer
-            return c.Detach(random.choice(attached))
-        deadline_ms = self.clock.now_ms() + 5_000 if random.random() < 0.2 else 0
-        return c.Receive(
-            queue, engine.new_receiver(), random.choice([1, 3]), deadline_ms,
-            random.random() < 0.2, session=session,
-        )  # fmt: skip
-
-    def _delivered(self, deliveries: object) -> None:
-        for each in deliveries:  # type: ignore[attr-defined]
-            self._note_delivery(each)
-
-    def _note_delivery(self, delivery: Delivered) -> None:
-        if isinstance(delivery, c.Delivery | c.Granted):
-            self._tokens.append(delivery.token)
-
-    def _settle(self, state: State) -> c.Command:
-        random = self.random
-        tokens = [*state.locks][-20:] or self._tokens[-5:] or [1]
-        locks = [random.choice(tokens) for _ in range(random.choice([1, 1, 2]))]
-        commands: list[c.Command] = [
-            c.Complete(None, locks, partial=True), c.Complete(None, locks, partial=True),
-            c.Abandon(None, locks, partial=True, properties={"changed": self.steps}),
-            c.Release(None, locks, partial=True), c.Defer(None, locks, partial=True),
-            c.DeadLetter(None, locks, partial=True, reason="why"),
-            c.Renew(None, locks, partial=True, lock_ms=5_000),
-        ]  # fmt: skip
-        return random.choice(commands)
-
-    def _session(self, state: State) -> c.Command:
-        random = self.random
-        token = random.choice([*state.sessions, 1])
-        commands: list[c.Command] = [
-            c.AcceptSession("sessions", self._leader.new_receiver(), lock_ms=2_000),
-            c.AcceptSession("sessions", self._leader.new_receiver(), "s1"),
-            c.SetSessionState("sessions", token, random.choice([None, b"state"])),
-            c.ReleaseSession("sessions", token), c.RenewSession("sessions", token),
-        ]  # fmt: skip
-        return random.choice(commands)
-
-    def _manage(self, state: State) -> c.Command:
-        random = self.random
-        queue = self._queue(state)
-        messages = state.queues[queue].messages.walk(0) if queue in state.queues else ()
-        numbers = [message.sequence for message in messages][:10] or [1]
-        rule = Rule(random.choice("rst"), random.choice(FILTERS), "")
-        changed = structs.replace(QUEUES["orders"], lock_ms=random.choice([500, 5_000]))
-        commands: list[c.Command] = [
-            c.Pause(queue, sending=True), c.Resume(queue, sending=True, receiving=True),
-            c.UpdateQueue("orders", changed), c.Purge(queue, frozenset({random.randrange(5)})),
-            c.Resubmit("orders" + DEAD), c.Cancel(queue, [random.choice(numbers)]),
-            c.ReceiveDeferred(queue, [random.choice(numbers)]), c.SetRule(SUBSCRIPTIONS[1], rule),
-            c.RemoveRule(SUBSCRIPTIONS[1], rule.name), c.StepClock(700),
-            c.DeleteQueue(queue) if random.random() < 0.2 else c.GetQueue(queue),
-        ]  # fmt: skip
-        return random.choice(commands)
-
-    def _transact(self, state: State) -> c.Command:
-        random = self.random
-        if not state.transactions or random.random() < 0.2:
-            return c.Begin()
-        number = random.choice([*state.transactions])
-        if random.random() < 0.3:
-            return c.Commit(number) if random.random() < 0.7 else c.RollBack(number)
-        asked = random.choice([self._send, self._settle])(state)
-        if isinstance(asked, c.Send | c.Complete | c.Abandon | c.Release | c.Defer | c.DeadLetter):
-            return c.Work(number, asked)
-        return asked
-
-    def _schedule(self, _: State) -> c.Command:
-        random = self.random
-        name = random.choice(["beat", "hourly"])
-        message = structs.replace(self._message(), due_ms=0)
-        when = random.choice(["every 2 seconds", "at 14:30", "5 * * * *"])
-        commands: list[c.Command] = [
-            c.SetSchedule("orders", name, when, message, new=random.random() < 0.7),
-            c.PauseSchedule(name), c.ResumeSchedule(name), c.CancelSchedule(name),
-        ]  # fmt: skip
-        return random.choice(commands)
-
-
-def _differences(one: object, other: object, at: str = "") -> Iterator[str]:
+def differences(one: object, other: object, at: str = "") -> Iterator[str]:
     """Where two trees of plain values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
-            yield from _differences(one.get(key), other.get(key), f"{at}/{key}")
+            yield from differences(one.get(key), other.get(key), f"{at}/{key}")
     elif one != other:
         yield f"{at}: {one} and {other}"
 

@@ -1,8 +1,11 @@
 """A lane under several writers, on a log that compares before it appends, over a bad network.
 
-Messages and answers are lost, late and out of order; reads are stale; nodes stop for a while, crash
-and come back, and try to lead at any time. What a writer took for confirmed must be in the lane for
-whoever reads it, unaltered and once, and nobody who reads may ever have to take anything back.
+Messages and answers are lost, late and out of order; reads are stale, and the log is purged while
+they go on, also by who does not lead any more; the log does not answer for a while. Nodes stop for
+a while, crash and come back, with the end of their folders lost or with none at all, and try to
+lead at any time. What a writer took for confirmed must be in the lane for whoever reads it,
+unaltered and once, and nobody who reads may ever have to take anything back. When a writer believes
+that nobody else led at a time, nobody did.
 """
 
 import heapq
@@ -10,7 +13,7 @@ from collections.abc import Callable
 from random import Random
 
 from posthouse.store.frames import HEADER_BYTES, Frame
-from posthouse.store.lane import Look, Publish, Reading, Writing
+from posthouse.store.lane import FENCE, RUN_MESSAGES_MAX, Look, Publish, Reading, Writing, decode
 
 NODES = 3
 TICK = 0.02
@@ -27,15 +30,21 @@ class Log:
     def __init__(self) -> None:
         self.first = 1
         self.messages: list[bytes] = []
+        self.claim = 0  # of the last fence
+        self.fenced_at = 0.0  # when that was taken
 
     @property
     def last(self) -> int:
         return self.first + len(self.messages) - 1
 
-    def publish(self, expected: int, data: bytes) -> int | None:
+    def publish(self, expected: int, data: bytes, now: float) -> int | None:
         if expected != self.last:
             return None
         self.messages.append(data)
+        entry = decode(data)
+        assert entry is not None
+        if entry.kind == FENCE:
+            self.claim, self.fenced_at = entry.claim, now
         return self.last
 
     def read(self, after: int, up_to: int) -> list[tuple[int, bytes]]:
@@ -48,11 +57,12 @@ class Log:
 
 
 class Node:
-    """A broker: its folder of confirmed frames survives a crash, the rest does not."""
+    """A broker: what its disk has of its folder survives a crash, the rest does not."""
 
     def __init__(self, name: int) -> None:
         self.name = name
         self.folder: list[Frame] = []
+        self.synced = 0  # so many of them are on its disk
         self.reading = Reading()
         self.writing: Writing | None = None
         self.written: list[Frame] = []  # and not confirmed yet
@@ -76,13 +86,18 @@ class Lanes:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self.confirmed = 0
+        self.confirmed = self.newcomers = self.purges = 0
+        self._purged = 0  # the number of the last frame that may go
         self._led: set[int] = set()  # the claims that were won
         self._bad = self.random.choice((0.02, 0.15, 0.4))  # how bad the network is
+        self._stalled_until = 0.0  # the log answers nobody
+        self._run_messages = self.random.choice((3, 20, RUN_MESSAGES_MAX))
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.now += TICK
+            if self.random.random() < 0.001:
+                self._stalled_until = self.now + self.random.random() * 3
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
             for node in self.nodes:
@@ -95,7 +110,9 @@ class Lanes:
         random, life = self.random, node.life
         if random.random() < self._bad:
             return
-        delay = random.expovariate(1 / 0.01) if random.random() > self._bad else random.random() * 3
+        delay = random.expovariate(1 / 0.01)
+        if random.random() < self._bad:
+            delay = random.random() * random.choice((0.4, 3))
         self._count += 1
 
         def arrive() -> None:
@@ -106,16 +123,24 @@ class Lanes:
 
     def _to_log(self, do: Callable[[], None]) -> None:
         """A message to the log arrives also where its sender is dead by then."""
+
+        def arrive() -> None:
+            if self.now >= self._stalled_until:
+                do()
+
         nobody = Node(-1)
-        self._later(nobody, do)
+        self._later(nobody, arrive)
 
     # What nodes do.
 
     def _act(self, node: Node) -> None:
         random = self.random
         chance = random.random()
+        if random.random() < 0.1:
+            node.synced = node.last
         if chance < 0.002:
             self._crash(node)
+            self._lose_power(node)
         elif chance < 0.004:
             node.asleep_until = self.now + random.random() * 4
         elif node.writing is None:
@@ -125,11 +150,8 @@ class Lanes:
                 self._follow(node)
         elif node.writing.is_won:
             if chance < 0.15 and len(node.written) < 12:
-                for _ in range(random.choice((1, 1, 3, 6))):
-                    self._write(node, node.writing)
-            elif chance < 0.17:
-                node.writing.mark()
-            elif chance < 0.18:
+                self._write_some(node, node.writing)
+            elif chance < 0.2:
                 self._purge(node)
         if node.writing is not None:
             self._poll(node, node.writing)
@@ -140,11 +162,31 @@ class Lanes:
         node.written = []
         node.reading = Reading()
 
+    def _lose_power(self, node: Node) -> None:
+        """It has what its disk has; or it is another machine, which has nothing."""
+        del node.folder[node.synced :]
+        others = [each.synced for each in self.nodes if each is not node]
+        if self.random.random() < 0.2 and min(others) >= self._purged:
+            node.folder.clear()
+            node.synced = 0
+            self.newcomers += 1
+
     def _try_to_lead(self, node: Node) -> None:
         epoch = node.reading.epoch + 1
         claim = self._claim(self.random, node.name)
-        node.writing = Writing(node.reading, epoch, claim, PART_BYTES)
+        node.writing = Writing(node.reading, epoch, claim, PART_BYTES, self._run_messages)
         node.written = []
+
+    def _write_some(self, node: Node, writing: Writing) -> None:
+        """Frames, perhaps with marks between them, while another node perhaps tries to lead."""
+        random = self.random
+        for _ in range(random.choice((1, 1, 3, 6))):
+            self._write(node, writing)
+            if random.random() < 0.2:
+                writing.mark()
+        other = random.choice(self.nodes)
+        if other.writing is None and random.random() < 0.2:
+            self._try_to_lead(other)
 
     def _write(self, node: Node, writing: Writing) -> None:
         if node.last + len(node.written) < writing.confirmed:
@@ -158,15 +200,15 @@ class Lanes:
         writing.append(frame)
 
     def _purge(self, node: Node) -> None:
-        """Up to a mark or fence that counts, and only what all nodes have."""
-        reading = Reading()
-        safe, least = 0, min(each.last for each in self.nodes)
-        for sequence, data in self.log.read(0, min(self.log.last, node.reading.sequence)):
-            before = reading.void
-            frame = reading.take(sequence, data)
-            if frame is None and reading.void == before and data[8] and reading.number <= least:
-                safe = sequence
-        self.log.purge(safe)
+        """As the store does it: up to a mark of its own, and only what all nodes have for good."""
+        least = min(each.synced for each in self.nodes)
+        before = number = 0
+        while node.reading.marks and node.reading.marks[0][1] <= least:
+            before, number = node.reading.marks.popleft()
+        if before:
+            self.purges += 1
+            self._purged = max(self._purged, number)
+            self._to_log(lambda: self.log.purge(before))
 
     def _poll(self, node: Node, writing: Writing) -> None:
         for action in writing.poll(self.now):
@@ -189,7 +231,7 @@ class Lanes:
             self._note_confirmed(node, writing)
 
         def arrive() -> None:
-            sequence = self.log.publish(action.expected, action.data)
+            sequence = self.log.publish(action.expected, action.data, self.now)
             if node.life == life:
                 self._later(node, lambda: answer(sequence))
 
@@ -198,16 +240,27 @@ class Lanes:
     def _look(
         self, node: Node, action: Look, then: Callable[[list[tuple[int, bytes]]], None]
     ) -> None:
-        stale = self.random.randrange(4) if self.random.random() < self._bad else 0
-        found = self.log.read(action.after, self.log.last - stale)
-        self._later(node, lambda: then(found))
+        """Reads in two steps; between them the log may be purged."""
+        if self.now < self._stalled_until:
+            return
+        random = self.random
+        stale = random.randrange(4) if random.random() < self._bad else 0
+        up_to = self.log.last - stale
+        found = self.log.read(action.after, min(up_to, action.after + random.choice((3, 1_000))))
+
+        def rest() -> None:
+            after = found[-1][0] if found else action.after
+            then(found + self.log.read(after, up_to))
+
+        self._later(node, rest)
 
     def _looked(self, node: Node, writing: Writing, found: list[tuple[int, bytes]]) -> None:
         if node.writing is not writing:
             return
-        for frame in writing.looked(found):
+        frames = writing.looked(found)
+        self._note_confirmed(node, writing)  # its own come before those of another
+        for frame in frames:
             self._take(node, frame)
-        self._note_confirmed(node, writing)
         if writing.is_over:
             node.writing = None
             node.written = []
@@ -228,10 +281,11 @@ class Lanes:
 
     def _take(self, node: Node, frame: Frame) -> None:
         """A frame that counts goes into the folder; what was purged comes from another's."""
-        while node.last + 1 < frame.number:
-            if node.last == len(self.truth):
+        if node.last + 1 < frame.number:
+            other = max(self.nodes, key=lambda each: each.synced)
+            if other.synced < frame.number - 1:
                 raise Broken(f"frame {frame.number} comes, and nobody has the one before")
-            node.folder.append(self.truth[node.last])
+            node.folder += other.folder[node.last : frame.number - 1]
         if frame.number == node.last + 1:
             node.folder.append(frame)
             self._know(frame)
@@ -254,14 +308,18 @@ class Lanes:
             self.confirmed += 1
         if writing.is_won:
             self._led.add(writing.claim)
+            if self.log.claim != writing.claim and self.log.fenced_at < writing.led_at:
+                raise Broken(f"node {node.name} believes that it led when another did")
 
     @property
     def leaderships(self) -> int:
         return len(self._led)
 
     def _check(self) -> None:
-        """What is in the lane is what was confirmed, and perhaps more."""
+        """What is in the lane, or was purged, is what was confirmed, and perhaps more."""
         reading = Reading()
+        if max(node.synced for node in self.nodes) < self._purged:
+            raise Broken(f"frame {self._purged} was purged, and nobody has it")
         for sequence, data in self.log.read(0, self.log.last):
             frame = reading.take(sequence, data)
             if frame is not None:

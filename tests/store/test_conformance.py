@@ -20,6 +20,7 @@ from posthouse.store.jsonl import JsonlBackend
 from posthouse.store.memory import MemoryJournal, MemoryStore
 from posthouse.store.redis import RedisBackend
 from posthouse.store.sqlite import SqliteBackend
+from tests.store.clustered_store import ClusteredStore, NatsServers
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.redis_server import RedisServer
 from tests.store.twins import SlowDisk, SlowStore
@@ -28,7 +29,7 @@ from tests.waiting import turn
 SEGMENT_BYTES = 4096
 KINDS = (
     "memory", "slow memory", "file", "file on a faulty disk", "slow file", "sqlite", "jsonl",
-    "jsonl on a faulty disk", "redis",
+    "jsonl on a faulty disk", "redis", "one_nats_server", "three_nats_servers",
 )  # fmt: skip
 
 
@@ -58,6 +59,12 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
             tmp_path / "data", segment_bytes=size, disk=faulty
         ),
     }
+    if request.param in ("one_nats_server", "three_nats_servers"):
+        if "closing_frame" in request.node.name or "closed_journal" in request.node.name:
+            pytest.skip("a clean stop of a node is a hand-over: it writes no closing frame")
+        servers: NatsServers = request.getfixturevalue(request.param)
+        stream, told = f"T{secrets.token_hex(8)}", dict[int, int]()
+        return Kind(lambda size: ClusteredStore(servers, stream, tmp_path / "data", size, told))
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         url = f"{server.url}?journal={secrets.token_hex(8)}"

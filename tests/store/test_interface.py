@@ -8,7 +8,10 @@ import posthouse
 
 SOURCE = Path(posthouse.__file__).parent
 # Where a store is made; there alone it is known which one it is.
-MAKERS = {"server/host.py", "server/cluster.py", "broker/repair.py", "client/memory.py"}
+MAKERS = {
+    "server/host.py", "server/cluster.py", "server/founding.py", "broker/repair.py",
+    "client/memory.py",
+}  # fmt: skip
 ASKING = {"isinstance", "issubclass", "hasattr", "getattr", "type"}
 
 

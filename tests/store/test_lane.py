@@ -207,6 +207,59 @@ def test_an_acknowledgement_that_was_not_foreseen_is_looked_into() -> None:
     assert leader.poll(LOOK_SECONDS) == [Look(1)]
 
 
+def test_a_run_that_is_full_is_followed_by_another_when_all_of_it_is_acknowledged() -> None:
+    log = Log()
+    writing = Writing(Reading(), 1, ALONE, part_bytes=60, run_messages=4)
+    answer(log, writing, 0)
+    writing.append(a_frame(1, size=300))
+    actions = writing.poll(0)
+    assert len(actions) == 3  # the fence was the first of the run
+    assert writing.poll(0) == []
+    for action in actions:
+        assert isinstance(action, Publish)
+        sequence = log.take(action)
+        assert sequence is not None
+        writing.acknowledged(action.run, action.ordinal, sequence)
+    [first, *_] = writing.poll(0)
+    assert isinstance(first, Publish)
+    assert (first.run, first.ordinal) == (1, 0)
+    assert log.take(first) == 5
+    writing.acknowledged(1, 0, 5)
+    answer(log, writing, SILENCE_SECONDS)
+    assert writing.confirmed == 1
+    assert log.frames() == [1]
+
+
+def test_a_late_answer_says_who_led_when_it_was_asked() -> None:
+    log = Log()
+    leader = a_leader(log)
+    assert leader.led_at == 0
+    leader.append(a_frame(1))
+    [action] = leader.poll(1)
+    log.take(action)
+    [look] = leader.poll(1 + SILENCE_SECONDS)
+    assert isinstance(look, Look)
+    leader.looked(log.behind(look.after))
+    assert (leader.confirmed, leader.led_at) == (1, 1)
+    leader.append(a_frame(2))
+    [action] = leader.poll(9)
+    assert isinstance(action, Publish)
+    leader.acknowledged(action.run, action.ordinal, log.take(action) or 0)
+    assert leader.led_at == 9
+
+
+def test_a_look_that_failed_is_tried_again_soon() -> None:
+    leader = a_leader(Log())
+    leader.append(a_frame(1))
+    [action] = leader.poll(0)
+    assert isinstance(action, Publish)
+    leader.refused(action.run, action.ordinal)
+    assert leader.poll(1) == [Look(1)]
+    leader.unseen()
+    assert leader.poll(1 + LOOK_SECONDS / 2) == []
+    assert leader.poll(1 + LOOK_SECONDS) == [Look(1)]
+
+
 def test_who_is_deposed_knows_it_when_looking_and_confirms_nothing_more() -> None:
     log = Log()
     old = a_leader(log)

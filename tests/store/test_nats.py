@@ -11,6 +11,7 @@ from socket import create_server
 
 import pytest
 from nats.aio.msg import Msg
+from nats.js import api
 
 from posthouse.store import nats as module
 from posthouse.store.file import FileStore
@@ -90,6 +91,7 @@ def test_a_log_compares_numbers_and_is_read_in_order(server: Server) -> None:
         assert await log.read(0) == [(4, b"3"), (5, b"4")]
         again = await a_log(nats)
         assert (await again.info())["state"]["last_seq"] == 5
+        assert (again.end, again.identity) == (5, log.identity)
         await log.close()
         await nats.close()
 
@@ -220,12 +222,14 @@ def a_message(headers: dict[str, str], data: bytes = b"") -> Msg:
 
 
 def read(*messages: Msg) -> list[Message]:
-    log = NatsLog(Answering(*messages), STREAM, SUBJECT)  # type: ignore[arg-type]
+    info = api.StreamInfo(api.StreamConfig(), api.StreamState(0, 0, 1, 0, 0))
+    log = NatsLog(Answering(*messages), STREAM, SUBJECT, info)  # type: ignore[arg-type]
+    assert log.bytes_max > 1 << 50  # the stream has no limit of its own
     return asyncio.run(log.read(0))
 
 
 def test_an_answer_that_ends_early_is_right_as_far_as_it_goes() -> None:
-    first = a_message({"Nats-Sequence": "1"}, b"x")
+    first = a_message({"Nats-Sequence": "1", "Nats-Last-Sequence": "0"}, b"x")
     assert read(first) == [(1, b"x")]
     assert read(first, a_message({"Status": "204"})) == [(1, b"x")]
     with pytest.raises(Unanswered, match="had no answer"):
@@ -236,14 +240,23 @@ def test_an_answer_that_ends_early_is_right_as_far_as_it_goes() -> None:
         read(Msg(_client=None))  # type: ignore[arg-type]  # it cannot be asked
 
 
+def test_an_answer_of_which_a_message_is_lost_ends_before_it() -> None:
+    first = a_message({"Nats-Sequence": "1", "Nats-Last-Sequence": "0"}, b"x")
+    third = a_message({"Nats-Sequence": "3", "Nats-Last-Sequence": "2"}, b"z")
+    purged = a_message({"Nats-Sequence": "7", "Nats-Last-Sequence": "1"}, b"z")
+    assert read(first, third, a_message({"Status": "204"})) == [(1, b"x")]
+    assert read(first, purged) == [(1, b"x"), (7, b"z")]
+    with pytest.raises(Unanswered, match="a message of it was lost"):
+        read(third, a_message({"Status": "204"}))
+
+
 def test_a_certificate_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         await (await connected(server)).close()
         with pytest.raises(FileNotFoundError):
             await Nats.connect(Servers(server.servers.urls, ca=tmp_path / "none"))
-        # A server that asks for none does not have them looked at.
-        used = await Nats.connect(Servers(server.servers.urls, credentials=tmp_path / "none"))
-        await used.close()
+        with pytest.raises(Unfit):
+            await Nats.connect(Servers(server.servers.urls, credentials=tmp_path / "none"))
 
     run(main)
 
@@ -254,6 +267,97 @@ def test_errors_of_the_servers_are_noted_once(server: Server) -> None:
         await nats._note_error(ValueError())
         assert nats.trouble == "ValueError"
         await nats._note_error(ValueError())
+        await nats.close()
+
+    run(main)
+
+
+def test_a_log_tells_how_full_it_is_and_is_another_when_it_is_made_anew(server: Server) -> None:
+    async def main() -> None:
+        nats = await connected(server)
+        log = await a_log(nats, 1 << 20)
+        assert (log.size_bytes, log.bytes_max, log.end) == (0, 1 << 20, 0)
+        for at in range(10):
+            await log.publish(at, bytes(10_000))
+        guessed = log.size_bytes
+        await log.measure()
+        assert 100_000 <= log.size_bytes <= guessed
+        await nats._client.jetstream().delete_stream(STREAM)
+        again = await a_log(nats)
+        assert again.identity != log.identity
+        assert again.end == 0
+        await nats.close()
+
+    run(main)
+
+
+def test_a_full_stream_has_room_for_settling_and_is_purged_by_a_later_leader(
+    server: Server, tmp_path: Path
+) -> None:
+    """Every frame says in its payload what it is: sends are refused, settles are still taken."""
+
+    def a_frame(number: int, epoch: int, size: int) -> Frame:
+        return Frame(epoch, number, number, 1, number, 0, bytes(size))
+
+    async def main() -> None:
+        nats = await connected(server)
+        log = await a_log(nats, 400_000)
+        store = ReplicatedStore(FileStore(tmp_path / "a", durability="interval"), log)
+        await store.lead(1, lambda _: None)
+        number = 0
+        while not store.full:
+            number += 1
+            store.append(a_frame(number, 1, 20_000))
+            await store.sync()
+            if number % 4 == 0:
+                store.mark()
+        assert store.pressed
+        assert 0.9 <= store.log_share < 1
+        for _ in range(20):  # as settles are
+            number += 1
+            store.append(a_frame(number, 1, 100))
+            await store.sync()
+        await store.close()
+
+        again = ReplicatedStore(
+            FileStore(tmp_path / "a", durability="interval"), await a_log(nats, 400_000)
+        )
+        while await again.read_on():
+            pass
+        await again.lead(2, lambda _: None)
+        was_full = again.full
+        await again.purge(number)  # by marks that it has not written itself
+        assert (was_full, again.full) == (True, False)
+        assert again.log_share < 0.3
+        number += 1
+        again.append(a_frame(number, 2, 20_000))
+        await again.sync()
+        await again.close()
+        await nats.close()
+
+    run(main)
+
+
+def test_a_stream_without_any_room_takes_more_when_it_is_purged(
+    server: Server, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        nats = await connected(server)
+        log = await a_log(nats, 100_000)
+        store = ReplicatedStore(FileStore(tmp_path / "a", durability="interval"), log)
+        await store.lead(1, lambda _: None)
+        store.append(Frame(1, 1, 1, 1, 1, 0, bytes(90_000)))
+        await store.sync()
+        store.mark()
+        store.append(Frame(1, 2, 2, 1, 2, 0, bytes(90_000)))
+        syncing = asyncio.create_task(store.sync())
+        await until_async(lambda: log.is_full, "the stream refuses it")
+        assert store.log_share == 1.0
+        await until_async(lambda: store.synced == 1, "the disk has the first")
+        await store.purge(1)
+        await syncing
+        assert [frame.number for frame in await read_all(store)] == [1, 2]
+        await store.close()
         await nats.close()
 
     run(main)

@@ -54,7 +54,7 @@ from posthouse.broker.memory import Limits, Memory
 from posthouse.broker.moving import ClockMover, Moved, Pace
 from posthouse.broker.receivers import CanWait, Deliver, Receivers, Wait, may_leave, nothing_for
 from posthouse.broker.record_level import RecordLimit
-from posthouse.broker.replay import Progress, Replay, recover
+from posthouse.broker.replay import Progress, Replay, body_bytes, evict_sent, recover
 from posthouse.broker.rights import Rights
 from posthouse.broker.shares import MAKES, Shares
 from posthouse.broker.throttle import Throttle
@@ -98,6 +98,7 @@ from posthouse.core.records import (
     AccountRevoked,
     AccountSet,
     ClockSet,
+    MessagesRestored,
     NamespaceDeleted,
     QueueDeleted,
     Routed,
@@ -311,6 +312,11 @@ class Engine:
                 figures.messages += span(record) - 2 * len(record.sequences)
             if self._memory.tight:
                 self._memory.remember(state, record, position)
+        elif isinstance(record, MessagesRestored):
+            figures.bytes += body_bytes(record)
+            figures.messages += len(record.messages)
+            if self._memory.tight:
+                evict_sent(self._world, namespace, record)
         elif isinstance(record, AccountSet | AccountRevoked):
             self._note_account(record.name)
         elif isinstance(record, NamespaceDeleted):
@@ -902,6 +908,9 @@ class Engine:
         now_ms = self._clocks.time_ms()  # may add to what was gathered
         batch = self._writing = self._batch
         self._batch = Batch()
+        is_told = bool(batch.answers or batch.deliveries)
+        if is_told and not batch.is_written and not self._journal.store.is_fresh:
+            batch.probe = True  # what is read here is true only if nobody else leads
         if batch.is_written:
             self._journal.append(batch.entries, now_ms)
         return batch

@@ -159,7 +159,7 @@ class Memory:
             if queue is None or self.bodies_bytes <= limits.bodies_bytes:
                 continue
             if queue.body_bytes - queue.evicted_bytes > self._window:
-                self._bodies -= evict(queue, run.first, run.messages)
+                self._bodies -= evict(queue, range(run.first, run.first + run.messages))
                 self.has_evicted = True
 
     def _count(self) -> None:

@@ -24,6 +24,7 @@ from posthouse.core.records import (
     Expired,
     Kept,
     Locked,
+    MessagesRestored,
     Moved,
     NamespaceDeleted,
     OfNamespaces,
@@ -84,13 +85,14 @@ class _Entry(NamedTuple):
 
 async def find(store: Readable, namespace: str, id: str) -> list[Place]:
     """Finds the places that messages with this id were sent to, the oldest first."""
-    found = []
+    found: list[Place] = []
     async for entry in _entries(store, namespace, 0, END):
-        record = entry.record
-        if isinstance(record, Sent):
-            for sequence, new in enumerate(record.messages, record.first_sequence):
-                if message_id(new.envelope) == id:
-                    found.append(Place(record.queue, sequence))
+        located = (entry.position, namespace, entry.record)
+        found += [
+            Place(content.queue, content.sequence)
+            for content in payload.contents([located], moved=False)
+            if message_id(content.message.envelope) == id
+        ]
     return found
 
 
@@ -180,7 +182,7 @@ async def _origin(store: Readable, namespace: str, place: Place) -> tuple[int, l
             index, before = _made(entry.record, place)
             if before is not None:
                 made = (entry.position + index, before)
-                sent = isinstance(entry.record, Sent)
+                sent = isinstance(entry.record, Sent | MessagesRestored)
         if made is None:
             raise NotThere(
                 f"the journal does not tell how message {place.sequence} came into"
@@ -198,6 +200,9 @@ def _made(record: Kept | OfNamespaces, place: Place) -> tuple[int, Place | None]
         index = place.sequence - record.first_sequence
         here = record.queue == place.queue and 0 <= index < len(record.messages)
         return index, place if here else None
+    if isinstance(record, MessagesRestored):
+        here = record.queue == place.queue and place.sequence in record.sequences
+        return (record.sequences.index(place.sequence), place) if here else (0, None)
     if isinstance(record, Activated | DeadLettered | Resubmitted):
         index = place.sequence - record.first_sequence
         if _target(record) == place.queue and 0 <= index < len(record.sequences):
@@ -270,6 +275,8 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
             return f"sent again to {record.target!r} as {record.first_sequence + index}"
         case Moved():
             return "its content was written again"
+        case MessagesRestored():
+            return f"copied from another journal, as {record.sequences[index]} in {record.queue!r}"
         case QueueDeleted():
             return f"gone with queue {record.queue!r}" + (", which was idle" if record.idle else "")
         case NamespaceDeleted():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from posthouse.core.message import NewMessage
-from posthouse.core.records import Kept, Moved, OfNamespaces, Sent, span
+from posthouse.core.records import Kept, MessagesRestored, Moved, OfNamespaces, Sent, span
 from posthouse.store.errors import Unknown
 from posthouse.store.frames import PAYLOAD_BYTES_MAX, Frame
 
@@ -124,7 +124,7 @@ def contents(located: Iterable[Located], *, moved: bool = True) -> Iterator[Cont
             first = record.first_sequence
             for at, message in enumerate(record.messages):
                 yield Content(position + at, namespace, record.queue, first + at, message)
-        elif isinstance(record, Moved) and moved:
+        elif isinstance(record, MessagesRestored) or (isinstance(record, Moved) and moved):
             for at, sequence in enumerate(record.sequences):
                 message = record.messages[at]
                 yield Content(position + at, namespace, record.queue, sequence, message)

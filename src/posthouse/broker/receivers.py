@@ -172,16 +172,23 @@ class Receivers:
 
 
 def may_leave(deliveries: Sequence[Delivered], safe: int) -> bool:
-    """Whether all may leave before the sync: durable below that position, locked, with bodies."""
+    """Whether all may leave before the sync: durable below that position, locked, with bodies.
+
+    With 0 nothing may, not even that there is no message: perhaps another broker leads by now.
+    """
     given = [each for each in deliveries if type(each) is Delivery and each.token]
     messages = [each.message for each in given]
     positions = [each.position for each in messages]
-    return len(given) == len(deliveries) and (
-        not given
-        or (
-            min(positions) > 0
-            and max(positions) < safe
-            and {type(each.body) for each in messages} == {bytes}
+    return (
+        safe > 0
+        and len(given) == len(deliveries)
+        and (
+            not given
+            or (
+                min(positions) > 0
+                and max(positions) < safe
+                and {type(each.body) for each in messages} == {bytes}
+            )
         )
     )
 

@@ -30,6 +30,7 @@ from posthouse.core.message import message_id
 from posthouse.core.model import QueueProperties, topic_of
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import (
+    MessagesRestored,
     Missing,
     NamespaceCreated,
     NamespaceDeleted,
@@ -295,7 +296,7 @@ class _Repair:
         """Fits a record to the state and evolves it. Yields the records that are kept of it."""
         for part in fitting(self._world, namespace, record):
             make_so(self._world, namespace, part, position)
-            if isinstance(part, Sent):
+            if isinstance(part, Sent | MessagesRestored):
                 evict_sent(self._world, namespace, part)
             if isinstance(part, Missing) and not isinstance(record, Missing):
                 self._report.missing += part.count

@@ -12,10 +12,11 @@ from posthouse.core import evolve
 from posthouse.core import namespaces as spaces
 from posthouse.core.fit_record import fit_record
 from posthouse.core.index import CHUNK
-from posthouse.core.message import LOCKED
+from posthouse.core.message import LOCKED, Message, size_bytes
 from posthouse.core.model import Queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.records import (
+    MessagesRestored,
     Missing,
     NamespaceCreated,
     NamespaceDeleted,
@@ -53,11 +54,12 @@ class Replay:
         """
         kept = 0
         for _, namespace, record in self.evolved(frame):
-            if isinstance(record, Sent):
-                if kept + record.size_bytes > keep_bytes:
+            if isinstance(record, Sent | MessagesRestored):
+                size = body_bytes(record)
+                if kept + size > keep_bytes:
                     evict_sent(self.world, namespace, record)
                 else:
-                    kept += record.size_bytes
+                    kept += size
         return kept
 
     def evolved(self, frame: Frame) -> Iterator[payload.Located]:
@@ -94,19 +96,30 @@ def fitting(world: Namespaces, namespace: str, record: payload.Record) -> Sequen
     return fit_record(state, record)
 
 
-def evict_sent(world: Namespaces, namespace: str, record: Sent) -> None:
+def body_bytes(record: Sent | MessagesRestored) -> int:
+    """The bytes of the messages in a record."""
+    if isinstance(record, Sent):
+        return record.size_bytes
+    return sum(map(size_bytes, record.messages))
+
+
+def evict_sent(world: Namespaces, namespace: str, record: Sent | MessagesRestored) -> None:
     queue = world.states[namespace].queues[record.queue]
-    evict(queue, record.first_sequence, len(record.messages))
+    if isinstance(record, Sent):
+        first = record.first_sequence
+        evict(queue, range(first, first + len(record.messages)))
+    else:
+        evict(queue, record.sequences)
 
 
-def evict(queue: Queue, first: int, count: int) -> int:
+def evict(queue: Queue, sequences: Sequence[int]) -> int:
     """Drops the bodies of these messages from memory; returns their bytes.
 
     A message that somebody was just given keeps its own: the queue gets another in its place. Those
     that are locked are left alone.
     """
     dropped, chunks = 0, queue.messages.chunks
-    for sequence in range(first, first + count):
+    for sequence in sequences:
         chunk = chunks.get(sequence // CHUNK)
         message = None if chunk is None else chunk.get(sequence)
         if chunk is None or message is None or message.state == LOCKED:
@@ -118,6 +131,16 @@ def evict(queue: Queue, first: int, count: int) -> int:
             dropped += len(body)
     queue.evicted_bytes += dropped
     return dropped
+
+
+async def bodies_of(store: Store, messages: Sequence[Message]) -> list[bytes]:
+    """The bodies of the messages: from memory, or from the journal where they are evicted."""
+    evicted = [message.position for message in messages if isinstance(message.body, int)]
+    found: dict[int, bytes] = {}
+    for frame in {f.number: f for f in await store.get(evicted)}.values():
+        contents = payload.contents(payload.entries(frame))
+        found |= {content.position: content.message.body for content in contents}
+    return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]
 
 
 def unfold(snapshot: Snapshot) -> Namespaces:

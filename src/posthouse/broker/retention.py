@@ -4,6 +4,9 @@ Frames are kept for the feed and for looking back, by age and size. What is past
 snapshots goes, segment by segment from the oldest; contents of messages that are still there are
 written again first. Where more than half of it is still there little would be gained, and it stays.
 
+In a cluster every node folds and trims its own folder. Who leads writes contents again; a follower
+trims by its own retention what the leader has trimmed, once it has applied what was written again.
+
 What is kept for readers gives way before a send is refused. It never takes more than a share of the
 disk, which shrinks as others fill the disk. Where the disk is short of room all the same, Arrow
 segments go first, then what the snapshots hold, also what a named reader has not acknowledged.
@@ -23,12 +26,12 @@ from typing import Any, TypeVar
 
 from posthouse.broker.access import BROKER
 from posthouse.broker.engine import Engine
-from posthouse.broker.payload import contents, entries
+from posthouse.broker.replay import bodies_of
 from posthouse.core.commands import Content, Move
 from posthouse.core.errors import Busy, NotFound
 from posthouse.core.message import Message, NewMessage, size_bytes
 from posthouse.core.model import Queue
-from posthouse.store import Extent, Room, Segments, Snapshots, Store
+from posthouse.store import Extent, Room, Segments, Snapshots
 from posthouse.store.errors import StoreError
 from posthouse.store.file import MARK_SEGMENTS
 from posthouse.store.opening import StoreUrl
@@ -75,12 +78,17 @@ def fitted(retention: Retention, room: Room, segment_bytes: int) -> Retention:
 
 
 async def retain(
-    engine: Engine, segments: Segments, retention: Retention, folding: asyncio.Lock | None = None
+    engine: Engine,
+    segments: Segments,
+    retention: Retention,
+    folding: asyncio.Lock | None = None,
+    trim_limit: Callable[[], int] = lambda: 0,
 ) -> None:
     """Folds in a process of its own, and trims, until it is cancelled.
 
     A segment that is complete gets its Arrow segment; a snapshot is taken when enough was written.
-    `folding` is held meanwhile, where others fold too.
+    `folding` is held meanwhile, where others fold too. `trim_limit`: the position before which a
+    follower may trim.
     """
     folding = folding or asyncio.Lock()
     if segments.sealed():  # an Arrow segment may be missing since the last stop
@@ -98,7 +106,7 @@ async def retain(
                     await _make_arrow_segments(segments, is_due)
                     continue
                 kept = await _fold(segments, now=short)
-            await _trim_to(engine, kept, fits)
+            await _trim_to(engine, kept, fits, trim_limit)
             segments.note_trimmed()
             if engine.store.full:  # nothing more could give way
                 await asyncio.sleep(FULL_SECONDS)
@@ -165,7 +173,12 @@ async def _give_arrow_segments(segments: Segments) -> bool:
     return short
 
 
-async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention) -> None:
+async def _trim_to(
+    engine: Engine,
+    kept: list[int] | None,
+    retention: Retention,
+    trim_limit: Callable[[], int] = lambda: 0,
+) -> None:
     """Trims up to the snapshots.
 
     `kept` has the positions at which they end, the newest first; it is None where folding has
@@ -174,7 +187,9 @@ async def _trim_to(engine: Engine, kept: list[int] | None, retention: Retention)
     store = engine.store
     if kept is None and store.full:  # perhaps because there was no room for one
         kept = await asyncio.to_thread(store.snapshots.whole)
-    if kept:
+    if kept and engine.follows:
+        await trim_follower(engine, kept, retention, trim_limit())
+    elif kept:
         await trim(engine, kept, retention)
         if store.full:  # segments that only the older snapshot needs go, too
             await trim(engine, kept[:1], retention)
@@ -291,6 +306,23 @@ async def trim(engine: Engine, snapshots: Sequence[int], retention: Retention) -
     return end
 
 
+async def trim_follower(
+    engine: Engine, snapshots: Sequence[int], retention: Retention, limit: int
+) -> int:
+    """Trims a follower's journal, never beyond `limit`; returns as `trim` does.
+
+    It writes nothing: who leads has written again what is still there of the contents before the
+    limit, and this node has applied that.
+    """
+    extents = engine.store.extents()
+    held = min(min(snapshots, default=0), _awaited(engine, extents, retention), limit)
+    old = _past_retention(extents, retention, engine.time_ms())
+    end = max((extent.end for extent in old if extent.end <= held), default=0)
+    if end:
+        await engine.store.trim(end)
+    return end
+
+
 def _past_retention(extents: list[Extent], retention: Retention, now_ms: int) -> list[Extent]:
     """The extents that are too old, or beyond the size to keep, the oldest first."""
     size = sum(extent.size_bytes for extent in extents)
@@ -392,7 +424,7 @@ def _before(queue: Queue, looked: dict[int, int], end: int) -> list[Message]:
 async def _move(engine: Engine, namespace: str, queue: Queue, messages: list[Message]) -> None:
     contents: list[Content] = []
     size = 0
-    bodies = await _bodies(engine.store, messages)
+    bodies = await bodies_of(engine.store, messages)
     for message, body in zip(messages, bodies, strict=True):
         new = NewMessage(message.envelope, body, message.native, message.group, message.priority)
         contents.append(Content(message.sequence, message.position, new))
@@ -418,12 +450,3 @@ async def _ask_to_move(
             await asyncio.sleep(_BUSY_SECONDS)
         else:
             return
-
-
-async def _bodies(store: Store, messages: list[Message]) -> list[bytes]:
-    """The bodies of the messages: from memory, or from the journal where they are evicted."""
-    evicted = [message.position for message in messages if isinstance(message.body, int)]
-    found: dict[int, bytes] = {}
-    for frame in {f.number: f for f in await store.get(evicted)}.values():
-        found |= {each.position: each.message.body for each in contents(entries(frame))}
-    return [m.body if isinstance(m.body, bytes) else found[m.position] for m in messages]

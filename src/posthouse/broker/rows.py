@@ -39,6 +39,7 @@ from posthouse.core.records import (
     Expired,
     Forgotten,
     Locked,
+    MessagesRestored,
     Missing,
     Moved,
     NamespaceCreated,
@@ -46,6 +47,7 @@ from posthouse.core.records import (
     Purged,
     QueueCreated,
     QueueDeleted,
+    QueueRestored,
     QueueUpdated,
     ReaderRemoved,
     ReaderSet,
@@ -118,10 +120,12 @@ KINDS: dict[type, str] = {
     ScheduleResumed: "schedule-resumed",
     ScheduleCancelled: "schedule-cancelled",
     ClockTurnedBack: "clock-turned-back",
+    QueueRestored: "queue-restored",
+    MessagesRestored: "restored",
 }
 _OF_MESSAGES = (
     Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
-    Expired, Renewed, Resubmitted, Purged, Moved, Dropped,
+    Expired, Renewed, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
 )  # fmt: skip
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
@@ -380,6 +384,9 @@ def _tell(row: Row, record: Any, at: int) -> None:
         case Resubmitted():
             row.target, row.target_sequence_number = record.target, record.first_sequence + at
             row.expires = record.expires_ms[at] or None
+        case MessagesRestored():
+            _fill(row, record.messages[at])
+            row.delivery_count = record.counts[at]
         case Moved():
             row.body, row.native = record.messages[at].body, record.messages[at].native
         case _:
@@ -432,6 +439,8 @@ def _other(row: Row, record: Record) -> Row:
             row.detail = _text({"name": record.rule})
         case QueueDeleted():
             row.detail = _text({"idle": record.idle})
+        case QueueRestored():
+            row.detail = _text({"groups": len(record.groups), "keys": len(record.keys)})
         case ClockSet() | ClockStepped() | ClockTurnedBack():
             row.detail = _text({name: getattr(record, name) for name in record.__struct_fields__})
         case Started():

@@ -35,6 +35,8 @@ class Beat(msgspec.Struct, frozen=True):
     to: str = ""  # of one that is leaving: the node that is to take over
     held_ms: int = 0  # for which nobody is to lead but this one: an operator holds the cluster
     records: int = 1  # the version of the records that it may write
+    leads_ms: int = 0  # how long it has led
+    trim: int = 0  # the position before which no content is that anybody still needs
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -52,6 +54,10 @@ class Hello(msgspec.Struct, frozen=True):
     free_bytes: int = 0  # of its disk
     records: int = 1  # the newest version of records that it can read
     trouble: str = ""  # the reason for which it cannot follow, or is not to lead
+    position: int = 0  # it has applied all changes before this one
+    behind_ms: int = 0  # for how long it has not had all that the leader has confirmed
+    free_percent: int | None = None  # of the disk of its folder
+    full: bool = False  # its disk has no room, so it does not follow
 
     @property
     def is_candidate(self) -> bool:

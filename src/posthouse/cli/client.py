@@ -19,21 +19,29 @@ from posthouse.cli.codes import EMPTY, FAILED, NOT_ALLOWED, NOT_FOUND, USAGE
 URL = "http://127.0.0.1:5300"
 ROOT = "RootManageSharedAccessKey"
 _CODES = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 400: USAGE, 408: EMPTY}
-_SECONDS = 90  # longer than any long poll
+SECONDS = 90.0  # longer than any long poll
 
 
 class Failure(Exception):
     """A command failed; the text says why, `code` is the exit code."""
 
-    def __init__(self, text: str, code: int = FAILED) -> None:
+    def __init__(self, text: str, code: int = FAILED, status: int = 0) -> None:
         super().__init__(text)
         self.code = code
+        self.status = status  # of HTTP; 0 where nothing was answered
 
 
 class Client:
     """A client of a broker's HTTP API, for one namespace."""
 
-    def __init__(self, url: str, key: str | None, namespace: str, ca: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        namespace: str,
+        ca: str | None,
+        seconds: float = SECONDS,
+    ) -> None:
         self.namespace = namespace
         self._url = url
         try:
@@ -51,10 +59,10 @@ class Client:
             except (OSError, ValueError) as error:
                 raise Failure(f"{ca} holds no certificates: {error}.", USAGE) from None
             self._connection: HTTPConnection = HTTPSConnection(
-                parts.hostname, port, timeout=_SECONDS, context=context
+                parts.hostname, port, timeout=seconds, context=context
             )
         else:
-            self._connection = HTTPConnection(parts.hostname, port, timeout=_SECONDS)
+            self._connection = HTTPConnection(parts.hostname, port, timeout=seconds)
         self._headers = {"content-type": "application/json"}
         if key is not None:
             encoded = b64encode(key.encode(errors="surrogateescape"))
@@ -198,4 +206,4 @@ def _failure(status: int, data: bytes) -> Failure:
     code = _CODES.get(status, FAILED)
     if status == 401:
         text += " A key is given by POSTHOUSE_KEY=name:key, or by --key-file."
-    return Failure(text, code)
+    return Failure(text, code, status)

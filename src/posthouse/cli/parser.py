@@ -25,7 +25,7 @@ exit codes:
 _SAMPLES = {
     "queue": "orders", "numbers": "7", "number": "7", "name": "web", "id": "order-4711",
     "shell": "bash", "data": "posthouse-data", "namespace": "default", "first": "1", "last": "9",
-    "into": "orders", "words": "queue",
+    "into": "orders", "words": "queue", "node": "b",
 }  # fmt: skip
 
 
@@ -64,6 +64,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_looks(rooms)
     _add_access(rooms)
     _add_store(rooms)
+    _add_cluster(rooms)
     _add_pipeline(rooms)
     _add_worker(rooms)
     _add_tools(rooms, settings=settings)
@@ -603,11 +604,38 @@ def _add_store(rooms: Rooms) -> None:
     made = action("import", "read such a file into a store that is empty")
     made.add_argument("file", type=Path, metavar="FILE")
     made = _action(
-        store, "copy", "store:copy", "copy a journal into a store that is empty",
-        "posthouse store copy file:/var/lib/posthouse sqlite:/var/lib/journal.db",
+        store, "copy", "store:copy", "copy a journal into a store that is empty, or one namespace",
+        "posthouse store copy file:/var/lib/posthouse sqlite:/var/lib/journal.db\n"
+        "  posthouse store copy --namespace shop --move file:/srv/a file:/srv/b",
     )  # fmt: skip
     made.add_argument("source", type=_store_url, metavar="FROM", help="a store, as file:DIR")
     made.add_argument("target", type=_store_url, metavar="TO", help="as sqlite:FILE")
+    made.add_argument(
+        "--namespace", metavar="NAME",
+        help="only this namespace, as it is now, into a store that may hold others",
+    )  # fmt: skip
+    made.add_argument("--move", action="store_true",
+                      help="with --namespace: delete it in FROM once TO has it")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        store, "backup", "store_backup:backup",
+        "copy the data folder of a broker, also while it runs, and check the copy",
+        "posthouse store backup --data /var/lib/posthouse /backup/monday",
+    )  # fmt: skip
+    made.add_argument("to", type=Path, metavar="TO", help="a folder that is not there, or empty")
+    made.add_argument(
+        "--data", type=Path, metavar="DIR", help="the data folder; else --url names the broker"
+    )
+    made.add_argument("--json", action="store_true", help="for programs")
+    _add_broker(made)
+    made = _action(
+        store, "restore", "store_backup:restore", "make a data folder of a backup, and check it",
+        "posthouse store restore /backup/monday --data /var/lib/posthouse",
+    )  # fmt: skip
+    made.add_argument("source", type=Path, metavar="FROM", help="a backup")
+    made.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="the data folder, without a journal"
+    )
     made.add_argument("--json", action="store_true", help="for programs")
     made = action("set-clock", "bring a broker's time back that is ahead of this machine's clock")
     made.add_argument(
@@ -620,6 +648,103 @@ def _add_store(rooms: Rooms) -> None:
     made.add_argument("--last", type=_whole, required=True, metavar="POSITION")
     made.add_argument("--from", dest="source", metavar="QUEUE", help="only what was sent to it")
     made.add_argument("--into", required=True, metavar="QUEUE")
+
+
+def _add_cluster(rooms: Rooms) -> None:
+    cluster = _room(rooms, "cluster", "several nodes on one replicated journal")
+    made = _action(
+        cluster, "init", "cluster:init",
+        "write cluster.yaml and a secret, and say what to run on which machine",
+        "posthouse cluster init a=host1 b=host2 c=host3 --name shop",
+    )  # fmt: skip
+    made.add_argument("machines", nargs="+", metavar="NODE=HOST[:PORT]", help="1, 3 or 5 of them")
+    made.add_argument("--name", default="posthouse", help="of the cluster (posthouse)")
+    made.add_argument("--to", type=Path, default=Path(), metavar="DIR",
+                      help="where the files are written (here)")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        cluster, "up", "cluster_up:up", "run this machine's NATS server and its broker",
+        "posthouse cluster up --config cluster.yaml --node a --data /var/lib/posthouse",
+    )  # fmt: skip
+    made.add_argument("--config", type=Path, metavar="FILE",
+                      help="as `cluster init` writes it (cluster.yaml; or POSTHOUSE_PEERS and"
+                      " POSTHOUSE_CLUSTER_SECRET_FILE)")  # fmt: skip
+    made.add_argument("--node", metavar="NAME", help="which of them this is (POSTHOUSE_NODE)")
+    made.add_argument("--data", type=Path, metavar="DIR",
+                      help="the data folder (POSTHOUSE_DATA; posthouse-data)")  # fmt: skip
+    made.add_argument("--only", choices=("nats", "broker"),
+                      help="become that one program, for a supervisor such as systemd")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        cluster, "try", "cluster_try:try_", "three nodes on this machine, to watch one die",
+        "posthouse cluster try",
+    )  # fmt: skip
+    made.add_argument("--data", type=Path, metavar="DIR",
+                      help="where they keep their data (removed at the end)")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        cluster, "permissions", "cluster:permissions",
+        "the least permissions that a node's user needs in NATS",
+        "posthouse cluster permissions --name shop --node a",
+    )  # fmt: skip
+    made.add_argument("--name", default="posthouse", help="of the cluster (posthouse)")
+    made.add_argument("--node", default="a", metavar="NAME", help="(a)")
+    made.add_argument("--json", action="store_true", help="for programs")
+    _remote(
+        cluster, "status", "cluster:status",
+        "who leads, how far the others are, and what is to be done",
+    )  # fmt: skip
+    made = _remote(
+        cluster, "step-down", "cluster:step_down", "have another node lead",
+        "posthouse cluster step-down --to b",
+    )  # fmt: skip
+    made.add_argument("--to", metavar="NODE", help="the one that is furthest, if not given")
+    made = _remote(
+        cluster, "forget", "cluster:forget", "a node that is gone does not hold the stream any more"
+    )
+    made.add_argument("node", metavar="NODE")
+    made = _remote(
+        cluster, "hold", "cluster:hold", "stop writing on purpose, to work on the NATS servers",
+        "posthouse cluster hold --for 10m",
+    )  # fmt: skip
+    ends = made.add_mutually_exclusive_group()
+    ends.add_argument("--for", dest="lasts", type=_ms, default=600_000, metavar="TIME",
+                      help="at most (10m)")  # fmt: skip
+    ends.add_argument("--release", action="store_true", help="go on")
+    _remote(cluster, "verify", "cluster:verify", "compare the folders of all nodes, frame by frame")
+    _add_founding(cluster)
+
+
+def _add_founding(cluster: Rooms) -> None:
+    made = _action(
+        cluster, "secret", "founding:secret",
+        "make the secret of a cluster that is to begin with a broker's data folder",
+        "posthouse cluster secret --data /var/lib/posthouse cluster.secret",
+    )  # fmt: skip
+    made.add_argument("--data", type=Path, required=True, metavar="DIR", help="the data folder")
+    made.add_argument("file", type=Path, metavar="FILE", help="where the secret is written")
+    made.add_argument("--json", action="store_true", help="for programs")
+    made = _action(
+        cluster, "found", "founding:found",
+        "begin the log of a cluster with a data folder; all nodes must be stopped",
+        "posthouse cluster found --store nats://h1,h2,h3 --cluster shop --data /var/lib/posthouse",
+    )  # fmt: skip
+    made.add_argument("--store", type=_store_url, required=True, metavar="URL",
+                      help="as given to `posthouse serve`")  # fmt: skip
+    made.add_argument("--cluster", required=True, metavar="NAME", help="its name")
+    made.add_argument("--data", type=Path, required=True, metavar="DIR",
+                      help="the folder that has most of the journal")  # fmt: skip
+    made.add_argument("--replicas", type=_whole, default=3, metavar="N",
+                      help="servers of NATS that hold the log each (3)")  # fmt: skip
+    made.add_argument("--log-window", metavar="SIZE", default="2G",
+                      help="what the log may hold before it is purged (2G)")  # fmt: skip
+    made.add_argument("--nats-creds", type=Path, metavar="FILE", help="credentials for NATS")
+    made.add_argument("--nats-ca", type=Path, metavar="FILE",
+                      help="who has signed NATS' certificates")  # fmt: skip
+    made.add_argument("--replace-log", action="store_true",
+                      help="remove the log that is there, if it holds no more than the"
+                      " folder")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_pipeline(rooms: Rooms) -> None:

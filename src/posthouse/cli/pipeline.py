@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -83,10 +84,32 @@ def _spark(options: argparse.Namespace) -> "SparkSession":
     # The gateway to Java logs the traceback of a Ctrl-C, by the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda line: "while sending command" not in line.getMessage())
-    spark = session(options.master)
+    before = _children()
+    try:
+        spark = session(options.master)
+    except KeyboardInterrupt:
+        # Java, still starting, would miss files of ours that are gone, and log that at length.
+        for process in _children() - before:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        raise
+    # PySpark logs a mistake in SQL with Java's trace, and raises it, too: we tell it in a sentence.
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     # Spark's own handler asks Java to cancel, in the middle of another call. Java ends with us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return spark
+
+
+def _children() -> set[int]:
+    """The processes that this one has started; none where the system does not list them."""
+    found: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # of a thread that has ended
+            found |= {int(process) for process in file.read_text().split()}
+    return found
 
 
 def _broker(options: argparse.Namespace) -> "FeedClient":

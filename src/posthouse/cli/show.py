@@ -51,13 +51,20 @@ def cells(text: str) -> int:
 
 
 def cut_to(text: str, columns: int) -> str:
-    """The text in so many columns, with dots where something was left out."""
+    """The text in so many columns, with dots for what was left out of its middle.
+
+    Long names of queues often begin alike, and differ at their ends.
+    """
     if cells(text) <= columns:
         return text
     dots = ".." if columns > 4 else ""
-    while text and cells(text) + len(dots) > columns:
-        text = text[:-1]
-    return text + dots
+    room = columns - len(dots)
+    head, tail = text, text if dots else ""
+    while cells(head) > (room // 2 if dots else room):
+        head = head[:-1]
+    while cells(head) + cells(tail) > room:
+        tail = tail[1:]
+    return head + dots + tail
 
 
 def _cell(value: object) -> str:

@@ -523,6 +523,10 @@ def copy(options: argparse.Namespace) -> int:
         return fail(f"{source} holds no journal; check the name.", NOT_FOUND)
     if source == target:
         return fail("A store cannot be copied into itself.", USAGE)
+    if options.namespace is not None:
+        return _copy_namespace(options)
+    if options.move:
+        return fail("Name what is to be moved: --namespace NAME.", USAGE)
     with _shown_progress("copied bytes") as progress:
 
         async def work(store: "Store") -> Copied:
@@ -533,3 +537,32 @@ def copy(options: argparse.Namespace) -> int:
 
         copied = _work(source, work)
     return _say_copied(options, copied, "copied")
+
+
+def _copy_namespace(options: argparse.Namespace) -> int:
+    from posthouse.broker.clock import SystemClock
+    from posthouse.broker.namespace_copy import CopiedNamespace, copy_namespace
+
+    name, source, target = options.namespace, options.source, options.target
+    with _shown_progress("copied messages") as progress:
+
+        async def work(store: "Store") -> CopiedNamespace:
+            async def into(other: "Store") -> CopiedNamespace:
+                now_ms = SystemClock().now_ms()
+                return await copy_namespace(
+                    name, store, other, now_ms, progress.show, moves=options.move
+                )
+
+            return await _with_store(target, into, read_only=False)
+
+        copied = _work(source, work, read_only=not options.move)
+    if options.json:
+        say(json.dumps(copied._asdict()))
+        return OK
+    say(f"The namespace {name!r} was {'moved' if options.move else 'copied'} into {target}:"
+        f" {copied.messages} messages, {copied.entities} queues, topics and subscriptions,"
+        f" {copied.schedules} schedules.")  # fmt: skip
+    if copied.accounts:
+        say(f"Accounts are not copied. These have rights in it alone: {', '.join(copied.accounts)}."
+            " Make them at the other broker.")  # fmt: skip
+    return OK

@@ -26,7 +26,7 @@ def parse_addresses(hosts: str, port: int) -> tuple[Address, ...]:
 
 def _parse(text: str, port: int) -> Address:
     parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.netloc != text or "@" in text:
+    if not parts.hostname or parts.netloc != text or any(map(str.isspace, text)) or "@" in text:
         raise ValueError(f"{text!r} is no host")
     return Address(parts.hostname, port if parts.port is None else parts.port)
 
@@ -43,10 +43,16 @@ class Turns:
     def __len__(self) -> int:
         return len(self._order)
 
+    def replace(self, addresses: Sequence[Address]) -> None:
+        """Takes other addresses where the broker has others; the same ones keep their order."""
+        if set(addresses) != set(self._order):
+            self._order = list(addresses)
+
     def lose(self, address: Address) -> None:
         """Puts an address at the end: it does not answer, or its connection was lost."""
-        self._order.remove(address)
-        self._order.append(address)
+        if address in self._order:
+            self._order.remove(address)
+            self._order.append(address)
 
     def prefer(self, told: str) -> None:
         """Puts the leader first, by the address that a node tells, if it is among them."""

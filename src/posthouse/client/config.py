@@ -35,7 +35,8 @@ class PosthouseConfig:
     and `port` is that of those without one. `key_name` and `key` are the credentials; `namespace`
     is the namespace, the broker's own if it is empty. `tls` encrypts the connection, and `ca_file`
     names the certificates to trust instead of the machine's. `prefetch` is how many messages a
-    receiver fetches ahead.
+    receiver fetches ahead. `map` names a file that says which broker has which namespace; address
+    and credentials are then those of `namespace` there, whenever the client connects.
 
     Example:
         config = PosthouseConfig("broker.example.com", 5671, "web", "secret", tls=True)
@@ -49,6 +50,7 @@ class PosthouseConfig:
     tls: bool = False
     ca_file: str = ""  # whom to trust; the machine's, unless said
     prefetch: int = 256  # messages that a receiver fetches ahead
+    map: str = ""  # a file of brokers by namespace, which says where this one is
     provider = ProviderType.POSTHOUSE
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class PosthouseConfig:
         _check(bool(self.host), "host", "must not be empty")
         _check(0 < self.port < 65_536, "port", "must be from 1 to 65535")
         _check(1 <= self.prefetch <= 5_000, "prefetch", "must be from 1 to 5000")
+        alone = self.host == "localhost" and not self.key and not self.ca_file
+        _check(alone or not self.map, "map", "goes without host, key and ca_file, which it gives")
         try:
             addresses = self.addresses
         except ValueError:
@@ -181,8 +185,9 @@ class QueueConfig:
     is the number of retries after failures that the provider has answered with (0: nothing is tried
     again); while the provider is not available, a call is tried until its time is over.
     `retry_base_delay` and `retry_max_delay` are the first and the longest delay. `breaker_failures`
-    in a row open the circuit breaker (0: never), for `breaker_seconds`. `enable_dead_letter` off
-    refuses to dead-letter. Times are in seconds. Raises ConfigurationError.
+    in a row open the circuit breaker (0: never); every `breaker_seconds` one call is let through.
+    `enable_dead_letter` off refuses to dead-letter. Times are in seconds. Raises
+    ConfigurationError.
 
     Example:
         config = QueueConfig(PosthouseConfig("localhost"), default_timeout=5.0)
@@ -195,7 +200,7 @@ class QueueConfig:
     retry_base_delay: float = 1.0
     retry_max_delay: float = 60.0
     breaker_failures: int = 5  # in a row, until calls fail at once; 0: never
-    breaker_seconds: float = 30.0  # for so long
+    breaker_seconds: float = 1.0  # until one call is let through, to see
     enable_dead_letter: bool = True
 
     def __post_init__(self) -> None:
@@ -213,9 +218,9 @@ class QueueConfig:
         """Reads a configuration from a `url`.
 
         It is `posthouse://name:key@host/namespace?prefetch=100`, with several hosts for the nodes
-        of a cluster (`posthouse://name:key@h1,h2,h3`), `sb://`, `sqs://region`,
-        `memory://`, or a connection string of Azure's. Settings of both parts follow as a query.
-        Raises ConfigurationError.
+        of a cluster (`posthouse://name:key@h1,h2,h3`), `posthouse:///namespace?map=FILE`, `sb://`,
+        `sqs://region`, `memory://`, or a connection string of Azure's. Settings of both parts
+        follow as a query. Raises ConfigurationError.
 
         Example:
             config = QueueConfig.from_url("posthouse://localhost?max_retry_attempts=5")

@@ -12,6 +12,7 @@ from posthouse.client.config import (
     PosthouseConfig,
     QueueConfig,
 )
+from posthouse.client.namespace_map import located
 from posthouse.client.packages import require
 from posthouse.client.provider import Provider
 from posthouse.client.retry import RetryPolicy
@@ -69,6 +70,7 @@ def _provider(config: QueueConfig) -> Provider:
         case PosthouseConfig():
             from posthouse.client.wire.provider import PosthouseProvider
 
+            located(config.provider)  # what is wrong with its map is told now
             return PosthouseProvider(config.provider)
         case AzureServiceBusConfig():
             require("azure", "azure-servicebus", (7, 15))

@@ -15,6 +15,8 @@ from posthouse.core.records import (
     DeadLettered,
     Dropped,
     Expired,
+    QueueDeleted,
+    Record,
     Returned,
     SessionReleased,
     SessionRenewed,
@@ -153,6 +155,24 @@ def bury(
                 queue.name, old, overlay.note(old), queue.lives.get(old), record
             )
             dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
+
+
+def let_go(state: State, now_ms: int) -> list[Record]:
+    """Ends every delivery as if its lock had expired, and what ends with a connection.
+
+    For a copy of a namespace, where nobody is attached: the tokens mean nothing there.
+    """
+    plan = Plan(state, now_ms)
+    temporary = [queue for queue in state.queues.values() if queue.temporary]
+    names = {part.name for queue in temporary for part in queue.parts()}
+    plan.records += [QueueDeleted(queue.name, now_ms) for queue in temporary]
+    locks = [lock for lock in state.locks.values() if lock.queue.name not in names]
+    for queue, messages in by_queue(state, locks):
+        end(plan, queue, messages, counted=queue.properties.counting == "all")
+    for queue, group in state.sessions.values():
+        if state.queues.get(queue.name) is queue and queue.name not in names:
+            plan.records.append(SessionReleased(queue.name, group.key, expired=True))
+    return plan.records
 
 
 def release(plan: Plan, queue: Queue, group: Group, *, expired: bool = False) -> None:

@@ -67,10 +67,12 @@ from posthouse.core.records import (
     Forgotten,
     IdleChecked,
     Locked,
+    MessagesRestored,
     Moved,
     Purged,
     QueueCreated,
     QueueDeleted,
+    QueueRestored,
     QueueUpdated,
     ReceiverAttached,
     ReceiverDetached,
@@ -299,11 +301,15 @@ def relays(queue: Queue) -> bool:
 def _add_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
     """Adds the transfer queue, once a queue forwards: it keeps what could not be forwarded."""
     if queue.properties.forward_to is not None and queue.transfer is None:
-        properties = _of_the_rest(queue.properties)
-        number = _TRANSFER_NUMBERS | position
-        name, times = queue.name + TRANSFER, (time_ms, time_ms, time_ms)
-        queue.transfer = Queue(name, number, queue.name, properties, *times, [ReadyList()])
-        state.queues[name] = state.numbered[number] = queue.transfer
+        _make_transfer(state, queue, position, time_ms)
+
+
+def _make_transfer(state: State, queue: Queue, position: int, time_ms: int) -> None:
+    properties = _of_the_rest(queue.properties)
+    number = _TRANSFER_NUMBERS | position
+    name, times = queue.name + TRANSFER, (time_ms, time_ms, time_ms)
+    queue.transfer = Queue(name, number, queue.name, properties, *times, [ReadyList()])
+    state.queues[name] = state.numbered[number] = queue.transfer
 
 
 _TRANSFER_NUMBERS = 1 << 62  # so that they are no other queue's
@@ -1094,8 +1100,8 @@ def _schedule_set(state: State, record: ScheduleSet, position: int) -> None:
         state.schedule_bytes -= size_bytes(old.message)
     made = Schedule(
         record.name, position, record.queue, record.when, record.message,
-        record.time_ms if old is None else old.created_ms, 0,
-        by=record.by if old is None else old.by,
+        record.time_ms if old is None else old.created_ms, 0, record.paused, record.fired,
+        record.last_ms, record.problem, record.by if old is None else old.by,
     )  # fmt: skip
     if old is None:
         count(state.held, SCHEDULES, "", made.by, 1)
@@ -1186,6 +1192,65 @@ def _session_state_set(state: State, record: SessionStateSet, _: int) -> None:
     group = queue.groups[record.session]
     queue.state_bytes += len(record.state or b"") - len(group.state or b"")
     group.state, group.state_ms = record.state, record.time_ms
+
+
+# Copied from another journal.
+
+
+def _queue_restored(state: State, record: QueueRestored, position: int) -> None:
+    queue = state.queues[record.queue]
+    queue.created_ms, queue.updated_ms = record.created_ms, record.updated_ms
+    queue.accessed_ms, queue.next_sequence = record.accessed_ms, record.next_sequence
+    if queue.origin is None:
+        watch_idleness(state, queue)
+    if record.transfer and queue.transfer is None:
+        _make_transfer(state, queue, position, record.created_ms)
+    for key, content, content_ms in record.groups:
+        group = queue.groups.get(key)
+        if group is None:
+            group = queue.groups[key] = Group(key, ReadyList())
+        queue.state_bytes += len(content or b"") - len(group.state or b"")
+        group.state, group.state_ms = content, content_ms
+    for key, until_ms, sequence in record.keys:
+        if not queue.seen_order:
+            state.forget_timers.add(until_ms, queue.number)
+        queue.seen_order.append((key, until_ms))
+        if sequence:
+            queue.seen[key] = (until_ms, sequence)
+
+
+def _messages_restored(state: State, record: MessagesRestored, position: int) -> None:
+    queue = state.queues[record.queue]
+    grouped = queue.properties.grouping != "none"
+    for at, sequence in enumerate(record.sequences):
+        new, status, mark = record.messages[at], record.states[at], record.marks[at]
+        message = Message(
+            sequence, position + at, new.envelope, new.native, new.body, new.priority, new.group,
+            record.enqueued_ms[at], new.expires_ms, record.counts[at], status, mark,
+        )  # fmt: skip
+        queue.messages.put(message)
+        queue.counts[status] += 1
+        _weigh(queue, message, 1)
+        if new.ttl_ms is not None:
+            queue.lives[sequence] = new.ttl_ms
+        if (note := record.notes[at]) is not None:
+            queue.notes[sequence] = note
+        if grouped:
+            _join_group(queue, message)
+        key = message_key(queue, sequence)
+        if status == ACTIVE:
+            _make_ready(queue, message)
+        elif status == SCHEDULED:
+            state.due_timers.add(message.enqueued_ms, key)
+        elif status == DELAYED:
+            state.due_timers.add(mark, key)
+            group = queue.group(message)
+            if group is not None:
+                group.delayed += 1
+        if status != SCHEDULED:
+            _watch_expiry(state, queue, message)
+        queue.next_sequence = max(queue.next_sequence, sequence + 1)
+    _offer_groups(queue, record.sequences)
 
 
 # Passing.
@@ -1372,6 +1437,8 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ClockStepped: _clock_stepped,
     ClockSet: _clock_set,
     ClockTurnedBack: _clock_turned_back,
+    QueueRestored: _queue_restored,
+    MessagesRestored: _messages_restored,
     Routed: _routed,
     SubscriptionCreated: _subscription_created,
     RuleSet: _rule_set,

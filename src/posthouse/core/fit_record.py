@@ -27,11 +27,13 @@ from posthouse.core.records import (
     Forgotten,
     Kept,
     Locked,
+    MessagesRestored,
     Missing,
     Moved,
     Purged,
     QueueCreated,
     QueueDeleted,
+    QueueRestored,
     QueueUpdated,
     Renewed,
     Resubmitted,
@@ -131,6 +133,10 @@ def _fits_state_set(_: State, queue: Queue, record: SessionStateSet) -> bool:
     return record.session in queue.groups
 
 
+def _fits_restored(_: State, queue: Queue, record: MessagesRestored) -> bool:
+    return all(queue.messages.get(sequence) is None for sequence in record.sequences)
+
+
 _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
     QueueDeleted: lambda *_: True,
     Sent: _fits_sent,
@@ -139,6 +145,8 @@ _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
     SessionRenewed: _fits_renewed,
     SessionReleased: _fits_released,
     SessionStateSet: _fits_state_set,
+    QueueRestored: lambda *_: True,
+    MessagesRestored: _fits_restored,
     RuleSet: lambda _, queue, __: queue.topic is not None,
     RuleRemoved: lambda _, queue, record: record.rule in queue.rules,
 }

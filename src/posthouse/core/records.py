@@ -388,6 +388,11 @@ class ScheduleSet(_Kept, frozen=True, tag=39):
     message: NewMessage
     next_ms: int
     by: str = ""  # who made it, where it is new
+    # Of one that was copied from another journal; a new one has not fired yet.
+    fired: int = 0
+    last_ms: int = 0
+    problem: str = ""
+    paused: bool = False
 
 
 class ScheduleFired(_Kept, frozen=True, tag=40):
@@ -428,6 +433,41 @@ class ClockTurnedBack(_Kept, frozen=True, tag=44):
     scheduled: bool = False
 
 
+class QueueRestored(_Kept, frozen=True, tag=45):
+    """A queue that was copied from another journal has what belongs to no message of it.
+
+    It has been created before. There are several of these where there is much of it.
+    """
+
+    queue: str
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    next_sequence: int
+    transfer: bool = False  # it has a transfer queue
+    groups: list[tuple[str, bytes | None, int]] = []  # in order: key, state, when that was set
+    # Duplicate-detection keys: until when, of which message; 0: it was sent again since.
+    keys: list[tuple[str, int, int]] = []
+
+
+class MessagesRestored(_Kept, frozen=True, tag=46):
+    """Messages that were copied from another journal, as they stood in their queue.
+
+    None of them is locked: the locks of another journal end when it is copied.
+    """
+
+    queue: str
+    sequences: list[int]
+    messages: list[NewMessage]  # due_ms is 0; ttl_ms is what the sender gave
+    states: list[int]
+    enqueued_ms: list[int]
+    counts: list[int]  # how often each was delivered
+    # When each wakes that is delayed; of a message that its topic has handed on in part, the number
+    # of the last subscription that has had its copy; 0 for the others.
+    marks: list[int]
+    notes: list[Note | None]
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -466,6 +506,8 @@ Kept: TypeAlias = (
     | ScheduleResumed
     | ScheduleCancelled
     | ClockTurnedBack
+    | QueueRestored
+    | MessagesRestored
 )
 
 

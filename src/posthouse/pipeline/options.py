@@ -62,7 +62,7 @@ class Range:
     end: int | None
 
 
-COMMON = ("url", "accessKeyName", "accessKey", "caFile", "namespace", "entity", "queue")
+COMMON = ("url", "accessKeyName", "accessKey", "caFile", "map", "namespace", "entity", "queue")
 WRITING = (
     *COMMON, "once", "atomic", "batch", "retrySeconds",
     "checkpointLocation", "queryName",  # these two are Spark's
@@ -111,17 +111,18 @@ class Options:
         return given
 
     def broker(self) -> FeedClient:
-        url = self._given.get("url", URL)
+        given = self._located() if "map" in self._given else self._given
+        url = given.get("url", URL)
         where = urlsplit(url)
         if where.scheme not in ("http", "https") or not where.hostname:
             raise PosthouseError(f"The option url is like {URL}, not {url!r}.")
-        name, key = self._given.get("accessKeyName"), self._given.get("accessKey")
+        name, key = given.get("accessKeyName"), given.get("accessKey")
         if (name is None) != (key is None):
             raise PosthouseError("The options accessKeyName and accessKey go together.")
         authority = None
-        if "caFile" in self._given:
+        if "caFile" in given:
             try:
-                with open(self._given["caFile"]) as file:  # noqa: PTH123 (it may be sent elsewhere)
+                with open(given["caFile"]) as file:  # noqa: PTH123 (it may be sent elsewhere)
                     authority = file.read()
             except OSError as error:
                 raise PosthouseError(
@@ -129,8 +130,37 @@ class Options:
                 ) from None
         return FeedClient(
             url.rstrip("/"), name, key, authority, self.number("retrySeconds", 60, 0),
-            self._given.get("caFile"),
+            given.get("caFile"),
         )  # fmt: skip
+
+    def _located(self) -> dict[str, str]:
+        """The options that the map gives for the namespace, which is a map of the client's."""
+        own = ("url", "accessKeyName", "accessKey", "caFile")
+        if both := [name for name in own if name in self._given]:
+            raise PosthouseError(f"The options map and {both[0]} do not go together.")
+        namespace = self.namespace()
+        if namespace is None:
+            raise PosthouseError("The option map goes with namespace, for which it has a broker.")
+        try:
+            from posthouse.client.errors import ConfigurationError
+            from posthouse.client.namespace_map import broker_of
+            from posthouse.client.secret import reveal
+        except ImportError:
+            raise PosthouseError(
+                "The option map needs posthouse where Spark reads the options; install it there, or"
+                " give url, accessKeyName and accessKey."
+            ) from None
+        try:
+            broker = broker_of(self._given["map"], namespace)
+        except ConfigurationError as error:
+            raise PosthouseError(f"The option {error}") from None
+        # Of a cluster's nodes the first: each of them hands requests to the one that leads.
+        given = {"url": f"{'https' if broker.tls else 'http'}://{broker.addresses[0]}"}
+        if broker.key:
+            given |= {"accessKeyName": broker.key_name, "accessKey": reveal(broker.key)}
+        if broker.ca_file:
+            given["caFile"] = broker.ca_file
+        return given
 
     def namespace(self) -> str | None:
         """The namespace; the default one where an entity is named without one."""

@@ -230,6 +230,8 @@ def _detects(broker: FeedClient, path: str, named: str, *, is_once: bool) -> boo
             " Give one with the options accessKeyName and accessKey, or write without the option"
             " once: then a row may be there twice."
         ) from None
+    if queue is None and not is_once and broker.find(f"{path}/messages?limit=1") is not None:
+        return False  # with --auto-create the broker has made it at this look, its first use
     if queue is None:
         more = " --set duplicate_detection=true" if is_once else ""
         raise PosthouseError(

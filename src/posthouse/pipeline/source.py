@@ -260,10 +260,16 @@ class Reader(DataSourceReader):
 
 
 class _Pushing:
-    """The method `pushFilters` of a reader, in a session that pushes conditions down or does not.
+    """The method `pushFilters` of a reader, for sessions with pushdown and without.
 
-    Spark refuses a reader that has its own where `spark.sql.python.filterPushdown.enabled` is
-    false, and looks for that at `__func__`. So this one says that it is the inherited one.
+    In a session of the user's own `spark.sql.python.filterPushdown.enabled` is false by default.
+    There Spark fails a read whose reader overrides `pushFilters`. It tells that by comparing
+    `reader.pushFilters.__func__` with the inherited function (pyspark/sql/worker,
+    plan_data_source_read.py). Python is not told the setting before it makes a reader, so no class
+    can be chosen by it. This object is called like a method and has the inherited `__func__`: with
+    pushdown Spark calls it, without pushdown Spark evaluates the conditions itself. If a later
+    Spark compares otherwise, such a session fails with Spark's own error, which names the setting;
+    `test_spark_finds_it_by_itself_where_it_is_installed` fails then, too.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

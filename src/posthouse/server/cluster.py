@@ -9,26 +9,38 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from posthouse.broker.access import ROOT
 from posthouse.broker.cluster_clock import ClusterClock, LeaderTime
 from posthouse.broker.engine import Engine
 from posthouse.broker.record_level import RecordLevel, RecordLimit
 from posthouse.broker.standby import ALIVE_SECONDS, OFFSET_MS_MAX, Beat, Hello, Role, Standby
 from posthouse.core import versions
 from posthouse.core.errors import Busy, InvalidArgument, NotFound, NotLeader
+from posthouse.server.arriving import Arrival, Newcomer
+from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import Config
+from posthouse.server.founding import found
 from posthouse.server.hold import HOLD_SECONDS, HOLD_SECONDS_MAX, Hold
 from posthouse.server.leadership import LeaderChanged, Leadership
+from posthouse.server.log_window import LogWindow
 from posthouse.server.monitors import check_later, check_synced
+from posthouse.server.node_figures import NodeFigures
 from posthouse.server.placement import Placement
-from posthouse.store.errors import Deposed, StoreError, Unknown
+from posthouse.server.tls import Authority, LinkTrust
+from posthouse.store.alone import check_not_alone
+from posthouse.store.disk import Disk
+from posthouse.store.errors import Behind, Deposed, StoreError, Unknown
 from posthouse.store.file import FileStore
+from posthouse.store.folder_copy import ARRIVING, finish_arrival
 from posthouse.store.log import Unanswered
 from posthouse.store.nats import Nats, NatsLog, Servers, Unfit
 from posthouse.store.replicated import LeaderEvents, ReplicatedStore
@@ -40,13 +52,13 @@ COMMIT_BEAT_SECONDS = 0.02  # after something was confirmed
 HELLO_SECONDS = 1.0
 READ_SECONDS = 0.1  # between two reads of the log where no beat tells of more
 MARK_SECONDS = 5.0
-PURGE_SECONDS = 30.0
 JOIN_SECONDS = 0.5  # between two attempts to join
 TELL_SECONDS = 60.0  # between two lines about what is waited for
 ASK_SECONDS = 0.2  # that the others have to say what they have, before one of them is chosen
 DRAIN_SECONDS = 5.0  # for what was decided to be confirmed when the cluster is held
 FULL_SECONDS = 30.0  # after which a leader whose disk is full hands over
 FULL_LOOK_SECONDS = 1.0
+ROOM_SECONDS = 1.0  # between two looks at a disk that was full
 ROOM_SEGMENTS = 4  # that have room on the disk of who takes over then
 
 _STALLED = "most servers of the replicated log do not answer; it goes on by itself when they do"
@@ -67,11 +79,26 @@ class Membership:
         return f"ph.{self.cluster}.{word}"
 
 
-async def join(config: Config, url: str, waits: Callable[[str], None]) -> "Joined":
+def stream_name(cluster: str) -> str:
+    return f"PHJ_{cluster}_0"
+
+
+def free_percent(folder: Path) -> int | None:
+    """What is free of the disk under a folder; None where it cannot be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free * 100 // max(1, usage.total)
+
+
+async def join(config: Config, url: str, root_key: str, say: Callable[[str], None]) -> "Joined":
     """Opens the log of a cluster and this node's folder, when the servers answer.
 
-    At `url` the others reach this node. `waits` is told what is waited for. Raises OSError where
-    the servers are not fit for it, and StoreError.
+    At `url` the others reach this node. Where the log does not hold what comes next in the folder,
+    that of another node is copied first. `say`: what it is doing, for people.
+
+    Raises OSError where the servers are not fit for it, and StoreError.
     """
     assert config.cluster is not None
     assert config.node is not None
@@ -82,14 +109,78 @@ async def join(config: Config, url: str, waits: Callable[[str], None]) -> "Joine
         tuple(f"nats://{host}" for host in hosts), config.nats_creds, config.nats_ca,
         f"{config.cluster}-{config.node}",
     )  # fmt: skip
-    nats, log, silent = await _reach(config, servers, waits)
-    local = await asyncio.to_thread(
-        FileStore, config.data, segment_bytes=config.segment_size, durability="interval",
+    nats, log, silent = await _reach(config, servers, say)
+    membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
+    try:
+        while True:
+            say("opening the journal")
+            store = ReplicatedStore(await asyncio.to_thread(_open_folder, config), log)
+            try:
+                await _begin(config, store, log)
+            except Behind as behind:
+                await store.close()
+                newcomer = await _newcomer(config, membership, root_key)
+                await Arrival(newcomer, nats, say).run(behind)
+            except BaseException:
+                await store.close()
+                raise
+            else:
+                placement = Placement(log, lambda: nats.own_server)
+                return Joined(membership, store, nats, level, placement, silent)
+    except BaseException:
+        await nats.close()
+        raise
+
+
+def _open_folder(config: Config) -> FileStore:
+    """Raises StoreError or OSError."""
+    finish_arrival(Disk(), config.data)  # a crash may have come between
+    return FileStore(
+        config.data, segment_bytes=config.segment_size, durability="interval",
         interval_ms=config.interval_ms,
     )  # fmt: skip
-    membership = Membership(config.cluster, config.node, url, config.failover_after, config.prefer)
-    placement = Placement(log, lambda: nats.own_server)
-    return Joined(membership, ReplicatedStore(local, log), nats, level, placement, silent)
+
+
+async def _begin(config: Config, store: ReplicatedStore, log: NatsLog) -> None:
+    """Begins the log where it is to be founded, and checks that this node can follow it.
+
+    Raises Behind, NotFounded or WasAlone.
+    """
+    if config.found:
+        if await found(store, log, config.data):
+            _log.info("The log of %s begins with this folder, behind frame %d.", config.cluster,
+                      store.number, extra={"event": "cluster.founded"})  # fmt: skip
+        else:
+            _log.info("The log of %s was founded with this folder already; --found does nothing.",
+                      config.cluster, extra={"event": "cluster.founded_before"})  # fmt: skip
+    check_not_alone(config.data)
+    while True:
+        try:
+            await store.check_reach()
+        except Unanswered:
+            await asyncio.sleep(JOIN_SECONDS)
+        else:
+            break
+    # Of an attempt that was not needed any more.
+    await asyncio.to_thread(shutil.rmtree, config.data / ARRIVING, ignore_errors=True)
+
+
+async def _newcomer(config: Config, membership: Membership, root_key: str) -> Newcomer:
+    subject = membership.subject
+    return Newcomer(
+        membership.node, membership.url, subject("hello"), subject("beat"), subject("ask"),
+        config.data, None if config.dev else f"{ROOT}:{root_key}", await _peers_context(config),
+    )  # fmt: skip
+
+
+async def _peers_context(config: Config) -> ssl.SSLContext | None:
+    """Trusts the authority of the cluster; None for development, on one machine without TLS."""
+    if config.dev:
+        return None
+    assert config.cluster is not None
+    authority = Authority(config.cluster, derive(read_cluster_secret(config), "authority"))
+    has_own = config.tls_cert is not None
+    return await LinkTrust(authority, config.cluster_ca, has_own=has_own).context()
 
 
 async def _reach(
@@ -107,7 +198,7 @@ async def _reach(
             silent = await check_synced(monitors)
             nats = await Nats.connect(servers)
             log = await nats.log(
-                f"PHJ_{config.cluster}_0", f"phj.{config.cluster}.0", config.replicas,
+                stream_name(config.cluster or ""), f"phj.{config.cluster}.0", config.replicas,
                 config.log_window,
             )  # fmt: skip
         except Unanswered as error:
@@ -138,6 +229,7 @@ class Joined:
     level: RecordLevel
     placement: Placement | None = None  # None: the log has no leader of its own
     silent: Sequence[str] = ()  # the monitors of NATS servers that are to be asked again
+    figures: NodeFigures = field(default_factory=NodeFigures)
 
     async def close(self) -> None:
         await self.store.close()
@@ -193,6 +285,9 @@ class ClusterNode:
         self._news = asyncio.Event()  # another node has said something that matters
         self._confirmed = asyncio.Event()  # while it leads: there is something to beat about
         self._tried = 0  # the epoch of the last attempt
+        self._trimmed = (0, 0)  # the position up to which the leader has, and the frame then
+        self.is_out_of_room = False  # and does not follow
+        self._room_looked = 0.0
         self._leadership = Leadership(membership.failover_seconds)
         self._leadership.on_change(self._note_leader)
         self._time = LeaderTime(clock)
@@ -201,6 +296,7 @@ class ClusterNode:
         self._to: str | None = None  # who is to take over, where somebody was named
         self._is_open = False  # it leads, and what is to exist does: clients are served
         self.leads = False
+        self._ends = asyncio.Event()
         self.leaves = asyncio.Event()  # it hands over, and is to be started anew
 
     # For others.
@@ -225,6 +321,19 @@ class ClusterNode:
             [NodeStatus(self._hello(), 0.0),
              *(NodeStatus(hello, now - at) for at, hello in self.standby.heard())],
         )  # fmt: skip
+
+    @property
+    def figures(self) -> NodeFigures:
+        return self._joined.figures
+
+    @property
+    def waits_seconds(self) -> float:
+        """For how long this node has waited for the log; 0 where it does not."""
+        return self._store.waits_seconds
+
+    async def stream_info(self) -> dict[str, Any]:
+        """What the NATS servers tell of the stream. Raises Unanswered."""
+        return await self._nats.info(stream_name(self._membership.cluster))
 
     async def step_down(self, to: str | None = None) -> str:
         """Hands over to a node, or to the one that has most; returns its name.
@@ -304,22 +413,29 @@ class ClusterNode:
         await self._nats.hear(subject("beat"), self._hear_beat)
         await self._nats.hear(subject("hello"), self._hear_hello)
         await self._nats.hear(subject("ask"), self._hear_ask)
-        beside = [
-            asyncio.create_task(self._say_hello()),
-            asyncio.create_task(check_later(self._joined.silent)),
-        ]
+        window = LogWindow(self._store, self.standby, lambda: self.leads)
+        works = (self._say_hello(), check_later(self._joined.silent), window.run())
+        beside = [asyncio.create_task(work) for work in works]
         try:
-            while not (self.leads or self._unreadable):
+            while not (self.leads or self._unreadable or self._ends.is_set()):
                 await self._follow()
             if self.leads:
                 await self._lead()
-            else:
+            elif not self._ends.is_set():
                 await self._engine.failed.wait()
         finally:
             for task in beside:
                 task.cancel()
             self._hold.close()
             self._leadership.close()
+
+    def end(self) -> None:
+        """Has `run` end soon.
+
+        To cancel it is not enough: where it waits in nats-py, or in `wait_for` of Python 3.11, and
+        the answer comes in the same moment, it is given the answer, and the cancellation is lost.
+        """
+        self._ends.set()
 
     async def begin_to_leave(self) -> None:
         """Tells that this node leads no longer; it still confirms what it has taken."""
@@ -357,11 +473,15 @@ class ClusterNode:
         if beat.node == self._membership.node:
             return
         self.standby.hear_beat(beat, self._loop.time())
+        if beat is self.standby.leader and beat.trim > self._trimmed[0]:
+            self._trimmed = beat.trim, beat.number
+            self._store.segments.rolled.set()  # this folder may be trimmed further, too
         if self.leads:
             if beat.role == "leader" and beat.epoch > self._engine.epoch:
                 self._store.mark()  # the log tells whether that is so
         elif beat is self.standby.leader:
             self._leadership.hear(beat)
+            self._behind_ms()
             self._joined.level.rise(beat.records)
             if beat.role == "leader":
                 self._time.hear(beat)
@@ -369,6 +489,8 @@ class ClusterNode:
 
     def _note_leader(self, leader: Beat | None) -> None:
         """Has a follower name the leader to its clients."""
+        if leader is not None:
+            self.figures.fences += 1
         if not self._engine.follows:
             return
         self._engine.note_leader("" if leader is None else leader.url)
@@ -403,7 +525,8 @@ class ClusterNode:
             self._membership.node, self._membership.url, role,
             self._engine.epoch if epoch is None else epoch, self._store.number,
             self._store.durable, self._engine.time_ms(), to, round(self._hold.seconds * 1_000),
-            self._joined.level.version,
+            self._joined.level.version, self.figures.leads_ms(self._loop.time()),
+            self._store.segments.first,
         )  # fmt: skip
         if role == "leader":
             self._leadership.lead(beat)
@@ -416,6 +539,8 @@ class ClusterNode:
             version("posthouse"), self._engine.time_ms(), self._membership.prefer, heard_ms,
             0 if self.leads else self._time.offset_ms,
             shutil.disk_usage(self._store.segments.folder).free, versions.VERSION, self._trouble(),
+            self._store.durable, self._behind_ms(), free_percent(self._store.segments.folder),
+            self._store.segments.full,
         )  # fmt: skip
 
     def _trouble(self) -> str:
@@ -440,6 +565,12 @@ class ClusterNode:
             )
         return self._unreadable
 
+    def _behind_ms(self) -> int:
+        """For how long this node has lacked something that the leader has told of."""
+        leader = self.leader
+        lacks = not self.leads and leader is not None and self._store.number < leader.number
+        return self.figures.behind_ms(self._loop.time(), lacks=lacks)
+
     async def _say_hello(self) -> None:
         while True:
             await self._say(self._membership.subject("hello"), self._hello())
@@ -449,12 +580,22 @@ class ClusterNode:
                     self._note_block()
             await asyncio.sleep(HELLO_SECONDS)
 
+    @property
+    def trim_limit(self) -> int:
+        """The position before which a follower may trim its folder.
+
+        The leader has trimmed its own up to there, and this node has applied what was written again
+        for that.
+        """
+        position, number = self._trimmed
+        return position if self._engine.last.number >= number else 0
+
     # Following.
 
     async def _follow(self) -> None:
         self._news.clear()
         try:
-            frames = await self._store.read_on()
+            frames = [] if await self._waits_for_room() else await self._store.read_on()
         except Unanswered:
             frames = []
         try:
@@ -490,6 +631,29 @@ class ClusterNode:
         _log.error("This node follows no longer: %s. %s", self._unreadable, error,
                    extra={"event": "cluster.outdated"})  # fmt: skip
 
+    async def _waits_for_room(self) -> bool:
+        """Whether this machine's disk is full: then it is tried again a little later.
+
+        What a follower lacks is in the log, and can be read when there is room. To lead it would
+        take what is left, so it tries only when nobody else does.
+        """
+        segments, now = self._store.segments, self._loop.time()
+        if segments.full and now >= self._room_looked + ROOM_SECONDS:
+            self._room_looked = now
+            await segments.trim(0)  # claims space, where there is some
+        if segments.full != self.is_out_of_room:
+            self.is_out_of_room = segments.full
+            if segments.full:
+                _log.error(
+                    "The disk of %s is full, so this node does not follow any more. It goes on by"
+                    " itself when there is room; free some on this disk.", segments.folder,
+                    extra={"event": "cluster.no_room"},
+                )  # fmt: skip
+            else:
+                _log.warning("The disk has room again; this node follows.",
+                             extra={"event": "cluster.has_room"})  # fmt: skip
+        return segments.full
+
     async def _try_to_lead(self) -> None:
         epoch = self._tried = max(self._store.epoch, self.standby.epoch, self._tried) + 1
         before = self.standby.leader
@@ -498,6 +662,8 @@ class ClusterNode:
 
         def nobody_else_leads() -> bool:
             """A node that was cut off is not to depose the leader that it hears again."""
+            if self._ends.is_set():
+                return False
             heard = self.standby.leader
             return heard is before or (heard is not None and heard.role == "leaving")
 
@@ -513,10 +679,14 @@ class ClusterNode:
             return
         finally:
             beating.cancel()
-        self._store.watch(LeaderEvents(self._confirmed.set, self._note_stalled, self._note_failed))
+        self._store.watch(LeaderEvents(
+            self._confirmed.set, self._note_stalled, self._note_failed,
+            self.figures.log_seconds.add,
+        ))  # fmt: skip
         self._look_at_versions()
         self._time.take_over()
         await self._engine.promote(epoch)
+        self.figures.note_led(self._loop.time())
         self._time.settle()
         self.leads = True
         _log.info("%s leads, with epoch %d.", self._membership.node, epoch,
@@ -535,8 +705,8 @@ class ClusterNode:
     async def _lead(self) -> None:
         """Does what only a leader does, until the engine has failed."""
         jobs: list[Coroutine[Any, Any, Any]] = [
-            self._engine.failed.wait(), self._beat_as_leader(), self._keep_log_small(),
-            self._leave_when_full(),
+            self._engine.failed.wait(), self._ends.wait(), self._beat_as_leader(),
+            self._mark_log(), self._leave_when_full(),
         ]  # fmt: skip
         if self._joined.placement is not None:
             jobs.append(self._joined.placement.run())
@@ -551,7 +721,7 @@ class ClusterNode:
 
     async def _beat_as_leader(self) -> None:
         """Beats several times a second, and soon after something was confirmed."""
-        while True:
+        while not self._ends.is_set():
             self._confirmed.clear()
             await self._beat("leader")
             with contextlib.suppress(TimeoutError):
@@ -597,25 +767,12 @@ class ClusterNode:
             limit = RecordLimit(level.version, node)
         self._engine.limit_records(limit)
 
-    async def _keep_log_small(self) -> None:
-        purged = self._loop.time()
+    async def _mark_log(self) -> None:
+        """Publishes marks, which also prove that nobody else leads."""
         while True:
             await asyncio.sleep(MARK_SECONDS)
-            if self._hold.is_on:
-                continue
-            self._store.mark()  # also proves that nobody else leads
-            if self._loop.time() - purged >= PURGE_SECONDS:
-                purged = self._loop.time()
-                await self._purge(purged)
-
-    async def _purge(self, now: float) -> None:
-        """Purges what this node and every other that is there have on their disks."""
-        others = [hello.synced for hello in self.standby.nodes(now)]
-        if others:
-            try:
-                await self._store.purge(min(self._store.synced, *others))
-            except Unanswered as error:
-                _log.warning("The log was not purged: %s", error, extra={"event": "cluster.purge"})
+            if not self._hold.is_on:
+                self._store.mark()
 
     async def _leave_when_full(self) -> None:
         """Hands over when this disk has been full for a while, and another node has room."""

@@ -168,8 +168,14 @@ class Config:
         (), several(as_text), "the monitoring address of each NATS server, as in"
         " http://HOST:8222; asked at the start whether it syncs every message", "URL...",
     )  # fmt: skip
-    nats_creds: Path | None = setting(None, as_path, "credentials for NATS", "FILE")
+    nats_creds: Path | None = setting(
+        None, as_path, "credentials for NATS: a .creds file, or the seed of an nkey", "FILE"
+    )
     nats_ca: Path | None = setting(None, as_path, "who has signed NATS' certificates", "FILE")
+    found: bool = setting(
+        False, as_flag, "begin the log of the cluster, which is empty, with the data folder, which"
+        " is a single broker's or a backup",
+    )  # fmt: skip
     log_window: int = setting(
         2 << 30, some_size, "what the stream of the cluster may hold before it is purged", "SIZE"
     )
@@ -412,6 +418,8 @@ def _check_cluster(config: Config) -> None:
         raise BadConfig("a journal on NATS is a cluster's; give cluster and node.")
     if config.cluster is not None and not is_nats:
         raise BadConfig("a cluster has its journal on NATS; give store, as in nats://h1,h2,h3.")
+    if config.found and not is_nats:
+        raise BadConfig("found begins the log of a cluster; give store, cluster and node.")
     if config.cluster is not None and config.cluster_secret is None and not config.dev:
         raise BadConfig("the nodes of a cluster share a secret; give the file as cluster_secret.")
     if config.cluster is not None and config.advertise is None and config.host[:1] in _ANY:

@@ -128,7 +128,7 @@ def _expected(info: inspect.Type, name: str) -> tuple[str, str]:
             return f"one of {', '.join(map(str, values))}", ""
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             said, example = _expected(item, name)
-            return f"a list, each {said}", f"[{example}]" if example else ""
+            return f"a list{_length(info)}, each {said}", f"[{example}]" if example else ""
         case inspect.UnionType(types=types):
             members = [_expected(member, name) for member in types]
             said = " or ".join(dict.fromkeys(said for said, _ in members))
@@ -137,6 +137,14 @@ def _expected(info: inspect.Type, name: str) -> tuple[str, str]:
             return "an object", '{"name": "value"}'
         case _:
             return "a value", ""
+
+
+def _length(info: inspect.ListType | inspect.VarTupleType) -> str:
+    if info.min_length and info.max_length is not None:
+        return f" of {info.min_length} to {info.max_length}"
+    if info.min_length:
+        return f" of {info.min_length} or more"
+    return f" of {info.max_length} or fewer" if info.max_length is not None else ""
 
 
 def _bounds(info: inspect.IntType) -> str:

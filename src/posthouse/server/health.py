@@ -13,6 +13,7 @@ from posthouse.broker.engine import Engine
 from posthouse.broker.watch import ahead_of
 from posthouse.core.errors import Busy, NotLeader
 from posthouse.dialects.http import JSON
+from posthouse.dialects.known import DIALECTS
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, Request, Route
 from posthouse.server.problems import HttpProblem
@@ -23,6 +24,7 @@ READY_SECONDS = 2  # that a sync, or the certificate, may take before the broker
 # Waits for the certificate that is made at the start. Raises OSError or ssl.SSLError.
 Certificate: TypeAlias = Callable[[], Awaitable[ssl.SSLContext]]
 Fact: TypeAlias = str | int | dict[str, str]
+NO_ROOM = "not following: the disk is full; it goes on by itself when there is room"
 FULL = "the disk is full: sends are refused, receiving and settling go on; free space on the disk"
 
 
@@ -60,12 +62,12 @@ def health(broker: BrokerHost, certificate: Certificate, relay: Relay | None = N
 
 
 def _services(broker: BrokerHost) -> dict[str, Fact]:
-    """The version, and what is spoken; for development, as a stranger need not know it."""
+    """The version and the protocols served; for development, as a stranger need not know it."""
     if not broker.dev:
         return {}
     from importlib.metadata import version
 
-    services = dict.fromkeys(broker.config.dialects, "running")
+    services = {each.name: "running" for each in DIALECTS if each.is_served}
     return {"version": version("posthouse"), "services": services}
 
 
@@ -146,7 +148,10 @@ def _startup(broker: BrokerHost) -> Answer:
     end = 0 if store is None or store.last is None else store.last.end
     done = broker.engine is not None
     position = end if done else broker.position
-    return _say(200 if done else 503, status=broker.phase, position=position, end=end)
+    status = broker.phase
+    if broker.node is not None and broker.node.is_out_of_room:
+        status = NO_ROOM
+    return _say(200 if done else 503, status=status, position=position, end=end)
 
 
 def _say(code: int, **facts: Fact) -> Answer:

@@ -30,11 +30,14 @@ from posthouse.core.namespaces import CreateNamespace, SetAccount
 from posthouse.server.cluster_secret import derive, read_cluster_secret
 from posthouse.server.config import DEFAULT_NAMESPACE, Config
 from posthouse.server.declared import Declared
-from posthouse.server.files import read_secret
+from posthouse.server.exported_keys import Keys, keys_in
+from posthouse.server.files import keep_secret, read_secret
 from posthouse.server.shapes import new_message
 from posthouse.store import Store
+from posthouse.store.folder_copy import drop_holds
 from posthouse.store.memory import MemoryStore
 from posthouse.store.opening import Opening, StoreUrl, open_store
+from posthouse.store.place_note import is_noted
 
 if TYPE_CHECKING:
     from posthouse.broker.standby import Beat
@@ -67,7 +70,8 @@ class BrokerHost:
         self._when_leading: list[Callable[[], Awaitable[None]]] = []
         self._on_leader: list[Callable[[Beat | None], None]] = []
         self._address = config.advertise or ""
-        self.guard = Guard(*self._keys())
+        self._root_key, seal_key = self._keys()
+        self.guard = Guard(self._root_key, seal_key)
 
     # The interface for dialects.
 
@@ -98,8 +102,16 @@ class BrokerHost:
             self.new_root_key = None if config.dev else root
             return root, secrets.token_bytes(_SEAL_BYTES)
         make_folder(config.data)
-        if config.cluster is not None:
-            return _cluster_keys(config)
+        if config.cluster is not None or config.cluster_secret is not None:
+            root, seal = _cluster_keys(config)
+            if not config.dev:  # where commands look for it
+                keep_secret(config.data / ROOT_KEY, root.encode() + b"\n")
+            return root, seal
+        if is_noted(config.data) and not (config.data / SEAL_KEY).exists() and not config.dev:
+            raise OSError(
+                f"{config.data} is the folder of a node of a cluster. To serve it by itself, give"
+                " --cluster-secret; its keys are derived from that."
+            )
         seal = read_secret(config.data / SEAL_KEY, secrets.token_bytes(_SEAL_BYTES))
         if len(seal) != _SEAL_BYTES:
             raise OSError(f"{config.data / SEAL_KEY} does not hold a key of {_SEAL_BYTES} bytes.")
@@ -181,7 +193,7 @@ class BrokerHost:
             self.phase = f"waiting for the cluster's servers: {what}"
 
         self.phase = "waiting for the cluster's servers"
-        joined: Joined = await join(self.config, self._address, waits)
+        joined: Joined = await join(self.config, self._address, self._root_key, self._note_phase)
         store, self.phase = joined.store, "reading the journal"
         self.store = store
         clock = ClusterClock(self._clock)
@@ -229,13 +241,18 @@ class BrokerHost:
             config.keep_share,
         )  # fmt: skip
         if store.segments is not None:
-            self._begin(retain(engine, store.segments, retention, self._folding))
+            drop_holds(store.segments.folder)  # of a process that was killed
+            self._begin(retain(engine, store.segments, retention, self._folding, self._trim_limit))
             self._begin(watch_room(engine, store.segments))
         elif self.url is not None:
             fold = partial(run_store_fold, self.url)
             self._begin(retain_extents(engine, fold, retention, config.segment_size, self._folding))
             self._begin(watch_store(engine, str(self.url)))
         self._begin(watch_clock(engine, self._mend_clock()))
+
+    def _trim_limit(self) -> int:
+        """The position before which this node may trim while it follows."""
+        return 0 if self.node is None else self.node.trim_limit
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -253,11 +270,16 @@ class BrokerHost:
         """The store, for other processes that read it; None where it is in memory only."""
         return None if self.config.memory else self.config.journal
 
+    def _note_phase(self, phase: str) -> None:
+        self.phase = phase
+
     def _come_to(self, position: int) -> None:
         self.position = position
 
     async def close(self) -> None:
         """Raises StoreError where what was not acknowledged is open."""
+        if self.node is not None:
+            self.node.end()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -362,9 +384,26 @@ def _root_key(path: Path, make: bytes = b"") -> str:
 
 def _cluster_keys(config: Config) -> tuple[str, bytes]:
     """The root key and the key of seals, which are the same on every node. Raises OSError."""
+    kept = _kept_keys(config)
+    seal = config.data / SEAL_KEY
+    if not config.dev and seal.exists() and seal.read_bytes() != kept.seal:
+        raise OSError(
+            f"{config.data} has keys of its own, and they are not those of"
+            f" {config.cluster_secret}. Make the secret of a cluster that begins with this folder:"
+            f" posthouse cluster secret --data {config.data}"
+        )
+    return DEV_KEY if config.dev else kept.root, kept.seal
+
+
+def cluster_root_key(config: Config) -> str:
+    """The root key of all nodes of a cluster. Raises OSError."""
+    return DEV_KEY if config.dev else _kept_keys(config).root
+
+
+def _kept_keys(config: Config) -> Keys:
+    """The keys that the secret carries, or that are derived from it. Raises OSError."""
     secret = read_cluster_secret(config)
-    root = DEV_KEY if config.dev else derive(secret, "root key").hex()
-    return root, derive(secret, "seal key")
+    return keys_in(secret) or Keys(derive(secret, "root key").hex(), derive(secret, "seal key"))
 
 
 def _compression(config: Config) -> Compression | None:

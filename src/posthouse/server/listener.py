@@ -84,8 +84,11 @@ class Connection:
         self.closed_at: float | None = None  # when it was first seen that it is being closed
         self.peer: Peer | None = None
         self.transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.deadline = loop.time() + listener.limits.handshake_seconds
+        self.begin_handshake()
+
+    def begin_handshake(self) -> None:
+        """From now on its client has the whole handshake limit."""
+        self.deadline = asyncio.get_running_loop().time() + self.handshake_seconds
 
     def _come_from(self, address: str) -> None:
         self.address = address  # of the other side
@@ -144,7 +147,7 @@ class Connection:
         self._come_from(address)
         self.http_profile = http_profile
         self.is_relayed = True
-        self.deadline = asyncio.get_running_loop().time() + self.handshake_seconds
+        self.begin_handshake()
         return self._listener.admits(self)
 
     def new_sniffer(self) -> asyncio.Protocol:

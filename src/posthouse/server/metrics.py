@@ -32,6 +32,7 @@ from posthouse.core.records import (
     Taken,
 )
 from posthouse.dialects.exposition import Exposition
+from posthouse.server.cluster_metrics import cluster_metrics
 from posthouse.server.feed import Feed
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, Request
@@ -223,6 +224,11 @@ class Metrics:
         )
         yield by(CounterMetricFamily, "connections_refused", "Connections that were turned away",
                  "why", dict(self._listener.refused))  # fmt: skip
+        if (node := self._broker.node) is not None:
+            async for family in cluster_metrics(node):
+                yield family
+            yield histogram("cluster_log_seconds", "What it took the NATS servers to confirm a"
+                            " batch of this node", node.figures.log_seconds)  # fmt: skip
         if (relay := self._relay) is not None:
             yield by(GaugeMetricFamily, "cluster_relayed_connections", "Connections of clients that"
                      " another node has taken; out: this one hands them on, in: it leads",

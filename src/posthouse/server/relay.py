@@ -185,6 +185,11 @@ class Relay:
             connection.address, connection.is_tls, leader.url, self._node, connection.http_profile
         )
 
+    @property
+    def trust(self) -> LinkTrust:
+        """Whom this node trusts to be another node."""
+        return self._trust
+
     async def ask(self, path: str) -> tuple[int, bytes]:
         """Asks the leader for a path that is open to everybody; its status and body.
 
@@ -364,6 +369,9 @@ class RelayedPeer(asyncio.Protocol):
         """Hands the connection to the protocol's own peer."""
         held, transport, connection = self._held, self._transport, self._connection
         self._let_go()
+        if transport.is_closing():
+            return
+        connection.begin_handshake()
         peer = connection.peer = self._protocol.make(connection)
         transport.set_protocol(peer)  # type: ignore[arg-type]  # it is one, by its methods
         peer.connection_made(transport)

@@ -8,6 +8,7 @@ from posthouse.dialects.dialect import Dialect, HttpPath, Precedence
 from posthouse.dialects.http import HTML, SCRIPT, charge
 from posthouse.server import hot
 from posthouse.server.feed import Feed
+from posthouse.server.folder_api import FolderApi
 from posthouse.server.health import Certificate, health
 from posthouse.server.host import BrokerHost
 from posthouse.server.http import Answer, App, HttpDialect, HttpDialects, Request, Shared
@@ -86,8 +87,16 @@ def add_routes(
             case _:
                 raise HttpProblem(404, "not-found", "There are /docs and /docs/openapi.json.")
 
+    folder = FolderApi(broker)
+
     app.serve(b"health", health(broker, certificate, relay), open=True)
     app.serve(b"docs", docs, open=True)
     app.serve(b"api", api)
     app.serve(b"feed", feed.answer)
     app.serve(b"metrics", metrics.answer)
+    if relay is None:
+        app.serve(b"cluster", folder.answer)
+    else:
+        from posthouse.server.cluster_api import ClusterApi  # needs NATS
+
+        app.serve(b"cluster", ClusterApi(broker, relay.trust, folder).answer)

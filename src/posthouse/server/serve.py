@@ -44,7 +44,7 @@ from posthouse.server.routes import add_routes, http_dialects
 from posthouse.server.tls import Authority, Contexts, Files, LinkTrust
 from posthouse.server.tls import check as check_tls
 from posthouse.server.websocket import WebSocketRoute
-from posthouse.store.errors import Deposed, Lost, StoreError
+from posthouse.store.errors import Behind, Deposed, Lost, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +109,10 @@ class Server:
             check_tls(own)  # now: a start without it is not to succeed
         authority = _authority(config)
         names = config.tls_name
-        if config.advertise is not None:
-            names = (*names, split_address(config.advertise)[0])
+        if authority is not None:  # the other nodes reach this one by it
+            advertised = config.advertise
+            host = split_address(advertised)[0] if advertised is not None else config.host[0]
+            names = (*names, host)
         self._contexts = Contexts(tls_folder, names, own, authority)
         # Each dialect, and what its connections and requests share.
         self._dialects = [
@@ -244,8 +246,8 @@ class Server:
         if engine.failed.is_set():
             self._tell_why(engine.failure)
             await self._listener.close(1)
-            is_deposed = isinstance(engine.failure, Deposed) and self._broker.node is not None
-            return DEPOSED if is_deposed else LOST
+            starts_anew = isinstance(engine.failure, Deposed | Behind)
+            return DEPOSED if starts_anew and self._broker.node is not None else LOST
         _log.info("Stopping.", extra={"event": "broker.stopping"})
         self._listener.stop_accepting()
         engine.dismiss()
@@ -274,6 +276,9 @@ class Server:
                 "The broker stops: %s. What was not acknowledged may be done or not; clients go on"
                 " with the other broker.", failure, extra={"event": "journal.deposed"},
             )  # fmt: skip
+        elif isinstance(failure, Behind):
+            _log.error("The log has gone on without this node: %s.", failure,
+                       extra={"event": "cluster.behind"})  # fmt: skip
         else:
             _log.critical(
                 "The broker stops: %s. What was not acknowledged is open; the next start recovers.",

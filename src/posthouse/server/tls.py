@@ -194,6 +194,8 @@ def _make_certificate(folder: Path, names: tuple[str, ...]) -> None:
         raise ValueError(f"{folder / CA_KEY} is neither an elliptic curve's nor an RSA key")  # noqa: TRY004
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    # Servers of NATS show theirs to each other, whichever has connected.
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder()
@@ -205,7 +207,7 @@ def _make_certificate(folder: Path, names: tuple[str, ...]) -> None:
         .not_valid_after(now + timedelta(days=DAYS))
         .add_extension(x509.SubjectAlternativeName(_alternatives(names)), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         .add_extension(identifier, critical=False)
         .sign(signer, hashes.SHA256())
     )

@@ -34,10 +34,11 @@ class Behind(StoreError):
 
     def __init__(self, number: int, first: int) -> None:
         super().__init__(
-            f"this folder ends at frame {number}, and the log begins at frame {first}; copy the"
-            " folder of another node"
+            f"this folder ends at frame {number}, and the log begins at frame {first}; the node"
+            " starts anew, and copies the folder of another one"
         )
         self.number = number
+        self.first = first
 
 
 class OutOfTurn(StoreError):
@@ -76,6 +77,14 @@ class Unfinished(StoreError):
         super().__init__(
             f"A repair of {folder} was interrupted; finish it: posthouse store repair --data"
             f" {folder}"
+        )
+
+
+class HalfArrived(StoreError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"A copy was being put in the place of {folder}, and that was interrupted; start the"
+            " node again, or run the restore again, which goes on with it."
         )
 
 

@@ -144,6 +144,11 @@ class FileStore:
         return self
 
     @property
+    def first(self) -> int:
+        """The first position that it holds: all before was trimmed."""
+        return self._segments[0].first if self._segments else self.durable
+
+    @property
     def readable(self) -> int:
         return self.durable if self._durability == "fsync" else self._written
 

@@ -37,6 +37,7 @@ and the one behind that fit again: frames with a hole. What does not count is vo
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from struct import Struct
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ PARTS_MAX = (PAYLOAD_BYTES_MAX + FRAME_HEADER_BYTES) // PART_BYTES + 1
 UNDER_WAY_MAX = 8  # messages that are published and not acknowledged; more only wait longer
 SILENCE_SECONDS = 0.5  # after which a message is taken to have had no answer
 MARKS_MAX = 1_000
+RUN_MESSAGES_MAX = 1 << 24  # of one run; `ordinal` has room for more
 LOOK_SECONDS = 0.05  # between two looks at a lane that has not changed
 
 _PREFIX = Struct(">4sI")
@@ -92,21 +94,36 @@ def decode(data: bytes) -> Entry | None:
     return entry if is_sound else None
 
 
+class Place(NamedTuple):
+    """Where reading stands: all that has to be known of what was read to go on behind it."""
+
+    sequence: int = 0  # of the last message that was read
+    epoch: int = 0  # of the last fence
+    claim: int = 0
+    number: int = 0  # of the last frame
+    run: int | None = None  # of the last message, if it counts
+    ordinal: int = 0
+
+
+BEGINNING = Place()
+
+
 class Reading:
     """Reads the messages of a lane in order, and says which frames count.
 
-    It may begin in the middle only at a fence or a mark: `number` is then of the last frame before.
+    It may begin in the middle only at a fence or a mark, whose `number` is of the last frame
+    before; or at a place where a reading stood.
     """
 
-    def __init__(self) -> None:
-        self.sequence = 0  # of the last message that was read
-        self.epoch = self.claim = 0  # of the last fence
-        self.number = 0  # of the last frame
+    def __init__(self, place: Place = BEGINNING) -> None:
+        self.sequence, self.epoch, self.claim, self.number = place[:4]
         self.void = 0  # messages that did not count
-        # Marks of one's own that count: the sequence of each, and the number of the frame before.
+        # Fences, and marks that count: the sequence of each, and the number of the frame before.
         self.marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
-        self._place: tuple[int, int] | None = None  # the last message's run and index, if it counts
+        # The last message's run and index, if it counts.
+        self._place = None if place.run is None else (place.run, place.ordinal)
         self._parts: list[bytes] = []  # of a frame of which there is more to come
+        self.place = place  # behind the last message that leaves no frame incomplete
 
     def take(self, sequence: int, data: bytes) -> Frame | None:
         """Reads the next message; returns the frame that it completes. Raises Spoilt."""
@@ -118,20 +135,35 @@ class Reading:
                 f"the lane goes on at message {sequence}, and the last that was read is"
                 f" {self.sequence}"
             )
-        is_next, self.sequence = sequence == self.sequence + 1, sequence
+        is_next, is_first = sequence == self.sequence + 1, self.sequence == 0
+        self.sequence = sequence
+        frame = None
         if entry is None or not (self._counts(entry) or not is_next):
             self.void += 1
             self._place = None
             self._parts = []
-            return None
-        if not is_next:
-            self.number = entry.number
-        self._place = entry.run, entry.ordinal
-        if entry.kind != PART:
-            self.epoch, self.claim = entry.epoch, entry.claim
-            self._parts = []
-            return None
-        return self._completed(entry)
+        else:
+            # Where there was a journal before there was a lane, its first fence has a number, too.
+            if not is_next or (is_first and entry.kind == FENCE):
+                self.number = entry.number
+            self._place = entry.run, entry.ordinal
+            if entry.kind == PART:
+                frame = self._completed(entry)
+            else:
+                self._take_mark(entry)
+        self._note_place()
+        return frame
+
+    def _take_mark(self, entry: Entry) -> None:
+        """Takes a fence, or a mark that counts."""
+        self.epoch, self.claim = entry.epoch, entry.claim
+        self._parts = []
+        self.marks.append((self.sequence, self.number))
+
+    def _note_place(self) -> None:
+        if not self._parts:
+            run, ordinal = self._place or (None, 0)
+            self.place = Place(self.sequence, self.epoch, self.claim, self.number, run, ordinal)
 
     def _counts(self, entry: Entry) -> bool:
         if entry.kind == FENCE:
@@ -158,21 +190,24 @@ class Reading:
         self.number = frame.number
         return frame
 
+    def is_at(self, entry: Entry) -> bool:
+        """Whether this message of who leads is the last one that was read, and counts."""
+        return self._place == (entry.run, entry.ordinal)
+
     def note(self, entry: Entry) -> None:
         """Takes a message of one's own as read, which is known to be the next and to count."""
         self.sequence += 1
         self._place = entry.run, entry.ordinal
-        if entry.kind != PART or entry.part == 0:
-            self._parts = []
-        if entry.kind == FENCE:
-            self.epoch, self.claim = entry.epoch, entry.claim
-        elif entry.kind == MARK:
-            self.marks.append((self.sequence, entry.number))
+        if entry.kind != PART:
+            self._take_mark(entry)
         else:
+            if entry.part == 0:
+                self._parts = []
             self._parts.append(entry.data)  # the rest may come to be read
             if len(self._parts) == entry.parts:
                 self.number = entry.number
                 self._parts = []
+        self._note_place()
 
 
 class Publish(NamedTuple):
@@ -213,10 +248,16 @@ class Writing:
     """
 
     def __init__(
-        self, reading: Reading, epoch: int, claim: int, part_bytes: int = PART_BYTES
+        self,
+        reading: Reading,
+        epoch: int,
+        claim: int,
+        part_bytes: int = PART_BYTES,
+        run_messages: int = RUN_MESSAGES_MAX,
     ) -> None:
         self._reading = reading
         self._part_bytes = part_bytes
+        self._run_messages = run_messages
         self.epoch = epoch
         self.claim = claim
         self._run = 0
@@ -228,6 +269,9 @@ class Writing:
         self._looks_since: float | None = None  # a look is under way
         self._look_at = 0.0  # not before then
         self.confirmed = reading.number  # the number of the last frame that certainly counts
+        # When the newest message was published that certainly counts: nobody else led then. When
+        # that became known says nothing: acknowledgements and looks may be of a while ago.
+        self.led_at = -inf
         self.is_over = False
 
     @property
@@ -261,6 +305,11 @@ class Writing:
             return self._look(now)
         actions: list[Publish | Look] = []
         while self._unsent and len(self._sent) < UNDER_WAY_MAX:
+            if self._index >= self._run_messages:
+                if self._sent:  # a run begins behind a message that is known to be the last
+                    break
+                self._run += 1
+                self._index = 0
             entry = self._unsent.popleft()._replace(run=self._run, ordinal=self._index)
             expected = self._reading.sequence + len(self._sent)
             self._index += 1
@@ -286,8 +335,14 @@ class Writing:
             return
         sent.is_acknowledged = True
         while self._sent and self._sent[0].is_acknowledged:
-            self._reading.note(self._sent.popleft().entry)
+            good = self._sent.popleft()
+            self._reading.note(good.entry)
+            self.led_at = good.at
         self._confirm()
+
+    def unseen(self) -> None:
+        """A look had no answer."""
+        self._looks_since = None
 
     def refused(self, run: int, index: int) -> None:
         """The log has not taken it, or has not said that it did."""
@@ -305,6 +360,9 @@ class Writing:
             frame = self._reading.take(sequence, data)
             if self.is_won:  # it is one's own
                 self._confirm()
+                good = next((sent for sent in self._sent if self._reading.is_at(sent.entry)), None)
+                if good is not None:
+                    self.led_at = max(self.led_at, good.at)
             elif frame is not None:
                 frames.append(frame)
         if not self.is_won and self._reading.epoch >= self.epoch:
@@ -315,6 +373,10 @@ class Writing:
         return frames
 
     def _begin_run(self) -> None:
+        # A mark is published again though nobody needs it: who writes nothing finds out by its
+        # marks that another leads.
+        entries = (*(sent.entry for sent in self._sent), *self._unsent)
+        is_marked = any(entry.kind == MARK for entry in entries)
         self._is_in_doubt = False
         self._run += 1
         self._index = 0
@@ -324,6 +386,8 @@ class Writing:
             self._unsent.append(self._fence())
         for frame in self._frames:
             self._unsent += self._entries(frame)
+        if is_marked:
+            self.mark()
 
     def _confirm(self) -> None:
         self.confirmed = self._reading.number

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posthouse.store.disk import Disk
-from posthouse.store.errors import Damaged, Unfinished
+from posthouse.store.errors import Damaged, HalfArrived, Unfinished
 from posthouse.store.frames import HEADER_BYTES, Frame, decode_time_ms
 from posthouse.store.segments import (
     NAME,
@@ -32,6 +32,7 @@ CLOSED, CLOSING_NAME = "closed", "closing"  # the mark of a clean stop, and whil
 ARROW_SUFFIX = ".arrow"
 ARROW_NAME = re.compile(r"\d{20}\.arrow(-new)?")  # a segment once more, for who reads the feed
 REPAIRED = "repaired"  # a repair is done but for putting its files in place
+ARRIVED = "arrived"  # so is a copy of another folder
 
 
 class Found(NamedTuple):
@@ -76,6 +77,8 @@ def look(disk: Disk, folder: Path, after: int = 0) -> Found:
     """
     if REPAIRED in disk.names(folder):
         raise Unfinished(folder)
+    if ARRIVED in disk.names(folder):
+        raise HalfArrived(folder)
     paths = segment_paths(disk, folder)
     heads = [decode_header(path, disk.read(path, 0, SEGMENT_HEADER_BYTES)) for path in paths]
     segments: list[Segment] = []

@@ -31,8 +31,10 @@ READ_MESSAGES = 256
 READ_BYTES = 4 << 20
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 0.5
+MESSAGE_BYTES = 128  # that a message takes beside what it holds, about
 READ_SECONDS = 0.2  # it may go to a server that hangs; the next goes elsewhere
 API_SECONDS = 5.0
+INFO_SECONDS = 1.0
 TROUBLE_SECONDS = 10.0  # for which an error that was told may be why nothing is answered
 _SILENT = (OSError, TimeoutError, nats.errors.Error)  # nobody knows then what was done
 _WRONG_SEQUENCE = 10071
@@ -48,12 +50,22 @@ class Servers:
     """How to reach them."""
 
     urls: tuple[str, ...]  # this machine's own first
-    credentials: Path | None = None
+    credentials: Path | None = None  # a user's .creds, or the seed of an nkey
     ca: Path | None = None
     name: str = "posthouse"
 
 
 Heard = Callable[[str, bytes], None]  # a subject, and what was said
+
+
+def _kind_of(credentials: Path) -> str:
+    """The option of nats-py for a file of credentials. Raises Unfit."""
+    try:
+        with credentials.open("rb") as file:
+            head = file.read(2)
+    except OSError as error:
+        raise Unfit(f"the credentials {credentials} cannot be read: {error.strerror}") from None
+    return "nkeys_seed" if head == b"SU" else "user_credentials"
 
 
 class Nats:
@@ -86,7 +98,7 @@ class Nats:
         made = cls(client, servers.urls[0])
         options: dict[str, Any] = {"reconnect_time_wait": 0.05}  # declared to be a whole number
         if servers.credentials is not None:
-            options["user_credentials"] = str(servers.credentials)
+            options[_kind_of(servers.credentials)] = str(servers.credentials)
         if servers.ca is not None:
             import ssl  # not needed by every connection
 
@@ -143,7 +155,21 @@ class Nats:
                     f"the stream {stream} has {name} {getattr(found, name)}, and a journal needs"
                     f" {getattr(wanted, name)}; change the stream, or name another cluster"
                 )
-        return NatsLog(self._client, stream, subject)
+        return NatsLog(self._client, stream, subject, info)
+
+    async def remove(self, stream: str) -> None:
+        """Removes a stream with all that it holds. Raises Unanswered."""
+        try:
+            await self._client.jetstream(timeout=API_SECONDS).delete_stream(stream)
+        except _SILENT as error:
+            raise Unanswered(f"the stream {stream} was not removed: {error}") from error
+
+    async def info(self, stream: str) -> dict[str, Any]:
+        """What the servers tell of a stream. Raises Unanswered."""
+        answer = await _ask(self._client, f"$JS.API.STREAM.INFO.{stream}", b"{}", INFO_SECONDS)
+        if "error" in answer:
+            raise Unanswered(str(answer["error"].get("description", answer["error"])))
+        return answer
 
     async def say(self, subject: str, data: bytes) -> None:
         """Tells all who hear it now; nobody answers."""
@@ -164,11 +190,21 @@ class Nats:
 class NatsLog:
     """The messages of one stream."""
 
-    def __init__(self, client: Client, stream: str, subject: str) -> None:
+    def __init__(self, client: Client, stream: str, subject: str, info: api.StreamInfo) -> None:
         self._client = client
         self._stream = stream
         self._subject = subject
         self.is_full = False  # the stream holds as much as it may
+        self.identity = f"{stream} {info.created.isoformat() if info.created else ''}"
+        self.end = info.state.last_seq
+        self.size_bytes = info.state.bytes
+        self.bytes_max = info.config.max_bytes or -1
+        if self.bytes_max <= 0:  # as much as its servers have room for
+            self.bytes_max = 1 << 62
+
+    async def measure(self) -> None:
+        self.size_bytes = int((await self.info())["state"]["bytes"])
+        self.is_full = self.is_full and self.size_bytes > self.bytes_max // 2
 
     async def publish(self, expected: int, data: bytes) -> int | None:
         headers = {"Nats-Expected-Last-Sequence": str(expected)}
@@ -176,6 +212,7 @@ class NatsLog:
         error = answer.get("error")
         if error is None:
             self.is_full = False
+            self.size_bytes += len(data) + MESSAGE_BYTES
             return int(answer["seq"])
         if error.get("err_code") == _WRONG_SEQUENCE:
             return None
@@ -201,6 +238,10 @@ class NatsLog:
                     if headers["Status"] in ("204", "404"):
                         return messages
                     raise Unanswered(f"a read was answered with {headers['Status']}")
+                # Each tells which was sent before it: one may be lost where a connection was.
+                before = messages[-1][0] if messages else 0
+                if int(headers["Nats-Last-Sequence"]) != before:
+                    raise TimeoutError("a message of it was lost")
                 messages.append((int(headers["Nats-Sequence"]), message.data))
         except _SILENT as error:
             if messages:  # those are right, whatever comes behind them
@@ -231,12 +272,23 @@ class NatsLog:
     async def _ask(
         self, subject: str, data: bytes, seconds: float, headers: dict[str, str] | None = None
     ) -> dict[str, Any]:
-        try:
-            message = await self._client.request(subject, data, seconds, headers=headers)
-            answer: dict[str, Any] = json.loads(message.data)
-        except (*_SILENT, ValueError) as error:
-            raise Unanswered(str(error) or type(error).__name__) from error
-        return answer
+        return await _ask(self._client, subject, data, seconds, headers)
 
     async def close(self) -> None:
         """The connection is closed by who has opened it."""
+
+
+async def _ask(
+    client: Client,
+    subject: str,
+    data: bytes,
+    seconds: float,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Raises Unanswered."""
+    try:
+        message = await client.request(subject, data, seconds, headers=headers)
+        answer: dict[str, Any] = json.loads(message.data)
+    except (*_SILENT, ValueError) as error:
+        raise Unanswered(str(error) or type(error).__name__) from error
+    return answer

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from posthouse.store import Store
+from posthouse.store.alone import note_alone
 from posthouse.store.backend import Backend, BackendReading, BackendStore
 from posthouse.store.file import INTERVAL_MS, SEGMENT_BYTES, Durability, FileStore
 from posthouse.store.frames import Frame
@@ -82,10 +83,13 @@ class Kind(NamedTuple):
 
 
 def _file(url: StoreUrl, how: Opening) -> Store:
-    return FileStore(
+    store = FileStore(
         url.path, segment_bytes=how.segment_bytes, durability=how.durability,
         interval_ms=how.interval_ms, read_only=how.read_only,
     )  # fmt: skip
+    if not how.read_only:
+        note_alone(url.path)
+    return store
 
 
 def _holds_journal(url: StoreUrl) -> bool:

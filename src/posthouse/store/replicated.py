@@ -13,21 +13,41 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from posthouse.store import Extent
-from posthouse.store.errors import Behind, Deposed, Lost, Spoilt, StoreError
+from posthouse.store.disk import Disk
+from posthouse.store.errors import Behind, Deposed, Lost, NotThere, Spoilt, StoreError
 from posthouse.store.file import FileStore
 from posthouse.store.frames import CLOSING, Frame
-from posthouse.store.lane import LOOK_SECONDS, SILENCE_SECONDS, Look, Publish, Reading, Writing
+from posthouse.store.lane import (
+    BEGINNING,
+    FENCE,
+    LOOK_SECONDS,
+    SILENCE_SECONDS,
+    Entry,
+    Look,
+    Place,
+    Publish,
+    Reading,
+    Writing,
+    decode,
+    encode,
+)
 from posthouse.store.log import Log, Unanswered
+from posthouse.store.place_note import read_place, write_place
 from posthouse.store.snapshots import FileSnapshots
 
 FRESH_SECONDS = 0.5  # after a confirmation, in which deliveries may leave before their locks are
 STALLED_SECONDS = 2.0  # without an answer, after which commands are refused at once
+NOTE_SECONDS = 1.0  # between two notes of where reading stands
+# What the log may hold: from here on nobody who is silent keeps it from being purged,
+PRESSED_SHARE = 0.8
+FULL_SHARE = 0.9  # and from here on sends are refused, so that there is room for settling
 
 
 class LeaderEvents(NamedTuple):
@@ -36,6 +56,7 @@ class LeaderEvents(NamedTuple):
     confirmed: Callable[[], None] = lambda: None  # something is, and is in the folder
     stalled: Callable[[bool], None] = lambda _: None  # whether it is
     failed: Callable[[StoreError], None] = lambda _: None  # also where nobody waits for a sync
+    took: Callable[[float], None] = lambda _: None  # the seconds that a confirmation has taken
 
 
 class _Stall:
@@ -46,6 +67,13 @@ class _Stall:
         self._timer: asyncio.TimerHandle | None = None
         self.is_stalled = False  # as it was told
         self.tell: Callable[[bool], None] = lambda _: None
+
+    @property
+    def seconds(self) -> float:
+        """For how long something has waited; 0 where nothing does."""
+        if self._since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._since
 
     def _left(self) -> float:
         if self._since is None:
@@ -87,21 +115,29 @@ class _Stall:
 class ReplicatedStore:
     """`local` is opened by the caller, with durability `interval`, and closed with this."""
 
-    def __init__(self, local: FileStore, log: Log) -> None:
+    def __init__(self, local: FileStore, log: Log, now: Callable[[], float] = monotonic) -> None:
+        """`now` is a clock that goes on while the process is asleep."""
         self._local = local
+        self._now = now
         self._log = log
-        self._reading = Reading()
+        self._disk = Disk()
+        number = 0 if local.last is None else local.last.number
+        self._reading = Reading(read_place(self._disk, local.folder, log, number))
+        self._noted = self._reading.place
+        # Whether the folder is known to hold what this log does; before, nothing is noted in it.
+        self._is_known = not number or self._noted != BEGINNING
+        self._note_due = 0.0  # by the loop's clock
         self._writing: Writing | None = None
         self._pending: list[Frame] = []
         self._unkept: deque[Frame] = deque()  # given to the log, and not yet in the folder
         self._last = local.last
         self._kept: deque[tuple[int, int]] = deque()  # numbers and ends that the disk may not have
-        self._synced = 0 if local.last is None else local.last.number
-        self._confirmed_at = 0.0  # when something was last confirmed, by the loop's clock
+        self._synced = number
         self._stall = _Stall()
         self._events = LeaderEvents()
         self._failure: StoreError | None = None
         self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # then what is under way is looked after
         self._keeping = asyncio.Lock()
         self._doing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -114,19 +150,26 @@ class ReplicatedStore:
 
     @property
     def full(self) -> bool:
-        return self._local.full
+        return self._local.full or (self._writing is not None and self.log_share >= FULL_SHARE)
+
+    @property
+    def log_share(self) -> float:
+        """The share that is used of what the log may hold."""
+        return 1.0 if self._log.is_full else self._log.size_bytes / self._log.bytes_max
 
     @property
     def pressed(self) -> bool:
-        return self._local.pressed
+        return self._local.pressed or (
+            self._writing is not None and self.log_share >= PRESSED_SHARE
+        )
 
     @property
     def spare_bytes(self) -> int:
-        return self._local.spare_bytes
+        return min(self._local.spare_bytes, max(0, self._log.bytes_max - self._log.size_bytes))
 
     @property
     def durable(self) -> int:
-        return 1 if self._last is None else self._last.end
+        return self._local.readable  # only what is confirmed comes into the folder
 
     @property
     def readable(self) -> int:
@@ -164,9 +207,11 @@ class ReplicatedStore:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the log has confirmed something just now, so that nobody else leads yet."""
-        now = asyncio.get_running_loop().time()
-        return now - self._confirmed_at < FRESH_SECONDS
+        """Whether something that was published just now counts, so that nobody else led then.
+
+        By the clock itself: the loop's time may be that of before the process was asleep.
+        """
+        return self._writing is not None and self._now() - self._writing.led_at < FRESH_SECONDS
 
     @property
     def is_stalled(self) -> bool:
@@ -178,6 +223,16 @@ class ReplicatedStore:
         self._events = events
         self._stall.tell = events.stalled
 
+    @property
+    def failure(self) -> StoreError | None:
+        """Why it cannot lead any more, whether or not a sync was told."""
+        return self._failure
+
+    @property
+    def waits_seconds(self) -> float:
+        """For how long something has waited for the log to confirm it; 0 where nothing does."""
+        return self._stall.seconds
+
     # Following.
 
     async def read_on(self) -> list[Frame]:
@@ -186,23 +241,109 @@ class ReplicatedStore:
         Raises Behind where the next ones are no longer in the log, Unanswered, or Spoilt.
         """
         assert self._writing is None
-        frames = self._take(await self._log.read(self._reading.sequence))
+        frames: list[Frame] = []
+        while not frames and (messages := await self._log.read(self._reading.sequence)):
+            found = (self._reading.take(sequence, data) for sequence, data in messages)
+            # None are new where the folder has them all.
+            frames = await self._new([frame for frame in found if frame is not None])
         await self._keep(frames)
+        self._note_place()
         return frames
 
-    def _take(self, messages: Sequence[tuple[int, bytes]]) -> list[Frame]:
-        found = (self._reading.take(sequence, data) for sequence, data in messages)
-        frames = [frame for frame in found if frame is not None]
-        return self._new(frames)
+    async def check_reach(self) -> None:
+        """Checks that the log holds what comes next here, and reads nothing of it.
 
-    def _new(self, frames: Sequence[Frame]) -> list[Frame]:
-        """The frames that the folder lacks. Raises Behind."""
-        number = self.number
-        new = [frame for frame in frames if frame.number > number]
-        first = new[0].number if new else self._reading.number + 1
-        if first > number + 1:
-            raise Behind(number, first)
+        Raises Behind, or Unanswered.
+        """
+        after = self._reading.sequence
+        messages = await self._log.read(after)
+        if not messages:
+            return
+        sequence, data = messages[0]
+        entry = decode(data)
+        if entry is None or entry.number <= self.number:
+            return
+        if sequence != after + 1 or (not after and entry.kind == FENCE):  # reading begins there
+            raise Behind(self.number, entry.number + 1)
+
+    async def found(self, claim: int) -> bool:
+        """Begins an empty log behind the frames of the folder; False where it is not empty.
+
+        Where it was this claim that has begun it, that is so, too. Raises Unanswered.
+        """
+        epoch = 1 if self._last is None else self._last.epoch + 1
+        fence = Entry(FENCE, epoch, claim, 0, 0, self.number)
+        if await self._log.publish(0, encode(fence)) is None:
+            messages = await self._log.read(0)
+            first = decode(messages[0][1]) if messages else None
+            if first is None or (first.kind, first.claim) != (FENCE, claim):
+                return False
+        self._is_known = True
+        return True
+
+    def _note_place(self) -> None:
+        """Writes down where reading stands, beside everything else."""
+        loop, place = asyncio.get_running_loop(), self._reading.place
+        if place == self._noted or loop.time() < self._note_due or not self._is_known:
+            return
+        self._noted, self._note_due = place, loop.time() + NOTE_SECONDS
+        self._do_beside(self._write_note(place))
+
+    async def _write_note(self, place: Place) -> None:
+        folder, identity = self._local.folder, self._log.identity
+        await asyncio.to_thread(write_place, self._disk, folder, identity, place)
+
+    def _do_beside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._doing.add(task)
+        task.add_done_callback(self._doing.discard)
+
+    async def _new(self, frames: Sequence[Frame]) -> list[Frame]:
+        """The frames that the folder lacks. Raises Behind, or Spoilt.
+
+        The log may be purged meanwhile.
+        """
+        last, here = self._last, self.number
+        number, new = here, []
+        for frame in frames:
+            if frame.number > number + 1:
+                raise Behind(number, frame.number)
+            if frame.number == number + 1:
+                new.append(frame)
+                number += 1
+        if self._reading.number > number:
+            raise Behind(number, self._reading.number + 1)
+        if last is not None and new and not new[0].follows(last):
+            raise self._strange(new[0])
+        await self._check_known([frame for frame in frames if frame.number <= here])
+        self._is_known = self._is_known or bool(new)
         return new
+
+    async def _check_known(self, frames: Sequence[Frame]) -> None:
+        """Compares frames of the log with those of the folder: with its last, and with one more.
+
+        Raises Spoilt.
+        """
+        last = self._last
+        for frame in frames:
+            if last is not None and frame.number == last.number and _differ(frame, last):
+                raise self._strange(frame)
+        compared = next((frame for frame in frames if frame.count), None)
+        if not self._is_known and compared is not None:
+            with contextlib.suppress(NotThere):  # it was trimmed
+                [here] = await self._local.get([compared.first])
+                if here.number != compared.number or _differ(here, compared):
+                    raise self._strange(compared)
+                self._is_known = True
+
+    def _strange(self, frame: Frame) -> Spoilt:
+        self._is_known = False
+        return Spoilt(
+            f"frame {frame.number} of the log, of epoch {frame.epoch}, is not what"
+            f" {self._local.folder} has or ends with: the folder is of another cluster, or was"
+            " served alone. Start with an empty folder, or begin a new log with this one: posthouse"
+            " cluster found"
+        )
 
     async def _keep(self, frames: Sequence[Frame]) -> None:
         """Puts confirmed frames into the folder, with what this disk has of those before them."""
@@ -213,6 +354,7 @@ class ReplicatedStore:
             await local.sync()
             self._last = frames[-1].without_payload()
             self._kept.append((self._last.number, self._last.end))
+            self._note_place()
 
     # Leading.
 
@@ -228,12 +370,11 @@ class ReplicatedStore:
         any more; Behind, or Spoilt.
         """
         assert self._writing is None
-        loop = asyncio.get_running_loop()
         writing = Writing(self._reading, epoch, secrets.randbits(64))
         while not writing.is_won:
-            actions = writing.poll(loop.time())
+            actions = writing.poll(self._now())
             for action in actions:
-                frames = self._new(await self._do(writing, action))
+                frames = await self._new(await self._do(writing, action))
                 await self._keep(frames)
                 for frame in frames:
                     apply(frame)
@@ -243,11 +384,17 @@ class ReplicatedStore:
                 await asyncio.sleep(LOOK_SECONDS / 2)
         if self._reading.number < self.number:
             raise Spoilt(
-                f"the log ends at frame {self._reading.number}, and frame {self.number}"
-                " was confirmed"
+                f"the log ends at frame {self._reading.number}, and frame {self.number} was"
+                f" confirmed and is in {self._local.folder}: the log has lost frames. Stop all"
+                " nodes, and begin a new log from the folder that has most of them: posthouse"
+                " cluster found --replace-log"
             )
         self._writing = writing
-        self._confirmed_at = loop.time()
+        self._do_beside(self._measure())  # it has only counted what it has published itself
+
+    async def _measure(self) -> None:
+        with contextlib.suppress(Unanswered):
+            await self._log.measure()
 
     async def _do(self, writing: Writing, action: Publish | Look) -> list[Frame]:
         """Does it, and tells the lane what came of it; returns frames of others."""
@@ -258,6 +405,8 @@ class ReplicatedStore:
         except Unanswered:
             if isinstance(action, Publish):
                 writing.refused(action.run, action.ordinal)
+            else:
+                writing.unseen()
             return []
         if sequence is None:
             writing.refused(action.run, action.ordinal)
@@ -282,24 +431,26 @@ class ReplicatedStore:
         if is_closing:  # others may have taken over since all was confirmed
             return
         self._raise_failure()
-        if not frames:
-            if self._local.full:  # perhaps there is room again
-                await self._local.sync()
-            return
+        if not frames and self._local.full:  # perhaps there is room again
+            await self._local.sync()
         writing = self._writing
         assert writing is not None
         for frame in frames:
             writing.append(frame)
             self._unkept.append(frame)
-        number = frames[-1].number
+        if not self._unkept:
+            async with self._keeping:  # another may be at it
+                return
+        number = self._unkept[-1].number
         self._stall.begin()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._pump(writing)
         while writing.confirmed < number:
             self._raise_failure()
-            self._pump(writing)
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):  # a look may be due then
-                async with asyncio.timeout(SILENCE_SECONDS / 4):
-                    await self._changed.wait()
+            await self._changed.wait()
+        self._events.took(loop.time() - begun)
         await self._keep_confirmed(writing)
 
     def give_up(self) -> None:
@@ -320,21 +471,37 @@ class ReplicatedStore:
         """
         marks = self._reading.marks
         before = 0
-        while marks and marks[0][1] <= number:
-            before = marks.popleft()[0]
-        if before:
-            await self._log.purge(before)
+        for sequence, last in marks:
+            if last > number:
+                break
+            before = sequence
+        if not before:
+            return
+        await self._log.purge(before)
+        while marks and marks[0][0] <= before:
+            marks.popleft()
+        await self._log.measure()
+
+    async def measure_log(self) -> None:
+        """Asks the log for its size. Raises Unanswered."""
+        await self._log.measure()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _pump(self, writing: Writing) -> None:
+        """Does what is to be done now, and is called again in time while something is under way."""
         loop = asyncio.get_running_loop()
-        for action in writing.poll(loop.time()):
-            task = loop.create_task(self._act(writing, action))
-            self._doing.add(task)
-            task.add_done_callback(self._doing.discard)
+        for action in writing.poll(self._now()):
+            self._do_beside(self._act(writing, action))
+        if self._timer is None and not writing.is_idle:
+            self._timer = loop.call_later(SILENCE_SECONDS / 4, self._look_after, writing)
+
+    def _look_after(self, writing: Writing) -> None:
+        self._timer = None
+        if self._failure is None:
+            self._pump(writing)
 
     async def _act(self, writing: Writing, action: Publish | Look) -> None:
         before = writing.confirmed
@@ -343,7 +510,6 @@ class ReplicatedStore:
         except StoreError as error:
             self._failure = error
         if writing.confirmed > before:
-            self._confirmed_at = asyncio.get_running_loop().time()
             last = self._unkept[-1].number if self._unkept else 0
             self._stall.confirm(waits=last > writing.confirmed)
         if writing.is_over:
@@ -382,11 +548,20 @@ class ReplicatedStore:
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._events = LeaderEvents()
         self._stall.close()
         for task in self._doing:
             task.cancel()
         if self._doing:
             await asyncio.wait(self._doing)
+        if self._is_known and self._reading.place != BEGINNING:
+            await self._write_note(self._reading.place)
         await self._log.close()
         await self._local.close()
+
+
+def _differ(frame: Frame, other: Frame) -> bool:
+    """Whether two frames of one number are not the same."""
+    return (frame.epoch, frame.end, frame.time_ms) != (other.epoch, other.end, other.time_ms)

@@ -29,6 +29,7 @@ from posthouse.client.errors import (
 )
 from posthouse.client.messages import Message, ReceiptHandle, ReceivedMessage
 from posthouse.client.names import SUBSCRIPTION, MessageId, QueueName, SessionId
+from posthouse.client.namespace_map import located
 from posthouse.client.provider import COMPLETE, RELEASE, ProviderType, Settlement, Source
 from posthouse.client.retry import ExponentialRetry
 from posthouse.client.wire.asking import Coordinator, ManagementClient
@@ -143,6 +144,12 @@ class PosthouseProvider:
         self._wire = wire
         return wire
 
+    def _locate(self) -> PosthouseConfig:
+        """The settings of the namespace's broker now. Raises ConfigurationError."""
+        config = located(self._config)
+        self._turns.replace(config.addresses)
+        return config
+
     async def _connect(self) -> Wire:
         """Connects, not too soon after a try that failed. Raises QueueError."""
         loop = asyncio.get_running_loop()
@@ -150,7 +157,7 @@ class PosthouseProvider:
             self._turns.lose(self._wire.address)
         await asyncio.sleep(max(0.0, self._not_before - loop.time()))
         try:
-            wire = await connect(self._config, self._turns)
+            wire = await connect(self._locate(), self._turns)
         except QueueError as error:
             self._failed += 1
             self._not_before = loop.time() + (_BETWEEN.delay(self._failed, error) or 0.0)
@@ -214,10 +221,10 @@ class PosthouseProvider:
         return await self._coordinators.get("", make)
 
     def admin(self) -> "PosthouseAdmin":
-        if self._admin is None:
+        if self._admin is None or self._config.map:  # which may say another broker by now
             from posthouse.client.wire.admin import PosthouseAdmin
 
-            self._admin = PosthouseAdmin(self._config, self._turns)
+            self._admin = PosthouseAdmin(self._locate(), self._turns)
         return self._admin
 
     # Sending.

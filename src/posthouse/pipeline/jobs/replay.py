@@ -81,6 +81,8 @@ def make(
         raise PosthouseError(f"There is a plan in {folder}; carry it out, or remove it.")
     begun = int(broker.status()["last"])
     try:
+        # A mistake is told at once: of no events Spark finds no work to do before it.
+        _ = _chosen(events.limit(0), source, where, into, changes).schema
         chosen = _chosen(events, source, where, into, changes)
         chosen.write.mode("overwrite").parquet(str(path / "messages"))
     except AnalysisException as error:
