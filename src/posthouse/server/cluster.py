@@ -206,7 +206,7 @@ async def _reach(
             if nats is not None:
                 text += f" ({nats.trouble})" if nats.trouble else ""
                 await nats.close()
-            waits(text)
+            waits(f"waiting for the cluster's servers: {text}")
             now = asyncio.get_running_loop().time()
             if told_at is None or now - told_at >= TELL_SECONDS:
                 told_at = now
