@@ -133,6 +133,7 @@ async def a_node(bus: Bus, name: str, folder: Path, machine: Clock | None = None
     async def led() -> None:
         if NS not in engine.view.namespaces():
             await engine.ask(BROKER, "", CreateNamespace(NS))
+        if engine.view.find(NS, "q") is None:  # a leader before it may have been deposed between
             await engine.ask(BROKER, NS, CreateQueue("q"))
 
     membership = Membership("test", name, f"posthouse://{name}", failover_seconds=0.2)

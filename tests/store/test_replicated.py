@@ -164,6 +164,7 @@ def test_an_answer_that_was_read_late_does_not_make_a_store_fresh(
 ) -> None:
     """A process that was asleep finds old answers when it wakes, and another leads since long."""
     monkeypatch.setattr("posthouse.store.replicated.FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("posthouse.store.lane.SILENCE_SECONDS", 60)  # no look finds it before
 
     class LateLog(MemoryLog):
         is_late = False

@@ -206,7 +206,7 @@ async def _reach(
             if nats is not None:
                 text += f" ({nats.trouble})" if nats.trouble else ""
                 await nats.close()
-            waits(text)
+            waits(f"waiting for the cluster's servers: {text}")
             now = asyncio.get_running_loop().time()
             if told_at is None or now - told_at >= TELL_SECONDS:
                 told_at = now
@@ -616,8 +616,9 @@ class ClusterNode:
                 return
             case "wait":
                 pass
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), READ_SECONDS)
+        with contextlib.suppress(TimeoutError):  # `wait_for` may lose a cancellation
+            async with asyncio.timeout(READ_SECONDS):
+                await self._news.wait()
 
     def _stop_following(self, error: Unknown) -> None:
         """A newer node has written what this one cannot read: it is not to lead any more."""
@@ -724,7 +725,8 @@ class ClusterNode:
             self._confirmed.clear()
             await self._beat("leader")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._confirmed.wait(), BEAT_SECONDS)
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._confirmed.wait()
                 await asyncio.sleep(COMMIT_BEAT_SECONDS)  # a beat for all that comes meanwhile
 
     def _note_stalled(self, is_stalled: bool) -> None:

@@ -189,9 +189,6 @@ class BrokerHost:
         """Becomes a node of a cluster, which follows until it is its turn to lead."""
         from posthouse.server.cluster import ClusterNode, Joined, join  # needs NATS
 
-        def waits(what: str) -> None:
-            self.phase = f"waiting for the cluster's servers: {what}"
-
         self.phase = "waiting for the cluster's servers"
         joined: Joined = await join(self.config, self._address, self._root_key, self._note_phase)
         store, self.phase = joined.store, "reading the journal"
