@@ -12,24 +12,28 @@ from posthouse.broker.past import state_at
 from posthouse.core.dump import dump
 from posthouse.store.disk import Disk
 from posthouse.store.file import LOCK
-from posthouse.store.look import look
+from posthouse.store.look import ARROW_SUFFIX, look
 from posthouse.store.opening import Opening, StoreUrl, open_store
-from posthouse.store.snapshots import FileSnapshots
+from posthouse.store.snapshots import UNFINISHED, FileSnapshots
 from tests.cluster.machines import Machine
 from tests.waiting import until
 
+_LEFT_OUT = (LOCK, "tls", f"*{ARROW_SUFFIX}*", f"*{UNFINISHED}*")
 Seen = dict[int, tuple[int, ...]]  # by a frame's number: all that is to be the same everywhere
 
 
 def copy_of(machine: Machine, folder: Path) -> Path:
-    """Copies a node's folder as it is at one moment: meanwhile its process stands still."""
+    """Copies a node's folder as it is at one moment: meanwhile its process stands still.
+
+    Its fold process does not, so what that makes is left out while it is unfinished.
+    """
     to = folder / machine.name
     shutil.rmtree(to, ignore_errors=True)
     processes = machine.processes("broker")
     for process in processes:
         os.kill(process, signal.SIGSTOP)
     try:
-        shutil.copytree(machine.data, to, ignore=shutil.ignore_patterns(LOCK, "tls"))
+        shutil.copytree(machine.data, to, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     finally:
         for process in processes:
             os.kill(process, signal.SIGCONT)
