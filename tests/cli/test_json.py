@@ -77,7 +77,8 @@ tls env --data DATA"""
 SPARK = "archive backfill verify compact publish report reconcile triage replay run"
 # So do those that need a store that is empty.
 ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
-ELSEWHERE |= {("store", name) for name in ("set-clock", "export", "import", "copy", "backup", "restore")}
+STORE = "set-clock export import copy backup restore"
+ELSEWHERE |= {("store", name) for name in STORE.split()}
 # And those on a cluster (test_cluster.py).
 CLUSTER = "init up try permissions status step-down forget hold verify found secret"
 ELSEWHERE |= {("cluster", name) for name in CLUSTER.split()}

@@ -12,7 +12,7 @@ LARGE_CLASSES = {
     "dialects/pyqueue/peer.py:Peer": "one connection: its bytes, its turns, its answers in order",
     "dialects/servicebus/peer.py:Peer": "one connection: its bytes, its deadlines, its links",
     "dialects/vibemq/peer.py:Peer": "one connection: its bytes, its deadlines, its subscriptions",
-    "server/cluster.py:ClusterNode": "a node's part in its cluster; each deed of it is one attribute",
+    "server/cluster.py:ClusterNode": "a node in its cluster; each deed of it is one attribute",
     "server/config.py:Config": "settings: a field for each",
     "server/http_peer.py:HttpPeer": "one connection: the request that is read, and its bounds",
     "store/file.py:FileStore": "segments, their room, the writer and its figures",
