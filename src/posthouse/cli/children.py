@@ -26,7 +26,7 @@ _PARENT_DIED = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Program:
-    """What is run, and how it is stopped."""
+    """A program to run, and how it is stopped."""
 
     name: str
     words: Sequence[str]

@@ -137,7 +137,7 @@ class _Try:
         )  # fmt: skip
 
     def _ask(self) -> dict[str, Any] | None:
-        """What the first node says of the cluster that answers and knows a leader."""
+        """The cluster, as the first node tells it that answers and knows a leader."""
         found: dict[str, Any] | None = None
         for machine in self._plan.machines:
             if self._children[machine.node][-1].pid is None:

@@ -84,7 +84,7 @@ def stream_name(cluster: str) -> str:
 
 
 def free_percent(folder: Path) -> int | None:
-    """What is free of the disk under a folder; None where it cannot be told."""
+    """The free part of the disk under a folder, in percent; None where it cannot be told."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -221,7 +221,7 @@ async def _reach(
 
 @dataclass(frozen=True)
 class Joined:
-    """What a node has when it has joined its cluster."""
+    """The parts of a node that has joined its cluster."""
 
     membership: Membership
     store: ReplicatedStore
@@ -237,14 +237,14 @@ class Joined:
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What is known of one node of a cluster."""
+    """One node of a cluster, as another knows it."""
 
     hello: Hello  # the last one
     silent_seconds: float  # since then
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """What a node knows of its cluster."""
+    """A cluster, as one of its nodes knows it."""
 
     cluster: str
     node: str  # that tells it
@@ -332,7 +332,7 @@ class ClusterNode:
         return self._store.waits_seconds
 
     async def stream_info(self) -> dict[str, Any]:
-        """What the NATS servers tell of the stream. Raises Unanswered."""
+        """The state of the stream, as the NATS servers tell it. Raises Unanswered."""
         return await self._nats.info(stream_name(self._membership.cluster))
 
     async def step_down(self, to: str | None = None) -> str:

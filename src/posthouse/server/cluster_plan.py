@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all machines of a cluster."""
+    """The settings that all machines of a cluster share."""
 
     cluster: str
     machines: tuple[Machine, ...]

@@ -102,7 +102,7 @@ def troubles_of(
     stalled: str | None = None,
     held: str | None = None,
 ) -> list[TroubleForm]:
-    """What is wrong. `stalled` and `held`: why the leader writes nothing, if that is so."""
+    """The troubles. `stalled` and `held`: why the leader writes nothing, if that is so."""
     found: list[tuple[str, str]] = []
     if leader is None:
         found.append((

@@ -1,4 +1,4 @@
-"""Who leads a cluster, as one of its nodes knows it, and who wants to be told when that changes."""
+"""The leader of a cluster as one of its nodes knows it, and callbacks for when it changes."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where the stream's leader is: on another machine than the leader of the brokers.
+"""Placement of the stream's leader: on another machine than the leader of the brokers.
 
 NATS elects a new leader of a stream in 4 to 10 seconds. If both leaders were on one machine, its
 loss would take both; apart, the loss of a machine costs a takeover or an election, and an election

@@ -92,7 +92,7 @@ class ListEnd(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Where files are copied from. Its methods block."""
+    """A source of files to copy. Its methods block."""
 
     def read(self, file: FolderFile) -> Iterator[bytes]:
         """The bytes of a file, in pieces. Raises OSError or StoreError."""
@@ -370,7 +370,7 @@ def finish_arrival(disk: Disk, folder: Path) -> bool:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a backup holds. It is written last: without it a backup is not whole."""
+    """The contents of a backup. It is written last: without it a backup is not whole."""
 
     posthouse: str
     version: int

@@ -95,7 +95,7 @@ def decode(data: bytes) -> Entry | None:
 
 
 class Place(NamedTuple):
-    """Where reading stands: all that has to be known of what was read to go on behind it."""
+    """The place that reading has come to: all that has to be known to go on behind it."""
 
     sequence: int = 0  # of the last message that was read
     epoch: int = 0  # of the last fence

@@ -165,7 +165,7 @@ class Nats:
             raise Unanswered(f"the stream {stream} was not removed: {error}") from error
 
     async def info(self, stream: str) -> dict[str, Any]:
-        """What the servers tell of a stream. Raises Unanswered."""
+        """The state of a stream, as the servers tell it. Raises Unanswered."""
         answer = await _ask(self._client, f"$JS.API.STREAM.INFO.{stream}", b"{}", INFO_SECONDS)
         if "error" in answer:
             raise Unanswered(str(answer["error"].get("description", answer["error"])))

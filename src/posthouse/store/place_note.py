@@ -36,7 +36,7 @@ def write_place(disk: Disk, folder: Path, log: str, place: Place) -> None:
 
 
 def read_place(disk: Disk, folder: Path, log: Log, number: int) -> Place:
-    """Where to go on, in a folder whose last frame has this number; else the log's beginning."""
+    """The place to go on from, where a folder ends with this frame; else the log's beginning."""
     noted = _read(disk, folder)
     if noted is None:
         return BEGINNING

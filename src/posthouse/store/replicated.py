@@ -51,7 +51,7 @@ FULL_SHARE = 0.9  # and from here on sends are refused, so that there is room fo
 
 
 class LeaderEvents(NamedTuple):
-    """What the store of a leader tells, as soon as it is so."""
+    """Callbacks for what happens to the store of a leader, called as soon as it does."""
 
     confirmed: Callable[[], None] = lambda: None  # something is, and is in the folder
     stalled: Callable[[bool], None] = lambda _: None  # whether it is
