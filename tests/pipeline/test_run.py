@@ -219,7 +219,7 @@ def test_a_file_that_is_not_there_or_empty_is_told(tmp_path: Path) -> None:
         ("SELECT body FROM q", "SELEC", "The step s, line 4: .*SELEC"),
         ("{queue: orders}", "{queue: unheard-of}", "The source q, line 2: .*unheard-of"),
         ("{queue: orders}", "{files: /nowhere}", "The source q, line 2: .*nowhere"),
-        ("console: yes", "queue: new, once: yes", "The sink s-queue, line 6: .*duplicate"),
+        ("console: yes", "queue: new, once: true", "The sink s-queue, line 6: .*duplicate"),
         ("SELECT body FROM q", "SELECT 1 AS n FROM q", "needs a checkpoint"),
     ],
 )

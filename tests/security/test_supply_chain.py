@@ -78,7 +78,13 @@ def test_nothing_that_is_read_is_run() -> None:
 
 
 def test_the_broker_fetches_nothing_but_what_its_operator_names() -> None:
-    asked = {"server/cluster.py": {"urllib.request", "urlopen"}}  # NATS' monitoring, at a start
+    asked = {
+        "server/monitors.py": {"urllib.request", "urlopen"},  # NATS' monitoring, at a start
+        # The other nodes of the cluster: their folders, their state, clients for the leader.
+        "server/folder_client.py": {"http.client"},
+        "server/node_client.py": {"http.client"},
+        "server/relay.py": {"create_connection"},
+    }
     assert {name: found for name, tree in modules(*SERVES) if (found := fetches(tree))} == asked
 
 

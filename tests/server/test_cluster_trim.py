@@ -113,7 +113,8 @@ def test_a_follower_that_lags_does_not_trim_what_its_state_refers_to(tmp_path: P
         bus = Bus()
         leader, follower = await a_pair(bus, tmp_path)
         await all_alike([leader, follower])
-        await follower.crash()  # it applies nothing more; beats still come
+        follower.part.end()  # it applies nothing more; beats still come
+        await asyncio.wait([follower.running])
         trimmed = await trim(leader.engine, await folded(leader), NOTHING)
         assert trimmed > 1
         await until_async(lambda: follower.part._trimmed[0] >= trimmed, "it is told")

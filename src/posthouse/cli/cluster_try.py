@@ -15,7 +15,7 @@ from typing import Any
 
 from posthouse.cli.children import Child, Signals
 from posthouse.cli.client import Client, Failure
-from posthouse.cli.cluster_up import BROKER, programs_of
+from posthouse.cli.cluster_up import NODE, programs_of
 from posthouse.cli.codes import FAILED, INTERRUPTED, OK, USAGE, fail, flush, say
 from posthouse.cli.show import is_rich, table
 from posthouse.server.cluster_plan import PORT, Machine, Plan
@@ -127,7 +127,7 @@ class _Try:
     def _look(self, node: str, child: Child) -> None:
         if not child.look(time.monotonic()):
             return
-        if child.program.name == BROKER and node == self._leader:
+        if child.program.name == NODE and node == self._leader:
             self._lost_at = time.monotonic()
         self._say(
             "ended",

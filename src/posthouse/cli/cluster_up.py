@@ -17,7 +17,7 @@ from posthouse.server.files import keep_secret
 from posthouse.server.nats_files import FOLDER, NODE_KEY, find_server, write_files
 from posthouse.server.tls import CA
 
-SERVER, BROKER = "nats-server", "broker"
+SERVER, NODE = "nats-server", "broker"
 BROKER_CONFIG = "broker.yaml"
 DATA = "posthouse-data"
 REPLICAS = 3
@@ -85,11 +85,11 @@ def programs_of(plan: Plan, machine: Machine, data: Path, only: str | None) -> l
     made = [
         Program(SERVER, (server, "-c", str(nats_config)), environment),
         Program(
-            BROKER, (sys.executable, "-m", "posthouse.cli", "serve", "--config", str(config)),
+            NODE, (sys.executable, "-m", "posthouse.cli", "serve", "--config", str(config)),
             environment, stop_seconds=checked.stop_limit,
         ),
     ]  # fmt: skip
-    names = {None: (SERVER, BROKER), "nats": (SERVER,), "broker": (BROKER,)}[only]
+    names = {None: (SERVER, NODE), "nats": (SERVER,), "broker": (NODE,)}[only]
     return [program for program in made if program.name in names]
 
 
