@@ -30,6 +30,8 @@ from tests.broker.desk import NS, Desk, bodies
 from tests.invariants import check
 from tests.simulate.cluster import differences, simulate
 
+pytestmark = pytest.mark.traced  # it covers what the store and the core do for this
+
 SEEDS = 200 if os.environ.get("TORTURE") else 8
 NOW_MS = 100_000
 

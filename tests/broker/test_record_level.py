@@ -17,6 +17,8 @@ from posthouse.store.errors import TooNew
 from posthouse.store.memory import MemoryStore
 from tests.broker.desk import Desk
 
+pytestmark = pytest.mark.traced  # it covers what the store and the core do for this
+
 
 @pytest.fixture
 def _newer(monkeypatch: pytest.MonkeyPatch) -> None:

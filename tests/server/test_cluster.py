@@ -24,6 +24,8 @@ from posthouse.store.replicated import ReplicatedStore
 from tests.broker.cluster import whole
 from tests.waiting import PATIENCE_SECONDS, turn, until_async
 
+pytestmark = pytest.mark.traced  # it covers what the store and the core do for this
+
 NS = "test"
 Heard = Callable[[str, bytes], None]
 

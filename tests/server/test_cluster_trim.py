@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from posthouse.broker.access import BROKER
 from posthouse.broker.clock import SystemClock
 from posthouse.broker.cluster_clock import ClusterClock
@@ -20,6 +22,8 @@ from posthouse.store.file import FileStore
 from posthouse.store.replicated import ReplicatedStore
 from tests.server.test_cluster import NS, Bus, Link, Node, all_alike, run, the_leader
 from tests.waiting import until_async
+
+pytestmark = pytest.mark.traced  # it covers what the store and the core do for this
 
 NOTHING = Retention(keep_ms=0, keep_bytes=0, fold_bytes=1, reader_bytes=0)
 SEGMENT_BYTES = 1 << 15

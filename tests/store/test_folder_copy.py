@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from posthouse.store import Snapshot
+from posthouse.store import Snapshot, folder_copy
 from posthouse.store.copying import NotEmpty
 from posthouse.store.disk import Disk
 from posthouse.store.errors import Damaged, HalfArrived, StoreError
@@ -321,3 +321,48 @@ def test_a_file_that_became_shorter_is_damaged(tmp_path: Path) -> None:
     (hold.folder / first.name).write_bytes(b"")
     with pytest.raises(Damaged, match="the file ends here"):
         copy_files(hold, hold.listing, tmp_path / "b", ignore)
+
+
+def test_a_list_that_cannot_be_made_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_journal(tmp_path / "a")
+
+    def fail(*_: object) -> None:
+        raise OSError("no disk")
+
+    monkeypatch.setattr(folder_copy, "_listing", fail)
+    with pytest.raises(OSError, match="no disk"):
+        hold_files(Disk(), tmp_path / "a", WORD)
+    assert not [path for path in (tmp_path / "a").iterdir() if path.is_dir()]
+
+
+def test_a_copy_that_is_over_behind_its_last_file_is_interrupted(tmp_path: Path) -> None:
+    a_journal(tmp_path / "a")
+    hold = hold_files(Disk(), tmp_path / "a", WORD)
+    listing, source = checked(hold), Counting(hold)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "stray").write_text("of nobody")
+    copy_files(source, listing, tmp_path / "b", ignore)
+    assert not (tmp_path / "b" / "stray").exists()
+    with pytest.raises(Interrupted):
+        copy_files(source, listing, tmp_path / "b", ignore, is_over=lambda: True)
+    hold.release()
+    hold_files(Disk(), tmp_path / "a", WORD)
+    folder_copy.drop_holds(tmp_path / "a")
+    assert numbers(tmp_path / "a") == 30
+
+
+def test_a_segment_that_claims_more_than_segments_have_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_journal(tmp_path / "a")
+    hold = hold_files(Disk(), tmp_path / "a", WORD)
+    monkeypatch.setattr(folder_copy, "SEGMENT_BYTES_MAX", 0)
+    with pytest.raises(Damaged, match="it says that it has"):
+        copy_files(Counting(hold), checked(hold), tmp_path / "b", ignore)
+
+
+def test_a_file_that_is_too_short_has_no_checksum(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    assert folder_copy._checksum(tmp_path / "short", 4) is None

@@ -361,3 +361,30 @@ def test_a_stream_without_any_room_takes_more_when_it_is_purged(
         await nats.close()
 
     run(main)
+
+
+def test_a_stream_is_told_of_and_removed(server: Server) -> None:
+    async def main() -> None:
+        nats = await connected(server)
+        await a_log(nats)
+        assert nats.own_server
+        assert (await nats.info(STREAM))["state"]["messages"] == 0
+        await nats.remove(STREAM)
+        with pytest.raises(Unanswered, match="not removed"):
+            await nats.remove(STREAM)
+        with pytest.raises(Unanswered):
+            await nats.info(STREAM)
+        away = Servers(("nats://127.0.0.1:1", *server.servers.urls), name="away")
+        elsewhere = await Nats.connect(away)
+        assert elsewhere.own_server == ""
+        await elsewhere.close()
+        await nats.close()
+
+    run(main)
+
+
+def test_a_file_of_credentials_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "seed").write_text("SUAB")
+    (tmp_path / "creds").write_text("-----BEGIN")
+    assert module._kind_of(tmp_path / "seed") == "nkeys_seed"
+    assert module._kind_of(tmp_path / "creds") == "user_credentials"

@@ -810,3 +810,82 @@ def test_a_purge_without_an_answer_is_tried_again(tmp_path: Path) -> None:
         await store.close()
 
     run(main)
+
+
+def test_how_long_something_waits_is_told_and_a_wait_can_be_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = BadLog()
+        store = await a_leader(tmp_path / "a", log)
+        assert store.waits_seconds == 0
+        log.is_down = True
+        store.append(a_frame(1))
+        syncing = asyncio.create_task(store.sync())
+        await until_async(lambda: store.waits_seconds > 0.03, "it waits")
+        store.give_up()
+        with pytest.raises(Lost, match="has not confirmed"):
+            await syncing
+        await until_async(lambda: store._timer is None, "nothing is looked after any more")
+        await store.close()
+
+    run(main)
+
+
+def test_a_sync_asks_a_full_disk_for_room(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", MemoryLog())
+        store.segments.full = True
+        await store.sync()
+        await store.close()
+
+    run(main)
+
+
+def test_a_log_that_holds_what_comes_next_is_in_reach(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        follower = a_store(tmp_path / "b", log)
+        await follower.check_reach()  # it is empty
+        leader = await a_leader(tmp_path / "a", log)
+        await write(leader, a_frame(1))
+        assert numbers(await follow(follower)) == [1]
+        await write(leader, a_frame(2))
+        await follower.check_reach()
+        await leader.close()
+        await follower.close()
+
+    run(main)
+
+
+def test_a_log_that_begins_with_a_mark_behind_the_folder_is_out_of_reach(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        leader = await a_leader(tmp_path / "a", log)
+        await write(leader, a_frame(1), a_frame(2))
+        leader.mark()
+        await until_async(lambda: len(log.messages) == 4, "the mark is there")
+        await log.purge(4)
+        follower = a_store(tmp_path / "b", log)
+        with pytest.raises(Behind):
+            await follower.read_on()
+        await leader.close()
+        await follower.close()
+
+    run(main)
+
+
+def test_a_folder_whose_last_frame_is_another_one_is_not_followed_with(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        leader = await a_leader(tmp_path / "a", log)
+        await write(leader, a_frame(1))
+        other = FileStore(tmp_path / "b", segment_bytes=1 << 16)
+        other.append(Frame(1, 1, 1, 1, 1, 99, b"of another cluster"))
+        await other.sync()
+        await other.close()
+        follower = a_store(tmp_path / "b", log)
+        with pytest.raises(Spoilt, match="of another cluster"):
+            await follower.read_on()
+        await leader.close()
+        await follower.close()
+
+    run(main)
