@@ -212,6 +212,20 @@ def test_syncs_wait_while_the_log_is_away_and_go_on_by_themselves(
     run(main)
 
 
+def test_what_was_confirmed_in_time_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.3)
+
+    async def main() -> None:
+        store = await a_leader(tmp_path / "a", MemoryLog())
+        await write(store, a_frame(1))
+        assert store.waits_seconds == 0
+        await asyncio.sleep(0.6)  # slept: the timer that the sync has set is due
+        assert not store.is_stalled
+        await store.close()
+
+    run(main)
+
+
 def test_answers_that_are_lost_lose_and_double_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         log = BadLog()

@@ -75,11 +75,6 @@ class _Stall:
             return 0.0
         return asyncio.get_running_loop().time() - self._since
 
-    def _left(self) -> float:
-        if self._since is None:
-            return STALLED_SECONDS
-        return self._since + STALLED_SECONDS - asyncio.get_running_loop().time()
-
     def begin(self) -> None:
         """Something waits from now on, if nothing did."""
         if self._since is None:
@@ -98,11 +93,11 @@ class _Stall:
         """One timer serves many syncs: it looks how long the present one waits when it is due."""
         if self._timer is None and not self.is_stalled and self._since is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, self._left()), self._look)
+            self._timer = loop.call_later(max(0.0, STALLED_SECONDS - self.seconds), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self._left() <= 0:
+        if self.seconds >= STALLED_SECONDS:
             self.is_stalled = True
             self.tell(True)
         self._arm()
