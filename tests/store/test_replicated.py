@@ -212,7 +212,9 @@ def test_syncs_wait_while_the_log_is_away_and_go_on_by_themselves(
     run(main)
 
 
-def test_what_was_confirmed_in_time_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_confirmed_in_time_is_no_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("posthouse.store.replicated.STALLED_SECONDS", 0.3)
 
     async def main() -> None:
