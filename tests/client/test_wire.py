@@ -5,6 +5,8 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -190,7 +192,7 @@ def deliveries(draw: st.DrawFn) -> list[tuple[bytes, bytes]]:
 def _delivered(payload: bytes, count: int, number: int) -> bytes:
     from posthouse.amqp.encode import described, encode, encode_list, encode_map
     from posthouse.amqp.types import Symbol, Timestamp, UInt
-    from posthouse.client.wire.messages import ANNOTATIONS, HEADER
+    from posthouse.client.wire.messages import ANNOTATIONS, DELIVERY_ANNOTATIONS, HEADER
 
     null = b"\x40"
     header = described(HEADER, encode_list((null, null, null, null, encode(UInt(count)))))
@@ -200,7 +202,13 @@ def _delivered(payload: bytes, count: int, number: int) -> bytes:
         "x-opt-locked-until": encode(Timestamp(1_700_000_060_000 + number)),
     }
     pairs = b"".join(encode(Symbol(name)) + value for name, value in marks.items())
-    return header + described(ANNOTATIONS, encode_map(6, pairs)) + payload
+    lock = {Symbol("x-opt-lock-token"): UUID(int=number)}
+    return b"".join(
+        (
+            header, described(DELIVERY_ANNOTATIONS, encode(lock)),
+            described(ANNOTATIONS, encode_map(6, pairs)), payload,
+        )
+    )  # fmt: skip
 
 
 @given(deliveries())
@@ -244,6 +252,29 @@ def test_what_is_alike_is_seldom_read_in_full(given: list[tuple[bytes, bytes]]) 
     if first.dead_letter_reason is None and first.body:
         now = first.delivered_at + timedelta(seconds=1)
         assert messages._read_alike(payload, tag, 1, now) is not None
+
+
+def test_of_a_brokers_deliveries_only_the_first_is_read_in_full(
+    broker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the broker adds to a message, as its lock token, must not make each one uncommon."""
+    in_full: list[bytes] = []
+
+    def reading(payload: bytes, *more: Any) -> posthouse.ReceivedMessage:
+        in_full.append(payload)
+        return read(payload, *more)
+
+    monkeypatch.setattr("posthouse.client.wire.messages.read", reading)
+
+    async def work(client: QueueClient) -> None:
+        await client.send_messages("alike", [Message(b"x" * 1_000) for _ in range(100)])
+        async with client.receiver("alike", prefetch=100) as receiver:
+            count = 0
+            while count < 100:
+                count += len(await receiver.next_batch(100))
+        assert len(in_full) < 5
+
+    with_client(broker, work)
 
 
 def test_a_receipt_serves_in_another_process_too(broker: Running) -> None:

@@ -149,7 +149,9 @@ class Place(NamedTuple):
 class _Form(NamedTuple):
     """The encoded form of the last message, if it is of the common kind."""
 
-    head: bytes  # up to the first of the three numbers
+    head: bytes  # up to the lock token, or to the first of the three numbers where there is none
+    token: int  # how many bytes it has
+    middle: bytes  # from behind it to the first of the three numbers
     before: bytes  # from behind them to the id
     between: bytes  # from behind the id to the body's size
     id_begin: int
@@ -163,6 +165,8 @@ def _key(name: str, code: int) -> bytes:
     return encode(Symbol(name)) + bytes((code,))
 
 
+_TOKEN = _key("x-opt-lock-token", 0x98)
+_TOKEN_BYTES = 16
 _ENQUEUED = _key("x-opt-enqueued-time", 0x83)
 _SEQUENCE_KEY = _key("x-opt-sequence-number", 0x81)
 _UNTIL = _key("x-opt-locked-until", 0x83)
@@ -205,19 +209,20 @@ class Messages:
         now: datetime,
     ) -> list[ReceivedMessage] | None:  # fmt: skip
         """All at once, where all are of the form."""
-        head, before, between, begin, end, body_at, wide, like = form
+        head, token, middle, before, between, begin, end, body_at, wide, like = form
         at = body_at + (4 if wide else 1)
         size = payloads.size - at
         if size < 0 or (size > 255 and not wide):
             return None
-        (heads, enqueued, keys, sequences, until_keys, until, befores, ids, betweens, sizes,
-         bodies) = payloads.columns(
-            f"{len(head)}sq{len(_SEQUENCE_KEY)}sq{len(_UNTIL)}sq{len(before)}s{end - begin}s"
-            f"{len(between)}s{at - body_at}s{size}s"
+        (heads, _, middles, enqueued, keys, sequences, until_keys, until, befores, ids, betweens,
+         sizes, bodies) = payloads.columns(
+            f"{len(head)}s{token}s{len(middle)}sq{len(_SEQUENCE_KEY)}sq{len(_UNTIL)}sq"
+            f"{len(before)}s{end - begin}s{len(between)}s{at - body_at}s{size}s"
         )  # fmt: skip
         count = len(payloads)
         if (
             heads.count(head) < count
+            or middles.count(middle) < count
             or keys.count(_SEQUENCE_KEY) < count
             or until_keys.count(_UNTIL) < count
             or befores.count(before) < count
@@ -254,12 +259,16 @@ class Messages:
         form = self._form
         if form is None or not payload.startswith(form.head):
             return None
-        head, before, between, begin, end, body_at, wide, like = form
-        enqueued, key, sequence, until_key, until = _numbers(payload, len(head))
+        head, token, middle, before, between, begin, end, body_at, wide, like = form
+        numbers = len(head) + token + len(middle)
+        if len(payload) < numbers + _NUMBERS.size:
+            return None
+        enqueued, key, sequence, until_key, until = _numbers(payload, numbers)
         size = len(payload) - body_at
         if (
             key != _SEQUENCE_KEY
             or until_key != _UNTIL
+            or not payload.startswith(middle, len(head) + token)
             or not payload.startswith(before, begin - len(before))
             or not payload.startswith(between, end)
             or size < (4 if wide else 1)
@@ -396,7 +405,11 @@ def _form_of(payload: bytes, message: ReceivedMessage) -> _Form | None:
     end, body_at = begin + len(id), at + 1
     if payload[behind : behind + 3] != b"\x00\x53\x73" or end > section:
         return None
+    annotated = next((stop for code, _, _, stop in found if code == DELIVERY_ANNOTATIONS), 0)
+    token_at = payload.find(_TOKEN, 0, max(0, annotated - _TOKEN_BYTES))
+    token = _TOKEN_BYTES if token_at >= 0 else 0
+    head = token_at + len(_TOKEN) if token else numbers
     return _Form(
-        payload[:numbers], payload[behind:begin], payload[end:body_at], begin, end, body_at, wide,
-        message,
+        payload[:head], token, payload[head + token : numbers], payload[behind:begin],
+        payload[end:body_at], begin, end, body_at, wide, message,
     )  # fmt: skip
