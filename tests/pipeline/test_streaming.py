@@ -47,22 +47,24 @@ def readers(broker: Running) -> dict[str, int]:
 
 
 def test_batches_are_of_a_size_and_a_replayed_one_is_the_same(
-    spark: SparkSession, broker: Running, tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    broker.send("batched", *map(str, range(25)))
-    first, end = last(broker) - 24, last(broker) + 1
-    options = {"view": "events", "from": str(first), "maxRowsPerBatch": "10", "partitions": "2"}
-    batches = Batches(spark, broker.url, tmp_path, **options)
-    batches.meanwhile = lambda: broker.send("batched", "more")  # what comes then is for later
-    three = [
-        (0, list(range(first, first + 10))),
-        (1, list(range(first + 10, first + 20))),
-        (2, list(range(first + 20, end))),
-    ]
-    assert batches.run() == three
-    batches.meanwhile = None
-    assert batches.forget() == 2
-    assert batches.run() == [three[2], (3, [end, end + 1, end + 2])]
+    """On a broker of its own: locks that other tests left behind end at any time."""
+    with development(tmp_path / "data") as broker:
+        broker.send("batched", *map(str, range(25)))
+        first, end = last(broker) - 24, last(broker) + 1
+        options = {"view": "events", "from": str(first), "maxRowsPerBatch": "10", "partitions": "2"}
+        batches = Batches(spark, broker.url, tmp_path, **options)
+        batches.meanwhile = lambda: broker.send("batched", "more")  # what comes then is for later
+        three = [
+            (0, list(range(first, first + 10))),
+            (1, list(range(first + 10, first + 20))),
+            (2, list(range(first + 20, end))),
+        ]
+        assert batches.run() == three
+        batches.meanwhile = None
+        assert batches.forget() == 2
+        assert batches.run() == [three[2], (3, [end, end + 1, end + 2])]
 
 
 def test_a_batch_counts_rows_of_what_is_read_and_there_is_none_without_rows(
