@@ -14,6 +14,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 TASKS_MAX = 10_000
+STEPS_MAX = 100_000  # of the loop in which no time passes
 
 _process: ContextVar["Process | None"] = ContextVar("process", default=None)
 
@@ -65,10 +66,13 @@ class _Time(selectors.SelectSelector):
     """Instead of waiting, it lets time pass."""
 
     now = 0.0
+    steps = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         assert timeout is not None, "nothing will ever happen"
-        self.now += max(0.0, timeout)
+        before, self.now = self.now, self.now + max(0.0, timeout)
+        self.steps = self.steps + 1 if self.now == before else 0
+        assert self.steps < STEPS_MAX, "something is due again and again, and no time passes"
         return []
 
 

@@ -90,14 +90,15 @@ class _Stall:
             self._arm()
 
     def _arm(self) -> None:
-        """One timer serves many syncs: it looks how long the present one waits when it is due."""
+        """One timer serves many syncs: when it is due something else may be waiting than then."""
         if self._timer is None and not self.is_stalled and self._since is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, STALLED_SECONDS - self.seconds), self._look)
+            due = self._since + STALLED_SECONDS
+            self._timer = asyncio.get_running_loop().call_at(due, self._look, self._since)
 
-    def _look(self) -> None:
+    def _look(self, since: float) -> None:
+        # Times are not compared: what is left of them could be too little to pass.
         self._timer = None
-        if self.seconds >= STALLED_SECONDS:
+        if self._since == since:
             self.is_stalled = True
             self.tell(True)
         self._arm()
