@@ -22,7 +22,8 @@ from tests.server.running import Running
 DOCUMENT = Path(__file__).parents[2] / "docs" / "server.md"
 
 SHARED = {
-    "SUBSCRIPTIONS_MAX", "SCHEDULES_MAX", "BLOCKED_MAX", "BLOCKED_BYTES_MAX", "TRANSACTIONS_MAX",
+    "SUBSCRIPTIONS_MAX", "SCHEDULES_MAX", "JOBS_MAX", "BLOCKED_MAX",
+    "BLOCKED_BYTES_MAX", "TRANSACTIONS_MAX",
     "TRANSACTIONS_BYTES_MAX", "NAMESPACES_MAX", "ACCOUNTS_MAX", "READERS_MAX",
 }  # fmt: skip
 
@@ -40,7 +41,7 @@ NOT_SHARED = {
     ), ONE_COMMAND),
     **dict.fromkeys((
         "CREDIT_MAX", "SESSION_STATE_BYTES_MAX", "RULES_MAX", "RULES_EFFORT_MAX",
-        "BACKOFF_MAX", "HOPS_MAX",
+        "BACKOFF_MAX", "HOPS_MAX", "JOB_RATE_MAX", "ENDED_JOBS_MAX",
         "GRANTS_MAX", "KEYS_MAX", "SEALED_BYTES_MAX", "EXTRAS_CHARS_MAX",
     ), ONE_THING),
     "FANOUT_LIMITED_MAX": "what a queue may have and still get copies while memory is short",

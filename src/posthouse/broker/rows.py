@@ -38,6 +38,9 @@ from posthouse.core.records import (
     Dropped,
     Expired,
     Forgotten,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Locked,
     MessagesRestored,
     Missing,
@@ -122,6 +125,9 @@ KINDS: dict[type, str] = {
     ClockTurnedBack: "clock-turned-back",
     QueueRestored: "queue-restored",
     MessagesRestored: "restored",
+    JobStarted: "job-started",
+    JobAdvanced: "job-advanced",
+    JobEnded: "job-ended",
 }
 _OF_MESSAGES = (
     Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
@@ -433,6 +439,15 @@ def _other(row: Row, record: Record) -> Row:
             row.detail = _text({"name": record.name, "next_ms": record.next_ms})
         case SchedulePaused() | ScheduleResumed() | ScheduleCancelled():
             row.detail = _text({"name": record.name})
+        case JobStarted():
+            detail = {"job": record.job, "target": record.target, "rate": record.rate}
+            row.detail = _text({**detail, "total": record.total})
+        case JobAdvanced():
+            row.description = record.problem or None
+            row.detail = _text({"job": record.job, "moved": record.moved, "left": record.left})
+        case JobEnded():
+            row.description = record.problem or None
+            row.detail = _text({"job": record.job, "status": record.status})
         case RuleSet():
             row.detail = _text(_plain_rule(record.rule))
         case RuleRemoved():

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import Account, Fanout, QueueProperties, Reader, Right, Schedule
+from posthouse.core.model import Account, Fanout, Job, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.shares import NOBODY, Holder
 
@@ -57,6 +57,9 @@ FANOUT_LIMITED_MAX = 10  # messages in a queue, from which on it gets no more wh
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
 FIRE_BYTES_MAX = 1 << 20  # what schedules send in one tick; one message more may be in it
+JOBS_MAX = 100  # that run in a namespace at a time,
+ENDED_JOBS_MAX = 1_000  # and that have ended and can still be looked at
+JOB_RATE_MAX = 1_000_000
 BLOCKED_MAX = 1_000  # sends that wait for room in one queue,
 BLOCKED_BYTES_MAX = 64 << 20  # and what they are in a namespace
 TRANSACTIONS_MAX = 10_000  # open at a time
@@ -279,6 +282,40 @@ class Resubmit(_Command, frozen=True):
     first: int = 0
     target: str | None = None
     keep_reason: bool = False
+
+
+# Jobs.
+
+
+class StartJob(_Command, frozen=True):
+    """Send all messages of a queue again that are there now, bit by bit, at most at a rate.
+
+    The queue is a dead-letter queue, or one that dead letters were forwarded to. Each goes to
+    `target`, or to the queue it came from. The answer is the `Job`; at most one runs on a queue.
+    """
+
+    right = "manage"
+    queue: str
+    target: str | None = None
+    rate: int = 0  # messages a second; 0: no limit
+    keep_reason: bool = False
+    by: Holder = NOBODY
+
+
+class CancelJob(_Command, frozen=True):
+    """End a job. What it has moved stays moved. The answer is the `Job`."""
+
+    right = "manage"
+    queue: str
+    job: int
+
+
+class ListJobs(_Command, frozen=True):
+    """Lists the jobs of a queue, or of all queues, the newest first. The answer is `Job`s."""
+
+    right = "manage"
+    queue: str | None = None
+    limit: int = 100
 
 
 # Sending.
@@ -608,6 +645,9 @@ Command: TypeAlias = (
     | Resume
     | Purge
     | Resubmit
+    | StartJob
+    | CancelJob
+    | ListJobs
     | Send
     | Cancel
     | Receive
@@ -775,10 +815,12 @@ Answer: TypeAlias = (
     | list[QueueInfo]
     | list[Rule]
     | list[Schedule]
+    | list[Job]
     | list[Account]
     | list[Reader]
     | Ticked
     | QueueInfo
+    | Job
     | Progress
     | Enqueued
     | Waiting

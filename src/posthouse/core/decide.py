@@ -10,6 +10,7 @@ from typing import Any
 
 from posthouse.core import (
     entities,
+    jobs,
     receiving,
     schedules,
     sending,
@@ -26,6 +27,7 @@ from posthouse.core.commands import (
     Attach,
     Begin,
     Cancel,
+    CancelJob,
     CancelSchedule,
     Command,
     Commit,
@@ -39,6 +41,7 @@ from posthouse.core.commands import (
     Detach,
     GetQueue,
     GetSessionState,
+    ListJobs,
     ListQueues,
     ListRules,
     ListSchedules,
@@ -67,6 +70,7 @@ from posthouse.core.commands import (
     SetSchedule,
     SetSessionState,
     Start,
+    StartJob,
     StepClock,
     Tick,
     TurnClockBack,
@@ -123,6 +127,10 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Purge: upkeep.purge,
     Resubmit: upkeep.resubmit,
     Move: upkeep.move,
+    # Jobs.
+    StartJob: jobs.start,
+    CancelJob: jobs.cancel,
+    ListJobs: jobs.list_all,
     # Sessions.
     AcceptSession: sessions.accept_session,
     RenewSession: sessions.renew_session,

@@ -43,6 +43,8 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
         "schedules": [
             msgspec.to_builtins(each, builtin_types=(bytes,)) for each in state.schedules.values()
         ],
+        "jobs": [msgspec.to_builtins(each) for each in state.jobs.values()],
+        "next_job": state.next_job,
         "timers": _timers(state),
     }
     if passing:
@@ -122,6 +124,7 @@ def _timers(state: State) -> Dump:
         "due": [[d, str(k)] for d, k in state.due_timers.items() if k in messages],
         "forget": state.forget_timers.items(),
         "schedules": state.schedule_timers.items(),
+        "jobs": state.job_timers.items(),
     }
 
 

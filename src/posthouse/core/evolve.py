@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from posthouse.core.commands import ENDED_JOBS_MAX
 from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.message import (
     ACTIVE,
@@ -32,6 +33,7 @@ from posthouse.core.model import (
     TRANSFER,
     Blocked,
     Group,
+    Job,
     Lock,
     Queue,
     QueueProperties,
@@ -66,6 +68,9 @@ from posthouse.core.records import (
     FanoutSet,
     Forgotten,
     IdleChecked,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Locked,
     MessagesRestored,
     Moved,
@@ -111,6 +116,7 @@ from posthouse.core.rules import bytes_of
 from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
+    JOBS,
     QUEUES,
     RECEIVERS,
     SCHEDULES,
@@ -180,6 +186,10 @@ def _clock_turned_back(state: State, record: ClockTurnedBack, position: int) -> 
         schedule.created_ms = before(schedule.created_ms, now_ms, step_ms)
         schedule.last_ms = before(schedule.last_ms, now_ms, step_ms)
         schedule.next_ms = following.get(schedule.name, schedule.next_ms)
+    for job in state.jobs.values():
+        job.started_ms = before(job.started_ms, now_ms, step_ms)
+        job.ended_ms = before(job.ended_ms, now_ms, step_ms) if job.ended_ms else 0
+        job.next_ms = before(job.next_ms, now_ms, step_ms) if job.next_ms else 0
     _set_timers(state)
 
 
@@ -218,6 +228,7 @@ def _set_timers(state: State) -> None:
     state.lock_timers, state.session_timers = Timers(), Timers()
     state.expiry_timers, state.due_timers = Timers(), Timers()
     state.forget_timers, state.schedule_timers = Timers(), Timers()
+    state.job_timers = Timers()
     for token, lock in state.locks.items():
         if lock.session is None:
             state.lock_timers.add(lock.until_ms, token)
@@ -226,6 +237,9 @@ def _set_timers(state: State) -> None:
     for schedule in state.schedules.values():
         if schedule.next_ms:
             state.schedule_timers.add(schedule.next_ms, schedule.number)
+    for job in state.jobs.values():
+        if job.next_ms:
+            state.job_timers.add(job.next_ms, job.number)
     for queue in state.queues.values():
         if queue.seen_order:
             state.forget_timers.add(queue.seen_order[0][1], queue.number)
@@ -969,7 +983,7 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
     queue, target = state.queues[record.queue], state.queues[record.target]
     moves = zip(record.sequences, record.expires_ms, strict=True)
     for sequence, (old, expires_ms) in enumerate(moves, record.first_sequence):
-        note, life_ms = queue.notes[old], sent_life_ms(queue, old)
+        note, life_ms = queue.notes.get(old, NO_NOTE), sent_life_ms(queue, old)
         moved = _move(state, queue, queue.messages[old], target, sequence)
         moved.count, moved.enqueued_ms, moved.expires_ms = 0, record.time_ms, expires_ms
         _watch_expiry(state, target, moved)
@@ -1143,6 +1157,46 @@ def _schedule_cancelled(state: State, record: ScheduleCancelled, _: int) -> None
     _await_schedule(state, schedule, 0)
     del state.scheduled[schedule.number]
     count(state.held, SCHEDULES, "", schedule.by, -1)
+
+
+# Jobs.
+
+
+def _job_started(state: State, record: JobStarted, _: int) -> None:
+    state.jobs[record.job] = job = Job(
+        record.job, record.queue, state.queues[record.queue].number, record.target, record.rate,
+        record.keep_reason, record.last_sequence, record.total, record.time_ms, record.by,
+    )  # fmt: skip
+    state.next_job = record.job + 1
+    count(state.held, JOBS, "", record.by, 1)
+    _await_job(state, job, record.time_ms)
+
+
+def _await_job(state: State, job: Job, next_ms: int) -> None:
+    if job.next_ms:
+        state.job_timers.remove(job.next_ms, job.number)
+    job.next_ms = next_ms
+    if next_ms:
+        state.job_timers.add(next_ms, job.number)
+
+
+def _job_advanced(state: State, record: JobAdvanced, _: int) -> None:
+    job = state.jobs[record.job]
+    job.sequence, job.wait_ms = record.sequence, record.wait_ms
+    job.moved, job.left = job.moved + record.moved, job.left + record.left
+    job.code, job.problem = record.code, record.problem
+    _await_job(state, job, record.next_ms)
+
+
+def _job_ended(state: State, record: JobEnded, _: int) -> None:
+    job = state.jobs[record.job]
+    job.status, job.ended_ms = record.status, record.time_ms
+    job.code, job.problem = record.code, record.problem
+    _await_job(state, job, 0)
+    count(state.held, JOBS, "", job.by, -1)
+    if len(state.jobs) > ENDED_JOBS_MAX:
+        oldest = next(each.number for each in state.jobs.values() if each.ended_ms)
+        del state.jobs[oldest]
 
 
 # Sessions.
@@ -1449,6 +1503,9 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     SchedulePaused: _schedule_paused,
     ScheduleResumed: _schedule_resumed,
     ScheduleCancelled: _schedule_cancelled,
+    JobStarted: _job_started,
+    JobAdvanced: _job_advanced,
+    JobEnded: _job_ended,
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,

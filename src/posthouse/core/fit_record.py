@@ -25,6 +25,9 @@ from posthouse.core.records import (
     Dropped,
     Expired,
     Forgotten,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Kept,
     Locked,
     MessagesRestored,
@@ -73,6 +76,9 @@ def fit_record(state: State, record: Kept) -> list[Kept | Missing]:
         return [record]
     if isinstance(record, ScheduleFired | SchedulePaused | ScheduleResumed | ScheduleCancelled):
         return [record if record.name in state.schedules else Missing(1)]
+    if isinstance(record, JobAdvanced | JobEnded):
+        job = state.jobs.get(record.job)
+        return [record if job is not None and job.status == "running" else Missing(1)]
     if isinstance(record, SubscriptionCreated):
         topic = state.queues.get(topic_of(record.queue))
         fits_in = topic is not None and topic.properties.delivery != "competing"
@@ -113,6 +119,10 @@ def _fits_forgotten(_: State, queue: Queue, record: Forgotten) -> bool:
     return record.count <= len(queue.seen_order)
 
 
+def _fits_job_started(state: State, _: Queue, record: JobStarted) -> bool:
+    return record.job >= state.next_job
+
+
 def _fits_accepted(state: State, queue: Queue, record: SessionAccepted) -> bool:
     group = queue.groups.get(record.session)
     free = group is None or not group.token
@@ -138,6 +148,7 @@ def _fits_restored(_: State, queue: Queue, record: MessagesRestored) -> bool:
 
 
 _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
+    JobStarted: _fits_job_started,
     QueueDeleted: lambda *_: True,
     Sent: _fits_sent,
     Forgotten: _fits_forgotten,
@@ -243,11 +254,7 @@ def _fits_dead(_: State, queue: Queue, message: Message, record: DeadLettered) -
 
 def _fits_resubmitted(state: State, queue: Queue, message: Message, record: Resubmitted) -> bool:
     target = state.queues.get(record.target)
-    return (
-        target is not None
-        and message.sequence in queue.notes
-        and record.first_sequence >= target.next_sequence
-    )
+    return target is not None and (record.first_sequence >= target.next_sequence)
 
 
 _FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {

@@ -29,6 +29,7 @@ LimitCounts = Literal["all", "waiting"]  # waiting: all but the locked ones
 Right = Literal["manage", "send", "listen"]
 Fanout = Literal["open", "limited", "stopped"]  # limited: only into queues that have few messages
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
+JobStatus = Literal["running", "completed", "cancelled", "failed"]
 
 PRIORITIES = 10
 DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
@@ -247,6 +248,33 @@ class Schedule(msgspec.Struct, array_like=True):
     by: str = ""  # for whom it counts
 
 
+class Job(msgspec.Struct, array_like=True):
+    """Messages of a queue that ticks send again, some at a time, until all have been looked at.
+
+    Fields are added at the end, for snapshots.
+    """
+
+    number: int
+    queue: str
+    queue_number: int  # another queue of that name is not the one that was meant
+    target: str | None  # None: the queue that each message came from
+    rate: int  # messages a second, at most; 0: as many as ticks can
+    keep_reason: bool
+    last_sequence: int  # what came later is not looked at
+    total: int  # messages that could be received when it began
+    started_ms: int
+    by: str  # who started it
+    sequence: int = 0  # where it goes on
+    moved: int = 0
+    left: int = 0  # messages that were passed over, and stay
+    status: JobStatus = "running"
+    next_ms: int = 0  # when it goes on; 0: it has ended
+    wait_ms: int = 0  # how long it has waited last because its target took nothing
+    ended_ms: int = 0
+    code: str = ""  # of the refusal that made it wait, or fail,
+    problem: str = ""  # and its text
+
+
 class Lock(msgspec.Struct, gc=False):
     """A delivery held by a receiver, known by its token.
 
@@ -306,6 +334,9 @@ class State(msgspec.Struct):
     scheduled: dict[int, Schedule] = {}  # by their numbers
     schedule_bytes: int = 0  # of their messages
     schedule_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of schedules
+    jobs: dict[int, Job] = {}  # by number, those that have ended too
+    next_job: int = 1
+    job_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of jobs
     # Passing:
     idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
     wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
@@ -411,5 +442,5 @@ def next_deadline_ms(state: State) -> int | None:
     return earliest((
         state.lock_timers, state.session_timers, state.expiry_timers, state.due_timers,
         state.forget_timers, state.schedule_timers, state.idle_timers, state.wait_timers,
-        state.transaction_timers, state.block_timers,
+        state.transaction_timers, state.block_timers, state.job_timers,
     ))  # fmt: skip

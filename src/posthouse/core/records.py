@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import Blocked, Fanout, Grant, QueueProperties, Receiver
+from posthouse.core.model import Blocked, Fanout, Grant, JobStatus, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.shares import NOBODY, Holder
@@ -468,6 +468,44 @@ class MessagesRestored(_Kept, frozen=True, tag=46):
     notes: list[Note | None]
 
 
+class JobStarted(_Kept, frozen=True, tag=47):
+    """A job was started; it begins at once."""
+
+    queue: str
+    time_ms: int
+    job: int
+    target: str | None
+    rate: int
+    keep_reason: bool
+    last_sequence: int
+    total: int
+    by: str = ""
+
+
+class JobAdvanced(_Kept, frozen=True, tag=48):
+    """A job has moved so many messages; what it moved stands beside this."""
+
+    queue: str
+    time_ms: int
+    job: int
+    sequence: int  # where it goes on,
+    next_ms: int  # and when
+    moved: int
+    left: int
+    wait_ms: int = 0
+    code: str = ""
+    problem: str = ""
+
+
+class JobEnded(_Kept, frozen=True, tag=49):
+    queue: str
+    time_ms: int
+    job: int
+    status: JobStatus
+    code: str = ""
+    problem: str = ""
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -508,6 +546,9 @@ Kept: TypeAlias = (
     | ClockTurnedBack
     | QueueRestored
     | MessagesRestored
+    | JobStarted
+    | JobAdvanced
+    | JobEnded
 )
 
 

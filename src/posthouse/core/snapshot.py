@@ -15,6 +15,7 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     5 Locks      of the whole namespace, behind its queues
     6 Beside     accounts and readers of the feed, which are of no namespace
     7 Schedules  of the whole namespace, behind its queues
+    8 Jobs       likewise, where there have been any
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ from posthouse.core.model import (
     TRANSFER,
     Account,
     Group,
+    Job,
     Lock,
     Queue,
     QueueProperties,
@@ -43,14 +45,16 @@ from posthouse.core.model import (
 from posthouse.core.namespaces import Namespaces, add_account, count_all
 from posthouse.core.ready_list import ReadyList
 from posthouse.core.rules import Rule, bytes_of
-from posthouse.core.shares import SCHEDULES, count
+from posthouse.core.shares import JOBS, SCHEDULES, count
 from posthouse.core.tokens import Tokens
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
-_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules"
+_Parts: TypeAlias = (
+    "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Jobs"
+)
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -130,6 +134,11 @@ class Schedules(_Part, frozen=True, tag=7):
     schedules: list[Schedule]
 
 
+class Jobs(_Part, frozen=True, tag=8):
+    next_job: int
+    jobs: list[Job]
+
+
 class Beside(_Part, frozen=True, tag=6):
     accounts: list[Account] = []
     readers: list[Reader] = []
@@ -137,7 +146,7 @@ class Beside(_Part, frozen=True, tag=6):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
-    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules
+    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Jobs
 )
 
 
@@ -169,6 +178,8 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
         yield from map(Locks, _batches(locks))
         weigh = lambda each: size_bytes(each.message)  # noqa: E731
         yield from map(Schedules, _batches(state.schedules.values(), weigh))
+        if state.next_job > 1:
+            yield Jobs(state.next_job, list(state.jobs.values()))
     for accounts in _batches(world.accounts.values()):
         yield Beside(accounts=accounts)
     if world.readers:
@@ -255,6 +266,13 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
         elif isinstance(part, Schedules):
             for schedule in part.schedules:
                 _schedule(state, schedule)
+        elif isinstance(part, Jobs):
+            state.next_job = part.next_job
+            for job in part.jobs:
+                state.jobs[job.number] = job
+                if job.next_ms:
+                    state.job_timers.add(job.next_ms, job.number)
+                    count(state.held, JOBS, "", job.by, 1)
         elif isinstance(part, Beside):
             for account in part.accounts:
                 add_account(world, account)

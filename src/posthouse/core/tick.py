@@ -22,6 +22,7 @@ from posthouse.core.commands import (
 from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
 from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
+from posthouse.core.jobs import advance
 from posthouse.core.message import ACTIVE, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Blocked, Fanout, Queue, State, before
 from posthouse.core.picking import can_receive, free_sessions, pick_all, pick_in_session, pick_ready
@@ -439,6 +440,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _wake,
     fire,
     _forget,
+    advance,
     _dispatch_pending,
     _admit,
     _hand_on,

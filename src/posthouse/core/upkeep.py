@@ -113,19 +113,26 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     if not chosen:
         return Outcome([], progress)
     plan = Plan(state, now_ms)
-    overlay = plan.overlay(target)
+    send_again(plan, queue, target, chosen, keep_reason=command.keep_reason)
+    return dispatch(plan, progress)
+
+
+def send_again(
+    plan: Plan, queue: Queue, target: Queue, chosen: list[Message], *, keep_reason: bool
+) -> None:
+    """Moves messages of a queue to the end of another, as if they were sent now."""
+    now_ms, overlay = plan.now_ms, plan.overlay(target)
     first = overlay.numbers(len(chosen))
     lives = [sent_life_ms(queue, m.sequence) for m in chosen]
     expires_ms = [expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(
-            queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms,
-            command.keep_reason,
+            queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms, keep_reason
         )
-    )  # fmt: skip
+    )
     for sequence, message in enumerate(chosen, first):
-        note = queue.notes[message.sequence]
-        kept = note.resubmitted(keep_reason=command.keep_reason)
+        note = queue.notes.get(message.sequence, NO_NOTE)
+        kept = note.resubmitted(keep_reason=keep_reason)
         if kept != NO_NOTE:
             overlay.notes[sequence] = kept
         expiry = expires_ms[sequence - first]
@@ -135,7 +142,6 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         if overlay.counted:
             size = overlay.arrived[sequence] = size_bytes(message)
             overlay.added, overlay.added_bytes = overlay.added + 1, overlay.added_bytes + size
-    return dispatch(plan, progress)
 
 
 def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message], Progress]:

@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1  # the newest that this release reads and writes
+from posthouse.core.records import JobAdvanced, JobEnded, JobStarted
+
+VERSION = 2  # the newest that this release reads and writes
 
 # The kinds of records that came after version 1, each with its version.
-KINDS: dict[type, int] = {}
+KINDS: dict[type, int] = {JobStarted: 2, JobAdvanced: 2, JobEnded: 2}
 # The fields that came after version 1, of records and of what they hold, each with its version. A
 # field that has its default says what its absence did, so it needs nothing.
 FIELDS: dict[type, dict[str, int]] = {}
