@@ -88,6 +88,8 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     overflow: Overflow = "reject"  # where there is no room
     limit_counts: LimitCounts = "all"  # the messages that max_messages counts
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
+    # A delivery that is named by its number can be settled after its lock has ended, too.
+    late_settling: bool = False
 
 
 class Group(msgspec.Struct):
