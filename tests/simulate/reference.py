@@ -120,7 +120,7 @@ class Rcv:
     queue: str
     credit: int
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None
     bound: int = 0
     by_id: bool = False
     session: int = 0
@@ -473,14 +473,20 @@ class Reference:
         message.deferred = message.state == "deferred"
         message.state, message.token, message.bound = "locked", -1, to.bound
         message.by_id = to.by_id
-        message.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        message.until = self.now + self._lock_time(queue, to.lock_ms, once=to.once)
         message.stamp = self._tick_stamp()
         return given
+
+    def _lock_time(self, queue: Q, asked: int | None, *, once: bool = False) -> int:
+        """No time at all only for those who ask once."""
+        if once and asked is not None:
+            return asked
+        return asked or queue.props.lock_ms or (0 if once else 60_000)
 
     def _grant(self, queue: Q, to: Rcv, key: str) -> None:
         session = queue.sessions.setdefault(key, Session())
         session.token, session.bound = -1, to.bound_session
-        session.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, to.lock_ms)
         session.stamp = self._tick_stamp()
         queue.used = self.now
         self.granted.append((to.number, key))
@@ -1249,9 +1255,13 @@ class Reference:
             command.receiver, queue.name, command.limit, command.delete, command.lock_ms,
             command.bound, command.by_id, command.session, True, command.deadline_ms,
         )  # fmt: skip
+        given = []
         for _ in range(command.limit):
             if ready := self._ready(queue, command.session):
+                given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
+        if not (command.delete or command.session or self._lock_time(queue, to.lock_ms, once=True)):
+            self._end(queue, given, queue.props.counting == "all")
         if not self.answered:
             queue.touched = self.now
             if command.deadline_ms > self.now:
@@ -1608,12 +1618,12 @@ class Reference:
         if any(queue.props.grouping == "session" for queue, _ in held):
             raise errors.NotAllowed("", "")
         for queue, message in held:
-            message.until = self.now + (command.lock_ms or queue.props.lock_ms)
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
             message.stamp = self._tick_stamp()
         for queue, message in self._late:
             message.state, message.token, message.deferred = "locked", -1, False
             message.bound, message.by_id = 0, False
-            message.until = self.now + (command.lock_ms or queue.props.lock_ms)
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
             message.stamp = self._tick_stamp()
             queue.used = self.now
 
@@ -1642,7 +1652,7 @@ class Reference:
     def _renewsession(self, command: c.RenewSession) -> None:
         queue = self._queue(command.queue)
         session = queue.sessions[self._session_of(queue, command.session)]
-        session.until = self.now + (command.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, command.lock_ms)
         session.stamp = self._tick_stamp()
         queue.touched = self.now
 

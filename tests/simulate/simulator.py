@@ -381,7 +381,7 @@ class Simulator:
         most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
         properties = QueueProperties(
-            lock_ms=random.choice([500, 2_000, 10_000]),
+            lock_ms=random.choice([0, 500, 2_000, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
             ttl_ms=random.choice([None, 3_000]) if name == "brief" or subscribes else None,
             max_messages=random.choice(most),
@@ -524,7 +524,7 @@ class Simulator:
             random.choice([1, 1, 2, 10]),
             self._deadline(),
             random.random() < 0.2,
-            random.choice([0, 0, 700]),
+            random.choice([None, None, None, 700, 0]),
             self._bound(queue, session),
             random.random() < 0.3,
             session,
@@ -771,7 +771,7 @@ class Simulator:
         sending, receiving = random.random() < 0.5, random.random() < 0.5
         changes: dict[str, object] = {
             "max_delivery": random.choice([1, 5]),
-            "lock_ms": random.choice([500, 2_000]),
+            "lock_ms": random.choice([0, 500, 2_000]),
             "status": random.choice(["active", "active", "disabled", "receive-disabled"]),
         }
         if "alerts" not in name:

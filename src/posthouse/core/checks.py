@@ -106,7 +106,7 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
-            check_count(name, value, 1, most)
+            check_count(name, value, name != "lock_ms", most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
     if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
         raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")

@@ -320,15 +320,17 @@ class Receive(_Command, frozen=True):
     """Up to `limit` messages at once, or the first that come before the deadline.
 
     The answer is `Received`, or `Waiting`: then deliveries or a notice will come for the receiver.
+    Where the locks last no time, the messages are delivered, which counts, and are back at once.
     """
 
     right = "listen"
+    once: ClassVar[bool] = True
     queue: str
     receiver: int
     limit: int = 1
     deadline_ms: int = 0
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None  # None: as long as the queue says
     bound: int = 0  # a receiver attached to the same queue and session, with which the locks end
     by_id: bool = False
     session: int = 0
@@ -378,6 +380,7 @@ class ReceiveDeferred(_Command, frozen=True):
 
     right = "listen"
     receiver: ClassVar[int] = 0  # the answer is the caller's alone
+    once: ClassVar[bool] = False
     queue: str
     sequences: Sequence[int]
     delete: bool = False

@@ -260,7 +260,7 @@ def renew(state: State, command: Renew, now_ms: int) -> Outcome:
     plan = Plan(state, now_ms)
 
     def until_ms(queue: Queue) -> int:
-        return now_ms + (command.lock_ms or queue.properties.lock_ms)
+        return now_ms + (command.lock_ms or queue.properties.hold_ms)
 
     for queue, messages in by_queue(state, found.held):
         if queue.properties.grouping == "session":
