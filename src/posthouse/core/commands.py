@@ -257,7 +257,8 @@ class Purge(_Command, frozen=True):
     """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
 
     The answer is a `Progress`; go on from its `next` until that is None. With `sequences` it looks
-    at those alone; what is not there any more is not missed.
+    at those alone; what is not there any more is not missed. With `keys` the keys of duplicate
+    detection go too, as many at a time; `done` does not count them.
     """
 
     right = "manage"
@@ -267,6 +268,7 @@ class Purge(_Command, frozen=True):
     before_ms: int = TIME_MS_MAX
     limit: int = STEPS_MAX
     sequences: Sequence[int] | None = None
+    keys: bool = False
 
 
 class Resubmit(_Command, frozen=True):
@@ -688,6 +690,8 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     duplicates: int = 0
     dropped: int = 0  # for which there was no room; their sequence number is 0
     buried: int = 0  # for which there was none either, and which are dead letters now
+    # The ids of the messages that duplicates repeat, by the index of the duplicate.
+    first_ids: dict[int, str] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
