@@ -38,6 +38,7 @@ NAME_CHARS_MAX = 260
 GROUP_CHARS_MAX = 128
 KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
+QUEUE_EXTRAS_BYTES_MAX = 64 << 10  # what dialects keep with a queue, names and texts in UTF-8
 PROPERTY_CHARS_MAX = 260  # the name of a property
 PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 1 << 20
@@ -181,6 +182,13 @@ class GetQueue(_Command, frozen=True):
     """The answer is a `QueueInfo`."""
 
     right = "manage"
+    queue: str
+
+
+class Look(_Command, frozen=True):
+    """As `GetQueue`, for whoever has any right on the queue, where a protocol has it so."""
+
+    right = "any"
     queue: str
 
 
@@ -609,6 +617,7 @@ Command: TypeAlias = (
     | UpdateQueue
     | DeleteQueue
     | GetQueue
+    | Look
     | ListQueues
     | CreateSubscription
     | ListSubscriptions
