@@ -375,7 +375,7 @@ def test_each_message_is_moved_once_whatever_happens_meanwhile(seed: int) -> Non
                         ended.add(bodies([delivery])[0])
                 case 4:
                     started(world, source, rate=chance.choice([0, 2, 30]))
-                case 5:
+                case _:
                     world = world.restarted(epoch=step + 2) if chance.random() < 0.3 else world
         except (NotAllowed, QuotaExceeded):
             pass

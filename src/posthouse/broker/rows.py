@@ -54,6 +54,7 @@ from posthouse.core.records import (
     QueueUpdated,
     ReaderRemoved,
     ReaderSet,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -95,6 +96,7 @@ KINDS: dict[type, str] = {
     DeadLettered: "dead-lettered",
     Expired: "expired",
     Renewed: "renewed",
+    Relocked: "relocked",
     SessionAccepted: "session-accepted",
     SessionRenewed: "session-renewed",
     SessionReleased: "session-released",
@@ -131,7 +133,7 @@ KINDS: dict[type, str] = {
 }
 _OF_MESSAGES = (
     Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
-    Expired, Renewed, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
+    Expired, Renewed, Relocked, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
 )  # fmt: skip
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
@@ -373,7 +375,7 @@ def _tell(row: Row, record: Any, at: int) -> None:
             row.message_id = record.ids[at] if record.ids else None
         case Taken():
             row.receiver = record.receiver or None
-        case Renewed():
+        case Renewed() | Relocked():
             row.until = record.until_ms
         case Returned():
             row.until = record.until_ms or None

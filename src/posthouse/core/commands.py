@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from posthouse.core.message import Message, NewMessage, Note, Properties
+from posthouse.core.message import Attempt, Message, NewMessage, Note, Properties
 from posthouse.core.model import Account, Fanout, Job, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.shares import NOBODY, Holder
@@ -19,6 +19,9 @@ Need = Right | Literal["any", "broker"]
 # On what: a queue that the command names, all of a namespace, all of the broker, or nothing that
 # was not granted before, because it speaks of a receiver of the caller's own.
 Reach = Literal["queue", "namespace", "broker", "receiver"]
+
+# How a lock is named: by its token, by the id of its message, or as an attempt at that.
+LockName: TypeAlias = int | str | Attempt
 
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
@@ -35,6 +38,7 @@ NAME_CHARS_MAX = 260
 GROUP_CHARS_MAX = 128
 KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
+QUEUE_EXTRAS_BYTES_MAX = 64 << 10  # what dialects keep with a queue, names and texts in UTF-8
 PROPERTY_CHARS_MAX = 260  # the name of a property
 PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 1 << 20
@@ -184,6 +188,13 @@ class GetQueue(_Command, frozen=True):
     queue: str
 
 
+class Look(_Command, frozen=True):
+    """As `GetQueue`, for whoever has any right on the queue, where a protocol has it so."""
+
+    right = "any"
+    queue: str
+
+
 class ListQueues(_Command, frozen=True):
     """The answer is a page of `QueueInfo`, by name; go on after the last name of a page."""
 
@@ -257,7 +268,8 @@ class Purge(_Command, frozen=True):
     """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
 
     The answer is a `Progress`; go on from its `next` until that is None. With `sequences` it looks
-    at those alone; what is not there any more is not missed.
+    at those alone; what is not there any more is not missed. With `keys` the keys of duplicate
+    detection go too, as many at a time; `done` does not count them.
     """
 
     right = "manage"
@@ -267,6 +279,7 @@ class Purge(_Command, frozen=True):
     before_ms: int = TIME_MS_MAX
     limit: int = STEPS_MAX
     sequences: Sequence[int] | None = None
+    keys: bool = False
 
 
 class Resubmit(_Command, frozen=True):
@@ -354,15 +367,17 @@ class Receive(_Command, frozen=True):
     """Up to `limit` messages at once, or the first that come before the deadline.
 
     The answer is `Received`, or `Waiting`: then deliveries or a notice will come for the receiver.
+    Where the locks last no time, the messages are delivered, which counts, and are back at once.
     """
 
     right = "listen"
+    once: ClassVar[bool] = True
     queue: str
     receiver: int
     limit: int = 1
     deadline_ms: int = 0
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None  # None: as long as the queue says
     bound: int = 0  # a receiver attached to the same queue and session, with which the locks end
     by_id: bool = False
     session: int = 0
@@ -412,6 +427,7 @@ class ReceiveDeferred(_Command, frozen=True):
 
     right = "listen"
     receiver: ClassVar[int] = 0  # the answer is the caller's alone
+    once: ClassVar[bool] = False
     queue: str
     sequences: Sequence[int]
     delete: bool = False
@@ -432,13 +448,16 @@ class Peek(_Command, frozen=True):
 
 
 # Settling. A lock is named by its token, or by message id where its receiver asked for that; then
-# the queue may be left out. All of them or none, unless `partial`. The answer is `Settled`.
+# the queue may be left out. Or it is named as an attempt at a message of the queue. Where the queue
+# has late_settling, Complete, Abandon and Renew take an attempt after its lock has ended, too: it
+# stands for the message as it is now, also where a newer delivery holds it. All of them or none,
+# unless `partial`. The answer is `Settled`.
 
 
 class _Settle(_Command, frozen=True):
     right = "listen"
     queue: str | None
-    locks: Sequence[int | str]
+    locks: Sequence[LockName]
     partial: bool = False
     session: int = 0
 
@@ -635,6 +654,7 @@ Command: TypeAlias = (
     | UpdateQueue
     | DeleteQueue
     | GetQueue
+    | Look
     | ListQueues
     | CreateSubscription
     | ListSubscriptions
@@ -719,6 +739,8 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     duplicates: int = 0
     dropped: int = 0  # for which there was no room; their sequence number is 0
     buried: int = 0  # for which there was none either, and which are dead letters now
+    # The ids of the messages that duplicates repeat, by the index of the duplicate.
+    first_ids: dict[int, str] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
@@ -734,9 +756,15 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
     next: int | None  # the sequence number to go on from
 
 
+# What became of a lock that was named. Removed: its message is not in the queue any more.
+SettleResult: TypeAlias = Literal["settled", "removed", "lost"]
+
+
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    lost: Sequence[int | str] = ()  # locks that were lost, where `partial` was asked for
+    lost: Sequence[LockName] = ()  # locks that were not settled, where `partial` was asked for
     until_ms: Sequence[int] = ()  # of renewed locks, in the order in which they were named
+    # For each name, in order, where an attempt was named; none where all were settled.
+    results: Sequence[SettleResult] = ()
 
 
 SETTLED = Settled()
@@ -774,6 +802,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     count: int
     message: Message
     note: Note | None = None
+    first_delivered_ms: int = 0  # of the first delivery that is known
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from posthouse.core.commands import ENDED_JOBS_MAX
+from posthouse.core.delivering import first_ms_of
 from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.message import (
     ACTIVE,
@@ -25,6 +26,7 @@ from posthouse.core.message import (
     Message,
     NewMessage,
     Properties,
+    bare_id,
     group_of,
     size_bytes,
 )
@@ -82,6 +84,7 @@ from posthouse.core.records import (
     ReceiverAttached,
     ReceiverDetached,
     Record,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -207,6 +210,8 @@ def _turn_back(queue: Queue, record: ClockTurnedBack) -> None:
                 message.expires_ms -= moved_ms
         if message.state == DELAYED:
             message.lock = max(1, message.lock - step_ms)
+    for sequence, first_ms in queue.firsts.items():
+        queue.firsts[sequence] = before(first_ms, now_ms, step_ms)
     for sequence, note in list(queue.notes.items()):
         dead_ms = before(note.dead_ms, now_ms, step_ms)
         queue.notes[sequence] = msgspec.structs.replace(note, dead_ms=dead_ms)
@@ -333,13 +338,16 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
     """A dead-letter queue locks as its owner does, and has no limits of its own."""
     return QueueProperties(
         lock_ms=properties.lock_ms, counting=properties.counting,
-        forward_to=properties.forward_dead_to,
+        forward_to=properties.forward_dead_to, late_settling=properties.late_settling,
     )  # fmt: skip
 
 
 def _of_the_rest(properties: QueueProperties) -> QueueProperties:
     """A transfer queue locks as its owner does, and has no limits of its own."""
-    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
+    return QueueProperties(
+        lock_ms=properties.lock_ms, counting=properties.counting,
+        late_settling=properties.late_settling,
+    )  # fmt: skip
 
 
 def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
@@ -595,6 +603,11 @@ def _remember(state: State, queue: Queue, record: Sent) -> None:
             state.forget_timers.add(record.keys_until_ms, queue.number)
         queue.seen[key] = (record.keys_until_ms, sequence)
         queue.seen_order.append((key, record.keys_until_ms))
+        id = bare_id(record.messages[sequence - record.first_sequence].envelope)
+        if id != key:
+            queue.seen_ids[key] = id
+        elif queue.seen_ids:
+            queue.seen_ids.pop(key, None)  # it was another's before
 
 
 def _forgotten(state: State, record: Forgotten, _: int) -> None:
@@ -605,6 +618,7 @@ def _forgotten(state: State, record: Forgotten, _: int) -> None:
         key, until_ms = order.popleft()
         if seen[key][0] == until_ms:  # else it was sent again since
             del seen[key]
+            queue.seen_ids.pop(key, None)
     if order:
         state.forget_timers.add(order[0][1], queue.number)
     _crowd(state, queue)
@@ -673,7 +687,7 @@ def _removed(
 def _completed(state: State, record: Completed, position: int) -> None:
     """Fast path of `_removed`, in one loop without calls: most messages end here."""
     queue = state.queues[record.queue]
-    if queue.groups or queue.notes or queue.lives:
+    if record.late or queue.groups or queue.notes or queue.lives:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
@@ -702,6 +716,9 @@ def _completed(state: State, record: Completed, position: int) -> None:
         size += len(message.envelope)
         if native is not None:
             size += len(native)
+    if queue.firsts:
+        for sequence in record.sequences:
+            queue.firsts.pop(sequence, None)
     for until_ms, tokens in held.items():
         timers.remove_all(until_ms, tokens)
     queue.counts[LOCKED] -= len(record.sequences)
@@ -718,6 +735,7 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     if queue.notes:
         queue.notes.drop(message.sequence)
     queue.lives.pop(message.sequence, None)
+    queue.firsts.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:
         group.messages -= 1
@@ -838,6 +856,23 @@ def _lock_in_group(queue: Queue, lock: Lock, token: int) -> None:
             lock.session = group
 
 
+def _relocked(state: State, record: Relocked, _: int) -> None:
+    """Messages that had come back are held again. They stand in no group."""
+    queue = state.queues[record.queue]
+    tokens = state.tokens.several(record.first_lock, len(record.sequences))
+    for sequence, token in zip(record.sequences, tokens, strict=True):
+        message = queue.messages[sequence]
+        _displace(state, queue, message)
+        _count(queue, message.state, LOCKED, 1)
+        message.state, message.lock = LOCKED, token
+        state.locks[token] = Lock(
+            message, queue, record.until_ms, 0, False, None, None, record.time_ms
+        )
+        state.lock_timers.add(record.until_ms, token)
+    state.next_lock = record.first_lock + len(record.sequences)
+    queue.accessed_ms = record.time_ms
+
+
 def _offer_groups(queue: Queue, sequences: list[int]) -> None:
     for key in dict.fromkeys(queue.messages[sequence].group for sequence in sequences):
         if key is not None and key in queue.groups:
@@ -903,6 +938,8 @@ def _returned(state: State, record: Returned, _: int) -> None:
         message = queue.messages[sequence]
         lock = _unlock(state, queue, message)
         message.count -= record.uncounted
+        if lock.since_ms and not record.uncounted:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
         if lock.deferred:
@@ -932,7 +969,9 @@ def _deferred(state: State, record: Deferred, _: int) -> None:
     queue = state.queues[record.queue]
     for sequence in record.sequences:
         message = queue.messages[sequence]
-        _unlock(state, queue, message)
+        lock = _unlock(state, queue, message)
+        if lock.since_ms:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         message.state = DEFERRED
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
@@ -958,8 +997,12 @@ def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
     assert queue.dead is not None
     for sequence, old in enumerate(record.sequences, record.first_sequence):
         note = epitaph(queue.name, old, queue.notes.get(old), queue.lives.get(old), record)
-        _move(state, queue, queue.messages[old], queue.dead, sequence)
+        message = queue.messages[old]
+        first_ms = first_ms_of(state, queue, message)
+        _move(state, queue, message, queue.dead, sequence)
         queue.dead.notes[sequence] = note
+        if first_ms:
+            queue.dead.firsts[sequence] = first_ms
 
 
 def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
@@ -1032,6 +1075,10 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
             sequence, old.position, old.envelope, old.native, body, old.priority, group, time_ms,
             expires_ms, 0, ACTIVE, 0,
         )  # fmt: skip
+        if copies.same:
+            message.enqueued_ms, message.count = old.enqueued_ms, old.count
+            if number in source.firsts:
+                target.firsts[sequence] = source.firsts[number]
         chunk = chunks.get(sequence // CHUNK)
         if chunk is None:
             chunk = chunks[sequence // CHUNK] = {}
@@ -1097,6 +1144,7 @@ def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
         return
     queue.ready_lists[0].take(sequences)
     for sequence in sequences:
+        queue.firsts.pop(sequence, None)
         message = queue.messages.pop(sequence)
         _unwatch_expiry(state, queue, message)
         _weigh(queue, message, -1)
@@ -1271,6 +1319,7 @@ def _queue_restored(state: State, record: QueueRestored, position: int) -> None:
         queue.seen_order.append((key, until_ms))
         if sequence:
             queue.seen[key] = (until_ms, sequence)
+    queue.seen_ids.update(record.ids)
 
 
 def _messages_restored(state: State, record: MessagesRestored, position: int) -> None:
@@ -1289,6 +1338,8 @@ def _messages_restored(state: State, record: MessagesRestored, position: int) ->
             queue.lives[sequence] = new.ttl_ms
         if (note := record.notes[at]) is not None:
             queue.notes[sequence] = note
+        if record.firsts is not None and record.firsts[at]:
+            queue.firsts[sequence] = record.firsts[at]
         if grouped:
             _join_group(queue, message)
         key = message_key(queue, sequence)
@@ -1493,6 +1544,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ClockTurnedBack: _clock_turned_back,
     QueueRestored: _queue_restored,
     MessagesRestored: _messages_restored,
+    Relocked: _relocked,
     Routed: _routed,
     SubscriptionCreated: _subscription_created,
     RuleSet: _rule_set,

@@ -32,6 +32,7 @@ Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 JobStatus = Literal["running", "completed", "cancelled", "failed"]
 
 PRIORITIES = 10
+LOCK_MS = 60_000  # of what somebody is to settle, where the queue's own lock time is 0
 DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
 
 
@@ -64,7 +65,7 @@ def topic_of(queue: str) -> str:
 class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     """Properties of a queue. None means: no limit."""
 
-    lock_ms: int = 60_000
+    lock_ms: int = 60_000  # 0: what is received by asking once is at once back in its place
     max_delivery: int = 10
     ttl_ms: int | None = None
     max_bytes: int | None = None
@@ -89,6 +90,16 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     overflow: Overflow = "reject"  # where there is no room
     limit_counts: LimitCounts = "all"  # the messages that max_messages counts
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
+    # A delivery that is named by its number can be settled after its lock has ended, too.
+    late_settling: bool = False
+    # What forward_dead_to hands on keeps its delivery count and its times.
+    forward_dead_unchanged: bool = False
+    max_locked: int | None = None  # messages that are locked at a time
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a session, or a delivery that somebody is to settle, is locked."""
+        return self.lock_ms or LOCK_MS
 
 
 class Group(msgspec.Struct):
@@ -115,7 +126,7 @@ class Receiver(msgspec.Struct):
     queue: str
     credit: int = 0
     delete: bool = False  # receive-and-delete
-    lock_ms: int = 0  # 0: as the queue says
+    lock_ms: int | None = None  # None: as the queue says
     bound: int = 0  # the receiver with which its locks end, most often itself; 0: they live on
     bound_session: bool = False  # the session it waits for is to end with who reads it
     by_id: bool = False  # its locks can be settled by message id
@@ -162,9 +173,11 @@ class Queue(msgspec.Struct):
     state_bytes: int = 0  # of its sessions' states
     notes: Notes = msgspec.field(default_factory=Notes)
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
+    firsts: dict[int, int] = {}  # when a message was first delivered, where a delivery has ended
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
+    seen_ids: dict[str, str] = {}  # by key: the message's id, where that is not the key
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
     transfer: "Queue | None" = None  # what it could not forward, where it forwards
@@ -199,6 +212,11 @@ class Queue(msgspec.Struct):
             most_bytes is None
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
+
+    def lock_room(self, locked: int = 0) -> int | None:
+        """How many more messages may be locked, beside so many; None: there is no limit."""
+        most = self.properties.max_locked
+        return None if most is None else max(0, most - self.counts[LOCKED] - locked)
 
     def counted(self, counts: LimitCounts) -> int:
         """Counts its own messages, without the locked ones where a limit is for those that wait."""
