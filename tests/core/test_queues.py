@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def names(world: World, **options: object) -> list[str]:
     answer = world.do(ListQueues(**options)).answer  # type: ignore[arg-type]
     assert isinstance(answer, list)
-    return [each if isinstance(each, str) else each.name for each in answer]
+    return [each.name for each in answer if isinstance(each, QueueInfo)]
 
 
 def test_a_new_queue_has_the_documented_properties() -> None:
