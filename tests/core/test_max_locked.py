@@ -6,6 +6,7 @@ from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     Abandon,
     Attach,
+    Command,
     Complete,
     Credit,
     Defer,
@@ -76,7 +77,7 @@ def test_whatever_ends_a_lock_makes_room_for_who_waits(end: str) -> None:
         world.do(UpdateQueue(queue, QueueProperties(max_locked=2)))
         found = world.advance(0)
     else:
-        command = {
+        command: Command = {
             "abandon": Abandon(queue, [held.token]), "defer": Defer(queue, [held.token]),
             "purge": Purge(queue, frozenset((LOCKED,))),
         }[end]  # fmt: skip
