@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from posthouse.cli.completion import candidates
 from posthouse.cli.parser import make_parser
 from tests.server.running import Running, development, running
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "posthouse.cli"]
 
@@ -87,7 +89,7 @@ def test_queues(shell: Shell) -> None:
     shell.run("queue", "update", "made", "--set", "lock_ms=6000")
     assert "lock_ms              6000" in shell.run("queue", "show", "made")
     assert "made" in shell.run("queue", "ls")
-    assert "must be" in shell.run("queue", "update", "made", "--set", "lock_ms=0", code=2)
+    assert "must be" in shell.run("queue", "update", "made", "--set", "lock_ms=-1", code=2)
     shell.run("queue", "update", "made", code=2)
     shell.run("send", "made", "--lines", given="x\n" * 1_200)
     shell.run("queue", "pause", "made", "--sending")
@@ -367,6 +369,62 @@ def test_a_transaction(shell: Shell) -> None:
     shell.run("send", "together", "c", "--transaction", number)
     assert shell.run("transaction", "rollback", number) == "Rolled back.\n"
     shell.run("transaction", "commit", number, code=1)
+
+
+def bury(broker: Running, queue: str, count: int) -> None:
+    broker.send(queue, *map(str, range(count)))
+    form = {"locks": [message["token"] for message in broker.receive(queue, count)]}
+    assert broker.queue("POST", f"{queue}/dead-letter", form | {"reason": "bad"}).status < 300
+
+
+def jobs(broker: Running) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = broker.queue("GET", "old%2F$dead/jobs").json["jobs"]
+    return found
+
+
+def test_jobs(shell: Shell) -> None:
+    shell.run("queue", "create", "old")
+    bury(shell.broker, "old", 20)
+    assert "20 messages" in shell.run("job", "start", "old", "--rate", "1")
+    [listed] = json.loads(shell.run("job", "ls", "--json"))
+    assert (listed["queue"], listed["status"], listed["rate"]) == ("old/$dead", "running", 1)
+    assert "its source" in shell.run("job", "ls")
+    assert "job is at work" in shell.run("job", "start", "old", code=1)
+    said = shell.run("job", "cancel", "old/$dead", str(listed["job"]))
+    assert said.startswith(f"Job {listed['job']} is cancelled; it has moved ")
+    shell.run("queue", "create", "new")
+    shell.run("job", "start", "old", "--to", "new")
+    until(
+        lambda: json.loads(shell.run("job", "ls", "--json"))[0]["status"] == "completed", "the job"
+    )
+    job = json.loads(shell.run("job", "ls", "-n", "1", "--json"))[0]
+    shell.run("job", "start", "none", code=3)
+    shell.run("job", "cancel", "new", "77", code=3)
+    shell.run("job", "start", "new", "--here", "--to", "old")
+    until(
+        lambda: json.loads(shell.run("job", "ls", "--json"))[0]["moved"] == job["moved"], "the job"
+    )
+
+
+def test_a_job_goes_on_after_a_kill_and_moves_each_message_once(tmp_path: Path) -> None:
+    flags = ("--data", str(tmp_path), "--dev")
+    with running(*flags) as broker:
+        assert broker.queue("PUT", "old", {}).status < 300
+        bury(broker, "old", 600)
+        started = broker.queue("POST", "old%2F$dead/jobs", {"rate": 300}).json
+        assert (started["total"], started["moved"]) == (600, 0)
+        until(
+            lambda: broker.queue("GET", "old%2F$dead/jobs").json["jobs"][0]["moved"] > 0, "a start"
+        )
+        broker.kill()
+    with running(*flags) as broker:
+        until(
+            lambda: broker.queue("GET", "old%2F$dead/jobs").json["jobs"][0]["ended_ms"], "the end"
+        )
+        [job] = jobs(broker)
+        assert (job["status"], job["moved"], job["left"]) == ("completed", 600, 0)
+        bodies = [message["body"] for message in broker.receive("old", 1_000)]
+        assert sorted(map(int, bodies)) == list(range(600))
 
 
 def test_schedules(shell: Shell) -> None:

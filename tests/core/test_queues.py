@@ -8,6 +8,7 @@ import pytest
 from posthouse.core.commands import (
     NAME_CHARS_MAX,
     PAGE_MAX,
+    QUEUE_EXTRAS_BYTES_MAX,
     Abandon,
     Attach,
     Command,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def names(world: World, **options: object) -> list[str]:
     answer = world.do(ListQueues(**options)).answer  # type: ignore[arg-type]
     assert isinstance(answer, list)
-    return [each if isinstance(each, str) else each.name for each in answer]
+    return [each.name for each in answer if isinstance(each, QueueInfo)]
 
 
 def test_a_new_queue_has_the_documented_properties() -> None:
@@ -146,7 +147,7 @@ def test_a_name_may_have_parts_and_letters_of_any_script() -> None:
 @pytest.mark.parametrize(
     "properties",
     [
-        {"lock_ms": 0},
+        {"lock_ms": -1},
         {"max_delivery": 0},
         {"ttl_ms": 0},
         {"max_bytes": -1},
@@ -527,5 +528,9 @@ def test_what_a_dialect_keeps_with_a_queue_is_told_again() -> None:
     world = World()
     world.queue(extras={"express": "true"})
     assert world.state.queues["orders"].properties.extras == {"express": "true"}
-    with pytest.raises(InvalidArgument, match="4096 characters in all"):
-        world.queue("other", extras={"long": "x" * 4_096})
+    most = {"long": "x" * (QUEUE_EXTRAS_BYTES_MAX - 6), "ü": ""}
+    world.queue("much", extras=most)
+    with pytest.raises(InvalidArgument, match="65536 bytes in all"):
+        world.queue("other", extras=most | {"o": ""})
+    with pytest.raises(InvalidArgument, match="extras"):
+        world.queue("other", extras={"x": "y" * (QUEUE_EXTRAS_BYTES_MAX + 1)})

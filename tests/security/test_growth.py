@@ -484,12 +484,14 @@ OF_COMMANDS: dict[str, str] = {
         "Start", "Tick", "StepClock", "SetClock", "TurnClockBack", "SetFanout", "Move"),
         BROKERS_OWN),
     **dict.fromkeys((
-        "GetQueue", "ListQueues", "ListSubscriptions", "ListRules", "Peek", "GetSessionState",
-        "ListSessions", "ListSchedules", "ListNamespaces", "ListAccounts", "ListReaders"), LOOKS),
+        "GetQueue", "Look", "ListQueues", "ListSubscriptions", "ListRules", "Peek",
+        "GetSessionState",
+        "ListSessions", "ListSchedules", "ListJobs",
+        "ListNamespaces", "ListAccounts", "ListReaders"), LOOKS),
     **dict.fromkeys((
         "DeleteQueue", "RemoveRule", "Purge", "Cancel", "Detach", "Complete", "Release",
-        "ReleaseSession", "CancelSchedule", "RollBack", "DeleteNamespace", "RevokeAccount",
-        "RemoveReader"), ENDS),
+        "ReleaseSession", "CancelSchedule", "CancelJob", "RollBack", "DeleteNamespace",
+        "RevokeAccount", "RemoveReader"), ENDS),
     **dict.fromkeys((
         "Pause", "Resume", "Renew", "RenewSession", "PauseSchedule", "ResumeSchedule", "Credit"),
         CHANGES),
@@ -505,6 +507,7 @@ OF_COMMANDS: dict[str, str] = {
     "SetSessionState": "states of sessions", "SetSchedule": "schedules", "Begin": "transactions",
     "Work": "messages in transactions", "CreateNamespace": "namespaces", "SetAccount": "principals",
     "SetReader": "readers",
+    "StartJob": "jobs: a hundred run, and of those that have ended a thousand are remembered",
 }  # fmt: skip
 OF_PYQUEUE: dict[str, str] = {
     **dict.fromkeys((

@@ -30,7 +30,8 @@ NOT_ROOMY = {
     c.ListQueues, c.ListSubscriptions, c.RemoveRule, c.ListRules, c.Pause, c.Resume, c.Purge,
     c.Cancel, c.Credit, c.Detach, c.ReceiveDeferred, c.Peek, c.Complete, c.Release, c.Renew,
     c.RenewSession, c.ReleaseSession, c.GetSessionState, c.ListSessions, c.PauseSchedule,
-    c.ResumeSchedule, c.CancelSchedule, c.ListSchedules, c.Work, c.Commit, c.RollBack,
+    c.ResumeSchedule, c.CancelSchedule, c.ListSchedules, c.CancelJob, c.ListJobs,
+    c.Work, c.Commit, c.RollBack,
     n.DeleteNamespace, n.ListNamespaces, n.RevokeAccount, n.ListAccounts, n.RemoveReader,
     n.ListReaders,
 }  # fmt: skip

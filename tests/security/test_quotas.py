@@ -22,7 +22,8 @@ from tests.server.running import Running
 DOCUMENT = Path(__file__).parents[2] / "docs" / "server.md"
 
 SHARED = {
-    "SUBSCRIPTIONS_MAX", "SCHEDULES_MAX", "BLOCKED_MAX", "BLOCKED_BYTES_MAX", "TRANSACTIONS_MAX",
+    "SUBSCRIPTIONS_MAX", "SCHEDULES_MAX", "JOBS_MAX", "BLOCKED_MAX",
+    "BLOCKED_BYTES_MAX", "TRANSACTIONS_MAX",
     "TRANSACTIONS_BYTES_MAX", "NAMESPACES_MAX", "ACCOUNTS_MAX", "READERS_MAX",
 }  # fmt: skip
 
@@ -32,6 +33,7 @@ NOT_SHARED = {
     **dict.fromkeys((
         "BATCH_MAX", "SEND_BYTES_MAX", "ANSWER_BYTES_MAX", "PAGE_MAX", "STEPS_MAX", "LOOK_MAX",
         "CLIENT_CHARS_MAX", "NAME_CHARS_MAX", "GROUP_CHARS_MAX", "KEY_CHARS_MAX", "TEXT_CHARS_MAX",
+        "QUEUE_EXTRAS_BYTES_MAX",
         "PROPERTY_CHARS_MAX", "PROPERTIES_BYTES_MAX", "TIME_MS_MAX", "DURATION_MS_MAX",
         "RECEIVER_MAX",
         "RULE_CHARS_MAX", "HAND_ON_MAX", "HAND_ON_BYTES_MAX", "FIRE_BYTES_MAX",
@@ -40,7 +42,7 @@ NOT_SHARED = {
     ), ONE_COMMAND),
     **dict.fromkeys((
         "CREDIT_MAX", "SESSION_STATE_BYTES_MAX", "RULES_MAX", "RULES_EFFORT_MAX",
-        "BACKOFF_MAX", "HOPS_MAX",
+        "BACKOFF_MAX", "HOPS_MAX", "JOB_RATE_MAX", "ENDED_JOBS_MAX",
         "GRANTS_MAX", "KEYS_MAX", "SEALED_BYTES_MAX", "EXTRAS_CHARS_MAX",
     ), ONE_THING),
     "FANOUT_LIMITED_MAX": "what a queue may have and still get copies while memory is short",

@@ -13,7 +13,14 @@ from msgspec import structs
 
 from posthouse.core import commands as c
 from posthouse.core import errors
-from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope, encode_envelope
+from posthouse.core.message import (
+    STATES,
+    Attempt,
+    NewMessage,
+    Properties,
+    decode_envelope,
+    encode_envelope,
+)
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from tests.simulate.meanings import ACTIONS, Unclear, fits
@@ -72,7 +79,7 @@ class Q:
     messages: list[Msg] = field(default_factory=list)
     next: int = 1
     sessions: dict[str, Session] = field(default_factory=dict)
-    seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seen: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # until, number, id
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
     temporary: bool = False  # the subscription of one who is attached to a fan-out queue
     follows: bool = False  # what was there before it began to forward has to go too
@@ -113,7 +120,7 @@ class Rcv:
     queue: str
     credit: int
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None
     bound: int = 0
     by_id: bool = False
     session: int = 0
@@ -179,6 +186,9 @@ class Reference:
         self.admitted: list[tuple[int, object]] = []  # sender, sequences
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
+        self.first_ids: dict[int, str] = {}  # of what the duplicates in a send repeat
+        self.results: list[str] = []  # of the locks that a settlement named
+        self.late: list[tuple[Q, Msg]] = []  # what it settles though it is not locked
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
@@ -192,6 +202,7 @@ class Reference:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.admitted, self.answer = [], None
+        self.results, self.late = [], []
         self._ready_now, self._back, self._committed = {}, [], []
         self._following = [queue.name for queue in self.queues.values() if queue.follows]
         for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
@@ -236,13 +247,21 @@ class Reference:
             if queue.name == command.queue
         )
 
-    def learn(self, tokens: list[int], sessions: list[int]) -> None:
-        """The tokens the core chose, in the order of what was answered, given and granted."""
+    def learn(
+        self, tokens: list[int], sessions: list[int], again: dict[tuple[str, int], int]
+    ) -> None:
+        """The tokens the core chose, in the order of what was answered, given and granted.
+
+        `again`: of all that is locked now, by queue and sequence number.
+        """
         given = zip(self.answered + self.given, tokens, strict=True)
         for (_, name, sequence, _), token in sorted(given, key=lambda pair: pair[1]):
             for message in self.queues[name].messages:
                 if message.sequence == sequence and message.token == -1:
                     message.token, message.stamp = token, self._tick_stamp()
+        for queue, message in self.late:
+            if message.state == "locked":  # again, with a token that nobody is told
+                message.token = again[queue.name, message.sequence]
         pending = [s for q in self.queues.values() for s in q.sessions.values() if s.token == -1]
         assert len(pending) == len(sessions)
         for (_, key), token in zip(self.granted, sessions, strict=True):
@@ -424,6 +443,7 @@ class Reference:
                     if receiver.queue == queue.name
                     and receiver.credit > 0
                     and not receiver.accepting
+                    and (receiver.delete or self._may_lock(queue))
                     and (ready := self._ready(queue, receiver.session))
                 ),
                 None,
@@ -455,14 +475,24 @@ class Reference:
         message.deferred = message.state == "deferred"
         message.state, message.token, message.bound = "locked", -1, to.bound
         message.by_id = to.by_id
-        message.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        message.until = self.now + self._lock_time(queue, to.lock_ms, once=to.once)
         message.stamp = self._tick_stamp()
         return given
+
+    def _may_lock(self, queue: Q, more: int = 1) -> bool:
+        locked = sum(m.state == "locked" for m in queue.messages)
+        return queue.props.max_locked is None or locked + more <= queue.props.max_locked
+
+    def _lock_time(self, queue: Q, asked: int | None, *, once: bool = False) -> int:
+        """No time at all only for those who ask once."""
+        if once and asked is not None:
+            return asked
+        return asked or queue.props.lock_ms or (0 if once else 60_000)
 
     def _grant(self, queue: Q, to: Rcv, key: str) -> None:
         session = queue.sessions.setdefault(key, Session())
         session.token, session.bound = -1, to.bound_session
-        session.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, to.lock_ms)
         session.stamp = self._tick_stamp()
         queue.used = self.now
         self.granted.append((to.number, key))
@@ -829,7 +859,8 @@ class Reference:
             why = "MessageTooLarge"
         else:
             try:
-                return self._put(target, message)
+                same = owner is not None and owner.props.forward_dead_unchanged
+                return self._put(target, message, same=same and queue.is_part)
             except errors.QuotaExceeded:
                 why = "QuotaExceeded"
         if queue.is_part:
@@ -839,10 +870,12 @@ class Reference:
     def _leads_on(self, queue: Q) -> bool:
         return queue.is_part or queue.hands_on or self.queues[queue.name + DEAD].hands_on
 
-    def _put_dead(self, queue: Q, message: Msg, reason: str) -> tuple[Q, Msg]:
-        return self._add(self.queues[queue.name + DEAD], message, reason)
+    def _put_dead(
+        self, queue: Q, message: Msg, reason: str, *, same: bool = False
+    ) -> tuple[Q, Msg]:
+        return self._add(self.queues[queue.name + DEAD], message, reason, same=same)
 
-    def _put(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]]:
+    def _put(self, queue: Q, message: Msg, *, same: bool = False) -> list[tuple[Q, Msg]]:
         """A copy, if there is room for it or something gives way. Raises QuotaExceeded."""
         self._changes(queue)
         overflow = queue.props.overflow
@@ -851,18 +884,22 @@ class Reference:
                 queue.next, queue.used = queue.next + 1, self.now
                 return []
             if overflow == "to-dead-letter":
-                return [self._put_dead(queue, message, "QueueFull")]
+                return [self._put_dead(queue, message, "QueueFull", same=same)]
             if overflow == "drop-oldest":
                 self._drop_oldest(queue, [message])
             self._check_room(queue, [message])
-        return [self._add(queue, message)]
+        return [self._add(queue, message, same=same)]
 
-    def _add(self, queue: Q, message: Msg, reason: str | None = None) -> tuple[Q, Msg]:
+    def _add(
+        self, queue: Q, message: Msg, reason: str | None = None, *, same: bool = False
+    ) -> tuple[Q, Msg]:
         lives = [] if message.expires is None else [message.expires]
         if queue.props.ttl_ms is not None:
-            lives.append(self.now + queue.props.ttl_ms)
+            lives.append((message.enqueued if same else self.now) + queue.props.ttl_ms)
         new = replace(
-            message, sequence=queue.next, state="active", enqueued=self.now, count=0, token=0,
+            message, sequence=queue.next, state="active",
+            enqueued=message.enqueued if same else self.now,
+            count=message.count if same else 0, token=0,
             bound=0, deferred=False, reason=reason or message.reason,
             hops=message.hops if self._leads_on(queue) else 0,
             expires=None if queue.is_part else min(lives, default=None),
@@ -913,11 +950,14 @@ class Reference:
 
     def _dead(self, props: QueueProperties) -> QueueProperties:
         return QueueProperties(
-            lock_ms=props.lock_ms, counting=props.counting, forward_to=props.forward_dead_to
-        )
+            lock_ms=props.lock_ms, counting=props.counting, forward_to=props.forward_dead_to,
+            late_settling=props.late_settling,
+        )  # fmt: skip
 
     def _transfer(self, props: QueueProperties) -> QueueProperties:
-        return QueueProperties(lock_ms=props.lock_ms, counting=props.counting)
+        return QueueProperties(
+            lock_ms=props.lock_ms, counting=props.counting, late_settling=props.late_settling
+        )
 
     def _check_forwarding(self, props: QueueProperties) -> None:
         for target in (props.forward_to, props.forward_dead_to):
@@ -1026,6 +1066,8 @@ class Reference:
     def _purge(self, command: c.Purge) -> None:
         queue = self._queue(command.queue)
         states = {STATES[number] for number in command.states}
+        if command.keys:
+            queue.seen = {}
         for message in list(queue.messages):
             old = message.enqueued < command.before_ms
             if message.state in states and message.sequence >= command.first and old:
@@ -1144,22 +1186,24 @@ class Reference:
 
     def _take(self, queue: Q, command: c.Send) -> None:
         messages: list[Msg] = []
-        keys: dict[str, int] = {}
+        keys: dict[str, tuple[int, str]] = {}
         answer = []
+        self.first_ids = {}
         sequence = queue.next
         for at, new in enumerate(command.messages):
             envelope = decode_envelope(new.envelope)
             key = command.keys[at] if command.keys else None
             key = key if key is not None else envelope.id
             if queue.props.duplicate_detection and key:
-                until, before = queue.seen.get(key, (0, 0))
-                before = keys.get(key, before if until > self.now else 0)
+                until, before, first = queue.seen.get(key, (0, 0, ""))
+                before, first = keys.get(key, (before if until > self.now else 0, first))
                 if before:
                     if command.refuse_duplicates:
                         raise errors.Duplicate(queue.name, key, before)
+                    self.first_ids[at] = first
                     answer.append(before)
                     continue
-                keys[key] = sequence
+                keys[key] = (sequence, envelope.id)
             due = new.due_ms if new.due_ms > self.now else 0
             ttl = self._life(queue, new.ttl_ms)
             expires = None if ttl is None else (due or self.now) + ttl
@@ -1176,11 +1220,11 @@ class Reference:
         if queue.props.overflow == "drop-newest" and late:
             gone = late[0].sequence  # this one and all behind it
             answer = [number if number < gone else 0 for number in answer]
-            keys = {key: number for key, number in keys.items() if number < gone}
+            keys = {key: known for key, known in keys.items() if known[0] < gone}
         for message in messages:
             message.stamp = message.expiry_stamp = self._tick_stamp()
-        for key, number in keys.items():
-            queue.seen[key] = (self.now + queue.props.duplicate_window_ms, number)
+        for key, known in keys.items():
+            queue.seen[key] = (self.now + queue.props.duplicate_window_ms, *known)
         if messages:
             queue.used = self.now
         queue.messages += messages
@@ -1228,9 +1272,17 @@ class Reference:
             command.receiver, queue.name, command.limit, command.delete, command.lock_ms,
             command.bound, command.by_id, command.session, True, command.deadline_ms,
         )  # fmt: skip
+        given = []
+        if not (command.delete or command.deadline_ms > self.now or self._may_lock(queue)):
+            raise errors.QuotaExceeded(queue.name, "", 0, 0)
         for _ in range(command.limit):
+            if not (command.delete or self._may_lock(queue)):
+                break
             if ready := self._ready(queue, command.session):
+                given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
+        if not (command.delete or command.session or self._lock_time(queue, to.lock_ms, once=True)):
+            self._end(queue, given, queue.props.counting == "all")
         if not self.answered:
             queue.touched = self.now
             if command.deadline_ms > self.now:
@@ -1334,6 +1386,8 @@ class Reference:
                 raise errors.MessageNotFound(queue.name, sequence, "deferred")
             if key is not None and message.group != key:
                 raise errors.MessageNotFound(queue.name, sequence, "deferred")
+        if not (command.delete or self._may_lock(queue, len(command.sequences))):
+            raise errors.QuotaExceeded(queue.name, "", 0, 0)
         to = Rcv(
             0, queue.name, 0, command.delete, command.lock_ms, command.bound, command.by_id,
             command.session,
@@ -1345,25 +1399,45 @@ class Reference:
         self._queue(command.queue)
 
     def _held(self, command: c.Settle) -> list[tuple[Q, Msg]]:
-        held = self._locked(command)
-        for queue, _ in held:
+        late = isinstance(command, c.Complete | c.Abandon | c.Renew)
+        held = self._locked(command, late=late)
+        for queue, _ in held + self.late:
             self._use(queue)
         return held
 
-    def _locked(self, command: c.Settle) -> list[tuple[Q, Msg]]:
+    def _locked(self, command: c.Settle, *, late: bool = False) -> list[tuple[Q, Msg]]:
         queue = None if command.queue is None else self._queue(command.queue)
         session = None
         if command.session and queue is not None:
             session = self._session_of(queue, command.session)
         held: list[tuple[Q, Msg]] = []
-        lost: list[int | str] = []
+        lost: list[c.LockName] = []
         for name in command.locks:
+            is_late, is_gone = False, False
+            if isinstance(name, Attempt):
+                assert queue is not None
+                is_late = late and queue.props.late_settling
+                meant = next((m for m in queue.messages if m.sequence == name.sequence), None)
+                back = meant is not None and meant.state in ("active", "delayed")
+                is_gone = meant is None and 0 < name.sequence < queue.next
+                is_gone = is_gone or (back and meant is not None and not self._fresh(meant))
+                if is_late and meant is not None and not is_gone and self._was(name, meant):
+                    same = any(m is meant for _, m in held)
+                    if back or same:
+                        if back and not any(m is meant for _, m in self.late):
+                            self.late.append((queue, meant))
+                        self.results.append("settled")
+                        continue
             found = [
                 (q, m)
                 for q in self.queues.values()
                 for m in q.messages
                 if m.state == "locked"
-                and (m.token == name or (m.by_id and name == m.id))
+                and (
+                    m.token == name
+                    or (m.by_id and name == m.id)
+                    or (q is queue and self._names(name, m, late=is_late))
+                )
                 and not any(m is other for _, other in held)
                 and not self.settling(m.token)
             ]
@@ -1371,17 +1445,30 @@ class Reference:
                 (q, m)
                 for q, m in sorted(found, key=lambda pair: pair[1].token)
                 if (queue is None or q is queue or self._is_one_of(q, queue))
-                and (self._until(q, m) > self.now or m.token in self._committed)
+                and (is_late or self._until(q, m) > self.now or m.token in self._committed)
                 and (session is None or m.group == session)
             ]
             if holding:
                 held.append(holding[0])
+                self.results.append("settled")
             elif command.partial:
                 lost.append(name)
+                self.results.append("removed" if is_gone else "lost")
+            elif is_gone:
+                raise errors.MessageNotFound("", 0, "")
             else:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
         return held
+
+    def _was(self, name: Attempt, message: Msg) -> bool:
+        return 0 < name.count <= message.count
+
+    def _names(self, name: c.LockName, message: Msg, *, late: bool) -> bool:
+        """Whether an attempt stands for a message that is locked."""
+        if not isinstance(name, Attempt) or name.sequence != message.sequence:
+            return False
+        return self._was(name, message) if late else name.count == message.count
 
     def _is_one_of(self, queue: Q, fan_out: Q) -> bool:
         return queue.temporary and queue in self._subscriptions(fan_out)
@@ -1399,7 +1486,7 @@ class Reference:
         ]
 
     def _complete(self, command: c.Complete) -> None:
-        for queue, message in self._held(command):
+        for queue, message in self._held(command) + self.late:
             queue.messages.remove(message)
             self._drop_session(queue, message.group)
 
@@ -1553,9 +1640,17 @@ class Reference:
         held = self._held(command)
         if any(queue.props.grouping == "session" for queue, _ in held):
             raise errors.NotAllowed("", "")
+        if self.late and not self._may_lock(self.late[0][0], len(self.late)):
+            raise errors.QuotaExceeded("", "", 0, 0)
         for queue, message in held:
-            message.until = self.now + (command.lock_ms or queue.props.lock_ms)
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
             message.stamp = self._tick_stamp()
+        for queue, message in self.late:
+            message.state, message.token, message.deferred = "locked", -1, False
+            message.bound, message.by_id = 0, False
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
+            message.stamp = self._tick_stamp()
+            queue.used = self.now
 
     def _acceptsession(self, command: c.AcceptSession) -> None:
         queue = self._receivable(command.queue)
@@ -1582,7 +1677,7 @@ class Reference:
     def _renewsession(self, command: c.RenewSession) -> None:
         queue = self._queue(command.queue)
         session = queue.sessions[self._session_of(queue, command.session)]
-        session.until = self.now + (command.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, command.lock_ms)
         session.stamp = self._tick_stamp()
         queue.touched = self.now
 

@@ -26,6 +26,7 @@ from posthouse.core.commands import (
     CreateQueue,
     CreateSubscription,
     Resubmit,
+    StartJob,
     UpdateQueue,
     Work,
 )
@@ -411,7 +412,7 @@ def _reached(namespace: str, command: Command | SpaceCommand) -> list[tuple[str,
         case "queue":
             queue = getattr(command, "queue", None)
             reached = [(namespace, _ALL if queue is None else entity_of(queue))]
-            if isinstance(command, Resubmit) and command.target is not None:
+            if isinstance(command, Resubmit | StartJob) and command.target is not None:
                 reached.append((namespace, entity_of(command.target)))
             if isinstance(command, CreateQueue | UpdateQueue | CreateSubscription):
                 given = command.properties

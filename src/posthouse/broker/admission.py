@@ -22,6 +22,7 @@ from posthouse.core.commands import (
     SetRule,
     SetSchedule,
     SetSessionState,
+    StartJob,
     UpdateQueue,
 )
 from posthouse.core.errors import Busy, QuotaExceeded
@@ -42,7 +43,7 @@ _PRESSED_SLOW_MS = 200  # delay of answers to senders while the disk is short of
 ROOMY = frozenset((
     Send, Resubmit, CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetSchedule,
     SetSessionState, AcceptSession, Attach, Receive, Abandon, Defer, DeadLetter, Begin,
-    CreateNamespace, SetAccount, SetReader,
+    CreateNamespace, SetAccount, SetReader, StartJob,
 ))  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class Admission:
         """Raises QuotaExceeded or Busy."""
         if type(command) not in ROOMY:
             return
-        if isinstance(command, Send | Resubmit) and self._store.full:
+        if isinstance(command, Send | Resubmit | StartJob) and self._store.full:
             self._figures.crowded += 1
             self._figures.no_space += 1
             raise QuotaExceeded(command.queue, "disk space", 0, 0)

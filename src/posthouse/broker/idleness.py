@@ -164,8 +164,9 @@ def next_skip_ms(
 
 
 def _message_deadlines(state: State) -> Iterator[int | None]:
-    """The timers of messages, schedules and idle queues: what a test waits for."""
-    for timers in (state.due_timers, state.expiry_timers, state.schedule_timers):
+    """The timers of messages, schedules, jobs and idle queues: what a test waits for."""
+    timed = (state.due_timers, state.expiry_timers, state.schedule_timers, state.job_timers)
+    for timers in timed:
         yield timers.first
     if state.idle_timers.first is not None:  # of one that is in use, the time begins again
         for moment_ms, number in state.idle_timers.items():

@@ -38,6 +38,9 @@ from posthouse.core.records import (
     Dropped,
     Expired,
     Forgotten,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Locked,
     MessagesRestored,
     Missing,
@@ -51,6 +54,7 @@ from posthouse.core.records import (
     QueueUpdated,
     ReaderRemoved,
     ReaderSet,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -92,6 +96,7 @@ KINDS: dict[type, str] = {
     DeadLettered: "dead-lettered",
     Expired: "expired",
     Renewed: "renewed",
+    Relocked: "relocked",
     SessionAccepted: "session-accepted",
     SessionRenewed: "session-renewed",
     SessionReleased: "session-released",
@@ -122,10 +127,13 @@ KINDS: dict[type, str] = {
     ClockTurnedBack: "clock-turned-back",
     QueueRestored: "queue-restored",
     MessagesRestored: "restored",
+    JobStarted: "job-started",
+    JobAdvanced: "job-advanced",
+    JobEnded: "job-ended",
 }
 _OF_MESSAGES = (
     Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
-    Expired, Renewed, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
+    Expired, Renewed, Relocked, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
 )  # fmt: skip
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
@@ -367,7 +375,7 @@ def _tell(row: Row, record: Any, at: int) -> None:
             row.message_id = record.ids[at] if record.ids else None
         case Taken():
             row.receiver = record.receiver or None
-        case Renewed():
+        case Renewed() | Relocked():
             row.until = record.until_ms
         case Returned():
             row.until = record.until_ms or None
@@ -433,6 +441,15 @@ def _other(row: Row, record: Record) -> Row:
             row.detail = _text({"name": record.name, "next_ms": record.next_ms})
         case SchedulePaused() | ScheduleResumed() | ScheduleCancelled():
             row.detail = _text({"name": record.name})
+        case JobStarted():
+            detail = {"job": record.job, "target": record.target, "rate": record.rate}
+            row.detail = _text({**detail, "total": record.total})
+        case JobAdvanced():
+            row.description = record.problem or None
+            row.detail = _text({"job": record.job, "moved": record.moved, "left": record.left})
+        case JobEnded():
+            row.description = record.problem or None
+            row.detail = _text({"job": record.job, "status": record.status})
         case RuleSet():
             row.detail = _text(_plain_rule(record.rule))
         case RuleRemoved():

@@ -9,6 +9,7 @@ a namespace that is not there.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from itertools import chain, islice, repeat
 from types import MappingProxyType
 from typing import Literal
@@ -23,6 +24,7 @@ from posthouse.core.filters.view import MessageView
 from posthouse.core.model import (
     DEAD,
     Account,
+    Job,
     Queue,
     QueueProperties,
     Reader,
@@ -248,6 +250,14 @@ class View:
         state, wanted = self._states.get(namespace), frozenset(queues)
         every = () if state is None else state.schedules.values()
         return [msgspec.structs.replace(each) for each in every if each.queue in wanted]
+
+    # Jobs.
+
+    def jobs(self, namespace: str, queue: str) -> list[Job]:
+        """Copies of the jobs of a queue, the newest first."""
+        state = self._states.get(namespace)
+        every = () if state is None else reversed(state.jobs.values())
+        return [copy(job) for job in every if job.queue == queue]
 
     # Beside the namespaces.
 

@@ -31,6 +31,7 @@ from posthouse.core.records import (
     Completed,
     Dropped,
     Expired,
+    JobStarted,
     Kept,
     Locked,
     NamespaceCreated,
@@ -41,6 +42,7 @@ from posthouse.core.records import (
     QueueUpdated,
     ReaderSet,
     Record,
+    Relocked,
     Renewed,
     Routed,
     RuleSet,
@@ -55,7 +57,7 @@ from posthouse.core.records import (
 )
 
 # Records with nothing in them but numbers, at most three for a message.
-_BARE = (Completed, Renewed, Woken, Cancelled, Expired, Taken, Purged, Dropped)
+_BARE = (Completed, Renewed, Relocked, Woken, Cancelled, Expired, Taken, Purged, Dropped)
 _LARGE = (CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetAccount)
 COMMAND_BYTES = 32 << 20  # of the records of one command that has many
 _FEW = 64  # records: each is bounded, so these need not be weighed
@@ -115,6 +117,7 @@ _IN_MEMORY: dict[type, tuple[int, int]] = {
     RuleSet: (45, 2_000),
     SessionAccepted: (1, 1_500),
     ScheduleSet: (1, 1_500),
+    JobStarted: (1, 1_000),
     QueueRestored: (2, 0),
     NamespaceCreated: (1, 10_000),
     AccountSet: (3, 2_000),

@@ -61,6 +61,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_topics(rooms)
     _add_schedules(rooms)
     _add_dead_letters(rooms)
+    _add_jobs(rooms)
     _add_looks(rooms)
     _add_access(rooms)
     _add_store(rooms)
@@ -339,6 +340,26 @@ def _add_schedules(rooms: Rooms) -> None:
     ):
         made = _remote(schedules, name, f"schedule_{name}", help)
         made.add_argument("schedule")
+
+
+def _add_jobs(rooms: Rooms) -> None:
+    jobs = _room(rooms, "job", "send all messages of a queue again, bit by bit")
+    made = _remote(
+        jobs, "start", "job_start", "send dead letters again, also over a restart of the broker",
+        "posthouse job start orders --rate 100",
+    )  # fmt: skip
+    made.add_argument("queue", help="its dead letters, or with --here its own messages")
+    made.add_argument("--here", action="store_true",
+                      help="the queue holds dead letters that were forwarded to it")  # fmt: skip
+    made.add_argument("--to", metavar="QUEUE", help="(the queue each came from)")
+    made.add_argument("--rate", type=_whole, default=0, metavar="N",
+                      help="messages a second, at most (no limit)")  # fmt: skip
+    made.add_argument("--keep-reason", action="store_true", help="the reason stays with them")
+    made = _remote(jobs, "ls", "job_ls", "list jobs, the newest first")
+    made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
+    made = _remote(jobs, "cancel", "job_cancel", "end a job; what it has moved stays moved")
+    made.add_argument("queue", help="as `job ls` shows it")
+    made.add_argument("job", type=_positive, help="its number")
 
 
 def _paged(made: argparse.ArgumentParser) -> None:

@@ -619,6 +619,39 @@ def dlq_purge(client: Client, options: argparse.Namespace) -> int:
     return _purge(client, options, options.queue + _DEAD, ["active", "deferred"])
 
 
+# Jobs.
+
+
+@remote
+@existing
+def job_start(client: Client, options: argparse.Namespace) -> int:
+    queue = options.queue if options.here else options.queue + _DEAD
+    form = {"target": options.to, "rate": options.rate, "keep_reason": options.keep_reason}
+    job = client.ask("POST", client.queue(queue, "jobs"), form)
+    text = f"Job {job['job']} sends {job['total']} messages again; see `posthouse job ls`."
+    return out(options, job, text)
+
+
+@remote
+def job_ls(client: Client, options: argparse.Namespace) -> int:
+    found = client.ask("GET", f"{client.space('jobs')}?limit={options.count}")["jobs"]
+    rows = [
+        (job["job"], job["queue"], job["target"] or "its source", job["status"],
+         f"{job['moved']} of {job['total']}", job["rate"] or "", moment(job["started_ms"]),
+         job["problem"])
+        for job in found
+    ]  # fmt: skip
+    head = ("job", "queue", "to", "status", "moved", "rate", "started", "problem")
+    return out(options, found, table(rows, head))
+
+
+@remote
+@existing
+def job_cancel(client: Client, options: argparse.Namespace) -> int:
+    job = client.ask("DELETE", client.queue(options.queue, "jobs", str(options.job)))
+    return out(options, job, f"Job {job['job']} is cancelled; it has moved {job['moved']}.")
+
+
 # Schedules.
 
 

@@ -9,6 +9,7 @@ from posthouse.core.commands import (
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTY_CHARS_MAX,
+    QUEUE_EXTRAS_BYTES_MAX,
     RULE_CHARS_MAX,
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
@@ -95,6 +96,7 @@ _MOST = {
     "max_bytes": 1 << 53,
     "max_messages": 1 << 53,
     "max_message_bytes": 1 << 53,
+    "max_locked": 1 << 53,
     "duplicate_window_ms": DURATION_MS_MAX,
     "idle_delete_ms": DURATION_MS_MAX,
 }
@@ -106,13 +108,15 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
-            check_count(name, value, 1, most)
+            check_count(name, value, 0 if name == "lock_ms" else 1, most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
-    if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
-        raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")
+    size = 0
     for name, text in properties.extras.items():
-        check_text("extras", name, TEXT_CHARS_MAX)
-        check_text("extras", text, TEXT_CHARS_MAX)
+        check_text("extras", name, QUEUE_EXTRAS_BYTES_MAX)
+        check_text("extras", text, QUEUE_EXTRAS_BYTES_MAX)
+        size += len(name.encode()) + len(text.encode())
+    if size > QUEUE_EXTRAS_BYTES_MAX:
+        raise InvalidArgument("extras", f"must be at most {QUEUE_EXTRAS_BYTES_MAX} bytes in all")
     for name in ("forward_to", "forward_dead_to"):
         if getattr(properties, name) is not None:
             check_name(name, getattr(properties, name))
@@ -125,6 +129,9 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     except (msgspec.ValidationError, UnicodeEncodeError):
         words = "status, order, grouping, counting, delivery, overflow or limit_counts"
         raise InvalidArgument(words, "is not one of the words there are") from None
+    grouped = properties.grouping != "none" or properties.requires_session
+    if properties.late_settling and grouped:
+        raise InvalidArgument("late_settling", "goes not with sessions or groups")
     if properties.delivery == "topic":
         _check_topic(properties)
     elif properties.delivery != "competing":
@@ -145,14 +152,17 @@ def check_update(old: QueueProperties, new: QueueProperties) -> None:
 def _check_topic(properties: QueueProperties) -> None:
     """A topic keeps nothing for receivers; what concerns them is for its subscriptions to say."""
     plain = QueueProperties()
-    for name in ("grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms"):
+    for name in (
+        "grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms",
+        "late_settling", "max_locked",
+    ):  # fmt: skip
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "is for subscriptions, not for their topic")
 
 
 def _check_fan_out(properties: QueueProperties) -> None:
     plain = QueueProperties()
-    for name in ("grouping", "requires_session", "forward_to"):
+    for name in ("grouping", "requires_session", "forward_to", "late_settling", "max_locked"):
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "goes not with fan-out")
 

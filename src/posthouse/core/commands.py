@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from posthouse.core.message import Message, NewMessage, Note, Properties
-from posthouse.core.model import Account, Fanout, QueueProperties, Reader, Right, Schedule
+from posthouse.core.message import Attempt, Message, NewMessage, Note, Properties
+from posthouse.core.model import Account, Fanout, Job, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.shares import NOBODY, Holder
 
@@ -19,6 +19,9 @@ Need = Right | Literal["any", "broker"]
 # On what: a queue that the command names, all of a namespace, all of the broker, or nothing that
 # was not granted before, because it speaks of a receiver of the caller's own.
 Reach = Literal["queue", "namespace", "broker", "receiver"]
+
+# How a lock is named: by its token, by the id of its message, or as an attempt at that.
+LockName: TypeAlias = int | str | Attempt
 
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
@@ -35,6 +38,7 @@ NAME_CHARS_MAX = 260
 GROUP_CHARS_MAX = 128
 KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
+QUEUE_EXTRAS_BYTES_MAX = 64 << 10  # what dialects keep with a queue, names and texts in UTF-8
 PROPERTY_CHARS_MAX = 260  # the name of a property
 PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 1 << 20
@@ -57,6 +61,9 @@ FANOUT_LIMITED_MAX = 10  # messages in a queue, from which on it gets no more wh
 SCHEDULES_MAX = 10_000  # of a namespace
 SCHEDULED_BYTES_MAX = 256 << 10  # of the message of one
 FIRE_BYTES_MAX = 1 << 20  # what schedules send in one tick; one message more may be in it
+JOBS_MAX = 100  # that run in a namespace at a time,
+ENDED_JOBS_MAX = 1_000  # and that have ended and can still be looked at
+JOB_RATE_MAX = 1_000_000
 BLOCKED_MAX = 1_000  # sends that wait for room in one queue,
 BLOCKED_BYTES_MAX = 64 << 20  # and what they are in a namespace
 TRANSACTIONS_MAX = 10_000  # open at a time
@@ -181,6 +188,13 @@ class GetQueue(_Command, frozen=True):
     queue: str
 
 
+class Look(_Command, frozen=True):
+    """As `GetQueue`, for whoever has any right on the queue, where a protocol has it so."""
+
+    right = "any"
+    queue: str
+
+
 class ListQueues(_Command, frozen=True):
     """The answer is a page of `QueueInfo`, by name; go on after the last name of a page."""
 
@@ -254,7 +268,8 @@ class Purge(_Command, frozen=True):
     """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
 
     The answer is a `Progress`; go on from its `next` until that is None. With `sequences` it looks
-    at those alone; what is not there any more is not missed.
+    at those alone; what is not there any more is not missed. With `keys` the keys of duplicate
+    detection go too, as many at a time; `done` does not count them.
     """
 
     right = "manage"
@@ -264,6 +279,7 @@ class Purge(_Command, frozen=True):
     before_ms: int = TIME_MS_MAX
     limit: int = STEPS_MAX
     sequences: Sequence[int] | None = None
+    keys: bool = False
 
 
 class Resubmit(_Command, frozen=True):
@@ -279,6 +295,40 @@ class Resubmit(_Command, frozen=True):
     first: int = 0
     target: str | None = None
     keep_reason: bool = False
+
+
+# Jobs.
+
+
+class StartJob(_Command, frozen=True):
+    """Send all messages of a queue again that are there now, bit by bit, at most at a rate.
+
+    The queue is a dead-letter queue, or one that dead letters were forwarded to. Each goes to
+    `target`, or to the queue it came from. The answer is the `Job`; at most one runs on a queue.
+    """
+
+    right = "manage"
+    queue: str
+    target: str | None = None
+    rate: int = 0  # messages a second; 0: no limit
+    keep_reason: bool = False
+    by: Holder = NOBODY
+
+
+class CancelJob(_Command, frozen=True):
+    """End a job. What it has moved stays moved. The answer is the `Job`."""
+
+    right = "manage"
+    queue: str
+    job: int
+
+
+class ListJobs(_Command, frozen=True):
+    """Lists the jobs of a queue, or of all queues, the newest first. The answer is `Job`s."""
+
+    right = "manage"
+    queue: str | None = None
+    limit: int = 100
 
 
 # Sending.
@@ -317,15 +367,17 @@ class Receive(_Command, frozen=True):
     """Up to `limit` messages at once, or the first that come before the deadline.
 
     The answer is `Received`, or `Waiting`: then deliveries or a notice will come for the receiver.
+    Where the locks last no time, the messages are delivered, which counts, and are back at once.
     """
 
     right = "listen"
+    once: ClassVar[bool] = True
     queue: str
     receiver: int
     limit: int = 1
     deadline_ms: int = 0
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None  # None: as long as the queue says
     bound: int = 0  # a receiver attached to the same queue and session, with which the locks end
     by_id: bool = False
     session: int = 0
@@ -375,6 +427,7 @@ class ReceiveDeferred(_Command, frozen=True):
 
     right = "listen"
     receiver: ClassVar[int] = 0  # the answer is the caller's alone
+    once: ClassVar[bool] = False
     queue: str
     sequences: Sequence[int]
     delete: bool = False
@@ -395,13 +448,16 @@ class Peek(_Command, frozen=True):
 
 
 # Settling. A lock is named by its token, or by message id where its receiver asked for that; then
-# the queue may be left out. All of them or none, unless `partial`. The answer is `Settled`.
+# the queue may be left out. Or it is named as an attempt at a message of the queue. Where the queue
+# has late_settling, Complete, Abandon and Renew take an attempt after its lock has ended, too: it
+# stands for the message as it is now, also where a newer delivery holds it. All of them or none,
+# unless `partial`. The answer is `Settled`.
 
 
 class _Settle(_Command, frozen=True):
     right = "listen"
     queue: str | None
-    locks: Sequence[int | str]
+    locks: Sequence[LockName]
     partial: bool = False
     session: int = 0
 
@@ -598,6 +654,7 @@ Command: TypeAlias = (
     | UpdateQueue
     | DeleteQueue
     | GetQueue
+    | Look
     | ListQueues
     | CreateSubscription
     | ListSubscriptions
@@ -608,6 +665,9 @@ Command: TypeAlias = (
     | Resume
     | Purge
     | Resubmit
+    | StartJob
+    | CancelJob
+    | ListJobs
     | Send
     | Cancel
     | Receive
@@ -679,6 +739,8 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     duplicates: int = 0
     dropped: int = 0  # for which there was no room; their sequence number is 0
     buried: int = 0  # for which there was none either, and which are dead letters now
+    # The ids of the messages that duplicates repeat, by the index of the duplicate.
+    first_ids: dict[int, str] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
@@ -694,9 +756,15 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
     next: int | None  # the sequence number to go on from
 
 
+# What became of a lock that was named. Removed: its message is not in the queue any more.
+SettleResult: TypeAlias = Literal["settled", "removed", "lost"]
+
+
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    lost: Sequence[int | str] = ()  # locks that were lost, where `partial` was asked for
+    lost: Sequence[LockName] = ()  # locks that were not settled, where `partial` was asked for
     until_ms: Sequence[int] = ()  # of renewed locks, in the order in which they were named
+    # For each name, in order, where an attempt was named; none where all were settled.
+    results: Sequence[SettleResult] = ()
 
 
 SETTLED = Settled()
@@ -734,6 +802,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     count: int
     message: Message
     note: Note | None = None
+    first_delivered_ms: int = 0  # of the first delivery that is known
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
@@ -775,10 +844,12 @@ Answer: TypeAlias = (
     | list[QueueInfo]
     | list[Rule]
     | list[Schedule]
+    | list[Job]
     | list[Account]
     | list[Reader]
     | Ticked
     | QueueInfo
+    | Job
     | Progress
     | Enqueued
     | Waiting

@@ -10,6 +10,7 @@ from typing import Any
 
 from posthouse.core import (
     entities,
+    jobs,
     receiving,
     schedules,
     sending,
@@ -26,6 +27,7 @@ from posthouse.core.commands import (
     Attach,
     Begin,
     Cancel,
+    CancelJob,
     CancelSchedule,
     Command,
     Commit,
@@ -39,11 +41,13 @@ from posthouse.core.commands import (
     Detach,
     GetQueue,
     GetSessionState,
+    ListJobs,
     ListQueues,
     ListRules,
     ListSchedules,
     ListSessions,
     ListSubscriptions,
+    Look,
     Move,
     Pause,
     PauseSchedule,
@@ -67,6 +71,7 @@ from posthouse.core.commands import (
     SetSchedule,
     SetSessionState,
     Start,
+    StartJob,
     StepClock,
     Tick,
     TurnClockBack,
@@ -97,6 +102,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Resume: entities.pause,
     DeleteQueue: entities.delete_queue,
     GetQueue: entities.get_queue,
+    Look: entities.get_queue,
     ListQueues: entities.list_queues,
     # Subscriptions and their rules.
     CreateSubscription: subscriptions.create_subscription,
@@ -123,6 +129,10 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Purge: upkeep.purge,
     Resubmit: upkeep.resubmit,
     Move: upkeep.move,
+    # Jobs.
+    StartJob: jobs.start,
+    CancelJob: jobs.cancel,
+    ListJobs: jobs.list_all,
     # Sessions.
     AcceptSession: sessions.accept_session,
     RenewSession: sessions.renew_session,

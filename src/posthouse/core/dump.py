@@ -43,6 +43,8 @@ def dump(state: State, *, passing: bool = False, bodies: bool = True) -> Dump:
         "schedules": [
             msgspec.to_builtins(each, builtin_types=(bytes,)) for each in state.schedules.values()
         ],
+        "jobs": [msgspec.to_builtins(each) for each in state.jobs.values()],
+        "next_job": state.next_job,
         "timers": _timers(state),
     }
     if passing:
@@ -122,6 +124,7 @@ def _timers(state: State) -> Dump:
         "due": [[d, str(k)] for d, k in state.due_timers.items() if k in messages],
         "forget": state.forget_timers.items(),
         "schedules": state.schedule_timers.items(),
+        "jobs": state.job_timers.items(),
     }
 
 
@@ -147,6 +150,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
         "body_bytes": queue.body_bytes,
         "messages": [_message(message, bodies=bodies) for message in queue.messages.walk(0)],
         "lives": sorted(queue.lives.items()),
+        "firsts": sorted(queue.firsts.items()),
         "notes": [
             [at, msgspec.to_builtins(note, builtin_types=(bytes,), enc_hook=_ext)]
             for at, note in sorted(queue.notes.items())
@@ -160,6 +164,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
             for key, until_ms in queue.seen_order
             if queue.seen.get(key, (0, 0))[0] == until_ms
         ],
+        "seen_ids": sorted(queue.seen_ids.items()),
     }
 
 

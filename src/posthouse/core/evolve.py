@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from posthouse.core.commands import ENDED_JOBS_MAX
+from posthouse.core.delivering import first_ms_of
 from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.message import (
     ACTIVE,
@@ -24,6 +26,7 @@ from posthouse.core.message import (
     Message,
     NewMessage,
     Properties,
+    bare_id,
     group_of,
     size_bytes,
 )
@@ -32,6 +35,7 @@ from posthouse.core.model import (
     TRANSFER,
     Blocked,
     Group,
+    Job,
     Lock,
     Queue,
     QueueProperties,
@@ -66,6 +70,9 @@ from posthouse.core.records import (
     FanoutSet,
     Forgotten,
     IdleChecked,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Locked,
     MessagesRestored,
     Moved,
@@ -77,6 +84,7 @@ from posthouse.core.records import (
     ReceiverAttached,
     ReceiverDetached,
     Record,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -111,6 +119,7 @@ from posthouse.core.rules import bytes_of
 from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
+    JOBS,
     QUEUES,
     RECEIVERS,
     SCHEDULES,
@@ -180,6 +189,10 @@ def _clock_turned_back(state: State, record: ClockTurnedBack, position: int) -> 
         schedule.created_ms = before(schedule.created_ms, now_ms, step_ms)
         schedule.last_ms = before(schedule.last_ms, now_ms, step_ms)
         schedule.next_ms = following.get(schedule.name, schedule.next_ms)
+    for job in state.jobs.values():
+        job.started_ms = before(job.started_ms, now_ms, step_ms)
+        job.ended_ms = before(job.ended_ms, now_ms, step_ms) if job.ended_ms else 0
+        job.next_ms = before(job.next_ms, now_ms, step_ms) if job.next_ms else 0
     _set_timers(state)
 
 
@@ -197,6 +210,8 @@ def _turn_back(queue: Queue, record: ClockTurnedBack) -> None:
                 message.expires_ms -= moved_ms
         if message.state == DELAYED:
             message.lock = max(1, message.lock - step_ms)
+    for sequence, first_ms in queue.firsts.items():
+        queue.firsts[sequence] = before(first_ms, now_ms, step_ms)
     for sequence, note in list(queue.notes.items()):
         dead_ms = before(note.dead_ms, now_ms, step_ms)
         queue.notes[sequence] = msgspec.structs.replace(note, dead_ms=dead_ms)
@@ -218,6 +233,7 @@ def _set_timers(state: State) -> None:
     state.lock_timers, state.session_timers = Timers(), Timers()
     state.expiry_timers, state.due_timers = Timers(), Timers()
     state.forget_timers, state.schedule_timers = Timers(), Timers()
+    state.job_timers = Timers()
     for token, lock in state.locks.items():
         if lock.session is None:
             state.lock_timers.add(lock.until_ms, token)
@@ -226,6 +242,9 @@ def _set_timers(state: State) -> None:
     for schedule in state.schedules.values():
         if schedule.next_ms:
             state.schedule_timers.add(schedule.next_ms, schedule.number)
+    for job in state.jobs.values():
+        if job.next_ms:
+            state.job_timers.add(job.next_ms, job.number)
     for queue in state.queues.values():
         if queue.seen_order:
             state.forget_timers.add(queue.seen_order[0][1], queue.number)
@@ -319,13 +338,16 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
     """A dead-letter queue locks as its owner does, and has no limits of its own."""
     return QueueProperties(
         lock_ms=properties.lock_ms, counting=properties.counting,
-        forward_to=properties.forward_dead_to,
+        forward_to=properties.forward_dead_to, late_settling=properties.late_settling,
     )  # fmt: skip
 
 
 def _of_the_rest(properties: QueueProperties) -> QueueProperties:
     """A transfer queue locks as its owner does, and has no limits of its own."""
-    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
+    return QueueProperties(
+        lock_ms=properties.lock_ms, counting=properties.counting,
+        late_settling=properties.late_settling,
+    )  # fmt: skip
 
 
 def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
@@ -581,6 +603,11 @@ def _remember(state: State, queue: Queue, record: Sent) -> None:
             state.forget_timers.add(record.keys_until_ms, queue.number)
         queue.seen[key] = (record.keys_until_ms, sequence)
         queue.seen_order.append((key, record.keys_until_ms))
+        id = bare_id(record.messages[sequence - record.first_sequence].envelope)
+        if id != key:
+            queue.seen_ids[key] = id
+        elif queue.seen_ids:
+            queue.seen_ids.pop(key, None)  # it was another's before
 
 
 def _forgotten(state: State, record: Forgotten, _: int) -> None:
@@ -591,6 +618,7 @@ def _forgotten(state: State, record: Forgotten, _: int) -> None:
         key, until_ms = order.popleft()
         if seen[key][0] == until_ms:  # else it was sent again since
             del seen[key]
+            queue.seen_ids.pop(key, None)
     if order:
         state.forget_timers.add(order[0][1], queue.number)
     _crowd(state, queue)
@@ -659,7 +687,7 @@ def _removed(
 def _completed(state: State, record: Completed, position: int) -> None:
     """Fast path of `_removed`, in one loop without calls: most messages end here."""
     queue = state.queues[record.queue]
-    if queue.groups or queue.notes or queue.lives:
+    if record.late or queue.groups or queue.notes or queue.lives:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
@@ -688,6 +716,9 @@ def _completed(state: State, record: Completed, position: int) -> None:
         size += len(message.envelope)
         if native is not None:
             size += len(native)
+    if queue.firsts:
+        for sequence in record.sequences:
+            queue.firsts.pop(sequence, None)
     for until_ms, tokens in held.items():
         timers.remove_all(until_ms, tokens)
     queue.counts[LOCKED] -= len(record.sequences)
@@ -704,6 +735,7 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     if queue.notes:
         queue.notes.drop(message.sequence)
     queue.lives.pop(message.sequence, None)
+    queue.firsts.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:
         group.messages -= 1
@@ -824,6 +856,23 @@ def _lock_in_group(queue: Queue, lock: Lock, token: int) -> None:
             lock.session = group
 
 
+def _relocked(state: State, record: Relocked, _: int) -> None:
+    """Messages that had come back are held again. They stand in no group."""
+    queue = state.queues[record.queue]
+    tokens = state.tokens.several(record.first_lock, len(record.sequences))
+    for sequence, token in zip(record.sequences, tokens, strict=True):
+        message = queue.messages[sequence]
+        _displace(state, queue, message)
+        _count(queue, message.state, LOCKED, 1)
+        message.state, message.lock = LOCKED, token
+        state.locks[token] = Lock(
+            message, queue, record.until_ms, 0, False, None, None, record.time_ms
+        )
+        state.lock_timers.add(record.until_ms, token)
+    state.next_lock = record.first_lock + len(record.sequences)
+    queue.accessed_ms = record.time_ms
+
+
 def _offer_groups(queue: Queue, sequences: list[int]) -> None:
     for key in dict.fromkeys(queue.messages[sequence].group for sequence in sequences):
         if key is not None and key in queue.groups:
@@ -889,6 +938,8 @@ def _returned(state: State, record: Returned, _: int) -> None:
         message = queue.messages[sequence]
         lock = _unlock(state, queue, message)
         message.count -= record.uncounted
+        if lock.since_ms and not record.uncounted:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
         if lock.deferred:
@@ -918,7 +969,9 @@ def _deferred(state: State, record: Deferred, _: int) -> None:
     queue = state.queues[record.queue]
     for sequence in record.sequences:
         message = queue.messages[sequence]
-        _unlock(state, queue, message)
+        lock = _unlock(state, queue, message)
+        if lock.since_ms:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         message.state = DEFERRED
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
@@ -944,8 +997,12 @@ def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
     assert queue.dead is not None
     for sequence, old in enumerate(record.sequences, record.first_sequence):
         note = epitaph(queue.name, old, queue.notes.get(old), queue.lives.get(old), record)
-        _move(state, queue, queue.messages[old], queue.dead, sequence)
+        message = queue.messages[old]
+        first_ms = first_ms_of(state, queue, message)
+        _move(state, queue, message, queue.dead, sequence)
         queue.dead.notes[sequence] = note
+        if first_ms:
+            queue.dead.firsts[sequence] = first_ms
 
 
 def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
@@ -969,7 +1026,7 @@ def _resubmitted(state: State, record: Resubmitted, _: int) -> None:
     queue, target = state.queues[record.queue], state.queues[record.target]
     moves = zip(record.sequences, record.expires_ms, strict=True)
     for sequence, (old, expires_ms) in enumerate(moves, record.first_sequence):
-        note, life_ms = queue.notes[old], sent_life_ms(queue, old)
+        note, life_ms = queue.notes.get(old, NO_NOTE), sent_life_ms(queue, old)
         moved = _move(state, queue, queue.messages[old], target, sequence)
         moved.count, moved.enqueued_ms, moved.expires_ms = 0, record.time_ms, expires_ms
         _watch_expiry(state, target, moved)
@@ -1018,6 +1075,10 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
             sequence, old.position, old.envelope, old.native, body, old.priority, group, time_ms,
             expires_ms, 0, ACTIVE, 0,
         )  # fmt: skip
+        if copies.same:
+            message.enqueued_ms, message.count = old.enqueued_ms, old.count
+            if number in source.firsts:
+                target.firsts[sequence] = source.firsts[number]
         chunk = chunks.get(sequence // CHUNK)
         if chunk is None:
             chunk = chunks[sequence // CHUNK] = {}
@@ -1083,6 +1144,7 @@ def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
         return
     queue.ready_lists[0].take(sequences)
     for sequence in sequences:
+        queue.firsts.pop(sequence, None)
         message = queue.messages.pop(sequence)
         _unwatch_expiry(state, queue, message)
         _weigh(queue, message, -1)
@@ -1143,6 +1205,46 @@ def _schedule_cancelled(state: State, record: ScheduleCancelled, _: int) -> None
     _await_schedule(state, schedule, 0)
     del state.scheduled[schedule.number]
     count(state.held, SCHEDULES, "", schedule.by, -1)
+
+
+# Jobs.
+
+
+def _job_started(state: State, record: JobStarted, _: int) -> None:
+    state.jobs[record.job] = job = Job(
+        record.job, record.queue, state.queues[record.queue].number, record.target, record.rate,
+        record.keep_reason, record.last_sequence, record.total, record.time_ms, record.by,
+    )  # fmt: skip
+    state.next_job = record.job + 1
+    count(state.held, JOBS, "", record.by, 1)
+    _await_job(state, job, record.time_ms)
+
+
+def _await_job(state: State, job: Job, next_ms: int) -> None:
+    if job.next_ms:
+        state.job_timers.remove(job.next_ms, job.number)
+    job.next_ms = next_ms
+    if next_ms:
+        state.job_timers.add(next_ms, job.number)
+
+
+def _job_advanced(state: State, record: JobAdvanced, _: int) -> None:
+    job = state.jobs[record.job]
+    job.sequence, job.wait_ms = record.sequence, record.wait_ms
+    job.moved, job.left = job.moved + record.moved, job.left + record.left
+    job.code, job.problem = record.code, record.problem
+    _await_job(state, job, record.next_ms)
+
+
+def _job_ended(state: State, record: JobEnded, _: int) -> None:
+    job = state.jobs[record.job]
+    job.status, job.ended_ms = record.status, record.time_ms
+    job.code, job.problem = record.code, record.problem
+    _await_job(state, job, 0)
+    count(state.held, JOBS, "", job.by, -1)
+    if len(state.jobs) > ENDED_JOBS_MAX:
+        oldest = next(each.number for each in state.jobs.values() if each.ended_ms)
+        del state.jobs[oldest]
 
 
 # Sessions.
@@ -1217,6 +1319,7 @@ def _queue_restored(state: State, record: QueueRestored, position: int) -> None:
         queue.seen_order.append((key, until_ms))
         if sequence:
             queue.seen[key] = (until_ms, sequence)
+    queue.seen_ids.update(record.ids)
 
 
 def _messages_restored(state: State, record: MessagesRestored, position: int) -> None:
@@ -1235,6 +1338,8 @@ def _messages_restored(state: State, record: MessagesRestored, position: int) ->
             queue.lives[sequence] = new.ttl_ms
         if (note := record.notes[at]) is not None:
             queue.notes[sequence] = note
+        if record.firsts is not None and record.firsts[at]:
+            queue.firsts[sequence] = record.firsts[at]
         if grouped:
             _join_group(queue, message)
         key = message_key(queue, sequence)
@@ -1439,6 +1544,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ClockTurnedBack: _clock_turned_back,
     QueueRestored: _queue_restored,
     MessagesRestored: _messages_restored,
+    Relocked: _relocked,
     Routed: _routed,
     SubscriptionCreated: _subscription_created,
     RuleSet: _rule_set,
@@ -1449,6 +1555,9 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     SchedulePaused: _schedule_paused,
     ScheduleResumed: _schedule_resumed,
     ScheduleCancelled: _schedule_cancelled,
+    JobStarted: _job_started,
+    JobAdvanced: _job_advanced,
+    JobEnded: _job_ended,
     ReceiverAttached: _receiver_attached,
     CreditSet: _credit_set,
     ReceiverDetached: _receiver_detached,

@@ -25,6 +25,9 @@ from posthouse.core.records import (
     Dropped,
     Expired,
     Forgotten,
+    JobAdvanced,
+    JobEnded,
+    JobStarted,
     Kept,
     Locked,
     MessagesRestored,
@@ -35,6 +38,7 @@ from posthouse.core.records import (
     QueueDeleted,
     QueueRestored,
     QueueUpdated,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -73,6 +77,9 @@ def fit_record(state: State, record: Kept) -> list[Kept | Missing]:
         return [record]
     if isinstance(record, ScheduleFired | SchedulePaused | ScheduleResumed | ScheduleCancelled):
         return [record if record.name in state.schedules else Missing(1)]
+    if isinstance(record, JobAdvanced | JobEnded):
+        job = state.jobs.get(record.job)
+        return [record if job is not None and job.status == "running" else Missing(1)]
     if isinstance(record, SubscriptionCreated):
         topic = state.queues.get(topic_of(record.queue))
         fits_in = topic is not None and topic.properties.delivery != "competing"
@@ -113,6 +120,10 @@ def _fits_forgotten(_: State, queue: Queue, record: Forgotten) -> bool:
     return record.count <= len(queue.seen_order)
 
 
+def _fits_job_started(state: State, _: Queue, record: JobStarted) -> bool:
+    return record.job >= state.next_job
+
+
 def _fits_accepted(state: State, queue: Queue, record: SessionAccepted) -> bool:
     group = queue.groups.get(record.session)
     free = group is None or not group.token
@@ -138,6 +149,7 @@ def _fits_restored(_: State, queue: Queue, record: MessagesRestored) -> bool:
 
 
 _WHOLE: dict[type[Kept], Callable[[State, Queue, Any], bool]] = {
+    JobStarted: _fits_job_started,
     QueueDeleted: lambda *_: True,
     Sent: _fits_sent,
     Forgotten: _fits_forgotten,
@@ -183,6 +195,7 @@ def _one_copy(copies: Copies, at: int) -> Copies:
         copies.queue, copies.first_sequence + at, copies.sequences[at : at + 1],
         None if copies.expires_ms is None else copies.expires_ms[at : at + 1],
         None if copies.notes is None else copies.notes[at : at + 1],
+        copies.same,
     )  # fmt: skip
 
 
@@ -205,7 +218,7 @@ def _fit_one(state: State, queue: Queue, record: Any) -> Kept | Missing:
     message = queue.messages.get(record.sequences[0])
     if message is None:
         return Missing(1)
-    if isinstance(record, Completed) and message.state != LOCKED:
+    if isinstance(record, Completed) and message.state != LOCKED and not record.late:
         return Purged(queue.name, record.sequences)  # it was done, whatever is missing between
     return record if _FITS[type(record)](state, queue, message, record) else Missing(1)
 
@@ -237,17 +250,18 @@ def _fits_lock_renewed(state: State, _: Queue, message: Message, record: Renewed
     return message.state == LOCKED and state.locks[message.lock].session is None
 
 
+def _fits_relocked(state: State, queue: Queue, message: Message, record: Relocked) -> bool:
+    there = message.state in (ACTIVE, DELAYED) and queue.group(message) is None
+    return there and record.first_lock >= state.next_lock
+
+
 def _fits_dead(_: State, queue: Queue, message: Message, record: DeadLettered) -> bool:
     return queue.dead is not None and record.first_sequence >= queue.dead.next_sequence
 
 
 def _fits_resubmitted(state: State, queue: Queue, message: Message, record: Resubmitted) -> bool:
     target = state.queues.get(record.target)
-    return (
-        target is not None
-        and message.sequence in queue.notes
-        and record.first_sequence >= target.next_sequence
-    )
+    return target is not None and (record.first_sequence >= target.next_sequence)
 
 
 _FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {
@@ -262,6 +276,7 @@ _FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {
     DeadLettered: _fits_dead,
     Expired: _always,
     Renewed: _fits_lock_renewed,
+    Relocked: _fits_relocked,
     Resubmitted: _fits_resubmitted,
     Purged: _always,
     Dropped: _always,

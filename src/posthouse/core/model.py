@@ -29,8 +29,10 @@ LimitCounts = Literal["all", "waiting"]  # waiting: all but the locked ones
 Right = Literal["manage", "send", "listen"]
 Fanout = Literal["open", "limited", "stopped"]  # limited: only into queues that have few messages
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
+JobStatus = Literal["running", "completed", "cancelled", "failed"]
 
 PRIORITIES = 10
+LOCK_MS = 60_000  # of what somebody is to settle, where the queue's own lock time is 0
 DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
 
 
@@ -63,7 +65,7 @@ def topic_of(queue: str) -> str:
 class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     """Properties of a queue. None means: no limit."""
 
-    lock_ms: int = 60_000
+    lock_ms: int = 60_000  # 0: what is received by asking once is at once back in its place
     max_delivery: int = 10
     ttl_ms: int | None = None
     max_bytes: int | None = None
@@ -88,6 +90,16 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     overflow: Overflow = "reject"  # where there is no room
     limit_counts: LimitCounts = "all"  # the messages that max_messages counts
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
+    # A delivery that is named by its number can be settled after its lock has ended, too.
+    late_settling: bool = False
+    # What forward_dead_to hands on keeps its delivery count and its times.
+    forward_dead_unchanged: bool = False
+    max_locked: int | None = None  # messages that are locked at a time
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a session, or a delivery that somebody is to settle, is locked."""
+        return self.lock_ms or LOCK_MS
 
 
 class Group(msgspec.Struct):
@@ -114,7 +126,7 @@ class Receiver(msgspec.Struct):
     queue: str
     credit: int = 0
     delete: bool = False  # receive-and-delete
-    lock_ms: int = 0  # 0: as the queue says
+    lock_ms: int | None = None  # None: as the queue says
     bound: int = 0  # the receiver with which its locks end, most often itself; 0: they live on
     bound_session: bool = False  # the session it waits for is to end with who reads it
     by_id: bool = False  # its locks can be settled by message id
@@ -161,9 +173,11 @@ class Queue(msgspec.Struct):
     state_bytes: int = 0  # of its sessions' states
     notes: Notes = msgspec.field(default_factory=Notes)
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
+    firsts: dict[int, int] = {}  # when a message was first delivered, where a delivery has ended
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
+    seen_ids: dict[str, str] = {}  # by key: the message's id, where that is not the key
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
     transfer: "Queue | None" = None  # what it could not forward, where it forwards
@@ -198,6 +212,11 @@ class Queue(msgspec.Struct):
             most_bytes is None
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
+
+    def lock_room(self, locked: int = 0) -> int | None:
+        """How many more messages may be locked, beside so many; None: there is no limit."""
+        most = self.properties.max_locked
+        return None if most is None else max(0, most - self.counts[LOCKED] - locked)
 
     def counted(self, counts: LimitCounts) -> int:
         """Counts its own messages, without the locked ones where a limit is for those that wait."""
@@ -245,6 +264,33 @@ class Schedule(msgspec.Struct, array_like=True):
     last_ms: int = 0  # when last
     problem: str = ""  # why nothing was sent then
     by: str = ""  # for whom it counts
+
+
+class Job(msgspec.Struct, array_like=True):
+    """Messages of a queue that ticks send again, some at a time, until all have been looked at.
+
+    Fields are added at the end, for snapshots.
+    """
+
+    number: int
+    queue: str
+    queue_number: int  # another queue of that name is not the one that was meant
+    target: str | None  # None: the queue that each message came from
+    rate: int  # messages a second, at most; 0: as many as ticks can
+    keep_reason: bool
+    last_sequence: int  # what came later is not looked at
+    total: int  # messages that could be received when it began
+    started_ms: int
+    by: str  # who started it
+    sequence: int = 0  # where it goes on
+    moved: int = 0
+    left: int = 0  # messages that were passed over, and stay
+    status: JobStatus = "running"
+    next_ms: int = 0  # when it goes on; 0: it has ended
+    wait_ms: int = 0  # how long it has waited last because its target took nothing
+    ended_ms: int = 0
+    code: str = ""  # of the refusal that made it wait, or fail,
+    problem: str = ""  # and its text
 
 
 class Lock(msgspec.Struct, gc=False):
@@ -306,6 +352,9 @@ class State(msgspec.Struct):
     scheduled: dict[int, Schedule] = {}  # by their numbers
     schedule_bytes: int = 0  # of their messages
     schedule_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of schedules
+    jobs: dict[int, Job] = {}  # by number, those that have ended too
+    next_job: int = 1
+    job_timers: Timers = msgspec.field(default_factory=Timers)  # numbers of jobs
     # Passing:
     idle_timers: Timers = msgspec.field(default_factory=Timers)  # queue numbers
     wait_timers: Timers = msgspec.field(default_factory=Timers)  # receiver ids
@@ -411,5 +460,5 @@ def next_deadline_ms(state: State) -> int | None:
     return earliest((
         state.lock_timers, state.session_timers, state.expiry_timers, state.due_timers,
         state.forget_timers, state.schedule_timers, state.idle_timers, state.wait_timers,
-        state.transaction_timers, state.block_timers,
+        state.transaction_timers, state.block_timers, state.job_timers,
     ))  # fmt: skip

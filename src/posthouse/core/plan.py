@@ -52,6 +52,8 @@ class QueueOverlay:
         "added_bytes",
         "arrived",
         "counted",
+        "firsts",
+        "key_ids",
         "keys",
         "locked",
         "next_sequence",
@@ -68,7 +70,7 @@ class QueueOverlay:
 
     def __init__(self, queue: Queue, *, counted: bool) -> None:
         self.queue = queue
-        self.counted = counted  # it or its topic is limited
+        self.counted = counted  # it or its topic is limited, or how many are locked
         self.next_sequence = queue.next_sequence
         self.ready: list[Message] = []  # as they will be, with their final numbers and counts
         self.removed: set[int] = set()  # sequences that will be gone
@@ -77,12 +79,14 @@ class QueueOverlay:
         self.released: set[str] = set()  # sessions whose lock ends
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
+        self.firsts: dict[int, int] = {}  # when those were first delivered that have come back
         # Where it counts: messages that come, less those that go; and the sizes of such copies.
         self.added = self.added_bytes = 0
         self.locked = 0  # messages that will be locked, less those that will not be any more
         self.arrived: dict[int, int] = {}
         self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
+        self.key_ids: dict[str, str] = {}  # and with the ids of their messages
 
     def remove(self, messages: Sequence[Message]) -> None:
         """Notes that these messages will be gone, and the room they took up free."""
@@ -118,6 +122,10 @@ class QueueOverlay:
     def delayed(self, group: Group) -> bool:
         """Whether the group will still be held back by a delayed message."""
         return group.delayed > self.undelayed.get(group.key, 0)
+
+    def first_ms(self, sequence: int) -> int:
+        """When a message was first delivered; 0 where that is not known."""
+        return self.firsts.get(sequence, 0) or self.queue.firsts.get(sequence, 0)
 
     def note(self, sequence: int) -> Note | None:
         return self.notes.get(sequence) or self.queue.notes.get(sequence)
@@ -165,6 +173,7 @@ class Plan:
         if overlay is None:
             topic = None if queue.topic is None else self.state.queues[queue.topic]
             counted = is_limited(queue) or (topic is not None and is_limited(topic))
+            counted = counted or queue.properties.max_locked is not None
             overlay = self.overlays[queue.name] = QueueOverlay(queue, counted=counted)
         return overlay
 
@@ -198,6 +207,11 @@ class Plan:
             name in self.state.dispatch_pending and name not in self.dispatched
         )
 
+    def hold_back(self, queue: Queue) -> None:
+        """Leaves what is ready to later ticks, because too much is locked."""
+        if queue.name not in self.postponed:
+            self.postpone(queue)
+
     @property
     def is_spent(self) -> bool:
         """Whether this command has handed on as much as one may."""
@@ -207,6 +221,12 @@ class Plan:
         """Leaves what is ready in this queue to a later tick."""
         self.records.append(DispatchPending(queue.name, more=True))
         self.postponed.add(queue.name)
+
+    def lock_room(self, queue: Queue) -> int | None:
+        """How many more messages may be locked behind this plan; None: there is no limit."""
+        if queue.properties.max_locked is None:
+            return None
+        return queue.lock_room(self.overlay(queue).locked)
 
     def touch(self, queue: Queue) -> None:
         """Notes that a queue is used, where that matters: settling and renewing is use."""
@@ -218,8 +238,9 @@ class Plan:
         """Hands these messages to a receiver that waits or has got credit."""
         overlay = self.overlay(queue)
         record, deliveries = deliver(
-            self.state, queue, to, messages, overlay.note, self.next_lock, self.now_ms
-        )
+            self.state, queue, to, messages, overlay.note, self.next_lock, self.now_ms,
+            queue.firsts | overlay.firsts if overlay.firsts else queue.firsts,
+        )  # fmt: skip
         if not to.delete:
             overlay.locked += len(messages)
         self.records.append(record)

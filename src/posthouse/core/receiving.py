@@ -23,7 +23,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.delivering import deliver
 from posthouse.core.dispatch import dispatch
-from posthouse.core.endings import by_queue, end, release
+from posthouse.core.endings import by_queue, end, end_at_once, release
 from posthouse.core.entities import fan_out_properties
 from posthouse.core.errors import (
     Disabled,
@@ -34,13 +34,14 @@ from posthouse.core.errors import (
     QuotaExceeded,
 )
 from posthouse.core.lookup import messages_in, queue_of, receivable, session_of, session_read
-from posthouse.core.message import ACTIVE, DEFERRED, STATES, Message, size_bytes
+from posthouse.core.message import ACTIVE, DEFERRED, LOCKED, STATES, Message, size_bytes
 from posthouse.core.model import FAN_OUT, Queue, Receiver, State, subscription_queue
 from posthouse.core.picking import can_receive, pick_in_session, pick_ready
 from posthouse.core.plan import Outcome, Plan
 from posthouse.core.records import (
     CreditSet,
     DispatchPending,
+    Locked,
     QueueDeleted,
     ReceiverAttached,
     ReceiverDetached,
@@ -60,11 +61,18 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
     check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
-        check_duration("lock_ms", command.lock_ms)
+        check_duration("lock_ms", command.lock_ms or 0)
         check_moment("deadline_ms", command.deadline_ms)
         _check_bound(state, command)
     group = session_read(state, queue, command.session, now_ms)
-    if group is None:
+    if queue.properties.max_locked is not None and not command.delete:
+        room = queue.lock_room() or 0
+        if not room and command.deadline_ms <= now_ms:
+            raise _too_many_locked(queue)
+        limit = min(limit, room)
+    if not limit:
+        messages = []
+    elif group is None:
         messages = pick_ready(queue, limit, now_ms, delete=command.delete)
     else:
         messages = pick_in_session(queue, group, limit, now_ms)
@@ -73,19 +81,38 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
             messages = messages[: _fit(messages)]
         note_of = queue.notes.get if queue.notes else None
         record, deliveries = deliver(
-            state, queue, command, messages, note_of, state.next_lock, now_ms
+            state, queue, command, messages, note_of, state.next_lock, now_ms, queue.firsts
         )
+        if isinstance(record, Locked) and record.until_ms == now_ms and group is None:
+            plan = Plan(state, now_ms)
+            plan.records.append(record)
+            end_at_once(plan, queue, messages)
+            return dispatch(plan, Received(deliveries))
         return Outcome([record], Received(deliveries))
     if command.deadline_ms <= now_ms:
         return Outcome([Touched(queue.name, now_ms)], Received([]))
     receiver = Receiver(
-        number, queue.name, limit, command.delete, command.lock_ms, command.bound,
+        number, queue.name, command.limit, command.delete, command.lock_ms, command.bound,
         by_id=command.by_id, session=command.session, once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
     dispatch_later(plan, queue)
+    if not limit:
+        plan.hold_back(queue)
     return dispatch(plan, Waiting(number))
+
+
+def _too_many_locked(queue: Queue) -> QuotaExceeded:
+    most = queue.properties.max_locked
+    return QuotaExceeded(queue.name, "max_locked", most or 0, queue.counts[LOCKED])
+
+
+def check_lock_room(queue: Queue, messages: int) -> None:
+    """Raises QuotaExceeded where so many more may not be locked."""
+    room = queue.lock_room()
+    if room is not None and messages > room:
+        raise _too_many_locked(queue)
 
 
 def _fit(messages: Sequence[Message]) -> int:
@@ -112,8 +139,10 @@ def receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Out
             raise MessageNotFound(queue.name, message.sequence, STATES[DEFERRED])
     if _fit(messages) < len(messages):
         raise NotAllowed(queue.name, "these are too large for one answer, ask for fewer")
+    if not command.delete:
+        check_lock_room(queue, len(messages))
     record, deliveries = deliver(
-        state, queue, command, messages, queue.notes.get, state.next_lock, now_ms
+        state, queue, command, messages, queue.notes.get, state.next_lock, now_ms, queue.firsts
     )
     return Outcome([record], Received(deliveries))
 
@@ -139,7 +168,7 @@ def attach(state: State, command: Attach, now_ms: int) -> Outcome:
     check_count("credit", command.credit, 0, CREDIT_MAX)
     session_read(state, queue, command.session, now_ms)
     receiver = Receiver(
-        command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
+        command.receiver, queue.name, command.credit, command.delete, command.lock_ms or None,
         command.receiver if command.bound else 0, by_id=command.by_id, session=command.session,
         by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
@@ -164,7 +193,7 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     properties = fan_out_properties(queue, queue.properties)
     delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
     receiver = Receiver(
-        command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
+        command.receiver, name, command.credit, delete, command.lock_ms or None, command.receiver,
         by_id=command.by_id, by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
     records: list[Record] = [
@@ -203,15 +232,21 @@ def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
     """Hands what is ready to a receiver that has just got credit."""
     if not credit or not can_receive(queue.properties):
         return
-    if receiver.session:
+    room = None if receiver.delete else plan.lock_room(queue)
+    most = credit if room is None else min(credit, room)
+    if not most:
+        messages = []
+    elif receiver.session:
         _, group = plan.state.sessions[receiver.session]
-        messages = pick_in_session(queue, group, credit, plan.now_ms)
+        messages = pick_in_session(queue, group, most, plan.now_ms)
     else:
-        messages = pick_ready(queue, credit, plan.now_ms, delete=receiver.delete)
+        messages = pick_ready(queue, most, plan.now_ms, delete=receiver.delete)
     if messages:
         plan.deliver(queue, receiver, messages)
     if len(messages) < credit:
         dispatch_later(plan, queue)
+        if len(messages) == room:
+            plan.hold_back(queue)
 
 
 def dispatch_later(plan: Plan, queue: Queue) -> None:

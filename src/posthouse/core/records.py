@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 import msgspec
 
 from posthouse.core.message import NO_NOTE, NewMessage, Note, Properties, size_bytes
-from posthouse.core.model import Blocked, Fanout, Grant, QueueProperties, Receiver
+from posthouse.core.model import Blocked, Fanout, Grant, JobStatus, QueueProperties, Receiver
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
 from posthouse.core.shares import NOBODY, Holder
@@ -127,6 +127,7 @@ class Completed(_Kept, frozen=True, tag=11):
     sequences: list[int]
     settled_ms: list[int | None] | None = None
     counts: list[int] | None = None
+    late: bool = False  # none of them was locked any more
 
 
 class Returned(_Kept, frozen=True, tag=12):
@@ -236,7 +237,7 @@ class Purged(_Kept, frozen=True, tag=22):
 
 
 class Forgotten(_Kept, frozen=True, tag=23):
-    """The oldest duplicate-detection keys have left the window."""
+    """The oldest duplicate-detection keys have left the window, or were removed by hand."""
 
     queue: str
     time_ms: int
@@ -323,6 +324,7 @@ class Copies(msgspec.Struct, array_like=True, frozen=True):
     sequences: list[int]  # where they come from
     expires_ms: list[int] | None = None  # None: never
     notes: list[Note | None] | None = None  # what is different about them
+    same: bool = False  # they are the same messages: they keep their delivery counts and times
 
 
 class Routed(_Kept, frozen=True, tag=34):
@@ -448,6 +450,7 @@ class QueueRestored(_Kept, frozen=True, tag=45):
     groups: list[tuple[str, bytes | None, int]] = []  # in order: key, state, when that was set
     # Duplicate-detection keys: until when, of which message; 0: it was sent again since.
     keys: list[tuple[str, int, int]] = []
+    ids: list[tuple[str, str]] = []  # by key: the id of its message, where that is not the key
 
 
 class MessagesRestored(_Kept, frozen=True, tag=46):
@@ -466,6 +469,56 @@ class MessagesRestored(_Kept, frozen=True, tag=46):
     # of the last subscription that has had its copy; 0 for the others.
     marks: list[int]
     notes: list[Note | None]
+    # When each was first delivered; 0 where that is not known. None: that of none is known.
+    firsts: list[int] | None = None
+
+
+class Relocked(_Kept, frozen=True, tag=47):
+    """Deliveries whose locks had ended go on, with new locks; their counts stay."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    first_lock: int
+    until_ms: int
+
+
+class JobStarted(_Kept, frozen=True, tag=48):
+    """A job was started; it begins at once."""
+
+    queue: str
+    time_ms: int
+    job: int
+    target: str | None
+    rate: int
+    keep_reason: bool
+    last_sequence: int
+    total: int
+    by: str = ""
+
+
+class JobAdvanced(_Kept, frozen=True, tag=49):
+    """A job has moved so many messages; what it moved stands beside this."""
+
+    queue: str
+    time_ms: int
+    job: int
+    sequence: int  # where it goes on,
+    next_ms: int  # and when
+    moved: int
+    left: int
+    wait_ms: int = 0
+    code: str = ""
+    problem: str = ""
+
+
+class JobEnded(_Kept, frozen=True, tag=50):
+    queue: str
+    time_ms: int
+    job: int
+    status: JobStatus
+    code: str = ""
+    problem: str = ""
 
 
 Kept: TypeAlias = (
@@ -508,6 +561,10 @@ Kept: TypeAlias = (
     | ClockTurnedBack
     | QueueRestored
     | MessagesRestored
+    | Relocked
+    | JobStarted
+    | JobAdvanced
+    | JobEnded
 )
 
 
@@ -709,4 +766,5 @@ def first_copies(copies: Copies, count: int) -> Copies:
         copies.queue, copies.first_sequence, copies.sequences[:count],
         None if copies.expires_ms is None else copies.expires_ms[:count],
         None if copies.notes is None else copies.notes[:count],
+        copies.same,
     )  # fmt: skip

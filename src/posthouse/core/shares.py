@@ -16,6 +16,7 @@ Held: TypeAlias = dict[tuple[str, str, str], int]
 
 SUBSCRIPTIONS = "the number of subscriptions"
 SCHEDULES = "the number of schedules"
+JOBS = "the number of running jobs"
 TRANSACTIONS = "the number of open transactions"
 TRANSACTION_BYTES = "bytes in open transactions"
 BLOCKED = "the number of sends that wait for room"

@@ -11,10 +11,11 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     1 Contents   one queue or dead-letter queue; what follows belongs to it
     2 Groups     sessions and groups, in their order
     3 Messages   by rising sequence number, as arrays; a body is its length, a lock 0
-    4 Extras     notes, times to live and duplicate-detection keys
+    4 Extras     notes, times to live, first deliveries and duplicate-detection keys
     5 Locks      of the whole namespace, behind its queues
     6 Beside     accounts and readers of the feed, which are of no namespace
     7 Schedules  of the whole namespace, behind its queues
+    8 Jobs       likewise, where there have been any
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ from posthouse.core.model import (
     TRANSFER,
     Account,
     Group,
+    Job,
     Lock,
     Queue,
     QueueProperties,
@@ -43,14 +45,16 @@ from posthouse.core.model import (
 from posthouse.core.namespaces import Namespaces, add_account, count_all
 from posthouse.core.ready_list import ReadyList
 from posthouse.core.rules import Rule, bytes_of
-from posthouse.core.shares import SCHEDULES, count
+from posthouse.core.shares import JOBS, SCHEDULES, count
 from posthouse.core.tokens import Tokens
 
 _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
-_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules"
+_Parts: TypeAlias = (
+    "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Jobs"
+)
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -109,6 +113,8 @@ class Extras(_Part, frozen=True, tag=4):
     notes: list[tuple[int, Note]] = []
     lives: list[tuple[int, int]] = []
     seen: list[tuple[str, int, int]] = []  # key, until when, sequence; 0: it was sent again since
+    firsts: list[tuple[int, int]] = []
+    seen_ids: list[tuple[str, str]] = []
 
 
 class LockPart(msgspec.Struct, array_like=True, frozen=True):
@@ -130,6 +136,11 @@ class Schedules(_Part, frozen=True, tag=7):
     schedules: list[Schedule]
 
 
+class Jobs(_Part, frozen=True, tag=8):
+    next_job: int
+    jobs: list[Job]
+
+
 class Beside(_Part, frozen=True, tag=6):
     accounts: list[Account] = []
     readers: list[Reader] = []
@@ -137,7 +148,7 @@ class Beside(_Part, frozen=True, tag=6):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
-    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules
+    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Jobs
 )
 
 
@@ -169,6 +180,8 @@ def _take(world: Namespaces) -> Iterator[_Parts]:
         yield from map(Locks, _batches(locks))
         weigh = lambda each: size_bytes(each.message)  # noqa: E731
         yield from map(Schedules, _batches(state.schedules.values(), weigh))
+        if state.next_job > 1:
+            yield Jobs(state.next_job, list(state.jobs.values()))
     for accounts in _batches(world.accounts.values()):
         yield Beside(accounts=accounts)
     if world.readers:
@@ -196,6 +209,8 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
         yield Extras(notes=notes)
     for lives in _batches(sorted(queue.lives.items())):
         yield Extras(lives=lives)
+    for firsts in _batches(sorted(queue.firsts.items())):
+        yield Extras(firsts=firsts)
     seen = (
         (key, until_ms, sequence if last_ms == until_ms else 0)
         for key, until_ms in queue.seen_order
@@ -203,6 +218,8 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
     )
     for some in _batches(seen):
         yield Extras(seen=some)
+    for ids in _batches(sorted(queue.seen_ids.items())):
+        yield Extras(seen_ids=ids)
 
 
 def _as_kept(message: Message) -> Message:
@@ -255,6 +272,13 @@ def restore(parts: Iterable[bytes]) -> Namespaces:
         elif isinstance(part, Schedules):
             for schedule in part.schedules:
                 _schedule(state, schedule)
+        elif isinstance(part, Jobs):
+            state.next_job = part.next_job
+            for job in part.jobs:
+                state.jobs[job.number] = job
+                if job.next_ms:
+                    state.job_timers.add(job.next_ms, job.number)
+                    count(state.held, JOBS, "", job.by, 1)
         elif isinstance(part, Beside):
             for account in part.accounts:
                 add_account(world, account)
@@ -323,6 +347,8 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
         for sequence, note in part.notes:
             queue.notes[sequence] = note
         queue.lives.update(part.lives)
+        queue.firsts.update(part.firsts)
+        queue.seen_ids.update(part.seen_ids)
         for key, until_ms, sequence in part.seen:
             if not queue.seen_order:
                 state.forget_timers.add(until_ms, queue.number)

@@ -22,6 +22,7 @@ from posthouse.core.commands import (
 from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
 from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
+from posthouse.core.jobs import advance
 from posthouse.core.message import ACTIVE, SCHEDULED, Message
 from posthouse.core.model import SEQUENCE_BITS, Blocked, Fanout, Queue, State, before
 from posthouse.core.picking import can_receive, free_sessions, pick_all, pick_in_session, pick_ready
@@ -372,7 +373,10 @@ def _dispatch_ready(plan: Plan, queue: Queue, left: int) -> int:
     if given:
         plan.overlay(queue).removed.update(given)
     if not deliveries and not changed:
-        _end_dispatch(plan, queue)
+        if queue.name in plan.postponed:  # too much is locked
+            plan.dispatch_blocked.append(queue.name)
+        else:
+            _end_dispatch(plan, queue)
     return len(deliveries)
 
 
@@ -439,6 +443,7 @@ _STEPS: tuple[Callable[[Plan, int], int], ...] = (
     _wake,
     fire,
     _forget,
+    advance,
     _dispatch_pending,
     _admit,
     _hand_on,

@@ -40,7 +40,7 @@ from posthouse.core.message import (
 from posthouse.core.model import Queue, State, sent_life_ms
 from posthouse.core.picking import can_send
 from posthouse.core.plan import Outcome, Plan, as_active, sequences_of
-from posthouse.core.records import Cancelled, Moved, Purged, Record, Resubmitted
+from posthouse.core.records import Cancelled, Forgotten, Moved, Purged, Record, Resubmitted
 from posthouse.core.room import check_room, used
 from posthouse.core.sending import check_fit, expiry_ms, misfit
 
@@ -89,9 +89,15 @@ def purge(state: State, command: Purge, now_ms: int) -> Outcome:
         overlay = plan.overlay(queue)
         overlay.removed.update(sequences_of(chosen))
         leave_groups(overlay, chosen)
-    if command.sequences is not None:
-        return dispatch(plan, Progress(len(chosen), None))
-    return dispatch(plan, _progress(len(chosen), looked, command.limit))
+    progress = Progress(len(chosen), None)
+    if command.sequences is None:
+        progress = _progress(len(chosen), looked, command.limit)
+    if command.keys and queue.seen_order:
+        count = min(command.limit, len(queue.seen_order))
+        plan.records.append(Forgotten(queue.name, now_ms, count))
+        if progress.next is None and count < len(queue.seen_order):
+            progress = Progress(progress.done, queue.next_sequence)
+    return dispatch(plan, progress)
 
 
 def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
@@ -113,19 +119,26 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
     if not chosen:
         return Outcome([], progress)
     plan = Plan(state, now_ms)
-    overlay = plan.overlay(target)
+    send_again(plan, queue, target, chosen, keep_reason=command.keep_reason)
+    return dispatch(plan, progress)
+
+
+def send_again(
+    plan: Plan, queue: Queue, target: Queue, chosen: list[Message], *, keep_reason: bool
+) -> None:
+    """Moves messages of a queue to the end of another, as if they were sent now."""
+    now_ms, overlay = plan.now_ms, plan.overlay(target)
     first = overlay.numbers(len(chosen))
     lives = [sent_life_ms(queue, m.sequence) for m in chosen]
     expires_ms = [expiry_ms(target, now_ms, ttl_ms) for ttl_ms in lives]
     plan.records.append(
         Resubmitted(
-            queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms,
-            command.keep_reason,
+            queue.name, now_ms, sequences_of(chosen), target.name, first, expires_ms, keep_reason
         )
-    )  # fmt: skip
+    )
     for sequence, message in enumerate(chosen, first):
-        note = queue.notes[message.sequence]
-        kept = note.resubmitted(keep_reason=command.keep_reason)
+        note = queue.notes.get(message.sequence, NO_NOTE)
+        kept = note.resubmitted(keep_reason=keep_reason)
         if kept != NO_NOTE:
             overlay.notes[sequence] = kept
         expiry = expires_ms[sequence - first]
@@ -135,7 +148,6 @@ def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:
         if overlay.counted:
             size = overlay.arrived[sequence] = size_bytes(message)
             overlay.added, overlay.added_bytes = overlay.added + 1, overlay.added_bytes + size
-    return dispatch(plan, progress)
 
 
 def _all_that_fit(queue: Queue, target: Queue, first: int) -> tuple[list[Message], Progress]:

@@ -33,6 +33,7 @@ from posthouse.core.commands import (
     Begin,
     Begun,
     Cancel,
+    CancelJob,
     CancelSchedule,
     Command,
     Commit,
@@ -43,6 +44,7 @@ from posthouse.core.commands import (
     GetQueue,
     GetSessionState,
     Granted,
+    ListJobs,
     ListQueues,
     ListRules,
     ListSchedules,
@@ -69,6 +71,7 @@ from posthouse.core.commands import (
     SetRule,
     SetSchedule,
     SetSessionState,
+    StartJob,
     UpdateQueue,
 )
 from posthouse.core.errors import InvalidArgument, NotAllowed, NotFound, TimedOut
@@ -77,6 +80,7 @@ from posthouse.core.model import (
     SUBSCRIPTION,
     Account,
     Grant,
+    Job,
     QueueProperties,
     Schedule,
     entity_of,
@@ -112,6 +116,7 @@ _PAGES = 20  # that are looked at to fill one
 Name = Annotated[str, Meta(min_length=1, max_length=800)]
 Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
+Number = Annotated[int, Meta(ge=1)]
 Wait = Annotated[int, Meta(ge=0, le=shapes.WAIT_MS_MAX)]
 First = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -385,6 +390,42 @@ async def resubmit(call: Call, namespace: Name, queue: Name) -> Response:
     form: shapes.ResubmitForm = await call.form(shapes.ResubmitForm)
     command = Resubmit(queue, form.sequences, form.first, form.target, form.keep_reason)
     return _progress(await call.ask(namespace, command))
+
+
+@_route("POST", QUEUE + "/jobs", shapes.StartJobForm, shapes.JobForm, status=201)
+async def start_job(call: Call, namespace: Name, queue: Name) -> Response:
+    """Start a job that sends all messages of a queue again. It goes on over restarts."""
+    form: shapes.StartJobForm = await call.form(shapes.StartJobForm)
+    job = await call.ask(namespace, StartJob(queue, form.target, form.rate, form.keep_reason))
+    assert isinstance(job, Job)
+    return _json(shapes.job_out(job), 201)
+
+
+@_route("GET", QUEUE + "/jobs", gives=shapes.JobsForm)
+async def list_jobs_of_queue(
+    call: Call, namespace: Name, queue: Name, limit: Limit = 100
+) -> Response:
+    """List the jobs of a queue, the newest first."""
+    return _jobs(await call.ask(namespace, ListJobs(queue, limit)))
+
+
+@_route("GET", NS + "/jobs", gives=shapes.JobsForm)
+async def list_jobs(call: Call, namespace: Name, limit: Limit = 100) -> Response:
+    """List the jobs of all queues, the newest first."""
+    return _jobs(await call.ask(namespace, ListJobs(None, limit)))
+
+
+@_route("DELETE", QUEUE + "/jobs/{job}", gives=shapes.JobForm)
+async def cancel_job(call: Call, namespace: Name, queue: Name, job: Number) -> Response:
+    """Cancel a job. What it has moved stays moved."""
+    found = await call.ask(namespace, CancelJob(queue, job))
+    assert isinstance(found, Job)
+    return _json(shapes.job_out(found))
+
+
+def _jobs(found: Answer) -> Response:
+    assert isinstance(found, list)
+    return _json(shapes.JobsForm([shapes.job_out(job) for job in found if isinstance(job, Job)]))
 
 
 def _progress(progress: Answer) -> Response:

@@ -19,6 +19,7 @@ from posthouse.core.checks import check_properties
 from posthouse.core.commands import (
     BATCH_MAX,
     DURATION_MS_MAX,
+    JOB_RATE_MAX,
     LAST_MS,
     TIME_MS_MAX,
     TRANSACTION_MS,
@@ -42,7 +43,7 @@ from posthouse.core.message import (
     timestamp,
     uuid,
 )
-from posthouse.core.model import QueueProperties, Right, Schedule
+from posthouse.core.model import Job, JobStatus, QueueProperties, Right, Schedule
 from posthouse.core.recurrence import said
 from posthouse.core.rules import (
     CorrelationFilter,
@@ -480,6 +481,40 @@ def schedule_out(schedule: Schedule) -> ScheduleInfoForm:
         schedule.name, schedule.queue, said(when), getattr(when, "zone", "UTC"), schedule.paused,
         schedule.next_ms or None, schedule.last_ms or None, schedule.fired, schedule.problem,
         schedule.created_ms,
+    )  # fmt: skip
+
+
+class StartJobForm(_Request):
+    """Send all messages of a queue again, to `target` or to the queue each came from."""
+
+    target: str | None = None
+    rate: Annotated[int, Meta(ge=0, le=JOB_RATE_MAX)] = 0  # messages a second; 0: no limit
+    keep_reason: bool = False
+
+
+class JobForm(msgspec.Struct):
+    job: int
+    queue: str
+    target: str | None
+    rate: int
+    status: JobStatus
+    moved: int
+    left: int  # messages that were passed over, and stay
+    total: int  # messages that could be received when it began
+    started_ms: int
+    ended_ms: int | None
+    problem: str  # why it waits, or has failed
+    by: str
+
+
+class JobsForm(msgspec.Struct):
+    jobs: list[JobForm]
+
+
+def job_out(job: Job) -> JobForm:
+    return JobForm(
+        job.number, job.queue, job.target, job.rate, job.status, job.moved, job.left, job.total,
+        job.started_ms, job.ended_ms or None, job.problem, job.by,
     )  # fmt: skip
 
 
