@@ -38,7 +38,8 @@ class Server:
         config = folder / "nats.conf"
         config.write_text(
             f"listen: 127.0.0.1:{port}\n"
-            f"jetstream {{ store_dir: {json.dumps(str(folder / 'js'))}, sync_interval: always }}\n{more}"
+            f"jetstream {{ store_dir: {json.dumps(str(folder / 'js'))}, sync_interval: always }}\n"
+            f"{more}"
         )
         self._process = subprocess.Popen(
             [SERVER, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
