@@ -11,6 +11,8 @@ from posthouse.core.commands import Complete, CreateQueue, DeadLetter, Send
 from posthouse.core.message import Envelope, NewMessage, encode_envelope
 from posthouse.store.disk import Disk
 from posthouse.store.file import LOCK, FileStore
+from posthouse.store.lane import Place
+from posthouse.store.place_note import write_place
 from tests.broker.desk import NS, Desk
 from tests.store.test_conformance import closing, frames
 
@@ -156,6 +158,33 @@ def test_a_range_is_sent_again(tmp_path: Path) -> None:
     assert wrong.returncode == 3
     assert "create it first" in wrong.stderr
     assert "clean" in posthouse("store", "verify", "--data", str(tmp_path)).stdout
+
+
+def test_nothing_is_written_to_a_node_s_folder_without_its_cluster(tmp_path: Path) -> None:
+    """Its node could not follow the cluster's log any more, and nobody would know why."""
+    alone, node, lines = tmp_path / "alone", tmp_path / "node", tmp_path / "lines"
+    a_broker_s_folder(alone)
+    a_broker_s_folder(node)
+    write_place(Disk(), node, "a log", Place(7, 1, 2, 3, 0, 0))
+    assert posthouse("store", "export", "--data", str(node), str(lines)).returncode == 0
+    before = {path.name: path.read_bytes() for path in node.iterdir()}
+    from_alone, to_node = f"file:{alone}", f"file:{node}"
+    for arguments in (
+        ("copy", from_alone, to_node),
+        ("copy", "--namespace", NS, from_alone, to_node),
+        ("copy", "--namespace", NS, "--move", to_node, from_alone),
+        ("import", "--store", to_node, str(lines)),
+        ("set-clock", "--data", str(node)),
+        (
+            "resend", "--data", str(node), "--namespace", NS, "--first", "1", "--last", "9",
+            "--into", "again",
+        ),
+    ):  # fmt: skip
+        done = posthouse("store", *arguments)
+        assert (done.returncode, "is the folder of a node of a cluster" in done.stderr) == (1, True)
+    assert {path.name: path.read_bytes() for path in node.iterdir()} == before
+    copied = posthouse("store", "copy", to_node, f"file:{tmp_path / 'copy'}")
+    assert copied.returncode == 0, copied.stderr
 
 
 def test_a_folder_is_folded_damaged_and_repaired(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """When a node that follows is to try to lead."""
 
+from math import inf
+
+import pytest
+
 from posthouse.broker.standby import (
     ALIVE_SECONDS,
     ASK_SECONDS,
     BEHIND_FRAMES_MAX,
+    CANDIDATE_SECONDS,
     PATIENCE_SECONDS,
     RANK_SECONDS,
     Beat,
@@ -106,6 +111,32 @@ def test_a_candidate_is_waited_for_and_is_not_the_leader() -> None:
     standby.hear_beat(a_beat("c", role="candidate", epoch=2), 1.0)
     assert standby.step(10, 1.9) == "wait"
     assert standby.leader == a_beat()
+
+
+def waited_for(standby: Standby, node: str, begin: float) -> float:
+    """How long a node waits for a candidate that is heard ten times a second, and never leads."""
+    for tenth in range(1, 1_000):
+        now = begin + tenth / 10
+        if standby.step(10, now) == "ask":
+            return now - begin
+        standby.hear_beat(a_beat(node, role="candidate", epoch=2), now)
+    return inf
+
+
+def test_a_candidate_that_is_heard_and_never_leads_is_waited_for_no_longer() -> None:
+    standby = Standby("b", now=0)
+    standby.hear_beat(a_beat(), 0)
+    failover = 1.0
+    assert waited_for(standby, "c", 0) == pytest.approx(CANDIDATE_SECONDS + failover, abs=0.3)
+    assert standby.step(10, 13.5) == "lead"
+    # Another one has a turn of its own; so has the first when it begins anew, or somebody has led.
+    assert waited_for(standby, "a", 14) == pytest.approx(CANDIDATE_SECONDS + failover, abs=0.3)
+    later = 30.0
+    standby.hear_beat(a_beat("c", role="candidate", epoch=2), later)
+    assert waited_for(standby, "c", later) == pytest.approx(CANDIDATE_SECONDS + failover, abs=0.3)
+    later = 43.5
+    standby.hear_beat(a_beat("a", epoch=2), later)
+    assert waited_for(standby, "c", later) == pytest.approx(CANDIDATE_SECONDS + failover, abs=0.3)
 
 
 def test_an_older_leader_and_oneself_are_not_listened_to() -> None:

@@ -25,15 +25,24 @@ async def play(cluster: Cluster, names: list[str]) -> None:
         print(f"{await cluster.play(name):6.2f} s", flush=True)
 
 
-def play_on_one(names: list[str], seed: int, gaps: Gaps, raised: dict[str, list[str]]) -> bool:
+def play_on_one(
+    names: list[str], seed: int, gaps: Gaps, raised: dict[str, list[str]], evidence: Path | None
+) -> bool:
     """Plays scenarios on a cluster of their own until one fails; returns whether none has."""
     with tempfile.TemporaryDirectory(prefix="posthouse-cluster-") as folder:
-        cluster = Cluster(Path(folder), Random(seed))
+        try:
+            cluster = Cluster(Path(folder), Random(seed), keep=evidence is not None)
+        except Exception:
+            traceback.print_exc()
+            names[:1] = []  # so that a cluster which never starts ends the run some day
+            return False
         try:
             asyncio.run(play(cluster, names))
         except Exception:
             traceback.print_exc()
             print(f"{cluster.tell()}\nThe seed of this cluster is {seed}.", file=sys.stderr)
+            if evidence is not None:
+                cluster.leave(evidence / str(seed))
             return False
         finally:
             cluster.close()
@@ -49,6 +58,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often each is played")
     parser.add_argument("--only", choices=ALL, action="append")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--evidence", type=Path, metavar="DIR",
+        help="keep all journals, and copy them there when a scenario has failed",
+    )  # fmt: skip
     options = parser.parse_args()
     reason = why_not()
     if reason:
@@ -61,7 +74,9 @@ def main() -> int:
     failures = clusters = 0
     while names:
         part, names = names[:PER_CLUSTER], names[PER_CLUSTER:]
-        failures += not play_on_one(part, options.seed * 1_000 + clusters, gaps, raised)
+        failures += not play_on_one(
+            part, options.seed * 1_000 + clusters, gaps, raised, options.evidence
+        )
         clusters += 1
         names = part + names  # what comes behind one that has failed is played on another cluster
     print(table(gaps, raised))

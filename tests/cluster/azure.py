@@ -1,4 +1,10 @@
-"""The Azure SDK among the clients of a cluster: it knows one name, which has three addresses."""
+"""The Azure SDK among the clients of a cluster: it knows one name, which has three addresses.
+
+It asks again by itself where it had no answer, over another connection. So a message that it has
+completed may be gone though the last answer is that its lock is lost: the first request was done,
+and its answer never came. Where the lock is lost by the only answer that there was to the only
+request, nothing was done, and the message has to be there.
+"""
 
 import json
 import re
@@ -6,9 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+from tests.cluster.holders import Holders
 from tests.cluster.machines import PORT, Machines
 from tests.crash.history import Broken, History
 from tests.crash.killing import messages_in
@@ -18,27 +27,98 @@ from tests.waiting import until
 QUEUE = "azure"
 HOST = "broker"
 # The SDK sends again what was not answered; so it is stored once.
-PROPERTIES = {"lock_ms": 60_000, "duplicate_detection": True, "max_delivery": 100}
-THREADS = 2
+PROPERTIES: dict[str, Any] = {"lock_ms": 60_000, "duplicate_detection": True, "max_delivery": 100}
+THREADS = 3
 MORE = 5  # messages, from which it is seen to go on
 SDK_SECONDS = 120.0  # for what it does by itself: it waits longer each time it tries again
 
 
-class AzureClient:
-    """What the process says is told to a history.
+class Judge:
+    """What the process has said, told to a history and to who knows the holders of messages.
 
-    When its connection is lost is not said, so nothing is known of how long its locks are certain:
-    each is told as one that was over on arrival.
+    The history is not told how long locks are certain: each is one that was over on arrival.
     """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.holders = Holders()
+        self.raised: list[str] = []  # what the SDK has not dealt with by itself
+        self.paused = 0  # threads
+        self._asked: dict[str, int] = {}  # by token: the number of the request to complete
+        self._words: defaultdict[str, list[tuple[float, Sequence[Any]]]] = defaultdict(list)
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.history.counts + self.holders.counts
+
+    def check(self, live: Sequence[str], dead: Sequence[str]) -> None:
+        """Nothing may be under way. Raises Broken."""
+        with self._explained():
+            self.history.check(live, dead)
+
+    def hear(self, said: Sequence[Any]) -> None:
+        """Raises Broken."""
+        with self._explained():
+            self._hear(said)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Broken as broken:
+            words = {name: self._words[name] for name in re.findall(r"azure-\d+", str(broken))}
+            raise Broken(f"{broken}; what was said of them: {words}") from None
+
+    def _hear(self, said: Sequence[Any]) -> None:
+        word, name, *more = said
+        history, holders = self.history, self.holders
+        self._words[name].append((round(time.time(), 3), [word, *more]))
+        match word:
+            case "sending":
+                history.sending([name])
+            case "sent":
+                history.sent([name])
+            case "delivered":
+                token, link, until_ms = more
+                if name in history.said["completed"]:
+                    raise Broken(f"completed, and delivered: {name}")
+                history.delivered(name, token, 0, 1)
+                holders.delivered(name, token, link, until_ms - PROPERTIES["lock_ms"], until_ms)
+            case "completing":
+                token, now_ms = more
+                history.completing(name, token)
+                self._asked[token] = holders.settling(token, now_ms)
+            case "completed":
+                token, link = more
+                history.completed(name, token)
+                holders.done(self._asked[token], link)
+                holders.gone(name)
+            case "lost":
+                token, requests = more
+                history.counts["lock lost"] += 1
+                if requests > 1:  # the first may have been done, and its answer lost
+                    history.counts["lock lost when asked again"] += 1
+                else:
+                    history.refused(token, 1, name)
+                    holders.refused(token)
+            case "raised":
+                self.raised.append(name)
+            case "paused":
+                self.paused += 1
+            case "goes":
+                self.paused -= 1
+            case _:
+                raise ValueError(word)
+
+
+class AzureClient:
+    """The process, and what is judged of what it says."""
 
     def __init__(self, machines: Machines) -> None:
         machines.network.name_all("z", HOST)
-        self.history = History()
-        self.acknowledged: list[float] = []
-        self.raised: list[str] = []  # what the SDK has not dealt with by itself
+        self.judge = Judge()
+        self.lines: list[str] = []  # all that the process said, each with its moment
         self._problem: BaseException | None = None
-        self._paused = 0
-        self._words: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         self._process = subprocess.Popen(
             [*machines.network.within("z"), sys.executable, "-m", "tests.cluster.azure_client",
              HOST, str(PORT), QUEUE],
@@ -58,7 +138,9 @@ class AzureClient:
         """Returns when nothing is under way any more."""
         self._tell("pause")
         until(
-            lambda: self._paused == THREADS or self._problem is not None, "it pauses", SDK_SECONDS
+            lambda: self.judge.paused == THREADS or self._problem is not None,
+            "it pauses",
+            SDK_SECONDS,
         )
         self.check()
 
@@ -69,10 +151,11 @@ class AzureClient:
         self.check()
 
     def _until_more(self, word: str) -> None:
-        wanted = self.history.counts[word] + MORE
+        counts = self.judge.history.counts
+        wanted = counts[word] + MORE
 
         def has_more() -> bool:
-            return self.history.counts[word] >= wanted or self._problem is not None
+            return counts[word] >= wanted or self._problem is not None
 
         until(has_more, f"the SDK has {word} more", SDK_SECONDS)
 
@@ -80,11 +163,7 @@ class AzureClient:
         live, dead = (
             [each["id"] for each in messages_in(broker, QUEUE + end)] for end in ("", "%2F$dead")
         )
-        try:
-            self.history.check(live, dead)
-        except Broken as broken:
-            words = {name: self._words[name] for name in re.findall(r"azure-\d+", str(broken))}
-            raise Broken(f"{broken}; what was said of them: {words}") from None
+        self.judge.check(live, dead)
 
     def close(self) -> None:
         self._process.kill()
@@ -102,38 +181,9 @@ class AzureClient:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            self.lines.append(f"{time.time():.3f} {line}")
             try:
-                self._hear(json.loads(line))
+                self.judge.hear(json.loads(line))
             except (Broken, ValueError, KeyError) as problem:
                 self._problem = problem
                 return
-
-    def _hear(self, said: Sequence[str]) -> None:
-        word, name, *more = said
-        history = self.history
-        self._words[name].append((round(time.monotonic(), 3), word))
-        match word:
-            case "sending":
-                history.sending([name])
-            case "sent":
-                history.sent([name])
-                self.acknowledged.append(time.monotonic())
-            case "delivered":
-                if name in history.said["completed"]:
-                    raise Broken(f"completed, and delivered: {name}")
-                history.delivered(name, more[0], 0, 1)
-            case "completing":
-                history.completing(name, more[0])
-            case "completed":
-                history.completed(name, more[0])
-                self.acknowledged.append(time.monotonic())
-            case "lost":  # or the SDK has asked twice, and the first time it was completed
-                history.counts["lock lost"] += 1
-            case "raised":
-                self.raised.append(name)
-            case "paused":
-                self._paused += 1
-            case "goes":
-                self._paused -= 1
-            case _:
-                raise ValueError(word)

@@ -55,7 +55,7 @@ class HttpClient(http_load.Client):
         while True:
             status, answer = await _in_time(super().ask(where, form))
             code = answer["code"] if status >= 400 else ""
-            if code == "not-leader":
+            if code in ("not-leader", "journal-lost"):  # another leads; it may be done or not
                 raise Killed
             if code not in ("busy", "quota-exceeded"):
                 return status, answer

@@ -30,6 +30,7 @@ STREAM = f"PHJ_{CLUSTER}_0"
 PORT, NATS_PORT, ROUTE_PORT, MONITOR_PORT = 5672, 4222, 6222, 8222
 ANSWER_SECONDS = 1.0  # for a question to one node; one that hangs is passed over
 DISK_BYTES = 96 << 20
+KEEP_FLAGS = "--keep", "1d", "--keep-size", "16G"
 FILL_BYTES = 4 << 10
 FILL_SECONDS = 0.005  # before it is looked again for room
 SERVER = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
@@ -219,9 +220,11 @@ class Machine:
 class Machines:
     """A cluster of three machines that know each other."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, keep: bool = False) -> None:
+        """`keep`: nodes keep their whole journals, but for the one that has a small disk."""
         self.network = Network()
         self._flags = flags
+        self._keep = keep
         self._by_name: dict[str, Machine] = {}
         try:
             for name in NAMES:
@@ -246,6 +249,7 @@ class Machines:
             "--store", "nats://" + ",".join(f"{each.address}:{NATS_PORT}" for each in nearest),
             *(f"--nats-monitor=http://{each.address}:{MONITOR_PORT}" for each in nearest),
             "--cluster", CLUSTER, "--node", machine.name,
+            *(KEEP_FLAGS if self._keep and machine is not self.small else ()),
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Machine]:

@@ -151,5 +151,7 @@ def _remove(owner: str) -> None:
         for process in run("ip", "netns", "pids", name).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
+        # The interface first: with its namespace it would go some time later, and keep its name.
+        subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
         run("ip", "netns", "del", name)
         shutil.rmtree(_ETC / name, ignore_errors=True)

@@ -1,13 +1,16 @@
 """Plays scenarios on one cluster, one after the other, and judges each of them."""
 
 import asyncio
+import json
+import traceback
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import median
 
 from tests.cluster import azure
 from tests.cluster.azure import AzureClient
-from tests.cluster.folders import check_agree
+from tests.cluster.folders import check_agree, copy_of
 from tests.cluster.load import FLAGS, QUEUES, Load, running
 from tests.cluster.machines import Machines
 from tests.cluster.scenarios import ALL, Round
@@ -21,10 +24,11 @@ QUEUES_URL = "/api/v1/namespaces/default/queues"
 class Cluster:
     """Three machines, and clients whose histories go on over all that is played."""
 
-    def __init__(self, folder: Path, random: Random) -> None:
+    def __init__(self, folder: Path, random: Random, keep: bool = False) -> None:
+        """`keep`: the journals are kept, so that what has happened to a message can be told."""
         self._folder = folder
         self._random = random
-        self.machines = Machines(folder, *FLAGS)
+        self.machines = Machines(folder, *FLAGS, keep=keep)
         self._load = Load([machine.address for machine in self.machines], random)
         self._azure: AzureClient | None = None
         self.gaps: Gaps = {}
@@ -55,8 +59,8 @@ class Cluster:
         await asyncio.to_thread(client.pause)
         await asyncio.to_thread(self._judge)
         self.gaps.setdefault(name, []).append(gap)
-        self.raised.setdefault(name, []).extend(client.raised)
-        client.raised.clear()
+        self.raised.setdefault(name, []).extend(client.judge.raised)
+        client.judge.raised.clear()
         load.acknowledged.clear()
         return gap
 
@@ -72,10 +76,11 @@ class Cluster:
     @property
     def counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        azure_history = () if self._azure is None else (self._azure.history,)
-        for history in (*self._load.histories, *azure_history):
-            for word, count in history.counts.items():
-                found[word] = found.get(word, 0) + count
+        counts = [history.counts for history in self._load.histories]
+        if self._azure is not None:
+            counts.append(self._azure.judge.counts)
+        for word, count in chain.from_iterable(each.items() for each in counts):
+            found[word] = found.get(word, 0) + count
         return found
 
     def tell(self) -> str:
@@ -86,6 +91,22 @@ class Cluster:
             if machine.broker is not None
             for event in machine.broker.log[-30:]
         )
+
+    def leave(self, folder: Path) -> None:
+        """Copies what tells how a failure came about: folders, logs, what the Azure SDK said."""
+        folder.mkdir(parents=True)
+        for machine in self.machines:
+            machine.heal()
+            copy_of(machine, folder)
+            (folder / f"{machine.name}-nats.log").write_bytes(
+                (machine.folder / "nats.log").read_bytes()
+            )
+            if machine.broker is not None:
+                lines = (f"{json.dumps(event)}\n" for event in machine.broker.log)
+                (folder / f"{machine.name}.log").write_text("".join(lines))
+        if self._azure is not None:
+            (folder / "azure.log").write_text("".join(self._azure.lines))
+        (folder / "failure.txt").write_text(traceback.format_exc())
 
     def close(self) -> None:
         if self._azure is not None:

@@ -42,7 +42,9 @@ from tests.dialects.vibemq.broker import a_free_port
 from tests.dialects.vibemq.client import Client as Vibe
 from tests.security.amqp import UNAUTHORIZED, Amqp, plain, sas
 from tests.server import test_access
+from tests.server.clustered import Nats, needs_nats
 from tests.server.running import Reply, Running, running
+from tests.waiting import until
 
 NS = "/api/v1/namespaces/default"
 RIGHTS: tuple[Right, ...] = ("send", "listen", "manage")
@@ -811,6 +813,59 @@ def test_who_is_revoked_while_he_is_connected_gets_nothing_more(
     with suppress(EOFError, ConnectionError):  # the broker may have hung up
         assert asked.ask(world, who) == UNKNOWN
     assert world.position() == world.revoked_at
+
+
+# A node of a cluster.
+
+CLUSTER: dict[tuple[str, str], Any] = {
+    ("GET", "/cluster"): None,
+    ("GET", "/cluster/checksums"): None,
+    ("POST", "/cluster/step-down"): {"to": "nobody"},
+    ("POST", "/cluster/forget"): {"node": "nobody"},
+    ("POST", "/cluster/hold"): {"seconds": 0},
+    ("DELETE", "/cluster/hold"): None,
+    ("GET", "/cluster/folder"): None,
+    ("GET", "/cluster/folder/{name}"): None,
+    ("DELETE", "/cluster/folder"): None,
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The one node of a cluster, which leads."""
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "secret").write_text("a secret of the cluster that nobody can guess")
+    with ExitStack() as stack:
+        nats = Nats(folder / "nats")
+        stack.callback(nats.close)
+        flags = [flag for flag in nats.flags("a", folder / "data") if flag != "--dev"]
+        broker = stack.enter_context(
+            running(
+                *flags, "--cluster-secret", str(folder / "secret"),
+                environment={"POSTHOUSE_AUTH_FAILURES_MAX": "0"},
+            )
+        )  # fmt: skip
+        until(lambda: broker.call("GET", "/health/leader").status == 200, "it leads")
+        yield World(broker, (folder / "data" / "root-key").read_text().strip(), {}, stack)
+
+
+@needs_nats
+@pytest.mark.parametrize(("method", "path"), CLUSTER)
+def test_a_cluster_is_for_who_manages_all(node: World, method: str, path: str) -> None:
+    body = CLUSTER[method, path]
+    ask = partial(ask_http, method, path.replace("{name}", "x"), body)
+    test_an_operation_is_for_who_has_the_right(
+        node, operation("HTTP", f"{method} {path}", "all manage", ask)
+    )
+
+
+@needs_nats
+def test_every_operation_on_a_cluster_is_in_the_matrix(node: World) -> None:
+    paths = node.broker.call("GET", "/docs/openapi.json").json["paths"]
+    documented = {(m.upper(), path) for path, methods in paths.items() for m in methods}
+    assert {each for each in documented if each[1].startswith("/cluster")} == set(CLUSTER)
+    names = [each["operationId"] for methods in paths.values() for each in methods.values()]
+    assert len(names) == len(set(names))
 
 
 # Commands, below all protocols.

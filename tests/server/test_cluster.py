@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_SECONDS, turn, until_async
 pytestmark = pytest.mark.traced  # it covers what the store and the core do for this
 
 NS = "test"
+FAILOVER_SECONDS = 0.2
 Heard = Callable[[str, bytes], None]
 
 
@@ -37,6 +38,7 @@ class Bus:
         self.log = MemoryLog()
         self.heard: dict[str, list[tuple[str, Heard]]] = {}
         self.cut: set[str] = set()
+        self.refused: set[str] = set()  # nodes whose messages the log does not take
 
 
 class Link:
@@ -94,6 +96,8 @@ class Link:
     async def publish(self, expected: int, data: bytes) -> int | None:
         await turn()
         self._check()
+        if self._node in self._bus.refused:
+            raise Unanswered
         return await self._bus.log.publish(expected, data)
 
     async def read(self, after: int) -> list[Message]:
@@ -125,7 +129,13 @@ class Node:
         self.link.leave()
 
 
-async def a_node(bus: Bus, name: str, folder: Path, machine: Clock | None = None) -> Node:
+async def a_node(
+    bus: Bus,
+    name: str,
+    folder: Path,
+    machine: Clock | None = None,
+    failover_seconds: float = FAILOVER_SECONDS,
+) -> Node:
     link = Link(bus, name)
     local = FileStore(folder / name, durability="interval", segment_bytes=1 << 20)
     store = ReplicatedStore(local, link)
@@ -138,15 +148,21 @@ async def a_node(bus: Bus, name: str, folder: Path, machine: Clock | None = None
         if engine.view.find(NS, "q") is None:  # a leader before it may have been deposed between
             await engine.ask(BROKER, NS, CreateQueue("q"))
 
-    membership = Membership("test", name, f"posthouse://{name}", failover_seconds=0.2)
+    membership = Membership("test", name, f"posthouse://{name}", failover_seconds)
     joined = Joined(membership, store, link, RecordLevel(folder / name))  # type: ignore[arg-type]
     return Node(name, engine, store, ClusterNode(joined, engine, clock, led), link)
 
 
 @asynccontextmanager
-async def three(folder: Path) -> AsyncIterator[tuple[Bus, list[Node]]]:
+async def three(folder: Path, **failover_seconds: float) -> AsyncIterator[tuple[Bus, list[Node]]]:
+    """`failover_seconds`: by the name of a node, where its own are others."""
     bus = Bus()
-    nodes = [await a_node(bus, name, folder) for name in "abc"]
+    nodes = [
+        await a_node(
+            bus, name, folder, failover_seconds=failover_seconds.get(name, FAILOVER_SECONDS)
+        )
+        for name in "abc"
+    ]
     try:
         yield bus, nodes
     finally:
@@ -257,6 +273,25 @@ def test_when_the_leader_is_gone_another_goes_on_with_everything(tmp_path: Path)
                 await old.send("too late")
             assert old.engine.failed.is_set()
             await all_alike([node for node in nodes if node is not old])
+
+    run(main)
+
+
+def test_a_candidate_that_cannot_write_keeps_the_others_from_leading_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posthouse.broker.standby.CANDIDATE_SECONDS", 0.2)
+
+    async def main() -> None:
+        async with three(tmp_path, c=2.0) as (bus, nodes):
+            old, last = await the_leader(nodes), nodes[2]
+            assert old is not last
+            await old.send("kept")
+            bus.refused |= {node.name for node in nodes if node is not last}
+            await old.crash()
+            assert await the_leader(nodes, but=old) is last
+            await last.send("one more")
+            assert last.engine.view.counts(NS, "q").active == 2
 
     run(main)
 

@@ -27,7 +27,8 @@ STREAM, SUBJECT = "PHJ_test_0", "phj.test.0"
 
 
 class Server:
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, more: str = "") -> None:
+        """`more`: further lines of its configuration."""
         self.folder = folder
         folder.mkdir(exist_ok=True)
         if not port:
@@ -38,6 +39,7 @@ class Server:
         config.write_text(
             f"listen: 127.0.0.1:{port}\n"
             f"jetstream {{ store_dir: {json.dumps(str(folder / 'js'))}, sync_interval: always }}\n"
+            f"{more}"
         )
         self._process = subprocess.Popen(
             [SERVER, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -184,6 +186,42 @@ def test_refusals_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch
         await nats.close()
 
     run(main)
+
+
+def test_a_server_or_stream_that_takes_too_little_at_a_time_is_refused(tmp_path: Path) -> None:
+    """Else a leader would wait for ever for the first frame that is larger."""
+
+    async def main() -> None:
+        with pytest.raises(Unfit, match=r"up to 262144 bytes.* set max_payload: 1MB"):
+            await connected(small)
+        nats = await connected(just_enough)
+        while True:
+            try:
+                await nats._client.jetstream().add_stream(
+                    name=STREAM, subjects=[SUBJECT], discard=api.DiscardPolicy.NEW,
+                    allow_direct=True, max_msg_size=1 << 18,
+                )  # fmt: skip
+                break
+            except module._SILENT:
+                await asyncio.sleep(0.05)  # slept: until its streams can be made
+        with pytest.raises(Unfit, match=r"up to 262144 bytes.* max_msg_size -1"):
+            await nats.log(STREAM, SUBJECT, 1, 1 << 20)
+        await nats.remove(STREAM)
+        log = await a_log(nats)
+        store = ReplicatedStore(FileStore(tmp_path / "folder", durability="interval"), log)
+        await store.lead(1, lambda _: None)
+        store.append(Frame(1, 1, 1, 1, 1, 0, bytes(600_000)))
+        await store.sync()  # its parts are as large as any
+        await store.close()
+        await nats.close()
+
+    small = Server(tmp_path / "small", more="max_payload: 256KB\n")
+    just_enough = Server(tmp_path / "just enough", more=f"max_payload: {module.PAYLOAD_BYTES}\n")
+    try:
+        run(main)
+    finally:
+        small.stop()
+        just_enough.stop()
 
 
 class Subscription:

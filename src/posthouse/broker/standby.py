@@ -16,6 +16,9 @@ RANK_SECONDS = 0.15  # between the turns of two nodes
 ASK_SECONDS = 0.1  # that the others have to answer
 HEARD_SECONDS = 0.6  # within which a leader that another has heard is taken to be alive
 PATIENCE_SECONDS = 3.0  # after which it is tried, whatever others have heard
+# That others wait for a candidate. It is longer than the servers of the log take to elect a leader
+# of their own, so one that takes longer is heard and cannot write.
+CANDIDATE_SECONDS = 12.0
 BEHIND_FRAMES_MAX = 256  # that a node may lack to take over from a leader that leaves
 OFFSET_MS_MAX = 60_000  # by which the clock of a candidate may be off, if there is another one
 
@@ -74,6 +77,8 @@ class Standby:
         self._beat: Beat | None = None
         self._heard = now  # when somebody led, or tried to
         self._asked: float | None = None  # when the others were asked about the leader
+        # Of each node that tries to lead since somebody led: when it began, and was last heard.
+        self._candidates: dict[str, tuple[float, float]] = {}
         self._is_named = False  # the leader leaves, and this node is to take over
         self._held_until = 0.0  # by an operator: nobody else is to lead before
         self._hellos: dict[str, tuple[float, Hello]] = {}
@@ -104,12 +109,24 @@ class Standby:
     def hear_beat(self, beat: Beat, now: float) -> None:
         if beat.node == self.node or beat.epoch < self.epoch:
             return
+        if beat.role != "candidate":
+            self._candidates.clear()
+        elif not self._is_waited_for(beat.node, now):
+            return
         self._heard = now
         self._asked = None
         self._is_named = beat.role == "leaving" and beat.to == self.node
         self._held_until = now + beat.held_ms / 1_000
         if beat.role != "candidate":
             self._beat = beat
+
+    def _is_waited_for(self, candidate: str, now: float) -> bool:
+        """Notes that a node tries to lead; returns whether it may still be about to."""
+        began, heard = self._candidates.get(candidate, (now, now))
+        if now - heard >= ALIVE_SECONDS:  # this is another attempt
+            began = now
+        self._candidates[candidate] = began, now
+        return now - began < CANDIDATE_SECONDS
 
     def hear_hello(self, hello: Hello, now: float) -> None:
         if hello.node != self.node:

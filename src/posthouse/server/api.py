@@ -884,15 +884,16 @@ async def make_snapshot(call: Call) -> Response:
 # Documents.
 
 
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of everything under `/api/v1`, the hot routes too."""
+def openapi(more: Sequence[Operation] = ()) -> dict[str, Any]:
+    """The OpenAPI document of all under `/api/v1`, the hot routes too, of `/cluster/folder`, and
+    of more that is served elsewhere."""
     return _router.document(
         "Posthouse",
         "Names in paths are percent-encoded, / in them too: the dead-letter queue of orders is"
         " orders%2F$dead. What can be asked of a queue at /queues/Q can be asked of a topic at"
         " /topics/T and of a subscription at /topics/T/subscriptions/S. Errors are RFC 9457 problem"
         " documents.",
-        [*_hot(), _DELIVERIES],
+        [*_hot(), _DELIVERIES, *_FOLDER, *more],
     )
 
 
@@ -914,6 +915,24 @@ _DELIVERIES = Operation(
     "Messages as they come, one JSON line each, while the connection lasts",
     (*_OF_A_QUEUE, Parameter("credit", Limit, False, 100), Parameter("delete", str, False, "0")),
     media_type="application/x-ndjson",
+)  # fmt: skip
+
+
+_HOLD = Parameter("hold", str, False, "")
+_FOLDER = (
+    Operation(
+        "/cluster/folder", "GET", "list_folder",
+        "The files of the journal, one JSON line each; they are held for a copy", (),
+        media_type="application/x-ndjson",
+    ),
+    Operation(
+        "/cluster/folder/{name}", "GET", "get_folder_file", "The bytes of a file that is held",
+        (Parameter("name", Name, True), _HOLD), media_type="application/octet-stream",
+    ),
+    Operation(
+        "/cluster/folder", "DELETE", "release_folder", "Hold the files no longer", (_HOLD,),
+        status=204,
+    ),
 )  # fmt: skip
 
 
@@ -951,9 +970,14 @@ START = 'SwaggerUIBundle({url: "/docs/openapi.json", dom_id: "#docs", validatorU
 
 
 @functools.cache
-def document() -> bytes:
-    """The OpenAPI document as it is sent."""
-    return msgspec.json.encode(openapi())
+def document(in_cluster: bool) -> bytes:
+    """The OpenAPI document as it is sent; a node of a cluster has more paths."""
+    more: Sequence[Operation] = ()
+    if in_cluster:
+        from posthouse.server import cluster_api  # needs NATS
+
+        more = cluster_api.OPERATIONS
+    return msgspec.json.encode(openapi(more))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from posthouse.core.errors import Busy, NotFound, NotLeader
-from posthouse.server.checksums import Position, checksums
+from posthouse.server.checksums import ChecksumsForm, Position, checksums
 from posthouse.server.cluster import ClusterNode, ClusterStatus, NodeStatus
 from posthouse.server.cluster_status import (
     SILENT_MS,
@@ -186,7 +186,7 @@ def _node_form(known: ClusterStatus, heard: NodeStatus) -> NodeForm:
 _checking = asyncio.Semaphore(1)
 
 
-@_route("GET", "/cluster/checksums")
+@_route("GET", "/cluster/checksums", gives=ChecksumsForm)
 async def get_checksums(
     call: Call, first: Position = 0, end: Position = 0, each: bool = False, node: NodeName = ""
 ) -> Answer:
@@ -265,3 +265,4 @@ async def release(call: Call) -> Answer:
 
 
 _DONE = Answer(b"", 204, ())
+OPERATIONS = tuple(_router.operations)  # for the OpenAPI document

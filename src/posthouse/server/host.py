@@ -149,7 +149,7 @@ class BrokerHost:
         else:
             store = await asyncio.to_thread(open_store, config.journal, Opening(
                 config.segment_size, config.durability,  # type: ignore[arg-type]  # one of its words
-                config.interval_ms,
+                config.interval_ms, alone=True,
             ))  # fmt: skip
         self.store = store
         self.phase = "reading the journal"

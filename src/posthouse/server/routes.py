@@ -78,7 +78,7 @@ def add_routes(
             case [] | [b""]:
                 return Answer(documents.PAGE.encode(), 200, (HTML, _POLICY))
             case [b"openapi.json"]:
-                return Answer(Shared(documents.document()))
+                return Answer(Shared(documents.document(relay is not None)))
             case [b"start.js"]:
                 return Answer(documents.START.encode(), 200, (SCRIPT,))
             case [name] if name.decode("latin-1") in documents.ASSETS:

@@ -21,6 +21,22 @@ class WasAlone(StoreError):
         )
 
 
+class OfNode(StoreError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} is the folder of a node of a cluster. What is written to it alone is not in"
+            " the cluster's log, and the node could not follow that any more. Name another folder;"
+            " or, if the cluster is given up, serve this one by itself first: posthouse serve"
+            f" --data {folder}"
+        )
+
+
+def check_of_no_node(folder: Path) -> None:
+    """Raises OfNode where a folder is a node's, and was never served by itself."""
+    if is_noted(folder):
+        raise OfNode(folder)
+
+
 def check_not_alone(folder: Path) -> None:
     """Raises WasAlone where a folder is no longer a part of what the cluster's log holds."""
     if (folder / ALONE).exists():

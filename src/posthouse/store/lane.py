@@ -60,6 +60,7 @@ LOOK_SECONDS = 0.05  # between two looks at a lane that has not changed
 _PREFIX = Struct(">4sI")
 _REST = Struct(">B3xIQIIQHH")
 HEADER_BYTES = _PREFIX.size + _REST.size
+MESSAGE_BYTES_MAX = HEADER_BYTES + PART_BYTES
 
 
 class Entry(NamedTuple):

@@ -22,11 +22,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import api
 
+from posthouse.store.lane import MESSAGE_BYTES_MAX
 from posthouse.store.log import Message, Unanswered
 
 _log = logging.getLogger(__name__)
 
 VERSION = (2, 15)  # before it every message is synced by itself
+# That a server has to take: what a lane publishes at once, and the headers of NATS.
+PAYLOAD_BYTES = MESSAGE_BYTES_MAX + 1024
 READ_MESSAGES = 256
 READ_BYTES = 4 << 20
 CONNECT_SECONDS = 3.0
@@ -121,6 +124,12 @@ class Nats:
                 f"the NATS server is {version.major}.{version.minor}; a journal needs"
                 f" {VERSION[0]}.{VERSION[1]} or newer"
             )
+        if client.max_payload < PAYLOAD_BYTES:
+            await client.close()
+            raise Unfit(
+                f"the NATS server takes messages of up to {client.max_payload} bytes, and a journal"
+                f" needs {PAYLOAD_BYTES}; set max_payload: 1MB in the configuration of each server"
+            )
         return made
 
     async def _note_error(self, error: Exception) -> None:
@@ -155,6 +164,11 @@ class Nats:
                     f"the stream {stream} has {name} {getattr(found, name)}, and a journal needs"
                     f" {getattr(wanted, name)}; change the stream, or name another cluster"
                 )
+        if 0 < (found.max_msg_size or 0) < PAYLOAD_BYTES:
+            raise Unfit(
+                f"the stream {stream} takes messages of up to {found.max_msg_size} bytes, and a"
+                f" journal needs {PAYLOAD_BYTES}; edit the stream: max_msg_size -1"
+            )
         return NatsLog(self._client, stream, subject, info)
 
     async def remove(self, stream: str) -> None:

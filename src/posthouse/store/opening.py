@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from posthouse.store import Store
-from posthouse.store.alone import note_alone
+from posthouse.store.alone import check_of_no_node, note_alone
 from posthouse.store.backend import Backend, BackendReading, BackendStore
 from posthouse.store.file import INTERVAL_MS, SEGMENT_BYTES, Durability, FileStore
 from posthouse.store.frames import Frame
@@ -70,6 +70,7 @@ class Opening:
     durability: Durability = "fsync"
     interval_ms: int = INTERVAL_MS
     read_only: bool = False
+    alone: bool = False  # also where it is a node's folder, which can be none any more then
 
 
 class Kind(NamedTuple):
@@ -83,11 +84,13 @@ class Kind(NamedTuple):
 
 
 def _file(url: StoreUrl, how: Opening) -> Store:
+    if not how.read_only and not how.alone:
+        check_of_no_node(url.path)
     store = FileStore(
         url.path, segment_bytes=how.segment_bytes, durability=how.durability,
         interval_ms=how.interval_ms, read_only=how.read_only,
     )  # fmt: skip
-    if not how.read_only:
+    if how.alone:
         note_alone(url.path)
     return store
 
