@@ -101,6 +101,24 @@ def test_ctrl_c_ends_with_one_line(broker: Running, tmp_path: Path) -> None:
             assert said.strip() == "Interrupted.", screen.said
 
 
+def test_ctrl_c_at_the_very_start_ends_with_one_line() -> None:
+    """While the command line is being imported, which takes a while on a slow machine."""
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'posthouse.cli.parser':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from posthouse.cli import main\n"
+        "sys.exit(main(['top']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
 def is_waiting(process: int) -> bool:
     """It has a connection: what it asks for there does not come."""
     for file in Path(f"/proc/{process}/fd").iterdir():
