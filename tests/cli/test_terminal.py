@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -61,6 +62,19 @@ def test_the_welcome_comes_first_and_has_the_url_of_the_client(tmp_path: Path) -
             screen.interrupt()
             assert screen.end() == 130
             assert "Traceback" not in screen.said
+
+
+def test_the_welcome_sends_nobody_to_a_port_that_another_program_has() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ports = ("--port", str(taken), "--port", "0")
+        with terminal(None, "serve", "--memory", "--dev", *ports, columns=200) as screen:
+            screen.wait_for("is ready on")
+            urls = re.findall(r"localhost:(\d+)", screen.said)
+            screen.interrupt()
+            assert screen.end() == 130
+    assert len(urls) > 3
+    assert str(taken) not in urls
 
 
 def test_a_start_that_fails_shows_its_log(tmp_path: Path) -> None:
