@@ -133,7 +133,7 @@ def ns(posthouse_namespace):
 def test_a_clock_is_advanced(ns, by):
     begun = ns.clock.now
     send(ns, 10_000)
-    assert told(ns.clock.advance(by)) == [("Activated", "orders", 1)]
+    assert told(ns.clock.advance(by)) == [("activated", "orders", 1)]
     assert ns.clock.now - begun == timedelta(seconds=10)
 
 def test_what_is_no_duration_or_moment_is_told(ns):
@@ -146,8 +146,8 @@ def test_what_is_no_duration_or_moment_is_told(ns):
 
 def test_a_clock_goes_from_one_event_to_the_next(ns, posthouse_clock):
     send(ns, 3_600_000, 7_200_000)
-    assert told(posthouse_clock.next()) == [("Activated", "orders", 1)]
-    assert told(posthouse_clock.next(quiet=True)) == [("Activated", "orders", 1)]
+    assert told(posthouse_clock.next()) == [("activated", "orders", 1)]
+    assert told(posthouse_clock.next(quiet=True)) == [("activated", "orders", 1)]
     assert posthouse_clock.next() == []
 
 def test_a_clock_runs_until_a_condition_is_true(ns):

@@ -165,9 +165,9 @@ def test_advancing_a_namespace_fires_what_is_due_in_it_and_says_what() -> None:
         engine.clock(NS).freeze()
         fired = (await engine.advance(2 * HOUR_MS, NS)).fired
         assert fired == [
-            Fired("Activated", "q", 2),
-            Fired("Expired", "q", 1),
-            Fired("Returned", "q", 1),
+            Fired("abandoned", "q", 1),
+            Fired("activated", "q", 2),
+            Fired("expired", "q", 1),
         ]
         assert engine.clock(NS).now_ms() >= now_ms + 2 * HOUR_MS
         assert engine.time_ms() < now_ms + HOUR_MS, "the others' time did not move"
@@ -415,7 +415,7 @@ def test_a_held_session_outlasts_a_clock_that_is_moved_with_clients_alone(
         assert isinstance(held, Granted)
         await desk.send("later", group="s", due_ms=desk.engine.time_ms() + HOUR_MS)
         moved = await desk.engine.advance(3 * HOUR_MS, NS, pace)
-        assert Fired("Activated", "q", 1) in moved.fired
+        assert Fired("activated", "q", 1) in moved.fired
         if pace is None:
             with pytest.raises(SessionLockLost):
                 await desk.receive(session=held.token)
@@ -561,7 +561,7 @@ def test_the_broker_s_clock_moves_though_a_namespace_stands_still_by_its_own() -
         await desk.receive()
         assert await asyncio.wait_for(desk.engine.advance(100_000), 30) == Moved([])
         both = await asyncio.gather(desk.engine.advance(10, NS), desk.engine.advance(70_000, NS))
-        assert [moved.fired for moved in both] == [[], [Fired("Returned", "q", 1)]]
+        assert [moved.fired for moved in both] == [[], [Fired("abandoned", "q", 1)]]
         with pytest.raises(InvalidArgument):
             await desk.engine.advance(1 << 60, NS)
 

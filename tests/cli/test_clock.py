@@ -23,7 +23,7 @@ def test_a_clock_goes_to_what_is_due_and_until_something_has_happened(broker: Ru
     for delay in ("1h", "2h", "3h"):
         ask(broker, "send", "q", "x", "--delay", delay)
     begun_ms = ask(broker, "clock")["now_ms"]
-    due = [{"kind": "Activated", "queue": "q", "count": 1}]
+    due = [{"kind": "activated", "queue": "q", "count": 1}]
     assert ask(broker, "clock", "--next")["fired"] == due
     moved = ask(broker, "clock", "--until", "activated", "--queue", "q", "--at-most", "1d")
     assert moved["fired"] == due

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -63,6 +64,19 @@ def test_the_welcome_comes_first_and_has_the_url_of_the_client(tmp_path: Path) -
             assert "Traceback" not in screen.said
 
 
+def test_the_welcome_sends_nobody_to_a_port_that_another_program_has() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ports = ("--port", str(taken), "--port", "0")
+        with terminal(None, "serve", "--memory", "--dev", *ports, columns=200) as screen:
+            screen.wait_for("is ready on")
+            urls = re.findall(r"localhost:(\d+)", screen.said)
+            screen.interrupt()
+            assert screen.end() == 130
+    assert len(urls) > 3
+    assert str(taken) not in urls
+
+
 def test_a_start_that_fails_shows_its_log(tmp_path: Path) -> None:
     with terminal(None, "serve", "--memory", "--host", "192.0.2.1", "--port", "1") as screen:
         assert screen.end() == 1
@@ -99,6 +113,24 @@ def test_ctrl_c_ends_with_one_line(broker: Running, tmp_path: Path) -> None:
             assert screen.end() == 130, screen.said
             said = CONTROL.sub("", screen.said).replace("^C", "")
             assert said.strip() == "Interrupted.", screen.said
+
+
+def test_ctrl_c_at_the_very_start_ends_with_one_line() -> None:
+    """While the command line is being imported, which takes a while on a slow machine."""
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'posthouse.cli.parser':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from posthouse.cli import main\n"
+        "sys.exit(main(['top']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
 def is_waiting(process: int) -> bool:

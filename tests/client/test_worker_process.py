@@ -241,7 +241,7 @@ without.handler("orders")(on_order)
         ("shop:nothing", (), 3, "There is no nothing in shop. There is shop:app."),
         ("shop:number", (), 2, "shop:number is no posthouse.Worker but int. There is shop:app."),
         ("shop:a-b", (), 2, "must be MODULE:NAME"),
-        ("shop:nowhere", (), 2, "Nobody says which broker"),
+        ("shop:nowhere", (), 2, "or sqs://REGION for Amazon SQS"),
         ("shop:app", ("--url", "http://x"), 2, "url must begin with"),
         ("shop:app", ("--concurrency", "9999"), 2, "concurrency must be from 1"),
         ("shop:empty", (), 2, "has no handler"),

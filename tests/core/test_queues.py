@@ -21,6 +21,7 @@ from posthouse.core.commands import (
     ListQueues,
     Pause,
     Peek,
+    QueueInfo,
     Receive,
     Renew,
     Resume,

@@ -188,8 +188,8 @@ def test_a_clock_can_be_moved_to_what_is_due_next(broker: Running) -> None:
     space.send("later", due_ms=space.now_ms() + DAY_MS)
     space.send()
     space.receive()
-    assert fired(space.ok("POST", "/clock", {"to": "next"})) == {"Returned": 1}
-    assert fired(space.ok("POST", "/clock", {"to": "next"})) == {"Activated": 1}
+    assert fired(space.ok("POST", "/clock", {"to": "next"})) == {"abandoned": 1}
+    assert fired(space.ok("POST", "/clock", {"to": "next"})) == {"activated": 1}
     assert space.active("later") == 1
     assert broker.call("POST", space.where + "/clock", {"to": "last"}).status == 400
 
@@ -210,7 +210,7 @@ def test_a_clock_can_be_moved_until_something_has_happened(broker: Running) -> N
     space.send()
     try:
         until_dead = {"until": {"kind": "dead-lettered", "queue": "q"}, "timeout_ms": 30_000}
-        assert fired(space.ok("POST", "/clock", until_dead))["Woken"] == 3
+        assert fired(space.ok("POST", "/clock", until_dead))["woken"] == 3
         assert 3 * DAY_MS <= space.now_ms() - begun_ms < 4 * DAY_MS
         form = until_dead | {"at_most_ms": DAY_MS, "timeout_ms": 200}
         vain = broker.call("POST", space.where + "/clock", form)
@@ -233,7 +233,7 @@ def test_clients_do_their_part_after_each_step_of_a_clock(broker: Running) -> No
     space.send()
     try:
         form = {"advance_ms": 5 * 60_000 + 1_000, "quiet_ms": 20, "timeout_ms": 30_000}
-        assert fired(space.ok("POST", "/clock", form))["Woken"] == 5
+        assert fired(space.ok("POST", "/clock", form))["woken"] == 5
     finally:
         over.set()
         handling.join()

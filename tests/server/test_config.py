@@ -431,6 +431,8 @@ def test_a_file_in_pyqueue_s_own_words_is_refused_with_what_to_write(tmp_path: P
         ("visibility_timeout: 30", "visibility_timeout is PyQueue's .* write pyqueue_lock"),
         ("broker:\n  port: 5555\n", "broker is a section of PyQueue's .*VISIBILITY_TIMEOUT"),
         ("queues: {default: {max_depth: 5}}", "queues is a section"),
+        ("journal_file: tasks.journal", "journal_file is PyQueue's .* leave it out: .*`data`"),
+        ("TLS_ENABLED: true", "TLS_ENABLED is PyQueue's .* leave it out: .*tls_cert"),
     ):
         file.write_text(text)
         with pytest.raises(BadConfig, match=told):

@@ -260,7 +260,7 @@ def test_scheduled_messages_and_the_clock(broker: Running) -> None:
     assert broker.call("POST", f"{where}/queues/q/cancel", cancel).status == 204
     assert broker.call("POST", f"{where}/queues/q/cancel", cancel).status == 404
     moved = broker.call("POST", f"{where}/clock", {"advance_ms": 3_600_000}).json
-    assert moved["fired"] == [{"kind": "Activated", "queue": "q", "count": 1}]
+    assert moved["fired"] == [{"kind": "activated", "queue": "q", "count": 1}]
     got = broker.call("POST", f"{where}/queues/q/receive", {}).json["messages"]
     assert [each["body"] for each in got] == ["later"]
     back = broker.call("POST", f"{where}/clock", {"set_ms": 5})

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from posthouse.broker.admission import Admission
 from posthouse.broker.clocks import Clocks, NamespaceClock
 from posthouse.broker.idleness import QUIET_SECONDS, next_skip_ms
+from posthouse.broker.rows import kind_of
 from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     DURATION_MS_MAX,
@@ -187,4 +188,4 @@ def _seconds_until_quiet(clock: NamespaceClock) -> float:
 def _count(fired: Counter[tuple[str, str]], outcome: Outcome) -> None:
     for record in outcome.records:
         if is_kept(record):
-            fired[type(record).__name__, getattr(record, "queue", "")] += span(record)
+            fired[kind_of(record), getattr(record, "queue", "")] += span(record)

@@ -13,7 +13,6 @@ from importlib import import_module
 
 from posthouse.cli.codes import FAILED, INTERRUPTED, OK, NotWritten, fail, flush
 from posthouse.cli.output import discard
-from posthouse.cli.parser import make_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
+    from posthouse.cli.parser import make_parser  # here, where Ctrl-C is told in one line
+
     parser = make_parser(words)
     options, rest = parser.parse_known_args(words)
     if rest and not _take_late(options, rest):

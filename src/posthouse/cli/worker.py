@@ -36,7 +36,9 @@ def _run(options: argparse.Namespace) -> int:
     app = find(options.app)
     if options.url is None and app.config is None and "POSTHOUSE_CLIENT_URL" not in os.environ:
         raise Missing(
-            "Nobody says which broker: give --url posthouse://localhost, or POSTHOUSE_CLIENT_URL.",
+            "No URL was given: give --url, or set POSTHOUSE_CLIENT_URL, to"
+            " posthouse://NAME:KEY@HOST for a Posthouse broker, sb://NAME:KEY@HOST for Azure"
+            " Service Bus or sqs://REGION for Amazon SQS.",
             USAGE,
         )
     try:

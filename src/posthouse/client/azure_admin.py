@@ -336,7 +336,8 @@ def _error(error: AzureError, operation: str, name: str) -> QueueError:
         case HttpResponseError(status_code=403):
             return PermissionDenied(operation, str(error.message))
         case HttpResponseError(status_code=400 | 409):
-            return ValidationError("request", f"to {operation} {name!r} is refused: {error}")
+            about = f"to {operation} {name!r} is refused: {error.message}"
+            return ValidationError("request", about)
         case HttpResponseError(status_code=429 | 503):
             return Throttled(TYPE.value, str(error.status_code), str(error.message), BUSY_S)
         case ServiceRequestError() | ServiceResponseError():

@@ -127,7 +127,8 @@ def error_by_code(code: str, told: str, transient: bool, doing: Doing) -> QueueE
     if code in _BUSY:
         return Throttled(TYPE.value, code, told, THROTTLED_S)
     if code in _REFUSED:
-        return ValidationError("message", f"is refused ({code}): {told}")
+        about = f"to {doing.operation} {doing.queue!r} is refused ({code}): {told}"
+        return ValidationError("request", about)
     return ProviderError(TYPE.value, code, told, is_transient=transient)
 
 

@@ -356,6 +356,9 @@ def welcome(
     hosts = list(dict.fromkeys(each.host for each in listening))
     here = [each for each in listening if each.host == hosts[0]]
     ports = [each.port for each in here if not each.http_profile] or [here[0].port]
+    # A port that is another program's on one of the addresses is no port to send clients to.
+    taken = {port for port in ports if sum(each.port == port for each in listening) < len(hosts)}
+    ports = [port for port in ports if port not in taken] or ports
     shown = [str(port) + (f" ({profile})" if profile else "") for _, port, profile in here]
     name = "localhost" if hosts[0] in ("127.0.0.1", "::1") else hosts[0]
 

@@ -93,6 +93,15 @@ async def test_what_cannot_be_a_setting_is_refused(rig: Rig) -> None:
         assert "any" not in await admin.queues()
 
 
+async def test_a_name_that_the_provider_does_not_take_is_named_in_one_sentence(rig: Rig) -> None:
+    if rig.type not in (AZURE, SQS):  # the others take every name
+        return
+    with pytest.raises(ValidationError) as caught:
+        await rig.client.admin.ensure_queue("a:b")
+    assert str(caught.value).startswith("The request to create 'a:b' is refused")
+    assert "Content:" not in str(caught.value)
+
+
 async def test_counts_and_purging(rig: Rig) -> None:
     name, admin = f"made-{unused()}", rig.client.admin
     await admin.ensure_queue(name)

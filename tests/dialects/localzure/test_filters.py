@@ -220,3 +220,27 @@ def test_every_subscription_has_rules_of_its_own(zure: Zure) -> None:
 )
 def test_the_type_of_a_filter_may_be_an_element(zure: Zure, nested: str, bodies: str) -> None:
     assert wanted(zure, f"<Filter>{nested}</Filter>") == bodies
+
+
+@pytest.mark.parametrize("action", [
+    "<Action><SqlRuleAction><SqlExpression>SET sys.Label = 'changed'</SqlExpression>"
+    "</SqlRuleAction></Action>",
+    '<Action i:type="SqlRuleAction"><SqlExpression>SET sys.Label = \'changed\'</SqlExpression>'
+    "</Action>",
+])  # fmt: skip
+def test_the_type_of_an_action_may_be_an_element(zure: Zure, action: str) -> None:
+    subscription = zure.subscription()
+    subscription.only(f"<Filter><TrueFilter/></Filter>{action}")
+    subscription.send("x", label="sent")
+    [message] = subscription.receive()
+    assert message["Label"] == "changed"
+
+
+@pytest.mark.parametrize("rule", [
+    "<Filter><OtherFilter/></Filter>",
+    "<Filter><TrueFilter/></Filter><Action><OtherRuleAction/></Action>",
+])  # fmt: skip
+def test_an_unknown_type_of_filter_or_action_is_named_in_the_refusal(zure: Zure, rule: str) -> None:
+    reply = zure.subscription().rule("r", rule)
+    assert reply.status == 400
+    assert "'Other" in reply.json["error"]["message"]

@@ -52,13 +52,13 @@ def test_an_error_names_its_code_and_every_detail(zure: Zure) -> None:
         assert details[unused] is None
 
 
-def test_a_lost_lock_names_the_message(zure: Zure) -> None:
-    queue = zure.queue()
-    reply = queue.complete({"MessageId": "m", "LockToken": str(uuid4())})
+def test_a_lost_lock_names_the_message_and_the_lock(zure: Zure) -> None:
+    queue, token = zure.queue(), str(uuid4())
+    reply = queue.complete({"MessageId": "m", "LockToken": token})
     assert refused(reply) == (410, "MessageLockLost")
     assert set(reply.json["error"]["details"]) >= DETAILS
     assert reply.json["error"]["details"]["message_id"] == "m"
-    assert "lock" in reply.json["error"]["message"].lower()
+    assert f"lock {token}" in reply.json["error"]["message"].lower()
 
 
 def test_a_missing_subscription_is_named(zure: Zure) -> None:

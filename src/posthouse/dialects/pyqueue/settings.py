@@ -33,9 +33,17 @@ _NAMES = {
 }  # fmt: skip
 # Sections of PyQueue's own file, beside `security`, which is read.
 _SECTIONS = frozenset((
-    "broker", "cluster", "compression", "journal", "metrics", "prometheus", "queue", "queues",
-    "raft", "rate_limit", "server", "tls", "worker",
+    "broker", "cluster", "compression", "journal", "metrics", "monitoring", "persistence",
+    "prometheus", "queue", "queues", "raft", "rate_limit", "server", "tls", "worker",
 ))  # fmt: skip
+# Names of PyQueue that no setting stands for, and what there is instead.
+_INSTEAD = {
+    "JOURNAL_FILE": "the journal is in the folder `data`",
+    "TLS_ENABLED": "every port takes TLS; `tls_cert` and `tls_key` name a certificate of yours",
+    "PROMETHEUS_ENABLED": "metrics are at /metrics on every port",
+    "PROMETHEUS_PORT": "metrics are at /metrics on every port",
+    "CLUSTER_NODES": "docs/cluster.md says how to run several nodes",
+}
 # Others use these names too. They are PyQueue's only beside the one that says so.
 _GUARDED = frozenset(("API_KEY", "JWT_SECRET"))
 _IN_SECURITY = {"enabled": "pyqueue_security", "api_key": "pyqueue_api_key",
@@ -132,6 +140,8 @@ def read_file(content: Mapping[str, object], namespace: str) -> FromFile:
         ours = _NAMES.get(name.upper())
         if ours not in (None, name):
             raise ValueError(f"{name} is PyQueue's name of a setting; write {ours}")
+        if (instead := _INSTEAD.get(name.upper())) is not None:
+            raise ValueError(f"{name} is PyQueue's name of a setting; leave it out: {instead}")
         if name in _SECTIONS and isinstance(value, dict):
             raise ValueError(
                 f"{name} is a section of PyQueue's own file; write its settings without it, by our"

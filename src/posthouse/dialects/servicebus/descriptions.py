@@ -257,17 +257,31 @@ _FIELDS = {
 def read_rule(node: Node, name: str) -> Rule:
     """Raises InvalidArgument."""
     given, action = node.child("Filter"), node.child("Action")
-    expression = "" if action is None else action.text_of("SqlExpression") or ""
-    parameters = {} if action is None else _values(action.child("Parameters"))
     wanted = TrueFilter() if given is None else _read_filter(given)
+    expression, parameters = ("", {}) if action is None else _read_action(action)
     return Rule(name, wanted, expression, parameters)
 
 
-def _read_filter(given: Node) -> Filter:
+def _typed(given: Node, ending: str) -> tuple[str, Node]:
+    """Returns the type that a filter or an action says it has, and the node with its parts."""
     kind = given.attributes.get("type", "").rpartition(":")[2]
-    if not kind and len(given.children) == 1 and given.children[0].name in _FILTERS:
+    if not kind and len(given.children) == 1 and given.children[0].name.endswith(ending):
         given = given.children[0]  # as LocalZure's clients write it: the type is an element
         kind = given.name
+    return kind, given
+
+
+def _read_action(given: Node) -> tuple[str, Properties]:
+    kind, given = _typed(given, "RuleAction")
+    if kind == "EmptyRuleAction":
+        return "", {}
+    if kind not in ("", "SqlRuleAction"):
+        raise InvalidArgument("An action's type", f"cannot be {kind!r}")
+    return given.text_of("SqlExpression") or "", _values(given.child("Parameters"))
+
+
+def _read_filter(given: Node) -> Filter:
+    kind, given = _typed(given, "Filter")
     if not kind:
         kind = "SqlFilter" if given.child("SqlExpression") is not None else "CorrelationFilter"
     if kind == "TrueFilter":
@@ -284,9 +298,6 @@ def _read_filter(given: Node) -> Filter:
             named["subject"] = subject
         return CorrelationFilter(named, _values(given.child("Properties")))
     raise InvalidArgument("A filter's type", f"cannot be {kind!r}")
-
-
-_FILTERS = ("TrueFilter", "FalseFilter", "SqlFilter", "CorrelationFilter")
 
 
 def _values(node: Node | None) -> Properties:
