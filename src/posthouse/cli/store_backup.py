@@ -1,6 +1,7 @@
 """`posthouse store backup` and `posthouse store restore`."""
 
 import argparse
+import hmac
 import json
 import secrets
 import ssl
@@ -202,6 +203,6 @@ def _restore_keys(source: Path, keys: "list[FolderFile]", folder: Path) -> None:
         if zlib.crc32(content) != key.checksum:
             raise StoreError(f"{source / key.name} is not what was backed up")
         there = folder / key.name
-        if there.exists() and _key(there) != content:
+        if there.exists() and not hmac.compare_digest(_key(there), content):
             raise StoreError(f"{there} is another key than that of the backup; move it away.")
         keep_secret(there, content)

@@ -163,11 +163,11 @@ def _checked(machines: Sequence[Machine]) -> tuple[Machine, ...]:
     taken: dict[tuple[str, object], str] = {}
     for machine in machines:
         ports = (machine.port, machine.nats, machine.routes, machine.monitor)
-        for key in (("node", machine.node), *((machine.host, port) for port in ports)):
-            if key in taken:
-                what = f"{key[0]} {key[1]}" if key[0] == "node" else f"{key[0]}:{key[1]}"
-                raise BadConfig(f"The nodes {taken[key]} and {machine.node} both have {what}.")
-            taken[key] = machine.node
+        for place in (("node", machine.node), *((machine.host, port) for port in ports)):
+            if place in taken:
+                what = f"{place[0]} {place[1]}" if place[0] == "node" else f"{place[0]}:{place[1]}"
+                raise BadConfig(f"The nodes {taken[place]} and {machine.node} both have {what}.")
+            taken[place] = machine.node
     return tuple(machines)
 
 

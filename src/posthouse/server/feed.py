@@ -206,7 +206,7 @@ class Feed:
         )
         headers = (
             (b"content-type", (ARROW if arrow else NDJSON).encode()),
-            (b"posthouse-next", b"%d" % (end - 1)),
+            (b"posthouse-next", b"%d" % max(end - 1, after)),
             (b"cache-control", b"no-store"),
         )
         if end <= wanted.first and not arrow:
@@ -285,7 +285,10 @@ class Feed:
             after = last if last_one else _number(query, "after", first - 1, 0, 1 << 62)
         if after < first - 1:
             raise _trimmed(after, first)
-        return min(after, last)
+        engine = self._broker.engine
+        assert engine is not None
+        # A follower may not have yet what its leader told of; what is before that is known.
+        return after if engine.follows else min(after, last)
 
     async def _wait(
         self, request: Request, after: int, wait_ms: int, refused: "asyncio.Future[None]"
