@@ -448,6 +448,8 @@ class QueueRestored(_Kept, frozen=True, tag=45):
     groups: list[tuple[str, bytes | None, int]] = []  # in order: key, state, when that was set
     # Duplicate-detection keys: until when, of which message; 0: it was sent again since.
     keys: list[tuple[str, int, int]] = []
+    # Where it gives runs: for each group the highest number that it waits behind, and its turn.
+    turns: list[tuple[int, int]] = []
 
 
 class MessagesRestored(_Kept, frozen=True, tag=46):

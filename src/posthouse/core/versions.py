@@ -14,13 +14,18 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1  # the newest that this release reads and writes
+from posthouse.core.model import QueueProperties
+from posthouse.core.records import QueueRestored
+
+VERSION = 2  # the newest that this release reads and writes
 
 # The kinds of records that came after version 1, each with its version.
 KINDS: dict[type, int] = {}
 # The fields that came after version 1, of records and of what they hold, each with its version. A
 # field that has its default says what its absence did, so it needs nothing.
-FIELDS: dict[type, dict[str, int]] = {}
+FIELDS: dict[type, dict[str, int]] = {QueueRestored: {"turns": 2}}
+# The words that came after version 1, of fields that were there before.
+WORDS: dict[type, dict[str, dict[str, int]]] = {QueueProperties: {"grouping": {"run": 2}}}
 
 
 def version_needed(records: Iterable[object]) -> int:
@@ -33,6 +38,8 @@ def _needed(found: msgspec.Struct) -> int:
     for name, since in FIELDS.get(type(found), {}).items():
         if since > version and getattr(found, name) != _default(type(found), name):
             version = since
+    for name, words in WORDS.get(type(found), {}).items():
+        version = max(version, words.get(getattr(found, name), 1))
     return version
 
 
