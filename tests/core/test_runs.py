@@ -401,7 +401,7 @@ def test_a_delayed_message_of_a_batch_holds_back_the_rest_of_it_from_who_waits()
     late = a_message("2", group="x", due_ms=due_ms)
     later = a_message("3", group="x", due_ms=due_ms + 50)
     new = [a_message("1", group="x"), late, later, a_message("4", group="x"), a_message("5")]
-    world.send(queue, *new)
+    world.send(queue, *new, a_message("6", due_ms=due_ms))
     assert given(world.deliveries) == [(receiver, "1"), (receiver, "5")]
 
 
