@@ -229,9 +229,7 @@ def test_a_queue_keeps_the_order_of_all_who_send(
         assert receiver.receive_messages(max_message_count=1, max_wait_time=NOTHING) == []
 
 
-def test_receivers_of_every_kind_are_given_a_run_of_a_group(
-    bus: Bus, tasks: pyqueue.Client, queue: str
-) -> None:
+def test_receivers_of_every_kind_are_given_a_run_of_a_group(bus: Bus, queue: str) -> None:
     bus.ask("PUT", f"queues/{queue}", {"grouping": "run"})
     sender, receiver = bus.pair(queue)
     new = [ServiceBusMessage(json.dumps(text), partition_key="g") for text in "123456"]
@@ -243,10 +241,11 @@ def test_receivers_of_every_kind_are_given_a_run_of_a_group(
     assert bus.broker.receive(queue, 10) == []
     for each in held:
         receiver.complete_message(each)
-    task = tasks.pull(queue)
-    assert task["payload"] == '"4"'
-    assert bus.broker.receive(queue, 10) == []
-    tasks.ok("ACK", task["task_id"])
+    with pyqueue.Client(bus.broker) as tasks:
+        task = tasks.pull(queue)
+        assert task["payload"] == '"4"'
+        assert bus.broker.receive(queue, 10) == []
+        tasks.ok("ACK", task["task_id"])
     assert [each["body"] for each in bus.broker.receive(queue, 10)] == ['"5"', '"6"']
 
 
