@@ -145,6 +145,16 @@ def test_one_tick_moves_a_limited_number_of_messages() -> None:
     assert [job.status for job in jobs(world)] == ["completed"]
 
 
+def test_jobs_that_are_due_together_share_the_ticks() -> None:
+    world = World()
+    for name in ("red", "blue"):
+        started(world, buried(world, world.queue(name), STEPS_MAX + 5))
+    assert world.tick()
+    assert world.counts("red").active + world.counts("blue").active == STEPS_MAX
+    world.advance(1)
+    assert [job.moved for job in jobs(world)] == [STEPS_MAX + 5] * 2
+
+
 def test_messages_that_cannot_go_are_passed_over() -> None:
     world = World()
     queue = world.queue(max_message_bytes=1_000)
