@@ -16,6 +16,7 @@ from posthouse.core.commands import (
     Resume,
 )
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED
+from tests.core.sound import sound
 from tests.core.world import World, a_message, bodies, given, text
 
 
@@ -288,3 +289,13 @@ def test_an_expired_message_in_a_group_stops_those_behind_it_until_the_tick() ->
     assert bodies(world.receive(queue, 5, delete=True)) == ["1"]
     world.advance(0)
     assert bodies(world.receive(queue, 5, delete=True)) == ["3"]
+
+
+def test_a_snapshot_keeps_that_a_delayed_message_holds_its_group_back() -> None:
+    world = World()
+    queue = world.queue(grouping="group")
+    world.send(queue, a_message("a", group="x"), a_message("b", group="x"))
+    [held] = world.receive(queue)
+    world.do(Abandon(queue, [held.token], delay_ms=500))
+    sound(world)
+    assert world.receive(queue) == []
