@@ -2,7 +2,7 @@
 
 import re
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 
@@ -202,7 +202,7 @@ def _page(
 def _name_in(token: str) -> str:
     """Raises Failed."""
     try:
-        return urlsafe_b64decode(token).decode()
+        return b64decode(token, altchars=b"-_", validate=True).decode()
     except (Base64Error, ValueError):
         raise invalid(token, "NextToken", "It is not one that was given.") from None
 
