@@ -335,7 +335,7 @@ PATHS = [
         "if grouped or from_deferred or len(queue.ready_lists) > 1:", "if True:",
     ), in_batches),
     FastPath("evolve completed in one loop", _evolve, "_completed", _edit(
-        "if queue.groups or queue.notes or queue.lives:", "if True:",
+        "if record.late or queue.groups or queue.notes or queue.lives:", "if True:",
     ), in_batches),
     FastPath("evolve routed: leave together", _evolve, "_leave", _edit(
         "if len(queue.ready_lists) > 1 or queue.groups or queue.notes or queue.lives:", "if True:",

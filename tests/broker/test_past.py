@@ -23,8 +23,8 @@ from posthouse.core.commands import (
 )
 from posthouse.core.dump import dump
 from posthouse.core.errors import NotFound
-from posthouse.core.message import Envelope, NewMessage, encode_envelope
-from posthouse.core.model import dead_letter_queue
+from posthouse.core.message import Attempt, Envelope, NewMessage, encode_envelope
+from posthouse.core.model import QueueProperties, dead_letter_queue
 from posthouse.core.namespaces import DeleteNamespace
 from posthouse.store.errors import NotThere
 from posthouse.store.file import FileStore
@@ -150,6 +150,20 @@ def test_the_life_of_a_message_is_told_through_all_the_queues_it_was_in() -> Non
         assert [e.position for e in events] == sorted({e.position for e in events})
         assert await life(store, NS, Place("q", 4)) == events
         assert await life(store, NS, Place("q", 2)) == events
+
+    on_memory(main)
+
+
+def test_a_message_that_was_locked_again_tells_so() -> None:
+    async def main(desk: Desk) -> None:
+        await desk.do(CreateQueue("late", QueueProperties(lock_ms=1_000, late_settling=True)))
+        await desk.send("a", queue="late")
+        await desk.receive(1, "late")
+        await desk.engine.advance(1_000)
+        await desk.do(Renew("late", [Attempt(1, 1)]))
+        events = await life(desk.engine.store, NS, Place("late", 1))
+        assert events[-1].kind == "Relocked"
+        assert events[-1].text.startswith("locked again until 1970-01-01 00:00:0")
 
     on_memory(main)
 

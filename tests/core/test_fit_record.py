@@ -18,7 +18,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.dump import dump
 from posthouse.core.fit_record import fit_record
-from posthouse.core.message import Note
+from posthouse.core.message import Attempt, Note
 from posthouse.core.model import QueueProperties, dead_letter_queue, subscription_queue
 from posthouse.core.records import (
     Activated,
@@ -31,6 +31,7 @@ from posthouse.core.records import (
     Purged,
     QueueCreated,
     QueueUpdated,
+    Relocked,
     Renewed,
     Routed,
     RuleRemoved,
@@ -196,6 +197,35 @@ def test_a_message_falls_due_once_and_a_lock_is_renewed_while_it_is_held() -> No
     assert isinstance(renewed, Renewed)
     assert fit_record(world.state, renewed) == [renewed]
     assert fit_record(after(world, -2, -1), renewed) == [Missing(1)]
+
+
+def test_what_is_locked_again_has_come_back_before() -> None:
+    world = World()
+    queue = world.queue(lock_ms=100, late_settling=True)
+    world.send(queue, "a")
+    world.receive(queue)
+    world.advance(100)
+    world.do(Renew(queue, [Attempt(1, 1)]))
+    _, relocked = world.journal[-1]
+    assert isinstance(relocked, Relocked)
+    assert fit_record(after(world, -1), relocked) == [relocked]
+    assert fit_record(after(world, -2, -1), relocked) == [Missing(1)]
+    assert fit_record(world.state, relocked) == [Missing(1)]
+
+
+def test_what_was_completed_late_is_removed_whatever_its_state() -> None:
+    world = World()
+    queue = world.queue(lock_ms=100, late_settling=True)
+    world.send(queue, "a")
+    world.receive(queue)
+    world.advance(100)
+    world.do(Complete(queue, [Attempt(1, 1)]))
+    _, completed = world.journal[-1]
+    for state in (after(world, -1), after(world, -2, -1)):  # it has come back; it is locked
+        assert fit_record(state, completed) == [completed]
+        evolve(state, completed, 99)
+        check(state, world.now_ms)
+        assert not state.queues[queue].counts[0]
 
 
 def test_a_lock_that_was_given_is_not_given_again() -> None:

@@ -146,7 +146,7 @@ def test_a_name_may_have_parts_and_letters_of_any_script() -> None:
 @pytest.mark.parametrize(
     "properties",
     [
-        {"lock_ms": 0},
+        {"lock_ms": -1},
         {"max_delivery": 0},
         {"ttl_ms": 0},
         {"max_bytes": -1},

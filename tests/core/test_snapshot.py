@@ -34,7 +34,8 @@ BEFORE_KEYS = Path(__file__).with_name("golden_snapshot_4.txt")
 BEFORE_TURNING = Path(__file__).with_name("golden_snapshot_5.txt")
 BEFORE_HOPS = Path(__file__).with_name("golden_snapshot_6.txt")
 BEFORE_LIMIT_COUNTS = Path(__file__).with_name("golden_snapshot_7.txt")
-WITH_KEYS = (BEFORE_TURNING, BEFORE_HOPS, BEFORE_LIMIT_COUNTS)
+BEFORE_LATE_SETTLING = Path(__file__).with_name("golden_snapshot_8.txt")
+WITH_KEYS = (BEFORE_TURNING, BEFORE_HOPS, BEFORE_LIMIT_COUNTS, BEFORE_LATE_SETTLING)
 
 
 def of(state: State) -> Namespaces:
@@ -234,7 +235,7 @@ def test_the_bytes_of_a_snapshot_do_not_change() -> None:
         (BEFORE_TOPICS, a_full_world), (BEFORE_EXTRAS, a_world_with_topics),
         (BEFORE_SINCE, a_world_with_topics), (BEFORE_KEYS, a_world_with_topics),
         (BEFORE_TURNING, a_world_with_topics), (BEFORE_HOPS, a_world_with_topics),
-        (BEFORE_LIMIT_COUNTS, a_world_with_topics),
+        (BEFORE_LIMIT_COUNTS, a_world_with_topics), (BEFORE_LATE_SETTLING, a_world_with_topics),
     ],
 )  # fmt: skip
 def test_a_snapshot_of_an_older_version_can_be_read(

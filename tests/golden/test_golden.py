@@ -57,7 +57,7 @@ NEW: dict[str, object] = {
     "relays": False, "delivery": "competing", "dead_letter_filter_errors": True,
     "forward_to": None, "forward_dead_to": None, "backoff_ms": [], "overflow": "reject",
     "removed": [], "fields": {}, "schedules": [], "extras": {}, "by": "", "hops": 0,
-    "limit_counts": "all",
+    "limit_counts": "all", "late_settling": False,
 }  # fmt: skip
 
 

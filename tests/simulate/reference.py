@@ -13,7 +13,14 @@ from msgspec import structs
 
 from posthouse.core import commands as c
 from posthouse.core import errors
-from posthouse.core.message import STATES, NewMessage, Properties, decode_envelope, encode_envelope
+from posthouse.core.message import (
+    STATES,
+    Attempt,
+    NewMessage,
+    Properties,
+    decode_envelope,
+    encode_envelope,
+)
 from posthouse.core.model import QueueProperties
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from tests.simulate.meanings import ACTIONS, Unclear, fits
@@ -113,7 +120,7 @@ class Rcv:
     queue: str
     credit: int
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None
     bound: int = 0
     by_id: bool = False
     session: int = 0
@@ -179,6 +186,8 @@ class Reference:
         self.admitted: list[tuple[int, object]] = []  # sender, sequences
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
+        self.results: list[str] = []  # of the locks that a settlement named
+        self._late: list[tuple[Q, Msg]] = []  # what it settles though it is not locked
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
@@ -192,6 +201,7 @@ class Reference:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.admitted, self.answer = [], None
+        self.results, self._late = [], []
         self._ready_now, self._back, self._committed = {}, [], []
         self._following = [queue.name for queue in self.queues.values() if queue.follows]
         for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
@@ -236,13 +246,21 @@ class Reference:
             if queue.name == command.queue
         )
 
-    def learn(self, tokens: list[int], sessions: list[int]) -> None:
-        """The tokens the core chose, in the order of what was answered, given and granted."""
+    def learn(
+        self, tokens: list[int], sessions: list[int], again: dict[tuple[str, int], int]
+    ) -> None:
+        """The tokens the core chose, in the order of what was answered, given and granted.
+
+        `again`: of all that is locked now, by queue and sequence number.
+        """
         given = zip(self.answered + self.given, tokens, strict=True)
         for (_, name, sequence, _), token in sorted(given, key=lambda pair: pair[1]):
             for message in self.queues[name].messages:
                 if message.sequence == sequence and message.token == -1:
                     message.token, message.stamp = token, self._tick_stamp()
+        for queue, message in self._late:
+            if message.state == "locked":  # again, with a token that nobody is told
+                message.token = again[queue.name, message.sequence]
         pending = [s for q in self.queues.values() for s in q.sessions.values() if s.token == -1]
         assert len(pending) == len(sessions)
         for (_, key), token in zip(self.granted, sessions, strict=True):
@@ -455,14 +473,20 @@ class Reference:
         message.deferred = message.state == "deferred"
         message.state, message.token, message.bound = "locked", -1, to.bound
         message.by_id = to.by_id
-        message.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        message.until = self.now + self._lock_time(queue, to.lock_ms, once=to.once)
         message.stamp = self._tick_stamp()
         return given
+
+    def _lock_time(self, queue: Q, asked: int | None, *, once: bool = False) -> int:
+        """No time at all only for those who ask once."""
+        if once and asked is not None:
+            return asked
+        return asked or queue.props.lock_ms or (0 if once else 60_000)
 
     def _grant(self, queue: Q, to: Rcv, key: str) -> None:
         session = queue.sessions.setdefault(key, Session())
         session.token, session.bound = -1, to.bound_session
-        session.until = self.now + (to.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, to.lock_ms)
         session.stamp = self._tick_stamp()
         queue.used = self.now
         self.granted.append((to.number, key))
@@ -913,11 +937,14 @@ class Reference:
 
     def _dead(self, props: QueueProperties) -> QueueProperties:
         return QueueProperties(
-            lock_ms=props.lock_ms, counting=props.counting, forward_to=props.forward_dead_to
-        )
+            lock_ms=props.lock_ms, counting=props.counting, forward_to=props.forward_dead_to,
+            late_settling=props.late_settling,
+        )  # fmt: skip
 
     def _transfer(self, props: QueueProperties) -> QueueProperties:
-        return QueueProperties(lock_ms=props.lock_ms, counting=props.counting)
+        return QueueProperties(
+            lock_ms=props.lock_ms, counting=props.counting, late_settling=props.late_settling
+        )
 
     def _check_forwarding(self, props: QueueProperties) -> None:
         for target in (props.forward_to, props.forward_dead_to):
@@ -1228,9 +1255,13 @@ class Reference:
             command.receiver, queue.name, command.limit, command.delete, command.lock_ms,
             command.bound, command.by_id, command.session, True, command.deadline_ms,
         )  # fmt: skip
+        given = []
         for _ in range(command.limit):
             if ready := self._ready(queue, command.session):
+                given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
+        if not (command.delete or command.session or self._lock_time(queue, to.lock_ms, once=True)):
+            self._end(queue, given, queue.props.counting == "all")
         if not self.answered:
             queue.touched = self.now
             if command.deadline_ms > self.now:
@@ -1345,25 +1376,45 @@ class Reference:
         self._queue(command.queue)
 
     def _held(self, command: c.Settle) -> list[tuple[Q, Msg]]:
-        held = self._locked(command)
-        for queue, _ in held:
+        late = isinstance(command, c.Complete | c.Abandon | c.Renew)
+        held = self._locked(command, late=late)
+        for queue, _ in held + self._late:
             self._use(queue)
         return held
 
-    def _locked(self, command: c.Settle) -> list[tuple[Q, Msg]]:
+    def _locked(self, command: c.Settle, *, late: bool = False) -> list[tuple[Q, Msg]]:
         queue = None if command.queue is None else self._queue(command.queue)
         session = None
         if command.session and queue is not None:
             session = self._session_of(queue, command.session)
         held: list[tuple[Q, Msg]] = []
-        lost: list[int | str] = []
+        lost: list[c.LockName] = []
         for name in command.locks:
+            is_late, is_gone = False, False
+            if isinstance(name, Attempt):
+                assert queue is not None
+                is_late = late and queue.props.late_settling
+                meant = next((m for m in queue.messages if m.sequence == name.sequence), None)
+                back = meant is not None and meant.state in ("active", "delayed")
+                is_gone = meant is None and 0 < name.sequence < queue.next
+                is_gone = is_gone or (back and meant is not None and not self._fresh(meant))
+                if is_late and meant is not None and not is_gone and self._was(name, meant):
+                    same = any(m is meant for _, m in held)
+                    if back or same:
+                        if back and not any(m is meant for _, m in self._late):
+                            self._late.append((queue, meant))
+                        self.results.append("settled")
+                        continue
             found = [
                 (q, m)
                 for q in self.queues.values()
                 for m in q.messages
                 if m.state == "locked"
-                and (m.token == name or (m.by_id and name == m.id))
+                and (
+                    m.token == name
+                    or (m.by_id and name == m.id)
+                    or (q is queue and self._names(name, m, late=is_late))
+                )
                 and not any(m is other for _, other in held)
                 and not self.settling(m.token)
             ]
@@ -1371,17 +1422,30 @@ class Reference:
                 (q, m)
                 for q, m in sorted(found, key=lambda pair: pair[1].token)
                 if (queue is None or q is queue or self._is_one_of(q, queue))
-                and (self._until(q, m) > self.now or m.token in self._committed)
+                and (is_late or self._until(q, m) > self.now or m.token in self._committed)
                 and (session is None or m.group == session)
             ]
             if holding:
                 held.append(holding[0])
+                self.results.append("settled")
             elif command.partial:
                 lost.append(name)
+                self.results.append("removed" if is_gone else "lost")
+            elif is_gone:
+                raise errors.MessageNotFound("", 0, "")
             else:
                 raise errors.LockLost(command.queue, name)
         self.answer = lost
         return held
+
+    def _was(self, name: Attempt, message: Msg) -> bool:
+        return 0 < name.count <= message.count
+
+    def _names(self, name: c.LockName, message: Msg, *, late: bool) -> bool:
+        """Whether an attempt stands for a message that is locked."""
+        if not isinstance(name, Attempt) or name.sequence != message.sequence:
+            return False
+        return self._was(name, message) if late else name.count == message.count
 
     def _is_one_of(self, queue: Q, fan_out: Q) -> bool:
         return queue.temporary and queue in self._subscriptions(fan_out)
@@ -1399,7 +1463,7 @@ class Reference:
         ]
 
     def _complete(self, command: c.Complete) -> None:
-        for queue, message in self._held(command):
+        for queue, message in self._held(command) + self._late:
             queue.messages.remove(message)
             self._drop_session(queue, message.group)
 
@@ -1554,8 +1618,14 @@ class Reference:
         if any(queue.props.grouping == "session" for queue, _ in held):
             raise errors.NotAllowed("", "")
         for queue, message in held:
-            message.until = self.now + (command.lock_ms or queue.props.lock_ms)
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
             message.stamp = self._tick_stamp()
+        for queue, message in self._late:
+            message.state, message.token, message.deferred = "locked", -1, False
+            message.bound, message.by_id = 0, False
+            message.until = self.now + self._lock_time(queue, command.lock_ms)
+            message.stamp = self._tick_stamp()
+            queue.used = self.now
 
     def _acceptsession(self, command: c.AcceptSession) -> None:
         queue = self._receivable(command.queue)
@@ -1582,7 +1652,7 @@ class Reference:
     def _renewsession(self, command: c.RenewSession) -> None:
         queue = self._queue(command.queue)
         session = queue.sessions[self._session_of(queue, command.session)]
-        session.until = self.now + (command.lock_ms or queue.props.lock_ms)
+        session.until = self.now + self._lock_time(queue, command.lock_ms)
         session.stamp = self._tick_stamp()
         queue.touched = self.now
 

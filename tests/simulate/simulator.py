@@ -17,6 +17,7 @@ from posthouse.core import commands as c
 from posthouse.core.dump import dump
 from posthouse.core.errors import Refused
 from posthouse.core.message import (
+    Attempt,
     Envelope,
     NewMessage,
     Note,
@@ -219,7 +220,8 @@ class Simulator:
             if isinstance(d, c.Admitted)
         ]
         self._same(command, "admitted", sorted(admitted), sorted(reference.admitted, key=_first))
-        reference.learn([d.token for d in answered + given], [d.token for d in granted])
+        locked = {(k.queue.name, k.message.sequence): t for t, k in self.state.locks.items()}
+        reference.learn([d.token for d in answered + given], [d.token for d in granted], locked)
         self._old_tokens += [d.token for d in answered + given] + [d.token for d in granted]
         del self._old_tokens[:-40]
         if isinstance(answer, c.Enqueued):
@@ -228,6 +230,8 @@ class Simulator:
             self._same(command, "wait", "waiting", reference.answer)
         if isinstance(answer, c.Settled):
             self._same(command, "lost", list(answer.lost), reference.answer)
+            if answer.results:
+                self._same(command, "results", list(answer.results), reference.results)
         if isinstance(answer, c.Begun):
             reference.transactions[-1].number = answer.transaction
             self._old_transactions = [*self._old_transactions[-5:], answer.transaction]
@@ -321,6 +325,7 @@ class Simulator:
             (self._credit, 8),
             (self._detach, 3),
             (self._settle, 50),
+            (self._settle_late, 12),
             (self._accept, 8),
             (self._in_session, 10),
             (self._by_number, 6),
@@ -376,7 +381,7 @@ class Simulator:
         most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
         properties = QueueProperties(
-            lock_ms=random.choice([500, 2_000, 10_000]),
+            lock_ms=random.choice([0, 500, 2_000, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
             ttl_ms=random.choice([None, 3_000]) if name == "brief" or subscribes else None,
             max_messages=random.choice(most),
@@ -396,6 +401,7 @@ class Simulator:
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
             overflow=overflow,
             limit_counts=random.choice(LIMIT_COUNTS),
+            late_settling=not sessions and name != "groups" and random.random() < 0.5,
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -518,7 +524,7 @@ class Simulator:
             random.choice([1, 1, 2, 10]),
             self._deadline(),
             random.random() < 0.2,
-            random.choice([0, 0, 700]),
+            random.choice([None, None, None, 700, 0]),
             self._bound(queue, session),
             random.random() < 0.3,
             session,
@@ -559,15 +565,18 @@ class Simulator:
             return None
         queue, message = random.choice(held)
         others = [m for q, m in held if q is queue]
-        names: list[int | str] = [self._lock_name(message)]
+        names: list[c.LockName] = [self._lock_name(message)]
         more = random.choice([0, 0, 0, 1, 2])
         names += [self._lock_name(random.choice(others)) for _ in range(more)]
         if random.random() < 0.1:
             names += random.choice([[random.choice(self._old_tokens)], ["id1"]])
+        if random.random() < 0.1:
+            names.append(self._attempt(random.choice(others)))
         random.shuffle(names)
         partial = random.random() < 0.3
         session = self._session_token(queue.name) if random.random() < 0.3 else 0
-        name = queue.name if session or random.random() < 0.9 else None
+        numbered = any(isinstance(each, Attempt) for each in names)
+        name = queue.name if session or numbered or random.random() < 0.9 else None
         if queue.temporary and random.random() < 0.8:
             name = queue.name.partition(SUBSCRIPTION)[0]
         if random.random() < 0.02:
@@ -582,6 +591,40 @@ class Simulator:
             c.Renew(name, names, partial, session, random.choice([0, 5_000])),
         ]
         return random.choices(commands, [4, 4, 2, 2, 2, 2])[0]
+
+    def _settle_late(self) -> c.Command | None:
+        """Deliveries by their numbers, most often those whose locks have ended."""
+        random, models = self.random, list(self.reference.queues.values())
+        back = [
+            q
+            for q in models
+            if any(m.count and m.state in ("active", "delayed") for m in q.messages)
+        ]
+        late = [q for q in back if q.props.late_settling]
+        queue = random.choice(late if late and random.random() < 0.8 else back or models)
+        names: list[c.LockName] = [
+            Attempt(random.randrange(queue.next + 2), random.choice([1, 2]))
+            for _ in range(random.choice([0, 0, 0, 1]))
+        ]
+        delivered = [m for m in queue.messages if m.count]
+        if delivered:
+            more = random.choice([1, 1, 2, 3])
+            names += [self._attempt(random.choice(delivered)) for _ in range(more)]
+        if not names:
+            return None
+        random.shuffle(names)
+        partial = random.random() < 0.5
+        commands: list[c.Command] = [
+            c.Complete(queue.name, names, partial),
+            c.Abandon(queue.name, names, partial),
+            c.Renew(queue.name, names, partial, lock_ms=random.choice([0, 5_000])),
+            c.DeadLetter(queue.name, names, partial),
+        ]
+        return random.choices(commands, [4, 2, 4, 1])[0]
+
+    def _attempt(self, message: Msg) -> Attempt:
+        """Its last one, most often."""
+        return Attempt(message.sequence, message.count + self.random.choice([0, 0, 0, 0, -1, 1]))
 
     def _transact(self) -> c.Command | None:
         random = self.random
@@ -728,12 +771,14 @@ class Simulator:
         sending, receiving = random.random() < 0.5, random.random() < 0.5
         changes: dict[str, object] = {
             "max_delivery": random.choice([1, 5]),
-            "lock_ms": random.choice([500, 2_000]),
+            "lock_ms": random.choice([0, 500, 2_000]),
             "status": random.choice(["active", "active", "disabled", "receive-disabled"]),
         }
         if "alerts" not in name:
             changes["idle_delete_ms"] = random.choice([None, None, None, 60_000])
         changes["limit_counts"] = random.choice(LIMIT_COUNTS)
+        if model.props.grouping == "none" and model.props.delivery == "competing":
+            changes["late_settling"] = random.random() < 0.5
         if name not in TOPICS:
             changes["backoff_ms"] = random.choice([[], [300]])
             changes["overflow"] = random.choice(OVERFLOWS)

@@ -30,6 +30,7 @@ from posthouse.core.records import (
     OfNamespaces,
     Purged,
     QueueDeleted,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -271,6 +272,8 @@ def _say(record: Kept | OfNamespaces, index: int) -> str:
             return f"dead-lettered as {record.first_sequence + index}{why}"
         case Renewed():
             return f"lock renewed until {moment(record.until_ms)}"
+        case Relocked():
+            return f"locked again until {moment(record.until_ms)}"
         case Resubmitted():
             return f"sent again to {record.target!r} as {record.first_sequence + index}"
         case Moved():

@@ -51,6 +51,7 @@ from posthouse.core.records import (
     QueueUpdated,
     ReaderRemoved,
     ReaderSet,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -92,6 +93,7 @@ KINDS: dict[type, str] = {
     DeadLettered: "dead-lettered",
     Expired: "expired",
     Renewed: "renewed",
+    Relocked: "relocked",
     SessionAccepted: "session-accepted",
     SessionRenewed: "session-renewed",
     SessionReleased: "session-released",
@@ -125,7 +127,7 @@ KINDS: dict[type, str] = {
 }
 _OF_MESSAGES = (
     Activated, Woken, Cancelled, Locked, Taken, Completed, Returned, Deferred, DeadLettered,
-    Expired, Renewed, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
+    Expired, Renewed, Relocked, Resubmitted, Purged, Moved, Dropped, MessagesRestored,
 )  # fmt: skip
 SOME = 512  # messages of one record that are looked at together
 RELEASED = "released"
@@ -367,7 +369,7 @@ def _tell(row: Row, record: Any, at: int) -> None:
             row.message_id = record.ids[at] if record.ids else None
         case Taken():
             row.receiver = record.receiver or None
-        case Renewed():
+        case Renewed() | Relocked():
             row.until = record.until_ms
         case Returned():
             row.until = record.until_ms or None

@@ -41,6 +41,7 @@ from posthouse.core.records import (
     QueueUpdated,
     ReaderSet,
     Record,
+    Relocked,
     Renewed,
     Routed,
     RuleSet,
@@ -55,7 +56,7 @@ from posthouse.core.records import (
 )
 
 # Records with nothing in them but numbers, at most three for a message.
-_BARE = (Completed, Renewed, Woken, Cancelled, Expired, Taken, Purged, Dropped)
+_BARE = (Completed, Renewed, Relocked, Woken, Cancelled, Expired, Taken, Purged, Dropped)
 _LARGE = (CreateQueue, UpdateQueue, CreateSubscription, SetRule, SetAccount)
 COMMAND_BYTES = 32 << 20  # of the records of one command that has many
 _FEW = 64  # records: each is bounded, so these need not be weighed

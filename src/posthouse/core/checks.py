@@ -106,7 +106,7 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
-            check_count(name, value, 1, most)
+            check_count(name, value, name != "lock_ms", most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
     if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
         raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")
@@ -125,6 +125,9 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     except (msgspec.ValidationError, UnicodeEncodeError):
         words = "status, order, grouping, counting, delivery, overflow or limit_counts"
         raise InvalidArgument(words, "is not one of the words there are") from None
+    grouped = properties.grouping != "none" or properties.requires_session
+    if properties.late_settling and grouped:
+        raise InvalidArgument("late_settling", "goes not with sessions or groups")
     if properties.delivery == "topic":
         _check_topic(properties)
     elif properties.delivery != "competing":
@@ -145,14 +148,17 @@ def check_update(old: QueueProperties, new: QueueProperties) -> None:
 def _check_topic(properties: QueueProperties) -> None:
     """A topic keeps nothing for receivers; what concerns them is for its subscriptions to say."""
     plain = QueueProperties()
-    for name in ("grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms"):
+    for name in (
+        "grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms",
+        "late_settling",
+    ):  # fmt: skip
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "is for subscriptions, not for their topic")
 
 
 def _check_fan_out(properties: QueueProperties) -> None:
     plain = QueueProperties()
-    for name in ("grouping", "requires_session", "forward_to"):
+    for name in ("grouping", "requires_session", "forward_to", "late_settling"):
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "goes not with fan-out")
 

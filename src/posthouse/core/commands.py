@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from posthouse.core.message import Message, NewMessage, Note, Properties
+from posthouse.core.message import Attempt, Message, NewMessage, Note, Properties
 from posthouse.core.model import Account, Fanout, QueueProperties, Reader, Right, Schedule
 from posthouse.core.rules import DEFAULT_RULE, Rule
 from posthouse.core.shares import NOBODY, Holder
@@ -19,6 +19,9 @@ Need = Right | Literal["any", "broker"]
 # On what: a queue that the command names, all of a namespace, all of the broker, or nothing that
 # was not granted before, because it speaks of a receiver of the caller's own.
 Reach = Literal["queue", "namespace", "broker", "receiver"]
+
+# How a lock is named: by its token, by the id of its message, or as an attempt at that.
+LockName: TypeAlias = int | str | Attempt
 
 # Limits on one command, so that none does unbounded work.
 BATCH_MAX = 10_000
@@ -317,15 +320,17 @@ class Receive(_Command, frozen=True):
     """Up to `limit` messages at once, or the first that come before the deadline.
 
     The answer is `Received`, or `Waiting`: then deliveries or a notice will come for the receiver.
+    Where the locks last no time, the messages are delivered, which counts, and are back at once.
     """
 
     right = "listen"
+    once: ClassVar[bool] = True
     queue: str
     receiver: int
     limit: int = 1
     deadline_ms: int = 0
     delete: bool = False
-    lock_ms: int = 0
+    lock_ms: int | None = None  # None: as long as the queue says
     bound: int = 0  # a receiver attached to the same queue and session, with which the locks end
     by_id: bool = False
     session: int = 0
@@ -375,6 +380,7 @@ class ReceiveDeferred(_Command, frozen=True):
 
     right = "listen"
     receiver: ClassVar[int] = 0  # the answer is the caller's alone
+    once: ClassVar[bool] = False
     queue: str
     sequences: Sequence[int]
     delete: bool = False
@@ -395,13 +401,16 @@ class Peek(_Command, frozen=True):
 
 
 # Settling. A lock is named by its token, or by message id where its receiver asked for that; then
-# the queue may be left out. All of them or none, unless `partial`. The answer is `Settled`.
+# the queue may be left out. Or it is named as an attempt at a message of the queue. Where the queue
+# has late_settling, Complete, Abandon and Renew take an attempt after its lock has ended, too: it
+# stands for the message as it is now, also where a newer delivery holds it. All of them or none,
+# unless `partial`. The answer is `Settled`.
 
 
 class _Settle(_Command, frozen=True):
     right = "listen"
     queue: str | None
-    locks: Sequence[int | str]
+    locks: Sequence[LockName]
     partial: bool = False
     session: int = 0
 
@@ -694,9 +703,15 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
     next: int | None  # the sequence number to go on from
 
 
+# What became of a lock that was named. Removed: its message is not in the queue any more.
+SettleResult: TypeAlias = Literal["settled", "removed", "lost"]
+
+
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    lost: Sequence[int | str] = ()  # locks that were lost, where `partial` was asked for
+    lost: Sequence[LockName] = ()  # locks that were not settled, where `partial` was asked for
     until_ms: Sequence[int] = ()  # of renewed locks, in the order in which they were named
+    # For each name, in order, where an attempt was named; none where all were settled.
+    results: Sequence[SettleResult] = ()
 
 
 SETTLED = Settled()

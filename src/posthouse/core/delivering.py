@@ -18,13 +18,22 @@ class Taker(Protocol):
     @property
     def delete(self) -> bool: ...
     @property
-    def lock_ms(self) -> int: ...
+    def lock_ms(self) -> int | None: ...
+    @property
+    def once(self) -> bool: ...
     @property
     def bound(self) -> int: ...
     @property
     def by_id(self) -> bool: ...
     @property
     def session(self) -> int: ...
+
+
+def lock_time_ms(queue: Queue, to: Taker) -> int:
+    """How long a receiver's locks last; 0 only for one that asks once."""
+    if not to.once:
+        return to.lock_ms or queue.properties.hold_ms
+    return queue.properties.lock_ms if to.lock_ms is None else to.lock_ms
 
 
 def deliver(
@@ -45,7 +54,7 @@ def deliver(
         if to.session:
             until_ms = state.sessions[to.session][1].until_ms
         else:
-            until_ms = now_ms + (to.lock_ms or queue.properties.lock_ms)
+            until_ms = now_ms + lock_time_ms(queue, to)
     sequences = [message.sequence for message in messages]
     counts = [message.count + 1 for message in messages]
     waited_ms = [now_ms - message.enqueued_ms for message in messages]

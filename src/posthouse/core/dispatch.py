@@ -124,7 +124,7 @@ def deal_in_session(plan: Plan, queue: Queue, group: Group, run: Iterator[Messag
 
 
 def grant(plan: Plan, queue: Queue, session: str, to: Receiver) -> Granted:
-    until_ms = plan.now_ms + (to.lock_ms or queue.properties.lock_ms)
+    until_ms = plan.now_ms + (to.lock_ms or queue.properties.hold_ms)
     lock = plan.next_lock
     plan.next_lock += 1
     plan.records.append(

@@ -99,12 +99,22 @@ def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Retu
     if record.properties:
         note = overlay.note(message.sequence) or NO_NOTE
         overlay.notes[message.sequence] = note.amended(record.properties)
-    if plan.state.locks[message.lock].deferred:
+    lock = plan.state.locks.get(message.lock)  # none where the same plan has delivered it
+    if lock is not None and lock.deferred:
         return
     if not record.until_ms:
         overlay.ready.append(as_active(message, count=message.count - record.uncounted))
     elif message.group is not None:
         overlay.undelayed[message.group] = overlay.undelayed.get(message.group, 0) - 1
+
+
+def end_at_once(plan: Plan, queue: Queue, messages: list[Message]) -> None:
+    """Ends deliveries that this plan has just made, whose locks last no time."""
+    given = [as_active(message, count=message.count + 1) for message in messages]
+    overlay = plan.overlay(queue)
+    locked = overlay.locked
+    end(plan, queue, given, counted=queue.properties.counting == "all")
+    overlay.locked = locked
 
 
 def expire(plan: Plan, queue: Queue, messages: list[Message]) -> None:

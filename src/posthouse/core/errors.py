@@ -10,6 +10,8 @@ Programs never look into the text. They go by `code`, a name that stays, and by 
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from posthouse.core.message import Attempt
+
 ABOVE_NAMESPACES = frozenset(("namespace", "principal", "reader"))  # kinds of things in none
 _SECRET = {"secret": True}  # a token: who holds it may settle
 
@@ -75,11 +77,11 @@ class MessageNotFound(Refused):
 
 @dataclass(eq=False)
 class LockLost(Refused):
-    """The lock has expired, was settled before, or never was. `lock` is a token or message id."""
+    """The lock has expired, was settled before, or never was. `lock` is as it was named."""
 
     code = "lock-lost"
     queue: str | None
-    lock: int | str = field(metadata=_SECRET)
+    lock: int | str | Attempt = field(metadata=_SECRET)
 
     def __str__(self) -> str:
         return "The lock has expired or was settled already; receive the message again."

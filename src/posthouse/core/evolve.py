@@ -77,6 +77,7 @@ from posthouse.core.records import (
     ReceiverAttached,
     ReceiverDetached,
     Record,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -319,13 +320,16 @@ def _of_the_dead(properties: QueueProperties) -> QueueProperties:
     """A dead-letter queue locks as its owner does, and has no limits of its own."""
     return QueueProperties(
         lock_ms=properties.lock_ms, counting=properties.counting,
-        forward_to=properties.forward_dead_to,
+        forward_to=properties.forward_dead_to, late_settling=properties.late_settling,
     )  # fmt: skip
 
 
 def _of_the_rest(properties: QueueProperties) -> QueueProperties:
     """A transfer queue locks as its owner does, and has no limits of its own."""
-    return QueueProperties(lock_ms=properties.lock_ms, counting=properties.counting)
+    return QueueProperties(
+        lock_ms=properties.lock_ms, counting=properties.counting,
+        late_settling=properties.late_settling,
+    )  # fmt: skip
 
 
 def _subscription_created(state: State, record: SubscriptionCreated, position: int) -> None:
@@ -659,7 +663,7 @@ def _removed(
 def _completed(state: State, record: Completed, position: int) -> None:
     """Fast path of `_removed`, in one loop without calls: most messages end here."""
     queue = state.queues[record.queue]
-    if queue.groups or queue.notes or queue.lives:
+    if record.late or queue.groups or queue.notes or queue.lives:
         _removed(state, record, position)
         return
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
@@ -822,6 +826,23 @@ def _lock_in_group(queue: Queue, lock: Lock, token: int) -> None:
         group.locks[token] = None
         if queue.properties.grouping == "session":
             lock.session = group
+
+
+def _relocked(state: State, record: Relocked, _: int) -> None:
+    """Messages that had come back are held again. They stand in no group."""
+    queue = state.queues[record.queue]
+    tokens = state.tokens.several(record.first_lock, len(record.sequences))
+    for sequence, token in zip(record.sequences, tokens, strict=True):
+        message = queue.messages[sequence]
+        _displace(state, queue, message)
+        _count(queue, message.state, LOCKED, 1)
+        message.state, message.lock = LOCKED, token
+        state.locks[token] = Lock(
+            message, queue, record.until_ms, 0, False, None, None, record.time_ms
+        )
+        state.lock_timers.add(record.until_ms, token)
+    state.next_lock = record.first_lock + len(record.sequences)
+    queue.accessed_ms = record.time_ms
 
 
 def _offer_groups(queue: Queue, sequences: list[int]) -> None:
@@ -1439,6 +1460,7 @@ _EVOLVE: dict[type[Record], Callable[[State, Any, int], None]] = {
     ClockTurnedBack: _clock_turned_back,
     QueueRestored: _queue_restored,
     MessagesRestored: _messages_restored,
+    Relocked: _relocked,
     Routed: _routed,
     SubscriptionCreated: _subscription_created,
     RuleSet: _rule_set,

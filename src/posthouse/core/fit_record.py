@@ -35,6 +35,7 @@ from posthouse.core.records import (
     QueueDeleted,
     QueueRestored,
     QueueUpdated,
+    Relocked,
     Renewed,
     Resubmitted,
     Returned,
@@ -205,7 +206,7 @@ def _fit_one(state: State, queue: Queue, record: Any) -> Kept | Missing:
     message = queue.messages.get(record.sequences[0])
     if message is None:
         return Missing(1)
-    if isinstance(record, Completed) and message.state != LOCKED:
+    if isinstance(record, Completed) and message.state != LOCKED and not record.late:
         return Purged(queue.name, record.sequences)  # it was done, whatever is missing between
     return record if _FITS[type(record)](state, queue, message, record) else Missing(1)
 
@@ -237,6 +238,11 @@ def _fits_lock_renewed(state: State, _: Queue, message: Message, record: Renewed
     return message.state == LOCKED and state.locks[message.lock].session is None
 
 
+def _fits_relocked(state: State, queue: Queue, message: Message, record: Relocked) -> bool:
+    there = message.state in (ACTIVE, DELAYED) and queue.group(message) is None
+    return there and record.first_lock >= state.next_lock
+
+
 def _fits_dead(_: State, queue: Queue, message: Message, record: DeadLettered) -> bool:
     return queue.dead is not None and record.first_sequence >= queue.dead.next_sequence
 
@@ -262,6 +268,7 @@ _FITS: dict[type[Kept], Callable[[State, Queue, Message, Any], bool]] = {
     DeadLettered: _fits_dead,
     Expired: _always,
     Renewed: _fits_lock_renewed,
+    Relocked: _fits_relocked,
     Resubmitted: _fits_resubmitted,
     Purged: _always,
     Dropped: _always,

@@ -80,6 +80,17 @@ def message_id(envelope: bytes) -> str:
         return ""
 
 
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One delivery of a message: the message's sequence number, and its delivery count then.
+
+    Where a queue does not count every delivery, one that was not counted has the number of the
+    next.
+    """
+
+    sequence: int
+    count: int
+
+
 class NewMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A message as it is sent, and as the journal holds it.
 

@@ -31,6 +31,7 @@ Fanout = Literal["open", "limited", "stopped"]  # limited: only into queues that
 Status = Literal["active", "disabled", "send-disabled", "receive-disabled"]
 
 PRIORITIES = 10
+LOCK_MS = 60_000  # of what somebody is to settle, where the queue's own lock time is 0
 DEAD = "/$dead"  # what follows a queue's name in the name of its dead-letter queue
 
 
@@ -63,7 +64,7 @@ def topic_of(queue: str) -> str:
 class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     """Properties of a queue. None means: no limit."""
 
-    lock_ms: int = 60_000
+    lock_ms: int = 60_000  # 0: what is received by asking once is at once back in its place
     max_delivery: int = 10
     ttl_ms: int | None = None
     max_bytes: int | None = None
@@ -88,6 +89,13 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     overflow: Overflow = "reject"  # where there is no room
     limit_counts: LimitCounts = "all"  # the messages that max_messages counts
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
+    # A delivery that is named by its number can be settled after its lock has ended, too.
+    late_settling: bool = False
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a session, or a delivery that somebody is to settle, is locked."""
+        return self.lock_ms or LOCK_MS
 
 
 class Group(msgspec.Struct):
@@ -114,7 +122,7 @@ class Receiver(msgspec.Struct):
     queue: str
     credit: int = 0
     delete: bool = False  # receive-and-delete
-    lock_ms: int = 0  # 0: as the queue says
+    lock_ms: int | None = None  # None: as the queue says
     bound: int = 0  # the receiver with which its locks end, most often itself; 0: they live on
     bound_session: bool = False  # the session it waits for is to end with who reads it
     by_id: bool = False  # its locks can be settled by message id

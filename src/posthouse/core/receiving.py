@@ -23,7 +23,7 @@ from posthouse.core.commands import (
 )
 from posthouse.core.delivering import deliver
 from posthouse.core.dispatch import dispatch
-from posthouse.core.endings import by_queue, end, release
+from posthouse.core.endings import by_queue, end, end_at_once, release
 from posthouse.core.entities import fan_out_properties
 from posthouse.core.errors import (
     Disabled,
@@ -41,6 +41,7 @@ from posthouse.core.plan import Outcome, Plan
 from posthouse.core.records import (
     CreditSet,
     DispatchPending,
+    Locked,
     QueueDeleted,
     ReceiverAttached,
     ReceiverDetached,
@@ -60,7 +61,7 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
         raise InvalidArgument("limit", f"must be from 1 to {BATCH_MAX}")
     check_receiver(state, number)
     if command.lock_ms or command.bound or command.deadline_ms:
-        check_duration("lock_ms", command.lock_ms)
+        check_duration("lock_ms", command.lock_ms or 0)
         check_moment("deadline_ms", command.deadline_ms)
         _check_bound(state, command)
     group = session_read(state, queue, command.session, now_ms)
@@ -75,6 +76,11 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
         record, deliveries = deliver(
             state, queue, command, messages, note_of, state.next_lock, now_ms
         )
+        if isinstance(record, Locked) and record.until_ms == now_ms and group is None:
+            plan = Plan(state, now_ms)
+            plan.records.append(record)
+            end_at_once(plan, queue, messages)
+            return dispatch(plan, Received(deliveries))
         return Outcome([record], Received(deliveries))
     if command.deadline_ms <= now_ms:
         return Outcome([Touched(queue.name, now_ms)], Received([]))
@@ -139,7 +145,7 @@ def attach(state: State, command: Attach, now_ms: int) -> Outcome:
     check_count("credit", command.credit, 0, CREDIT_MAX)
     session_read(state, queue, command.session, now_ms)
     receiver = Receiver(
-        command.receiver, queue.name, command.credit, command.delete, command.lock_ms,
+        command.receiver, queue.name, command.credit, command.delete, command.lock_ms or None,
         command.receiver if command.bound else 0, by_id=command.by_id, session=command.session,
         by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
@@ -164,7 +170,7 @@ def _join(state: State, queue: Queue, command: Attach, now_ms: int) -> Outcome:
     properties = fan_out_properties(queue, queue.properties)
     delete = command.delete or queue.properties.delivery == "fan-out-unacknowledged"
     receiver = Receiver(
-        command.receiver, name, command.credit, delete, command.lock_ms, command.receiver,
+        command.receiver, name, command.credit, delete, command.lock_ms or None, command.receiver,
         by_id=command.by_id, by=command.by.name, client=command.client[:CLIENT_CHARS_MAX],
     )  # fmt: skip
     records: list[Record] = [

@@ -127,6 +127,7 @@ class Completed(_Kept, frozen=True, tag=11):
     sequences: list[int]
     settled_ms: list[int | None] | None = None
     counts: list[int] | None = None
+    late: bool = False  # none of them was locked any more
 
 
 class Returned(_Kept, frozen=True, tag=12):
@@ -468,6 +469,16 @@ class MessagesRestored(_Kept, frozen=True, tag=46):
     notes: list[Note | None]
 
 
+class Relocked(_Kept, frozen=True, tag=47):
+    """Deliveries whose locks had ended go on, with new locks; their counts stay."""
+
+    queue: str
+    time_ms: int
+    sequences: list[int]
+    first_lock: int
+    until_ms: int
+
+
 Kept: TypeAlias = (
     Started
     | QueueCreated
@@ -508,6 +519,7 @@ Kept: TypeAlias = (
     | ClockTurnedBack
     | QueueRestored
     | MessagesRestored
+    | Relocked
 )
 
 

@@ -42,8 +42,8 @@ def accept_session(state: State, command: AcceptSession, now_ms: int) -> Outcome
     else:
         session = next(free_sessions(queue, now_ms), None)
     receiver = Receiver(
-        command.receiver, queue.name, 0, lock_ms=command.lock_ms, bound_session=command.bound,
-        once=True, deadline_ms=command.deadline_ms,
+        command.receiver, queue.name, 0, lock_ms=command.lock_ms or None,
+        bound_session=command.bound, once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
     if session is not None:
         plan = Plan(state, now_ms)
@@ -61,7 +61,7 @@ def renew_session(state: State, command: RenewSession, now_ms: int) -> Outcome:
     queue = queue_of(state, command.queue)
     group = session_of(state, queue, command.session, now_ms)
     check_duration("lock_ms", command.lock_ms)
-    until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
+    until_ms = now_ms + (command.lock_ms or queue.properties.hold_ms)
     plan = Plan(state, now_ms)
     plan.records.append(SessionRenewed(queue.name, group.key, until_ms))
     plan.touch(queue)

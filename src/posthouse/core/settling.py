@@ -1,7 +1,7 @@
 """Settling: how locks end, and how they are renewed."""
 
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from posthouse.core.checks import check_duration, check_properties, check_text
 from posthouse.core.commands import (
@@ -12,28 +12,41 @@ from posthouse.core.commands import (
     Complete,
     DeadLetter,
     Defer,
+    LockName,
     Release,
     Renew,
     Settle,
     Settled,
+    SettleResult,
 )
 from posthouse.core.delivering import counts_of, settled_ms_of
 from posthouse.core.dispatch import dispatch
 from posthouse.core.endings import bury, by_queue, end, leave_groups
-from posthouse.core.errors import InvalidArgument, LockLost, NotAllowed
+from posthouse.core.errors import InvalidArgument, LockLost, MessageNotFound, NotAllowed
 from posthouse.core.lookup import queue_of, session_of
-from posthouse.core.message import Message, Properties
+from posthouse.core.message import ACTIVE, DELAYED, LOCKED, Attempt, Message, Properties
 from posthouse.core.model import Lock, Queue, State
+from posthouse.core.picking import is_expired
 from posthouse.core.plan import Outcome, Plan, sequences_of, use_matters
-from posthouse.core.records import Completed, Deferred, Record, Renewed, Touched
+from posthouse.core.records import Completed, Deferred, Record, Relocked, Renewed, Touched
 
 
-def held_locks(
-    state: State, command: Settle, now_ms: int, transaction: int = 0
-) -> tuple[list[Lock], list[int | str]]:
-    """The locks that a command names, and those among them that are lost.
+class Found(NamedTuple):
+    """What the names in a settlement stand for."""
 
-    What a transaction settles is lost to everybody else.
+    held: list[Lock]
+    late: list[Message]  # of the command's queue; not locked any more, and settled nevertheless
+    queues: list[Queue]  # of each name that stands for something to settle, in order
+    lost: list[LockName]
+    results: list[SettleResult]  # of each name, where attempts are named
+
+
+def find_locks(
+    state: State, command: Settle, now_ms: int, transaction: int = 0, *, may_be_late: bool = False
+) -> Found:
+    """Finds the locks that a command names, and those that are lost.
+
+    What a transaction settles is lost to everybody else. Raises Refused.
     """
     queue = None if command.queue is None else queue_of(state, command.queue)
     if not command.locks or len(command.locks) > BATCH_MAX:
@@ -45,31 +58,75 @@ def held_locks(
         # It lasts as long as a transaction that settles what is in it.
         session = session_of(state, queue, command.session, 0 if transaction else now_ms)
     held: dict[int, Lock] = {}
-    lost: list[int | str] = []
+    late: dict[int, Message] = {}
+    queues: list[Queue] = []
+    lost: list[LockName] = []
+    results: list[SettleResult] = []
     by_id: dict[str, Iterator[int]] = {}
     for name in command.locks:
-        tokens: Iterable[int] = (name,) if isinstance(name, int) else ()
-        if isinstance(name, str):  # one after the other, where several have the same id
+        tokens: Iterable[int] = ()
+        from_ms, is_removed = now_ms, False
+        if isinstance(name, int):
+            tokens = (name,)
+        elif isinstance(name, str):  # one after the other, where several have the same id
             tokens = by_id.setdefault(name, iter(state.ids.get(name, ())))
+        else:
+            if queue is None:
+                raise InvalidArgument("queue", "is needed where a delivery is named by its number")
+            is_late = may_be_late and queue.properties.late_settling
+            message = queue.messages.get(name.sequence)
+            is_removed = _is_removed(queue, name, message, now_ms)
+            if message is not None and not is_removed and _fits(name, message, late=is_late):
+                if is_late and (message.state != LOCKED or message.lock in held):
+                    if message.state != LOCKED:
+                        late[message.sequence] = message
+                    queues.append(queue)
+                    results.append("settled")
+                    continue
+                from_ms, tokens = 0 if is_late else now_ms, (message.lock,)
         for token in tokens:
             lock = state.locks.get(token)
             by = state.enlisted.get(token, 0) if state.enlisted else 0
             if lock is None or token in held or (by and by != transaction):
                 continue
-            if not _holds(state, lock, queue, 0 if by else now_ms):  # one that is enlisted does
+            if not _holds(state, lock, queue, 0 if by else from_ms):  # one that is enlisted does
                 continue
             if session is None or lock.session is session:
                 held[token] = lock
+                queues.append(lock.queue)
+                results.append("settled")
                 break
         else:
             if not command.partial:
+                if is_removed and isinstance(name, Attempt):
+                    raise MessageNotFound(command.queue or "", name.sequence, "delivered")
                 raise LockLost(command.queue, name)
             lost.append(name)
-    return list(held.values()), lost
+            results.append("removed" if is_removed else "lost")
+    if not any(isinstance(name, Attempt) for name in command.locks):
+        results = []
+    return Found(list(held.values()), list(late.values()), queues, lost, results)
 
 
-def settled_answer(lost: list[int | str]) -> Settled:
-    return Settled(lost) if lost else SETTLED
+def _is_removed(queue: Queue, name: Attempt, message: Message | None, now_ms: int) -> bool:
+    """Whether a message was there and is gone, or is about to go because it has expired."""
+    if message is None:
+        return 0 < name.sequence < queue.next_sequence
+    return message.state in (ACTIVE, DELAYED) and is_expired(message, now_ms)
+
+
+def _fits(name: Attempt, message: Message, *, late: bool) -> bool:
+    """Whether an attempt stands for a message as it is: its last one; if late, an older one too."""
+    if late:
+        there = message.state in (ACTIVE, DELAYED, LOCKED)
+        return there and 0 < name.count <= message.count
+    return message.state == LOCKED and name.count == message.count
+
+
+def settled_answer(found: Found, until_ms: Sequence[int] = ()) -> Settled:
+    if not found.lost and not until_ms:
+        return SETTLED
+    return Settled(found.lost, until_ms, (found.lost and found.results) or ())
 
 
 def _holds(state: State, lock: Lock, queue: Queue | None, now_ms: int) -> bool:
@@ -109,6 +166,8 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
         sequences, took_ms, counts = [], [], []
         for token in tokens:
             lock = locks.get(token)  # type: ignore[arg-type]  # a message id is not found
+            if lock is None and isinstance(token, Attempt):
+                lock = _lock_of(state, queue, token)
             if lock is None or lock.queue is not queue or lock.until_ms <= now_ms:
                 break
             message, since_ms = lock.message, lock.since_ms
@@ -116,7 +175,7 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
             counts.append(message.count)
             took_ms.append(now_ms - since_ms if since_ms else None)
         else:
-            if sequences and len(set(tokens)) == len(tokens):
+            if sequences and len(set(sequences)) == len(sequences):
                 if counts.count(1) == len(counts):
                     counts = []
                 records: list[Record] = [Completed(queue.name, sequences, took_ms, counts)]
@@ -126,12 +185,28 @@ def complete(state: State, command: Complete, now_ms: int) -> Outcome:
     return settle(state, command, now_ms)
 
 
+def _lock_of(state: State, queue: Queue, name: Attempt) -> Lock | None:
+    """The lock that an attempt holds."""
+    message = queue.messages.get(name.sequence)
+    if message is None or message.state != LOCKED or message.count != name.count:
+        return None
+    return state.locks[message.lock]
+
+
 def settle(state: State, command: Ending, now_ms: int) -> Outcome:
-    held, lost = held_locks(state, command, now_ms)
+    may_be_late = isinstance(command, Complete | Abandon)
+    found = find_locks(state, command, now_ms, may_be_late=may_be_late)
     check_ending(command)
     plan = Plan(state, now_ms)
-    end_as(plan, command, held)
-    return dispatch(plan, settled_answer(lost))
+    end_as(plan, command, found.held)
+    if found.late:
+        queue = found.queues[0]  # all that is named is of one queue
+        plan.touch(queue)
+        if isinstance(command, Complete):  # what is to be abandoned is back already
+            sequences, counts = sequences_of(found.late), counts_of(found.late)
+            plan.records.append(Completed(queue.name, sequences, None, counts, late=True))
+            plan.overlay(queue).remove(found.late)
+    return dispatch(plan, settled_answer(found))
 
 
 def check_ending(command: Ending) -> None:
@@ -180,14 +255,27 @@ def end_as(plan: Plan, command: Ending, held: list[Lock]) -> None:
 
 
 def renew(state: State, command: Renew, now_ms: int) -> Outcome:
-    held, lost = held_locks(state, command, now_ms)
+    found = find_locks(state, command, now_ms, may_be_late=True)
     check_duration("lock_ms", command.lock_ms)
     plan = Plan(state, now_ms)
-    for queue, messages in by_queue(state, held):
+
+    def until_ms(queue: Queue) -> int:
+        return now_ms + (command.lock_ms or queue.properties.hold_ms)
+
+    for queue, messages in by_queue(state, found.held):
         if queue.properties.grouping == "session":
             raise NotAllowed(queue.name, "its locks last as long as the session's; renew that")
-        until_ms = now_ms + (command.lock_ms or queue.properties.lock_ms)
-        plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms))
+        plan.records.append(Renewed(queue.name, sequences_of(messages), until_ms(queue)))
         plan.touch(queue)
-    lives = [command.lock_ms or lock.queue.properties.lock_ms for lock in held]
-    return dispatch(plan, Settled(lost, [now_ms + life_ms for life_ms in lives]))
+    if found.late:
+        _lock_again(plan, found.queues[0], found.late, until_ms(found.queues[0]))
+    return dispatch(plan, settled_answer(found, [until_ms(queue) for queue in found.queues]))
+
+
+def _lock_again(plan: Plan, queue: Queue, messages: list[Message], until_ms: int) -> None:
+    """Locks messages again that have come back."""
+    plan.touch(queue)
+    first, sequences = plan.next_lock, sequences_of(messages)
+    plan.records.append(Relocked(queue.name, plan.now_ms, sequences, first, until_ms))
+    plan.next_lock += len(messages)
+    plan.overlay(queue).locked += len(messages)

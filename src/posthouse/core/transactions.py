@@ -22,6 +22,7 @@ from posthouse.core.commands import (
     Committed,
     Complete,
     Enqueued,
+    LockName,
     Release,
     RollBack,
     RolledBack,
@@ -35,7 +36,7 @@ from posthouse.core.plan import Outcome, Plan
 from posthouse.core.records import Enlisted, TransactionBegun, TransactionEnded
 from posthouse.core.room import is_limited
 from posthouse.core.sending import checked_send, send_on
-from posthouse.core.settling import Ending, check_ending, end_as, held_locks, settled_answer
+from posthouse.core.settling import Ending, check_ending, end_as, find_locks, settled_answer
 from posthouse.core.shares import TRANSACTION_BYTES, TRANSACTIONS, check_share
 
 
@@ -64,17 +65,18 @@ def work(state: State, command: Work, now_ms: int) -> Outcome:
         _, messages, size = checked_send(state, asked, now_ms)
         _check_few(state, transaction, len(messages), size)
         return Outcome([Enlisted(transaction.number, asked, len(messages), size, [])])
-    held, lost = held_locks(state, asked, now_ms)
+    found = find_locks(state, asked, now_ms)
+    held = found.held
     check_ending(asked)
     if not held:
-        return Outcome([], settled_answer(lost))
+        return Outcome([], settled_answer(found))
     _check_few(state, transaction, len(held), 0)
     if not isinstance(asked, Complete | Release):
         end_as(Plan(state, now_ms), asked, held)  # it raises what it would raise then
     tokens = [lock.message.lock for lock in held]
     kept = msgspec.structs.replace(asked, locks=tokens)
     record = Enlisted(transaction.number, kept, len(held), 0, tokens)
-    return Outcome([record], settled_answer(lost))
+    return Outcome([record], settled_answer(found))
 
 
 def _check_few(state: State, transaction: Transaction, messages: int, size: int) -> None:
@@ -121,7 +123,7 @@ def _do_all(plan: Plan, transaction: Transaction) -> tuple[list[Enqueued], int]:
 def _completed_together(work: list[Any]) -> list[Ending]:
     """Returns the settlements of a transaction; completes of one queue and session are one."""
     found: list[Ending] = []
-    completed: dict[tuple[str | None, int], list[int | str]] = {}
+    completed: dict[tuple[str | None, int], list[LockName]] = {}
     for asked in work:
         if isinstance(asked, Complete):
             completed.setdefault((asked.queue, asked.session), []).extend(asked.locks)
@@ -157,6 +159,6 @@ def _send_all(plan: Plan, sends: list[Send]) -> list[Enqueued]:
 
 def _end(plan: Plan, asked: Ending, number: int) -> int:
     whole = msgspec.structs.replace(asked, partial=False)
-    held, _ = held_locks(plan.state, whole, plan.now_ms, number)
+    held = find_locks(plan.state, whole, plan.now_ms, number).held
     end_as(plan, whole, held)
     return len(held)

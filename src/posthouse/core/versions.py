@@ -14,13 +14,19 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1  # the newest that this release reads and writes
+from posthouse.core.model import QueueProperties
+from posthouse.core.records import Completed, Relocked
+
+VERSION = 2  # the newest that this release reads and writes
 
 # The kinds of records that came after version 1, each with its version.
-KINDS: dict[type, int] = {}
+KINDS: dict[type, int] = {Relocked: 2}
 # The fields that came after version 1, of records and of what they hold, each with its version. A
 # field that has its default says what its absence did, so it needs nothing.
-FIELDS: dict[type, dict[str, int]] = {}
+FIELDS: dict[type, dict[str, int]] = {
+    QueueProperties: {"late_settling": 2},
+    Completed: {"late": 2},
+}
 
 
 def version_needed(records: Iterable[object]) -> int:

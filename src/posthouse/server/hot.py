@@ -135,8 +135,8 @@ async def _receive(engine: Engine, request: Request, target: Target) -> Answer:
     form: ReceiveForm = decoded(ReceiveForm, await request.body())
     deadline_ms = engine.clock_ms(target.namespace) + form.wait_ms if form.wait_ms else 0
     command = Receive(
-        target.queue, engine.new_receiver(), form.limit, deadline_ms, form.delete, form.lock_ms,
-        session=token_in(form.session),
+        target.queue, engine.new_receiver(), form.limit, deadline_ms, form.delete,
+        form.lock_ms or None, session=token_in(form.session),
     )  # fmt: skip
     answer = await (
         until_gone(engine, request.principal, target.namespace, command, form.wait_ms, request.gone)

@@ -7,7 +7,7 @@ written when all of them are known.
 
 from functools import partial
 
-from posthouse.core.commands import Complete, Delivery, Received, Send, Settled
+from posthouse.core.commands import Complete, Delivery, LockName, Received, Send, Settled
 from posthouse.core.errors import QuotaExceeded, Refused
 from posthouse.core.message import NewMessage, size_bytes
 from posthouse.dialects.pyqueue.codec import Decoder, Pattern, encode
@@ -94,7 +94,7 @@ class WorkerReplyBatch:
         self._pattern = _BARE_ACKS  # what may follow: acknowledgements, and the last pull again,
         self._pattern_limit, self._pattern_bytes = 1, 0  # its tasks, and the size of its payload
         self.left = 0  # answers that are still to come from the engine
-        self._lost: set[int | str] = set()
+        self._lost: set[LockName] = set()
         self._refused = b""  # what is told of those
         self._received: Received | Refused | StoreError = Received([])
 
