@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from posthouse.core.message import LOCKED, Message
+from posthouse.core.message import Message
 from posthouse.core.model import Lock, Queue
 from posthouse.core.namespaces import Namespaces
 from posthouse.core.picking import pick_ready
@@ -83,14 +83,6 @@ class MessagesView:
         if state is None or lock is None:
             return None
         return _lock(token, lock, enlisted=token in state.enlisted)
-
-    def token(self, namespace: str, queue: str, sequence: int, count: int) -> int:
-        """The token under which a message is held, if that is its delivery so named; else 0."""
-        found = self._queue(namespace, queue)
-        message = None if found is None else found.messages.get(sequence)
-        if message is None or message.state != LOCKED or message.count != count:
-            return 0
-        return message.lock
 
     def tokens(self, namespace: str, id: str) -> tuple[int, ...]:
         """The tokens of the locks that can be settled by a message id."""

@@ -79,7 +79,7 @@ def test_creating_again_gives_the_address_where_what_is_given_is_so_now(aws: Aws
 
 
 VALUES = {
-    "VisibilityTimeout": (["1", "43200"], ["-1", "43201", "x", "1.5", "", "٣"]),
+    "VisibilityTimeout": (["0", "43200"], ["-1", "43201", "x", "1.5", "", "٣"]),
     "DelaySeconds": (["0", "900"], ["901", "-1"]),
     "MaximumMessageSize": (["1024", "1048576"], ["1023", "1048577"]),
     "MessageRetentionPeriod": (["60", "1209600"], ["59", "1209601"]),

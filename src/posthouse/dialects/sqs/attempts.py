@@ -7,15 +7,10 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
+from posthouse.core.message import Attempt
+
 ATTEMPTS_MAX = 10_000
 SECONDS = 300.0
-
-
-class Attempt(NamedTuple):
-    """One delivery of a message."""
-
-    sequence: int
-    number: int  # how often it had been delivered by then
 
 
 class Told(NamedTuple):

@@ -412,7 +412,7 @@ def created(given: Mapping[str, str], tags: Mapping[str, str], *, fifo: bool) ->
     """The properties of a new queue."""
     properties = QueueProperties(
         lock_ms=30_000, max_delivery=NEVER, ttl_ms=345_600_000,
-        max_message_bytes=SIZE_MAX + OVERHEAD_BYTES,
+        max_message_bytes=SIZE_MAX + OVERHEAD_BYTES, late_settling=not fifo,
     )  # fmt: skip
     if fifo:
         extras = {}

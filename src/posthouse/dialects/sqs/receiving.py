@@ -12,11 +12,12 @@ from posthouse.broker.view import Entity
 from posthouse.broker.waiting import until_gone
 from posthouse.core.commands import Delivery, Peek, Peeked, Receive, Received, Release
 from posthouse.core.errors import QuotaExceeded
+from posthouse.core.message import Attempt
 from posthouse.dialects.sqs import attributes
-from posthouse.dialects.sqs.attempts import Attempt, Told
+from posthouse.dialects.sqs.attempts import Told
 from posthouse.dialects.sqs.attributes import LOCK_SECONDS_MAX, WAIT_SECONDS_MAX, is_fifo
 from posthouse.dialects.sqs.call import Call, Undelivered
-from posthouse.dialects.sqs.deliveries import first_ms, renew_all
+from posthouse.dialects.sqs.deliveries import renew_all
 from posthouse.dialects.sqs.errors import invalid
 from posthouse.dialects.sqs.handles import Handle
 from posthouse.dialects.sqs.messages import Found, Wanted, check_id, received
@@ -87,11 +88,11 @@ async def receive(call: Call, form: ReceiveMessage) -> ReceiveMessageResult:
         call.undelivered = Undelivered(queue.name, tokens)
     if asked.attempt is not None and deliveries:
         told = Told(now_ms, tuple(
-            (Attempt(each.message.sequence, each.count), first_ms(each, now_ms))
+            (Attempt(each.message.sequence, each.count), _first_ms(each, now_ms))
             for each in deliveries
         ))  # fmt: skip
         call.service.attempts.put(call.namespace, queue.number, asked.attempt, told)
-    firsts = [first_ms(each, now_ms) for each in deliveries]
+    firsts = [_first_ms(each, now_ms) for each in deliveries]
     return ReceiveMessageResult(_told(call, queue, asked, deliveries, firsts, now_ms))
 
 
@@ -112,10 +113,15 @@ def _told(
     return told
 
 
+def _first_ms(delivery: Delivery, now_ms: int) -> int:
+    """When a message was delivered first."""
+    return now_ms
+
+
 async def _receive(call: Call, queue: Entity, asked: Asked) -> Sequence[Delivery]:
     """Raises Refused, or ConnectionResetError where the client has gone."""
     engine = call.engine
-    lock_ms = 0 if asked.lock_seconds is None else asked.lock_seconds * 1_000
+    lock_ms = None if asked.lock_seconds is None else asked.lock_seconds * 1_000
     deadline_ms = call.now_ms + asked.wait_ms if asked.wait_ms else 0
     command = Receive(queue.name, engine.new_receiver(), asked.limit, deadline_ms, lock_ms=lock_ms)
     if asked.wait_ms:
@@ -145,7 +151,7 @@ async def _again(call: Call, queue: Entity, asked: Asked) -> ReceiveMessageResul
     seconds = asked.lock_seconds
     lock_ms = queue.properties.lock_ms if seconds is None else seconds * 1_000
     attempts = [attempt for attempt, _ in told.deliveries]
-    if not lock_ms or not await renew_all(call, queue, attempts, lock_ms):
+    if not lock_ms or not await renew_all(call, queue.name, attempts, lock_ms):
         return None
     deliveries = []
     for attempt in attempts:
@@ -154,6 +160,6 @@ async def _again(call: Call, queue: Entity, asked: Asked) -> ReceiveMessageResul
         seen = next(iter(peeked.messages), None)
         if seen is None or seen.message.sequence != attempt.sequence:
             return None  # it was deleted meanwhile
-        deliveries.append(Delivery(0, 0, 0, attempt.number, seen.message, seen.note))
+        deliveries.append(Delivery(0, 0, 0, attempt.count, seen.message, seen.note))
     firsts = [first for _, first in told.deliveries]
     return ReceiveMessageResult(_told(call, queue, asked, deliveries, firsts, told.received_ms))

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posthouse.broker.view import Entity
-from posthouse.dialects.sqs.attempts import Attempt
+from posthouse.core.commands import SettleResult
+from posthouse.core.message import Attempt
 from posthouse.dialects.sqs.attributes import LOCK_SECONDS_MAX
 from posthouse.dialects.sqs.batches import checked, failure
 from posthouse.dialects.sqs.call import Call
-from posthouse.dialects.sqs.deliveries import Result, settle
+from posthouse.dialects.sqs.deliveries import settle
 from posthouse.dialects.sqs.errors import (
     EXPIRED,
     NOT_AVAILABLE,
@@ -55,13 +56,13 @@ def _named(call: Call, queue: Entity, text: str | None) -> Named:
 
 async def _settle(
     call: Call, queue: Entity, named: Sequence[Named], seconds: int | None
-) -> list[Result]:
+) -> list[SettleResult]:
     """Settles what is named; a message that is named twice is settled once, and told so twice."""
     if not named:
         return []
     first = {each.handle.sequence: each.handle for each in named}
     attempts = [Attempt(sequence, handle.number) for sequence, handle in first.items()]
-    results = await settle(call, queue, attempts, seconds)
+    results = await settle(call, queue.name, attempts, seconds)
     by_sequence = dict(zip(first, results, strict=True))
     return [by_sequence[each.handle.sequence] for each in named]
 
@@ -76,7 +77,7 @@ async def delete(call: Call, form: DeleteMessage) -> None:
     _check_deleted(named, result)
 
 
-def _check_deleted(named: Named, result: Result) -> None:
+def _check_deleted(named: Named, result: SettleResult) -> None:
     """One that was deleted before is deleted. Raises Failed."""
     if result == "lost":
         raise invalid(named.text, "ReceiptHandle", EXPIRED)
@@ -140,7 +141,7 @@ def _check_total(call: Call, named: Named, seconds: int) -> None:
         )
 
 
-def _check_changed(named: Named, result: Result) -> None:
+def _check_changed(named: Named, result: SettleResult) -> None:
     if result == "removed":
         raise invalid(named.text, "ReceiptHandle", NOT_AVAILABLE)
     if result == "lost":
