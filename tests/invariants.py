@@ -116,6 +116,7 @@ def _check_messages(state: State, queue: Queue) -> None:
     assert sum(map(len, states)) == queue.state_bytes
     assert set(queue.notes) <= set(sequences)
     assert set(queue.lives) <= set(sequences)
+    assert set(queue.firsts) <= set(sequences)
 
     ready = [sequence for ready_list in queue.ready_lists for sequence in ready_list.walk()]
     ready += [sequence for group in queue.groups.values() for sequence in group.ready.walk()]

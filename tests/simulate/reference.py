@@ -853,7 +853,8 @@ class Reference:
             why = "MessageTooLarge"
         else:
             try:
-                return self._put(target, message)
+                same = owner is not None and owner.props.forward_dead_unchanged
+                return self._put(target, message, same=same and queue.is_part)
             except errors.QuotaExceeded:
                 why = "QuotaExceeded"
         if queue.is_part:
@@ -863,10 +864,12 @@ class Reference:
     def _leads_on(self, queue: Q) -> bool:
         return queue.is_part or queue.hands_on or self.queues[queue.name + DEAD].hands_on
 
-    def _put_dead(self, queue: Q, message: Msg, reason: str) -> tuple[Q, Msg]:
-        return self._add(self.queues[queue.name + DEAD], message, reason)
+    def _put_dead(
+        self, queue: Q, message: Msg, reason: str, *, same: bool = False
+    ) -> tuple[Q, Msg]:
+        return self._add(self.queues[queue.name + DEAD], message, reason, same=same)
 
-    def _put(self, queue: Q, message: Msg) -> list[tuple[Q, Msg]]:
+    def _put(self, queue: Q, message: Msg, *, same: bool = False) -> list[tuple[Q, Msg]]:
         """A copy, if there is room for it or something gives way. Raises QuotaExceeded."""
         self._changes(queue)
         overflow = queue.props.overflow
@@ -875,18 +878,22 @@ class Reference:
                 queue.next, queue.used = queue.next + 1, self.now
                 return []
             if overflow == "to-dead-letter":
-                return [self._put_dead(queue, message, "QueueFull")]
+                return [self._put_dead(queue, message, "QueueFull", same=same)]
             if overflow == "drop-oldest":
                 self._drop_oldest(queue, [message])
             self._check_room(queue, [message])
-        return [self._add(queue, message)]
+        return [self._add(queue, message, same=same)]
 
-    def _add(self, queue: Q, message: Msg, reason: str | None = None) -> tuple[Q, Msg]:
+    def _add(
+        self, queue: Q, message: Msg, reason: str | None = None, *, same: bool = False
+    ) -> tuple[Q, Msg]:
         lives = [] if message.expires is None else [message.expires]
         if queue.props.ttl_ms is not None:
-            lives.append(self.now + queue.props.ttl_ms)
+            lives.append((message.enqueued if same else self.now) + queue.props.ttl_ms)
         new = replace(
-            message, sequence=queue.next, state="active", enqueued=self.now, count=0, token=0,
+            message, sequence=queue.next, state="active",
+            enqueued=message.enqueued if same else self.now,
+            count=message.count if same else 0, token=0,
             bound=0, deferred=False, reason=reason or message.reason,
             hops=message.hops if self._leads_on(queue) else 0,
             expires=None if queue.is_part else min(lives, default=None),

@@ -402,6 +402,7 @@ class Simulator:
             overflow=overflow,
             limit_counts=random.choice(LIMIT_COUNTS),
             late_settling=not sessions and name != "groups" and random.random() < 0.5,
+            forward_dead_unchanged=random.random() < 0.5,
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -777,6 +778,7 @@ class Simulator:
         if "alerts" not in name:
             changes["idle_delete_ms"] = random.choice([None, None, None, 60_000])
         changes["limit_counts"] = random.choice(LIMIT_COUNTS)
+        changes["forward_dead_unchanged"] = random.random() < 0.5
         if model.props.grouping == "none" and model.props.delivery == "competing":
             changes["late_settling"] = random.random() < 0.5
         if name not in TOPICS:

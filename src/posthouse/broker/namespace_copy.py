@@ -260,6 +260,7 @@ def _messages(
         [message.count for message in messages],
         [_mark(message, marks) for message in messages],
         [queue.notes.get(message.sequence) for message in messages],
+        [queue.firsts.get(message.sequence, 0) for message in messages] if queue.firsts else None,
     )
 
 

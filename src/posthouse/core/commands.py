@@ -749,6 +749,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     count: int
     message: Message
     note: Note | None = None
+    first_delivered_ms: int = 0  # of the first delivery that is known
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):

@@ -16,10 +16,11 @@ FIRST_EFFORT = 12  # for the first copy that a queue gets, beside what each take
 class _Into:
     """The copies that one queue gets."""
 
-    __slots__ = ("expires_ms", "first", "notes", "overlay", "sequences")
+    __slots__ = ("expires_ms", "first", "notes", "overlay", "same", "sequences")
 
-    def __init__(self, overlay: QueueOverlay) -> None:
+    def __init__(self, overlay: QueueOverlay, *, same: bool) -> None:
         self.overlay = overlay
+        self.same = same
         self.first = overlay.next_sequence
         self.sequences: list[int] = []
         self.expires_ms: list[int] = []
@@ -30,15 +31,20 @@ class _Into:
             self.overlay.queue.name, self.first, self.sequences,
             self.expires_ms if any(self.expires_ms) else None,
             self.notes if any(note is not None for note in self.notes) else None,
+            self.same,
         )  # fmt: skip
 
 
 class Relay:
-    """The copies that one queue hands on, in one record."""
+    """The copies that one queue hands on, in one record.
 
-    def __init__(self, plan: Plan, source: QueueOverlay) -> None:
+    `same`: they are no new messages, but keep their delivery counts and times.
+    """
+
+    def __init__(self, plan: Plan, source: QueueOverlay, *, same: bool = False) -> None:
         self.plan = plan
         self.source = source
+        self.same = same
         self._into: dict[str, _Into] = {}
         self._late: dict[str, list[int]] = {}  # copies that there is no room for, or not any more
         self.partly: dict[int, int] = {}  # as in the record
@@ -65,7 +71,8 @@ class Relay:
         if overlay.counted and not late:
             overlay.added += 1
             overlay.added_bytes += size
-        expires_ms = _expiry(message, target, ttl_ms, plan.now_ms)
+        from_ms = message.enqueued_ms if self.same else plan.now_ms
+        expires_ms = _expiry(message, target, ttl_ms, from_ms)
         self._put(message, overlay, note, expires_ms, late=late)
 
     def bury(
@@ -105,7 +112,7 @@ class Relay:
         queue = overlay.queue
         into = self._into.get(queue.name)
         if into is None:
-            into = self._into[queue.name] = _Into(overlay)
+            into = self._into[queue.name] = _Into(overlay, same=self.same)
             overlay.used = True
             self.plan.effort += FIRST_EFFORT
         self.plan.effort += 1
@@ -118,13 +125,14 @@ class Relay:
         if (queue.waiting or queue.accepting or queue.relays) and not late:
             if note is not None:
                 overlay.notes[sequence] = note
-            group = group_of(message, note)
-            overlay.ready.append(
-                as_active(
-                    message, sequence=sequence, count=0, enqueued_ms=self.plan.now_ms,
-                    expires_ms=expires_ms, group=group,
-                )
-            )  # fmt: skip
+            copy = as_active(
+                message, sequence=sequence, expires_ms=expires_ms, group=group_of(message, note)
+            )
+            if not self.same:
+                copy.count, copy.enqueued_ms = 0, self.plan.now_ms
+            elif first_ms := self.source.first_ms(message.sequence):
+                overlay.firsts[sequence] = first_ms
+            overlay.ready.append(copy)
 
     def close(self, leaving: list[Message]) -> None:
         overlay, copies = self.source, [into.record() for into in self._into.values()]
@@ -157,12 +165,12 @@ def _noted_bytes(note: Note) -> int:
     return 64 + len(msgspec.msgpack.encode(note))
 
 
-def _expiry(message: Message, target: Queue, ttl_ms: int | None, now_ms: int) -> int:
+def _expiry(message: Message, target: Queue, ttl_ms: int | None, from_ms: int) -> int:
     """When a copy expires: as the message does, or earlier where the queue has it so."""
-    expires_ms = message.expires_ms if ttl_ms is None else now_ms + ttl_ms
+    expires_ms = message.expires_ms if ttl_ms is None else from_ms + ttl_ms
     least = target.properties.ttl_ms
     if least is not None:
-        expires_ms = min(expires_ms or now_ms + least, now_ms + least)
+        expires_ms = min(expires_ms or from_ms + least, from_ms + least)
     return min(expires_ms, LAST_MS)
 
 

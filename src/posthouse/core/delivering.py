@@ -1,6 +1,6 @@
 """Deliveries: the record that locks or takes messages, and what their receiver is given."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Protocol
 
@@ -8,6 +8,8 @@ from posthouse.core.commands import KEY_CHARS_MAX, Delivery
 from posthouse.core.message import LOCKED, Message, Note, message_id
 from posthouse.core.model import Queue, State
 from posthouse.core.records import Locked, Taken
+
+NO_FIRSTS: Mapping[int, int] = {}
 
 
 class Taker(Protocol):
@@ -44,8 +46,12 @@ def deliver(
     note_of: Callable[[int], Note | None] | None,
     first_lock: int,
     now_ms: int,
+    firsts: Mapping[int, int] = NO_FIRSTS,
 ) -> tuple[Locked | Taken, list[Delivery]]:
-    """Locks these messages, or takes them out where that was asked for."""
+    """Locks these messages, or takes them out where that was asked for.
+
+    `firsts`: when messages were first delivered, of those that have come back.
+    """
     receiver = to.receiver
     until_ms = 0
     tokens: Iterable[int] = repeat(0)
@@ -59,9 +65,14 @@ def deliver(
     counts = [message.count + 1 for message in messages]
     waited_ms = [now_ms - message.enqueued_ms for message in messages]
     notes = repeat(None) if note_of is None else map(note_of, sequences)
+    delivered_ms: Iterable[int] = repeat(now_ms)
+    if firsts:
+        delivered_ms = [firsts.get(sequence, now_ms) for sequence in sequences]
     deliveries = [
-        Delivery(receiver, token, until_ms, each, message, note)
-        for token, each, message, note in zip(tokens, counts, messages, notes, strict=False)
+        Delivery(receiver, token, until_ms, each, message, note, first_ms)
+        for token, each, message, note, first_ms in zip(
+            tokens, counts, messages, notes, delivered_ms, strict=False
+        )
     ]
     if counts.count(1) == len(counts):
         counts = []
@@ -90,6 +101,14 @@ def settled_ms_of(state: State, messages: list[Message], now_ms: int) -> list[in
         else None
         for message in messages
     ]
+
+
+def first_ms_of(state: State, queue: Queue, message: Message) -> int:
+    """When a message was first delivered; 0 where it never was, or that is not known."""
+    first_ms = queue.firsts.get(message.sequence, 0)
+    if not first_ms and message.state == LOCKED:
+        return state.locks[message.lock].since_ms
+    return first_ms
 
 
 def _short_id(message: Message) -> str:

@@ -147,6 +147,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
         "body_bytes": queue.body_bytes,
         "messages": [_message(message, bodies=bodies) for message in queue.messages.walk(0)],
         "lives": sorted(queue.lives.items()),
+        "firsts": sorted(queue.firsts.items()),
         "notes": [
             [at, msgspec.to_builtins(note, builtin_types=(bytes,), enc_hook=_ext)]
             for at, note in sorted(queue.notes.items())

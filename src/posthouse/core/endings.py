@@ -6,7 +6,7 @@ It goes back to its place, to the dead-letter queue, or out.
 from collections.abc import Iterable, Sequence
 
 from posthouse.core.commands import STEPS_MAX, Notice
-from posthouse.core.delivering import counts_of, settled_ms_of
+from posthouse.core.delivering import counts_of, first_ms_of, settled_ms_of
 from posthouse.core.message import DELAYED, LOCKED, NO_NOTE, NO_PROPERTIES, Message, Properties
 from posthouse.core.model import Group, Lock, Queue, State
 from posthouse.core.picking import is_expired
@@ -100,8 +100,12 @@ def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Retu
         note = overlay.note(message.sequence) or NO_NOTE
         overlay.notes[message.sequence] = note.amended(record.properties)
     lock = plan.state.locks.get(message.lock)  # none where the same plan has delivered it
-    if lock is not None and lock.deferred:
-        return
+    if lock is not None:
+        if lock.deferred:
+            return
+        if lock.since_ms and not record.uncounted and overlay.queue.waiting:
+            first_ms = overlay.queue.firsts.get(message.sequence, lock.since_ms)
+            overlay.firsts[message.sequence] = first_ms
     if not record.until_ms:
         overlay.ready.append(as_active(message, count=message.count - record.uncounted))
     elif message.group is not None:
@@ -165,6 +169,9 @@ def bury(
                 queue.name, old, overlay.note(old), queue.lives.get(old), record
             )
             dead.ready.append(as_active(message, sequence=sequence, expires_ms=0))
+            first_ms = first_ms_of(plan.state, queue, message)
+            if first_ms:
+                dead.firsts[sequence] = first_ms
 
 
 def let_go(state: State, now_ms: int) -> list[Record]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from posthouse.core.delivering import first_ms_of
 from posthouse.core.index import CHUNK, SHRINK_AT
 from posthouse.core.message import (
     ACTIVE,
@@ -198,6 +199,8 @@ def _turn_back(queue: Queue, record: ClockTurnedBack) -> None:
                 message.expires_ms -= moved_ms
         if message.state == DELAYED:
             message.lock = max(1, message.lock - step_ms)
+    for sequence, first_ms in queue.firsts.items():
+        queue.firsts[sequence] = before(first_ms, now_ms, step_ms)
     for sequence, note in list(queue.notes.items()):
         dead_ms = before(note.dead_ms, now_ms, step_ms)
         queue.notes[sequence] = msgspec.structs.replace(note, dead_ms=dead_ms)
@@ -692,6 +695,9 @@ def _completed(state: State, record: Completed, position: int) -> None:
         size += len(message.envelope)
         if native is not None:
             size += len(native)
+    if queue.firsts:
+        for sequence in record.sequences:
+            queue.firsts.pop(sequence, None)
     for until_ms, tokens in held.items():
         timers.remove_all(until_ms, tokens)
     queue.counts[LOCKED] -= len(record.sequences)
@@ -708,6 +714,7 @@ def _remove(state: State, queue: Queue, message: Message) -> None:
     if queue.notes:
         queue.notes.drop(message.sequence)
     queue.lives.pop(message.sequence, None)
+    queue.firsts.pop(message.sequence, None)
     group = queue.group(message)
     if group is not None:
         group.messages -= 1
@@ -910,6 +917,8 @@ def _returned(state: State, record: Returned, _: int) -> None:
         message = queue.messages[sequence]
         lock = _unlock(state, queue, message)
         message.count -= record.uncounted
+        if lock.since_ms and not record.uncounted:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
         if lock.deferred:
@@ -939,7 +948,9 @@ def _deferred(state: State, record: Deferred, _: int) -> None:
     queue = state.queues[record.queue]
     for sequence in record.sequences:
         message = queue.messages[sequence]
-        _unlock(state, queue, message)
+        lock = _unlock(state, queue, message)
+        if lock.since_ms:
+            queue.firsts.setdefault(sequence, lock.since_ms)
         message.state = DEFERRED
         _watch_expiry(state, queue, message)
         _amend(queue, message, record.properties)
@@ -965,8 +976,12 @@ def _dead_lettered(state: State, record: DeadLettered, _: int) -> None:
     assert queue.dead is not None
     for sequence, old in enumerate(record.sequences, record.first_sequence):
         note = epitaph(queue.name, old, queue.notes.get(old), queue.lives.get(old), record)
-        _move(state, queue, queue.messages[old], queue.dead, sequence)
+        message = queue.messages[old]
+        first_ms = first_ms_of(state, queue, message)
+        _move(state, queue, message, queue.dead, sequence)
         queue.dead.notes[sequence] = note
+        if first_ms:
+            queue.dead.firsts[sequence] = first_ms
 
 
 def _move(state: State, queue: Queue, message: Message, target: Queue, sequence: int) -> Message:
@@ -1039,6 +1054,10 @@ def _copy(state: State, source: Queue, time_ms: int, copies: Copies) -> None:
             sequence, old.position, old.envelope, old.native, body, old.priority, group, time_ms,
             expires_ms, 0, ACTIVE, 0,
         )  # fmt: skip
+        if copies.same:
+            message.enqueued_ms, message.count = old.enqueued_ms, old.count
+            if number in source.firsts:
+                target.firsts[sequence] = source.firsts[number]
         chunk = chunks.get(sequence // CHUNK)
         if chunk is None:
             chunk = chunks[sequence // CHUNK] = {}
@@ -1104,6 +1123,7 @@ def _leave(state: State, queue: Queue, sequences: list[int]) -> None:
         return
     queue.ready_lists[0].take(sequences)
     for sequence in sequences:
+        queue.firsts.pop(sequence, None)
         message = queue.messages.pop(sequence)
         _unwatch_expiry(state, queue, message)
         _weigh(queue, message, -1)
@@ -1256,6 +1276,8 @@ def _messages_restored(state: State, record: MessagesRestored, position: int) ->
             queue.lives[sequence] = new.ttl_ms
         if (note := record.notes[at]) is not None:
             queue.notes[sequence] = note
+        if record.firsts is not None and record.firsts[at]:
+            queue.firsts[sequence] = record.firsts[at]
         if grouped:
             _join_group(queue, message)
         key = message_key(queue, sequence)

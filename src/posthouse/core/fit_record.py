@@ -184,6 +184,7 @@ def _one_copy(copies: Copies, at: int) -> Copies:
         copies.queue, copies.first_sequence + at, copies.sequences[at : at + 1],
         None if copies.expires_ms is None else copies.expires_ms[at : at + 1],
         None if copies.notes is None else copies.notes[at : at + 1],
+        copies.same,
     )  # fmt: skip
 
 

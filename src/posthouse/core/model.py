@@ -91,6 +91,8 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     extras: dict[str, str] = {}  # what a dialect is to be told again; nobody else looks at it
     # A delivery that is named by its number can be settled after its lock has ended, too.
     late_settling: bool = False
+    # What forward_dead_to hands on keeps its delivery count and its times.
+    forward_dead_unchanged: bool = False
 
     @property
     def hold_ms(self) -> int:
@@ -169,6 +171,7 @@ class Queue(msgspec.Struct):
     state_bytes: int = 0  # of its sessions' states
     notes: Notes = msgspec.field(default_factory=Notes)
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
+    firsts: dict[int, int] = {}  # when a message was first delivered, where a delivery has ended
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)

@@ -52,6 +52,7 @@ class QueueOverlay:
         "added_bytes",
         "arrived",
         "counted",
+        "firsts",
         "keys",
         "locked",
         "next_sequence",
@@ -77,6 +78,7 @@ class QueueOverlay:
         self.released: set[str] = set()  # sessions whose lock ends
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
+        self.firsts: dict[int, int] = {}  # when those were first delivered that have come back
         # Where it counts: messages that come, less those that go; and the sizes of such copies.
         self.added = self.added_bytes = 0
         self.locked = 0  # messages that will be locked, less those that will not be any more
@@ -118,6 +120,10 @@ class QueueOverlay:
     def delayed(self, group: Group) -> bool:
         """Whether the group will still be held back by a delayed message."""
         return group.delayed > self.undelayed.get(group.key, 0)
+
+    def first_ms(self, sequence: int) -> int:
+        """When a message was first delivered; 0 where that is not known."""
+        return self.firsts.get(sequence, 0) or self.queue.firsts.get(sequence, 0)
 
     def note(self, sequence: int) -> Note | None:
         return self.notes.get(sequence) or self.queue.notes.get(sequence)
@@ -218,8 +224,9 @@ class Plan:
         """Hands these messages to a receiver that waits or has got credit."""
         overlay = self.overlay(queue)
         record, deliveries = deliver(
-            self.state, queue, to, messages, overlay.note, self.next_lock, self.now_ms
-        )
+            self.state, queue, to, messages, overlay.note, self.next_lock, self.now_ms,
+            queue.firsts | overlay.firsts if overlay.firsts else queue.firsts,
+        )  # fmt: skip
         if not to.delete:
             overlay.locked += len(messages)
         self.records.append(record)

@@ -74,7 +74,7 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
             messages = messages[: _fit(messages)]
         note_of = queue.notes.get if queue.notes else None
         record, deliveries = deliver(
-            state, queue, command, messages, note_of, state.next_lock, now_ms
+            state, queue, command, messages, note_of, state.next_lock, now_ms, queue.firsts
         )
         if isinstance(record, Locked) and record.until_ms == now_ms and group is None:
             plan = Plan(state, now_ms)
@@ -119,7 +119,7 @@ def receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Out
     if _fit(messages) < len(messages):
         raise NotAllowed(queue.name, "these are too large for one answer, ask for fewer")
     record, deliveries = deliver(
-        state, queue, command, messages, queue.notes.get, state.next_lock, now_ms
+        state, queue, command, messages, queue.notes.get, state.next_lock, now_ms, queue.firsts
     )
     return Outcome([record], Received(deliveries))
 

@@ -324,6 +324,7 @@ class Copies(msgspec.Struct, array_like=True, frozen=True):
     sequences: list[int]  # where they come from
     expires_ms: list[int] | None = None  # None: never
     notes: list[Note | None] | None = None  # what is different about them
+    same: bool = False  # they are the same messages: they keep their delivery counts and times
 
 
 class Routed(_Kept, frozen=True, tag=34):
@@ -467,6 +468,8 @@ class MessagesRestored(_Kept, frozen=True, tag=46):
     # of the last subscription that has had its copy; 0 for the others.
     marks: list[int]
     notes: list[Note | None]
+    # When each was first delivered; 0 where that is not known. None: that of none is known.
+    firsts: list[int] | None = None
 
 
 class Relocked(_Kept, frozen=True, tag=47):
@@ -721,4 +724,5 @@ def first_copies(copies: Copies, count: int) -> Copies:
         copies.queue, copies.first_sequence, copies.sequences[:count],
         None if copies.expires_ms is None else copies.expires_ms[:count],
         None if copies.notes is None else copies.notes[:count],
+        copies.same,
     )  # fmt: skip

@@ -42,7 +42,7 @@ def hand_on(plan: Plan, overlay: QueueOverlay) -> list[Message]:
     queue = overlay.queue
     if queue.properties.delivery not in ("competing", "topic") and not has_takers(plan, queue):
         return messages  # it keeps what comes while nobody is there
-    handed = Relay(plan, overlay)
+    handed = Relay(plan, overlay, same=_keeps_counts(plan, queue))
     leaving: list[Message] = []
     staying: list[Message] = []
     restricted = plan.state.fanout != "open"
@@ -90,6 +90,13 @@ def _has_place(plan: Plan, overlay: QueueOverlay, message: Message) -> bool:
         target = state.queues.get(queue.properties.forward_to or "")
         targets = [] if target is None else [target]
     return all(filled(plan, each) < FANOUT_LIMITED_MAX for each in targets)
+
+
+def _keeps_counts(plan: Plan, queue: Queue) -> bool:
+    """Whether what a queue hands on are dead letters that are to stay as they are."""
+    if queue.origin is None:
+        return False
+    return plan.state.queues[queue.origin].properties.forward_dead_unchanged
 
 
 def _is_receivers_own(plan: Plan, queue: Queue) -> bool:

@@ -11,7 +11,7 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     1 Contents   one queue or dead-letter queue; what follows belongs to it
     2 Groups     sessions and groups, in their order
     3 Messages   by rising sequence number, as arrays; a body is its length, a lock 0
-    4 Extras     notes, times to live and duplicate-detection keys
+    4 Extras     notes, times to live, first deliveries and duplicate-detection keys
     5 Locks      of the whole namespace, behind its queues
     6 Beside     accounts and readers of the feed, which are of no namespace
     7 Schedules  of the whole namespace, behind its queues
@@ -109,6 +109,7 @@ class Extras(_Part, frozen=True, tag=4):
     notes: list[tuple[int, Note]] = []
     lives: list[tuple[int, int]] = []
     seen: list[tuple[str, int, int]] = []  # key, until when, sequence; 0: it was sent again since
+    firsts: list[tuple[int, int]] = []
 
 
 class LockPart(msgspec.Struct, array_like=True, frozen=True):
@@ -196,6 +197,8 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
         yield Extras(notes=notes)
     for lives in _batches(sorted(queue.lives.items())):
         yield Extras(lives=lives)
+    for firsts in _batches(sorted(queue.firsts.items())):
+        yield Extras(firsts=firsts)
     seen = (
         (key, until_ms, sequence if last_ms == until_ms else 0)
         for key, until_ms in queue.seen_order
@@ -323,6 +326,7 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
         for sequence, note in part.notes:
             queue.notes[sequence] = note
         queue.lives.update(part.lives)
+        queue.firsts.update(part.firsts)
         for key, until_ms, sequence in part.seen:
             if not queue.seen_order:
                 state.forget_timers.add(until_ms, queue.number)

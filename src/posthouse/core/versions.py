@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from posthouse.core.model import QueueProperties
-from posthouse.core.records import Completed, Relocked
+from posthouse.core.records import Completed, Copies, MessagesRestored, Relocked
 
 VERSION = 2  # the newest that this release reads and writes
 
@@ -24,8 +24,10 @@ KINDS: dict[type, int] = {Relocked: 2}
 # The fields that came after version 1, of records and of what they hold, each with its version. A
 # field that has its default says what its absence did, so it needs nothing.
 FIELDS: dict[type, dict[str, int]] = {
-    QueueProperties: {"late_settling": 2},
+    QueueProperties: {"late_settling": 2, "forward_dead_unchanged": 2},
+    Copies: {"same": 2},
     Completed: {"late": 2},
+    MessagesRestored: {"firsts": 2},
 }
 
 
