@@ -443,6 +443,7 @@ def changed(properties: QueueProperties, given: Mapping[str, str]) -> QueuePrope
         policy = redrive_of(given["RedrivePolicy"]) if given["RedrivePolicy"] else None
         changes["forward_dead_to"] = None if policy is None else policy.target
         changes["max_delivery"] = NEVER if policy is None else policy.receives
+        changes["forward_dead_unchanged"] = policy is not None
     if given.get("KmsMasterKeyId"):
         extras[_EXTRA + "SqsManagedSseEnabled"] = "false"
     elif given.get("SqsManagedSseEnabled") == "true":

@@ -332,11 +332,8 @@ class Wanted:
 class Found:
     """A delivery, of which everything is read once, and what is not asked for not at all."""
 
-    def __init__(
-        self, delivery: Delivery, queue: str, first_ms: int, arn_of: Callable[[str], str]
-    ) -> None:
+    def __init__(self, delivery: Delivery, queue: str, arn_of: Callable[[str], str]) -> None:
         self.delivery = delivery
-        self.first_ms = first_ms  # when it was delivered first
         self.stored: Stored = delivery.message
         self.note: Note | None = delivery.note
         self.native = native_of(self.stored.native)
@@ -480,7 +477,7 @@ def _count(found: Found) -> str | None:
 
 
 def _first(found: Found) -> str | None:
-    return str(found.first_ms)
+    return str(found.delivery.first_delivered_ms)
 
 
 def _trace(found: Found) -> str | None:

@@ -88,12 +88,11 @@ async def receive(call: Call, form: ReceiveMessage) -> ReceiveMessageResult:
         call.undelivered = Undelivered(queue.name, tokens)
     if asked.attempt is not None and deliveries:
         told = Told(now_ms, tuple(
-            (Attempt(each.message.sequence, each.count), _first_ms(each, now_ms))
+            (Attempt(each.message.sequence, each.count), each.first_delivered_ms)
             for each in deliveries
         ))  # fmt: skip
         call.service.attempts.put(call.namespace, queue.number, asked.attempt, told)
-    firsts = [_first_ms(each, now_ms) for each in deliveries]
-    return ReceiveMessageResult(_told(call, queue, asked, deliveries, firsts, now_ms))
+    return ReceiveMessageResult(_told(call, queue, asked, deliveries, now_ms))
 
 
 def _told(
@@ -101,21 +100,15 @@ def _told(
     queue: Entity,
     asked: Asked,
     deliveries: Sequence[Delivery],
-    firsts: Sequence[int],
     received_ms: int,
 ) -> list[Message]:
     place, handles, namespace = call.place, call.service.handles, call.namespace
     told = []
-    for each, first in zip(deliveries, firsts, strict=True):
+    for each in deliveries:
         handle = Handle(queue.number, each.message.sequence, each.count, received_ms)
-        found = Found(each, queue.name, first, place.arn)
+        found = Found(each, queue.name, place.arn)
         told.append(received(found, handles.make(namespace, handle), asked.wanted))
     return told
-
-
-def _first_ms(delivery: Delivery, now_ms: int) -> int:
-    """When a message was delivered first."""
-    return now_ms
 
 
 async def _receive(call: Call, queue: Entity, asked: Asked) -> Sequence[Delivery]:
@@ -154,12 +147,13 @@ async def _again(call: Call, queue: Entity, asked: Asked) -> ReceiveMessageResul
     if not lock_ms or not await renew_all(call, queue.name, attempts, lock_ms):
         return None
     deliveries = []
-    for attempt in attempts:
+    for attempt, first_ms in told.deliveries:
         peeked = await call.ask(Peek(queue.name, attempt.sequence, 1))
         assert isinstance(peeked, Peeked)
         seen = next(iter(peeked.messages), None)
         if seen is None or seen.message.sequence != attempt.sequence:
             return None  # it was deleted meanwhile
-        deliveries.append(Delivery(0, 0, 0, attempt.count, seen.message, seen.note))
-    firsts = [first for _, first in told.deliveries]
-    return ReceiveMessageResult(_told(call, queue, asked, deliveries, firsts, told.received_ms))
+        deliveries.append(
+            Delivery(0, 0, 0, attempt.count, seen.message, seen.note, first_delivered_ms=first_ms)
+        )
+    return ReceiveMessageResult(_told(call, queue, asked, deliveries, told.received_ms))
