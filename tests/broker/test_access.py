@@ -21,6 +21,7 @@ from posthouse.core.commands import (
     GetQueue,
     Granted,
     ListQueues,
+    Look,
     Receive,
     Received,
     Resubmit,
@@ -83,6 +84,16 @@ def test_a_right_is_on_the_entities_that_fit() -> None:
     assert not may(ann, "other", Send("orders", []))
     assert not may(ann, "shop", CreateQueue("orders"))
     assert not may(ann, "shop", GetQueue("trips"))
+
+
+def test_whoever_may_do_anything_with_a_queue_may_look_at_it() -> None:
+    for right in ("manage", "send", "listen"):
+        ann = an_account(("shop", "orders", right))
+        assert may(ann, "shop", Look("orders"))
+        assert may(ann, "shop", Look("orders/$dead"))
+        assert not may(ann, "shop", Look("trips"))
+        assert not may(ann, "other", Look("orders"))
+        assert may(ann, "shop", GetQueue("orders")) == (right == "manage")
 
 
 def test_what_names_no_queue_needs_the_right_on_all_of_them() -> None:

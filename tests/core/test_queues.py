@@ -8,6 +8,7 @@ import pytest
 from posthouse.core.commands import (
     NAME_CHARS_MAX,
     PAGE_MAX,
+    QUEUE_EXTRAS_BYTES_MAX,
     Abandon,
     Attach,
     Command,
@@ -527,5 +528,9 @@ def test_what_a_dialect_keeps_with_a_queue_is_told_again() -> None:
     world = World()
     world.queue(extras={"express": "true"})
     assert world.state.queues["orders"].properties.extras == {"express": "true"}
-    with pytest.raises(InvalidArgument, match="4096 characters in all"):
-        world.queue("other", extras={"long": "x" * 4_096})
+    most = {"long": "x" * (QUEUE_EXTRAS_BYTES_MAX - 6), "ü": ""}
+    world.queue("much", extras=most)
+    with pytest.raises(InvalidArgument, match="65536 bytes in all"):
+        world.queue("other", extras=most | {"o": ""})
+    with pytest.raises(InvalidArgument, match="extras"):
+        world.queue("other", extras={"x": "y" * (QUEUE_EXTRAS_BYTES_MAX + 1)})

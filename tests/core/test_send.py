@@ -141,7 +141,7 @@ def test_a_duplicate_is_accepted_silently_and_dropped() -> None:
     queue = world.queue(duplicate_detection=True)
     world.send(queue, a_message("a", id="1"))
     answer = world.do(Send(queue, [a_message("b", id="2"), a_message("again", id="1")])).answer
-    assert answer == Enqueued([2, 1], duplicates=1)
+    assert answer == Enqueued([2, 1], duplicates=1, first_ids={1: "1"})
     assert bodies(world.receive(queue, 5)) == ["a", "b"]
 
 
@@ -167,7 +167,7 @@ def test_duplicates_inside_one_batch_are_found() -> None:
     world = World()
     queue = world.queue(duplicate_detection=True)
     answer = world.do(Send(queue, [a_message(id="1"), a_message(id="1")])).answer
-    assert answer == Enqueued([1, 1], duplicates=1)
+    assert answer == Enqueued([1, 1], duplicates=1, first_ids={1: "1"})
 
 
 def test_an_explicit_key_goes_before_the_id() -> None:
@@ -175,7 +175,7 @@ def test_an_explicit_key_goes_before_the_id() -> None:
     queue = world.queue(duplicate_detection=True)
     messages = [a_message(id="1"), a_message(id="1"), a_message(id="2")]
     answer = world.do(Send(queue, messages, keys=["x", "y", "x"])).answer
-    assert answer == Enqueued([1, 2, 1], duplicates=1)
+    assert answer == Enqueued([1, 2, 1], duplicates=1, first_ids={2: "1"})
     assert world.do(Send(queue, messages[:1], keys=[None])).answer == Enqueued([3])
 
 

@@ -151,7 +151,7 @@ def test_duplicates_are_found_before_rules_are_asked() -> None:
     queue = world.subscribe(topic, "a")
     world.send(topic, a_message("first", id="m"))
     answer = world.do(Send(topic, [a_message("again", id="m")])).answer
-    assert answer == Enqueued([1], 1)
+    assert answer == Enqueued([1], 1, first_ids={0: "m"})
     with pytest.raises(Duplicate):
         world.do(Send(topic, [a_message("again", id="m")], refuse_duplicates=True))
     assert held(world, queue) == ["first"]

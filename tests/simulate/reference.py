@@ -79,7 +79,7 @@ class Q:
     messages: list[Msg] = field(default_factory=list)
     next: int = 1
     sessions: dict[str, Session] = field(default_factory=dict)
-    seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seen: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # until, number, id
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
     temporary: bool = False  # the subscription of one who is attached to a fan-out queue
     follows: bool = False  # what was there before it began to forward has to go too
@@ -186,6 +186,7 @@ class Reference:
         self.admitted: list[tuple[int, object]] = []  # sender, sequences
         self.answered: list[Given] = []  # to the caller
         self.answer: object = None
+        self.first_ids: dict[int, str] = {}  # of what the duplicates in a send repeat
         self.results: list[str] = []  # of the locks that a settlement named
         self._late: list[tuple[Q, Msg]] = []  # what it settles though it is not locked
         self._stamp = 0
@@ -1060,6 +1061,8 @@ class Reference:
     def _purge(self, command: c.Purge) -> None:
         queue = self._queue(command.queue)
         states = {STATES[number] for number in command.states}
+        if command.keys:
+            queue.seen = {}
         for message in list(queue.messages):
             old = message.enqueued < command.before_ms
             if message.state in states and message.sequence >= command.first and old:
@@ -1178,22 +1181,24 @@ class Reference:
 
     def _take(self, queue: Q, command: c.Send) -> None:
         messages: list[Msg] = []
-        keys: dict[str, int] = {}
+        keys: dict[str, tuple[int, str]] = {}
         answer = []
+        self.first_ids = {}
         sequence = queue.next
         for at, new in enumerate(command.messages):
             envelope = decode_envelope(new.envelope)
             key = command.keys[at] if command.keys else None
             key = key if key is not None else envelope.id
             if queue.props.duplicate_detection and key:
-                until, before = queue.seen.get(key, (0, 0))
-                before = keys.get(key, before if until > self.now else 0)
+                until, before, first = queue.seen.get(key, (0, 0, ""))
+                before, first = keys.get(key, (before if until > self.now else 0, first))
                 if before:
                     if command.refuse_duplicates:
                         raise errors.Duplicate(queue.name, key, before)
+                    self.first_ids[at] = first
                     answer.append(before)
                     continue
-                keys[key] = sequence
+                keys[key] = (sequence, envelope.id)
             due = new.due_ms if new.due_ms > self.now else 0
             ttl = self._life(queue, new.ttl_ms)
             expires = None if ttl is None else (due or self.now) + ttl
@@ -1210,11 +1215,11 @@ class Reference:
         if queue.props.overflow == "drop-newest" and late:
             gone = late[0].sequence  # this one and all behind it
             answer = [number if number < gone else 0 for number in answer]
-            keys = {key: number for key, number in keys.items() if number < gone}
+            keys = {key: known for key, known in keys.items() if known[0] < gone}
         for message in messages:
             message.stamp = message.expiry_stamp = self._tick_stamp()
-        for key, number in keys.items():
-            queue.seen[key] = (self.now + queue.props.duplicate_window_ms, number)
+        for key, known in keys.items():
+            queue.seen[key] = (self.now + queue.props.duplicate_window_ms, *known)
         if messages:
             queue.used = self.now
         queue.messages += messages

@@ -226,6 +226,7 @@ class Simulator:
         del self._old_tokens[:-40]
         if isinstance(answer, c.Enqueued):
             self._same(command, "sequences", list(answer.sequences), reference.answer)
+            self._same(command, "first ids", answer.first_ids, reference.first_ids)
         if isinstance(command, c.Send) and isinstance(answer, c.Waiting):
             self._same(command, "wait", "waiting", reference.answer)
         if isinstance(answer, c.Settled):
@@ -799,7 +800,7 @@ class Simulator:
             c.Resume(name, sending=True, receiving=True),
             c.UpdateQueue(name, self._changed(name, **changes)),
             c.Purge(name, frozenset({random.randrange(5)})),
-            c.Purge(name, frozenset(range(5)), before_ms=self.now_ms - 3_000),
+            c.Purge(name, frozenset(range(5)), before_ms=self.now_ms - 3_000, keys=keep_reason),
             c.Resubmit(grave),
             c.Resubmit(name, [number, number + 1][: random.choice([1, 1, 2])]),
             c.Resubmit(grave, target=target, keep_reason=keep_reason),

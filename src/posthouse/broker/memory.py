@@ -34,6 +34,7 @@ KEY_BYTES = 500
 RECEIVER_BYTES = 700
 LOCK_BYTES = 300
 LIFE_BYTES = 100  # the time to live that a sender gave
+ID_BYTES = 180  # the id of a message that was sent under another duplicate-detection key
 FIRST_BYTES = 140  # when a message that has come back was first delivered
 SCHEDULE_BYTES = 1_500  # beside its message
 NAMESPACE_BYTES = 10_000
@@ -174,7 +175,7 @@ class Memory:
             self._fixed += sum(queue.counts) * MESSAGE_BYTES + len(queue.groups) * GROUP_BYTES
             self._fixed += len(queue.notes) * NOTE_BYTES + queue.notes.size_bytes
             self._fixed += len(queue.seen_order) * KEY_BYTES + len(queue.lives) * LIFE_BYTES
-            self._fixed += len(queue.firsts) * FIRST_BYTES
+            self._fixed += len(queue.firsts) * FIRST_BYTES + len(queue.seen_ids) * ID_BYTES
             self._fixed += queue.rule_bytes + queue.counts[LOCKED] * LOCK_BYTES
             properties = queue.properties
             if properties.metadata or properties.extras:

@@ -158,7 +158,11 @@ class _Writing:
         done, whole = 0, _count(state)
         for queue in state.queues.values():
             for restored in _restored(queue):
-                self.add(name, restored, PART_BYTES if restored.groups or restored.keys else 1_000)
+                self.add(
+                    name,
+                    restored,
+                    PART_BYTES if restored.groups or restored.keys or restored.ids else 1_000,
+                )
                 await self._write_some()
             marks = self._marks(name, queue)
             for messages in _parts(queue.messages.walk(0), size_bytes):
@@ -239,6 +243,8 @@ def _restored(queue: Queue) -> Iterator[QueueRestored]:
     )
     for each in _parts(keys, lambda key: len(key[0])):
         yield msgspec.structs.replace(bare, keys=each)
+    for ids in _parts(queue.seen_ids.items(), lambda pair: len(pair[0]) + len(pair[1])):
+        yield msgspec.structs.replace(bare, ids=ids)
 
 
 def _messages(

@@ -9,6 +9,7 @@ from posthouse.core.commands import (
     NAME_CHARS_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTY_CHARS_MAX,
+    QUEUE_EXTRAS_BYTES_MAX,
     RULE_CHARS_MAX,
     TEXT_CHARS_MAX,
     TIME_MS_MAX,
@@ -108,11 +109,13 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
         if value is not None:
             check_count(name, value, name != "lock_ms", most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
-    if sum(len(name) + len(text) for name, text in properties.extras.items()) > TEXT_CHARS_MAX:
-        raise InvalidArgument("extras", f"must be at most {TEXT_CHARS_MAX} characters in all")
+    size = 0
     for name, text in properties.extras.items():
-        check_text("extras", name, TEXT_CHARS_MAX)
-        check_text("extras", text, TEXT_CHARS_MAX)
+        check_text("extras", name, QUEUE_EXTRAS_BYTES_MAX)
+        check_text("extras", text, QUEUE_EXTRAS_BYTES_MAX)
+        size += len(name.encode()) + len(text.encode())
+    if size > QUEUE_EXTRAS_BYTES_MAX:
+        raise InvalidArgument("extras", f"must be at most {QUEUE_EXTRAS_BYTES_MAX} bytes in all")
     for name in ("forward_to", "forward_dead_to"):
         if getattr(properties, name) is not None:
             check_name(name, getattr(properties, name))

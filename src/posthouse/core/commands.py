@@ -38,6 +38,7 @@ NAME_CHARS_MAX = 260
 GROUP_CHARS_MAX = 128
 KEY_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # a dead-letter reason, a description, a queue's metadata
+QUEUE_EXTRAS_BYTES_MAX = 64 << 10  # what dialects keep with a queue, names and texts in UTF-8
 PROPERTY_CHARS_MAX = 260  # the name of a property
 PROPERTIES_BYTES_MAX = 65_536  # all that was changed of one message
 SESSION_STATE_BYTES_MAX = 1 << 20
@@ -184,6 +185,13 @@ class GetQueue(_Command, frozen=True):
     queue: str
 
 
+class Look(_Command, frozen=True):
+    """As `GetQueue`, for whoever has any right on the queue, where a protocol has it so."""
+
+    right = "any"
+    queue: str
+
+
 class ListQueues(_Command, frozen=True):
     """The answer is a page of `QueueInfo`, by name; go on after the last name of a page."""
 
@@ -257,7 +265,8 @@ class Purge(_Command, frozen=True):
     """Remove messages in these states, enqueued before a moment, looking at `limit` from `first`.
 
     The answer is a `Progress`; go on from its `next` until that is None. With `sequences` it looks
-    at those alone; what is not there any more is not missed.
+    at those alone; what is not there any more is not missed. With `keys` the keys of duplicate
+    detection go too, as many at a time; `done` does not count them.
     """
 
     right = "manage"
@@ -267,6 +276,7 @@ class Purge(_Command, frozen=True):
     before_ms: int = TIME_MS_MAX
     limit: int = STEPS_MAX
     sequences: Sequence[int] | None = None
+    keys: bool = False
 
 
 class Resubmit(_Command, frozen=True):
@@ -607,6 +617,7 @@ Command: TypeAlias = (
     | UpdateQueue
     | DeleteQueue
     | GetQueue
+    | Look
     | ListQueues
     | CreateSubscription
     | ListSubscriptions
@@ -688,6 +699,8 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     duplicates: int = 0
     dropped: int = 0  # for which there was no room; their sequence number is 0
     buried: int = 0  # for which there was none either, and which are dead letters now
+    # The ids of the messages that duplicates repeat, by the index of the duplicate.
+    first_ids: dict[int, str] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):

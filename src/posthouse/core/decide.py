@@ -44,6 +44,7 @@ from posthouse.core.commands import (
     ListSchedules,
     ListSessions,
     ListSubscriptions,
+    Look,
     Move,
     Pause,
     PauseSchedule,
@@ -97,6 +98,7 @@ _DECIDE: dict[type[Command], Callable[[State, Any, int], Outcome]] = {
     Resume: entities.pause,
     DeleteQueue: entities.delete_queue,
     GetQueue: entities.get_queue,
+    Look: entities.get_queue,
     ListQueues: entities.list_queues,
     # Subscriptions and their rules.
     CreateSubscription: subscriptions.create_subscription,

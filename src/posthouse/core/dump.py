@@ -161,6 +161,7 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
             for key, until_ms in queue.seen_order
             if queue.seen.get(key, (0, 0))[0] == until_ms
         ],
+        "seen_ids": sorted(queue.seen_ids.items()),
     }
 
 

@@ -16,6 +16,7 @@ from posthouse.core.commands import (
     DeleteQueue,
     GetQueue,
     ListQueues,
+    Look,
     Notice,
     Pause,
     QueueInfo,
@@ -115,7 +116,7 @@ def delete_queue(state: State, command: DeleteQueue, now_ms: int) -> Outcome:
     return Outcome([QueueDeleted(queue.name, now_ms)], None, notices)
 
 
-def get_queue(state: State, command: GetQueue, _: int) -> Outcome:
+def get_queue(state: State, command: GetQueue | Look, _: int) -> Outcome:
     return Outcome([], info(queue_of(state, command.queue)))
 
 

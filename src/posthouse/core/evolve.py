@@ -25,6 +25,7 @@ from posthouse.core.message import (
     Message,
     NewMessage,
     Properties,
+    bare_id,
     group_of,
     size_bytes,
 )
@@ -588,6 +589,11 @@ def _remember(state: State, queue: Queue, record: Sent) -> None:
             state.forget_timers.add(record.keys_until_ms, queue.number)
         queue.seen[key] = (record.keys_until_ms, sequence)
         queue.seen_order.append((key, record.keys_until_ms))
+        id = bare_id(record.messages[sequence - record.first_sequence].envelope)
+        if id != key:
+            queue.seen_ids[key] = id
+        elif queue.seen_ids:
+            queue.seen_ids.pop(key, None)  # it was another's before
 
 
 def _forgotten(state: State, record: Forgotten, _: int) -> None:
@@ -598,6 +604,7 @@ def _forgotten(state: State, record: Forgotten, _: int) -> None:
         key, until_ms = order.popleft()
         if seen[key][0] == until_ms:  # else it was sent again since
             del seen[key]
+            queue.seen_ids.pop(key, None)
     if order:
         state.forget_timers.add(order[0][1], queue.number)
     _crowd(state, queue)
@@ -1258,6 +1265,7 @@ def _queue_restored(state: State, record: QueueRestored, position: int) -> None:
         queue.seen_order.append((key, until_ms))
         if sequence:
             queue.seen[key] = (until_ms, sequence)
+    queue.seen_ids.update(record.ids)
 
 
 def _messages_restored(state: State, record: MessagesRestored, position: int) -> None:

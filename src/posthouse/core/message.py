@@ -72,6 +72,21 @@ def decode_envelope(data: bytes) -> Envelope:
     return _envelope_decoder.decode(data)
 
 
+class _OnlyId(msgspec.Struct, frozen=True, gc=False):
+    id: str = ""
+
+
+_id_decoder = msgspec.msgpack.Decoder(_OnlyId)
+
+
+def bare_id(envelope: bytes) -> str:
+    """The id in an encoded envelope, as `message_id`; what else is in it is not looked at."""
+    try:
+        return _id_decoder.decode(envelope).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 def message_id(envelope: bytes) -> str:
     """The id in an encoded envelope; empty where there is none, or no envelope."""
     try:

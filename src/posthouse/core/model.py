@@ -175,6 +175,7 @@ class Queue(msgspec.Struct):
     groups: dict[str, Group] = {}
     heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
+    seen_ids: dict[str, str] = {}  # by key: the message's id, where that is not the key
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
     dead: "Queue | None" = None
     transfer: "Queue | None" = None  # what it could not forward, where it forwards

@@ -53,6 +53,7 @@ class QueueOverlay:
         "arrived",
         "counted",
         "firsts",
+        "key_ids",
         "keys",
         "locked",
         "next_sequence",
@@ -85,6 +86,7 @@ class QueueOverlay:
         self.arrived: dict[int, int] = {}
         self.oldest = 0  # what is before that and could give way to new messages does so
         self.keys: dict[str, int] = {}  # of duplicate detection, with their sequences
+        self.key_ids: dict[str, str] = {}  # and with the ids of their messages
 
     def remove(self, messages: Sequence[Message]) -> None:
         """Notes that these messages will be gone, and the room they took up free."""

@@ -237,7 +237,7 @@ class Purged(_Kept, frozen=True, tag=22):
 
 
 class Forgotten(_Kept, frozen=True, tag=23):
-    """The oldest duplicate-detection keys have left the window."""
+    """The oldest duplicate-detection keys have left the window, or were removed by hand."""
 
     queue: str
     time_ms: int
@@ -450,6 +450,7 @@ class QueueRestored(_Kept, frozen=True, tag=45):
     groups: list[tuple[str, bytes | None, int]] = []  # in order: key, state, when that was set
     # Duplicate-detection keys: until when, of which message; 0: it was sent again since.
     keys: list[tuple[str, int, int]] = []
+    ids: list[tuple[str, str]] = []  # by key: the id of its message, where that is not the key
 
 
 class MessagesRestored(_Kept, frozen=True, tag=46):

@@ -29,7 +29,15 @@ from posthouse.core.errors import (
     Refused,
 )
 from posthouse.core.lookup import own_queue
-from posthouse.core.message import ACTIVE, SCHEDULED, Message, NewMessage, message_id, size_bytes
+from posthouse.core.message import (
+    ACTIVE,
+    SCHEDULED,
+    Message,
+    NewMessage,
+    bare_id,
+    message_id,
+    size_bytes,
+)
 from posthouse.core.model import PRIORITIES, Blocked, Queue, Receiver, State
 from posthouse.core.picking import can_receive, can_send, is_expired
 from posthouse.core.plan import Outcome, Plan, QueueOverlay
@@ -166,7 +174,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     late_are_dropped = taken < len(messages) and queue.properties.overflow == "drop-newest"
     if late_are_dropped:
         sequences = [each if each < first + taken else 0 for each in answer.sequences]
-        answer = Enqueued(sequences, answer.duplicates, len(messages) - taken)
+        answer = msgspec.structs.replace(answer, sequences=sequences, dropped=len(messages) - taken)
         if keys is not None:  # what was not taken may be sent again
             keys = keys[:taken] + [None] * (len(messages) - taken)
     overlay.numbers(len(messages))
@@ -242,6 +250,8 @@ def _unseen(
     kept: list[NewMessage] = []
     sequences: list[int] = []
     fresh: dict[str, int] = {}
+    fresh_ids: dict[str, str] = {}
+    first_ids: dict[int, str] = {}
     for key, message in zip(given, messages, strict=True):
         name = key if key is not None else message_id(message.envelope)
         if name:
@@ -252,14 +262,22 @@ def _unseen(
             if before:
                 if command.refuse_duplicates:
                     raise Duplicate(queue.name, name, before)
+                for ids in (fresh_ids, overlay.key_ids, queue.seen_ids):
+                    if name in ids:
+                        first_ids[len(sequences)] = ids[name]
+                        break
+                else:
+                    first_ids[len(sequences)] = name
                 sequences.append(before)
                 continue
             fresh[name] = sequence
+            fresh_ids[name] = name if key is None else bare_id(message.envelope)
         sequences.append(sequence)
         keys.append(name or None)
         kept.append(message)
         sequence += 1
-    return kept, keys, Enqueued(sequences, len(messages) - len(kept))
+    overlay.key_ids |= fresh_ids
+    return kept, keys, Enqueued(sequences, len(messages) - len(kept), first_ids=first_ids)
 
 
 def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome:

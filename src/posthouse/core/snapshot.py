@@ -110,6 +110,7 @@ class Extras(_Part, frozen=True, tag=4):
     lives: list[tuple[int, int]] = []
     seen: list[tuple[str, int, int]] = []  # key, until when, sequence; 0: it was sent again since
     firsts: list[tuple[int, int]] = []
+    seen_ids: list[tuple[str, str]] = []
 
 
 class LockPart(msgspec.Struct, array_like=True, frozen=True):
@@ -206,6 +207,8 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
     )
     for some in _batches(seen):
         yield Extras(seen=some)
+    for ids in _batches(sorted(queue.seen_ids.items())):
+        yield Extras(seen_ids=ids)
 
 
 def _as_kept(message: Message) -> Message:
@@ -327,6 +330,7 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
             queue.notes[sequence] = note
         queue.lives.update(part.lives)
         queue.firsts.update(part.firsts)
+        queue.seen_ids.update(part.seen_ids)
         for key, until_ms, sequence in part.seen:
             if not queue.seen_order:
                 state.forget_timers.add(until_ms, queue.number)

@@ -40,7 +40,7 @@ from posthouse.core.message import (
 from posthouse.core.model import Queue, State, sent_life_ms
 from posthouse.core.picking import can_send
 from posthouse.core.plan import Outcome, Plan, as_active, sequences_of
-from posthouse.core.records import Cancelled, Moved, Purged, Record, Resubmitted
+from posthouse.core.records import Cancelled, Forgotten, Moved, Purged, Record, Resubmitted
 from posthouse.core.room import check_room, used
 from posthouse.core.sending import check_fit, expiry_ms, misfit
 
@@ -89,9 +89,15 @@ def purge(state: State, command: Purge, now_ms: int) -> Outcome:
         overlay = plan.overlay(queue)
         overlay.removed.update(sequences_of(chosen))
         leave_groups(overlay, chosen)
-    if command.sequences is not None:
-        return dispatch(plan, Progress(len(chosen), None))
-    return dispatch(plan, _progress(len(chosen), looked, command.limit))
+    progress = Progress(len(chosen), None)
+    if command.sequences is None:
+        progress = _progress(len(chosen), looked, command.limit)
+    if command.keys and queue.seen_order:
+        count = min(command.limit, len(queue.seen_order))
+        plan.records.append(Forgotten(queue.name, now_ms, count))
+        if progress.next is None and count < len(queue.seen_order):
+            progress = Progress(progress.done, queue.next_sequence)
+    return dispatch(plan, progress)
 
 
 def resubmit(state: State, command: Resubmit, now_ms: int) -> Outcome:

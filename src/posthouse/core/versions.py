@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from posthouse.core.model import QueueProperties
-from posthouse.core.records import Completed, Copies, MessagesRestored, Relocked
+from posthouse.core.records import Completed, Copies, MessagesRestored, QueueRestored, Relocked
 
 VERSION = 2  # the newest that this release reads and writes
 
@@ -27,6 +27,7 @@ FIELDS: dict[type, dict[str, int]] = {
     QueueProperties: {"late_settling": 2, "forward_dead_unchanged": 2},
     Copies: {"same": 2},
     Completed: {"late": 2},
+    QueueRestored: {"ids": 2},
     MessagesRestored: {"firsts": 2},
 }
 
