@@ -1,5 +1,6 @@
 """FIFO queues: order and exclusion by groups, duplicates, sequence numbers, attempts."""
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -129,8 +130,6 @@ def test_the_content_is_the_id_where_none_is_given(aws: Aws) -> None:
     queue = fifo(aws)
     send(aws, queue, "g-a")
     [found] = aws.receive(queue)
-    from hashlib import sha256
-
     content = sha256(b"g-a").hexdigest()
     assert found["Attributes"]["MessageDeduplicationId"] == content
     aws.send(queue, "other", MessageGroupId="g", MessageDeduplicationId=content)
@@ -179,20 +178,34 @@ def test_a_number_rises_and_is_told_to_sender_and_receiver_alike(aws: Aws) -> No
     ("given", "code", "text"),
     [
         ({}, "MissingParameter", "The request must contain the parameter MessageGroupId."),
-        ({"MessageGroupId": "g"}, "InvalidParameterValue", "The queue should either have"
-         " ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"),
+        (
+            {"MessageGroupId": "g"},
+            "InvalidParameterValue",
+            "The queue should either have"
+            " ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly",
+        ),
         ({"MessageGroupId": ""}, "InvalidParameterValue", None),
-        ({"MessageGroupId": "a b", "MessageDeduplicationId": "x"}, "InvalidParameterValue",
-         "Value a b for parameter MessageGroupId is invalid. Reason: MessageGroupId can only include"
-         " alphanumeric and punctuation characters. 1 to 128 in length."),
-        ({"MessageGroupId": "g" * 129, "MessageDeduplicationId": "x"}, "InvalidParameterValue", None),
+        (
+            {"MessageGroupId": "a b", "MessageDeduplicationId": "x"},
+            "InvalidParameterValue",
+            "Value a b for parameter MessageGroupId is invalid. Reason: MessageGroupId can only"
+            " include alphanumeric and punctuation characters. 1 to 128 in length.",
+        ),
+        (
+            {"MessageGroupId": "g" * 129, "MessageDeduplicationId": "x"},
+            "InvalidParameterValue",
+            None,
+        ),
         ({"MessageGroupId": "g", "MessageDeduplicationId": ""}, "InvalidParameterValue", None),
         ({"MessageGroupId": "g", "MessageDeduplicationId": "ä"}, "InvalidParameterValue", None),
-        ({"MessageGroupId": "g", "MessageDeduplicationId": "x", "DelaySeconds": 1},
-         "InvalidParameterValue", "Value 1 for parameter DelaySeconds is invalid. Reason: The request"
-         " include parameter that is not valid for this queue type."),
+        (
+            {"MessageGroupId": "g", "MessageDeduplicationId": "x", "DelaySeconds": 1},
+            "InvalidParameterValue",
+            "Value 1 for parameter DelaySeconds is invalid. Reason: The request include parameter"
+            " that is not valid for this queue type.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_message_that_a_fifo_queue_cannot_take_is_refused(
     aws: Aws, given: dict[str, Any], code: str, text: str | None
 ) -> None:

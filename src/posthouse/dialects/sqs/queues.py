@@ -270,7 +270,7 @@ async def purge(call: Call, form: OfQueue) -> None:
     notes.put(call.namespace, queue.name, now)
     first: int | None = 0
     while first is not None:
-        done = await call.ask(Purge(queue.name, _ALL_STATES, first))
+        done = await call.ask(Purge(queue.name, _ALL_STATES, first, keys=True))
         assert isinstance(done, Progress)
         first = done.next
 

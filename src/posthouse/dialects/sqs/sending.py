@@ -150,7 +150,7 @@ async def send(call: Call, form: SendMessage) -> SendMessageResult:
 
 def id_of(done: Enqueued, at: int, draft: Draft) -> str:
     """The id of a message; a duplicate has that of the message it repeats."""
-    return draft.id
+    return done.first_ids.get(at) or draft.id
 
 
 async def send_batch(call: Call, form: SendMessageBatch) -> SendMessageBatchResult:
