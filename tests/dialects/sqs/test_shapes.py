@@ -56,7 +56,7 @@ def test_an_error_has_the_names_of_the_model() -> None:
         error = shape.metadata.get("error", {})
         assert kind.code == error.get("code", kind.code), shape.name
     assert SPEAKS_JSON or "AWS.SimpleQueueService.NonExistentQueue" in CODES_OF_MODEL
-    assert all("coral" in kind.space for kind in known.values()), known
+    assert not SPEAKS_JSON or all("coral" in kind.space for kind in known.values()), known
 
 
 def test_every_refusal_is_an_error() -> None:
