@@ -484,7 +484,8 @@ OF_COMMANDS: dict[str, str] = {
         "Start", "Tick", "StepClock", "SetClock", "TurnClockBack", "SetFanout", "Move"),
         BROKERS_OWN),
     **dict.fromkeys((
-        "GetQueue", "Look", "ListQueues", "ListSubscriptions", "ListRules", "Peek", "GetSessionState",
+        "GetQueue", "Look", "ListQueues", "ListSubscriptions", "ListRules", "Peek",
+        "GetSessionState",
         "ListSessions", "ListSchedules", "ListNamespaces", "ListAccounts", "ListReaders"), LOOKS),
     **dict.fromkeys((
         "DeleteQueue", "RemoveRule", "Purge", "Cancel", "Detach", "Complete", "Release",
