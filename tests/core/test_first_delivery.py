@@ -17,7 +17,7 @@ from posthouse.core.commands import (
 from posthouse.core.dump import dump
 from posthouse.core.model import dead_letter_queue
 from posthouse.core.namespaces import Namespaces
-from posthouse.core.records import MessagesRestored, QueueCreated, Started
+from posthouse.core.records import Kept, MessagesRestored, QueueCreated, Started
 from posthouse.core.snapshot import restore, take
 from posthouse.core.versions import version_needed
 from tests.core.world import World, a_message
@@ -28,8 +28,8 @@ def firsts(deliveries: list[Delivery]) -> list[int]:
     return [each.first_delivered_ms for each in deliveries]
 
 
-def a_returned_message(world: World, **properties: object) -> tuple[str, int]:
-    queue = world.queue(**properties)
+def a_returned_message(world: World) -> tuple[str, int]:
+    queue = world.queue()
     world.send(queue, "a")
     [delivery] = world.receive(queue)
     assert delivery.first_delivered_ms == world.now_ms
@@ -136,7 +136,7 @@ def test_a_snapshot_and_a_copy_have_it() -> None:
     assert dump(state, bodies=False) == dump(world.state, bodies=False)
     copied = State("copy")
     properties = world.info(queue).properties
-    records = [
+    records: list[Kept] = [
         Started(1, 1, 1), QueueCreated(queue, 1, properties),
         MessagesRestored(
             queue, [1, 2], [a_message("a"), a_message("b")], [0, 0], [1, 1], [1, 0], [0, 0],

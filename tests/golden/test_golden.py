@@ -58,6 +58,7 @@ NEW: dict[str, object] = {
     "forward_to": None, "forward_dead_to": None, "backoff_ms": [], "overflow": "reject",
     "removed": [], "fields": {}, "schedules": [], "extras": {}, "by": "", "hops": 0,
     "limit_counts": "all", "late_settling": False, "forward_dead_unchanged": False,
+    "max_locked": None,
 }  # fmt: skip
 
 LEARNED = ("firsts", "seen_ids")  # what was not kept then, though old records tell it

@@ -188,7 +188,7 @@ class Reference:
         self.answer: object = None
         self.first_ids: dict[int, str] = {}  # of what the duplicates in a send repeat
         self.results: list[str] = []  # of the locks that a settlement named
-        self._late: list[tuple[Q, Msg]] = []  # what it settles though it is not locked
+        self.late: list[tuple[Q, Msg]] = []  # what it settles though it is not locked
         self._stamp = 0
         # What has become ready in this command, by queue, in the order of their first change.
         self._ready_now: dict[str, list[Msg]] = {}
@@ -202,7 +202,7 @@ class Reference:
         self.now = now
         self.given, self.granted, self.notices, self.answered = [], [], [], []
         self.admitted, self.answer = [], None
-        self.results, self._late = [], []
+        self.results, self.late = [], []
         self._ready_now, self._back, self._committed = {}, [], []
         self._following = [queue.name for queue in self.queues.values() if queue.follows]
         for name in [r.queue for r in self.receivers] + [b.queue for b in self.blocked]:
@@ -259,7 +259,7 @@ class Reference:
             for message in self.queues[name].messages:
                 if message.sequence == sequence and message.token == -1:
                     message.token, message.stamp = token, self._tick_stamp()
-        for queue, message in self._late:
+        for queue, message in self.late:
             if message.state == "locked":  # again, with a token that nobody is told
                 message.token = again[queue.name, message.sequence]
         pending = [s for q in self.queues.values() for s in q.sessions.values() if s.token == -1]
@@ -443,6 +443,7 @@ class Reference:
                     if receiver.queue == queue.name
                     and receiver.credit > 0
                     and not receiver.accepting
+                    and (receiver.delete or self._may_lock(queue))
                     and (ready := self._ready(queue, receiver.session))
                 ),
                 None,
@@ -477,6 +478,10 @@ class Reference:
         message.until = self.now + self._lock_time(queue, to.lock_ms, once=to.once)
         message.stamp = self._tick_stamp()
         return given
+
+    def _may_lock(self, queue: Q, more: int = 1) -> bool:
+        locked = sum(m.state == "locked" for m in queue.messages)
+        return queue.props.max_locked is None or locked + more <= queue.props.max_locked
 
     def _lock_time(self, queue: Q, asked: int | None, *, once: bool = False) -> int:
         """No time at all only for those who ask once."""
@@ -1268,7 +1273,11 @@ class Reference:
             command.bound, command.by_id, command.session, True, command.deadline_ms,
         )  # fmt: skip
         given = []
+        if not (command.delete or command.deadline_ms > self.now or self._may_lock(queue)):
+            raise errors.QuotaExceeded(queue.name, "", 0, 0)
         for _ in range(command.limit):
+            if not (command.delete or self._may_lock(queue)):
+                break
             if ready := self._ready(queue, command.session):
                 given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
@@ -1377,6 +1386,8 @@ class Reference:
                 raise errors.MessageNotFound(queue.name, sequence, "deferred")
             if key is not None and message.group != key:
                 raise errors.MessageNotFound(queue.name, sequence, "deferred")
+        if not (command.delete or self._may_lock(queue, len(command.sequences))):
+            raise errors.QuotaExceeded(queue.name, "", 0, 0)
         to = Rcv(
             0, queue.name, 0, command.delete, command.lock_ms, command.bound, command.by_id,
             command.session,
@@ -1390,7 +1401,7 @@ class Reference:
     def _held(self, command: c.Settle) -> list[tuple[Q, Msg]]:
         late = isinstance(command, c.Complete | c.Abandon | c.Renew)
         held = self._locked(command, late=late)
-        for queue, _ in held + self._late:
+        for queue, _ in held + self.late:
             self._use(queue)
         return held
 
@@ -1413,8 +1424,8 @@ class Reference:
                 if is_late and meant is not None and not is_gone and self._was(name, meant):
                     same = any(m is meant for _, m in held)
                     if back or same:
-                        if back and not any(m is meant for _, m in self._late):
-                            self._late.append((queue, meant))
+                        if back and not any(m is meant for _, m in self.late):
+                            self.late.append((queue, meant))
                         self.results.append("settled")
                         continue
             found = [
@@ -1475,7 +1486,7 @@ class Reference:
         ]
 
     def _complete(self, command: c.Complete) -> None:
-        for queue, message in self._held(command) + self._late:
+        for queue, message in self._held(command) + self.late:
             queue.messages.remove(message)
             self._drop_session(queue, message.group)
 
@@ -1629,10 +1640,12 @@ class Reference:
         held = self._held(command)
         if any(queue.props.grouping == "session" for queue, _ in held):
             raise errors.NotAllowed("", "")
+        if self.late and not self._may_lock(self.late[0][0], len(self.late)):
+            raise errors.QuotaExceeded("", "", 0, 0)
         for queue, message in held:
             message.until = self.now + self._lock_time(queue, command.lock_ms)
             message.stamp = self._tick_stamp()
-        for queue, message in self._late:
+        for queue, message in self.late:
             message.state, message.token, message.deferred = "locked", -1, False
             message.bound, message.by_id = 0, False
             message.until = self.now + self._lock_time(queue, command.lock_ms)

@@ -143,7 +143,7 @@ class Simulator:
         forwards = [self.state.queues[name].relays for name in self.state.dispatch_pending]
         crash = len(forwards) > 0 and all(forwards) and self.random.random() < 0.1
         while (
-            self.state.dispatch_pending and not crash
+            len(self.state.dispatch_pending) > len(self.state.dispatch_blocked) and not crash
         ):  # what the reference hands out at once, the core does in ticks
             more = decide(self.state, c.Tick(), self.now_ms)
             self._apply(more)
@@ -165,12 +165,14 @@ class Simulator:
         reference = self.reference
         given, granted, notices = reference.given, reference.granted, reference.notices
         answered, answer, admitted = reference.answered, reference.answer, reference.admitted
+        results, late, first_ids = reference.results, reference.late, reference.first_ids
         reference.run(c.Tick(), self.now_ms)
         reference.admitted = admitted + reference.admitted
         reference.given = given + reference.given
         reference.granted = granted + reference.granted
         reference.notices = notices + reference.notices
         reference.answered, reference.answer = answered, answer
+        reference.results, reference.late, reference.first_ids = results, late, first_ids
 
     def _apply(self, outcome: Outcome) -> None:
         for record in outcome.records:
@@ -404,6 +406,7 @@ class Simulator:
             limit_counts=random.choice(LIMIT_COUNTS),
             late_settling=not sessions and name != "groups" and random.random() < 0.5,
             forward_dead_unchanged=random.random() < 0.5,
+            max_locked=random.choice([None, None, 1, 3]),
         )
         if not subscribes:
             return c.CreateQueue(name, properties)
@@ -780,6 +783,8 @@ class Simulator:
             changes["idle_delete_ms"] = random.choice([None, None, None, 60_000])
         changes["limit_counts"] = random.choice(LIMIT_COUNTS)
         changes["forward_dead_unchanged"] = random.random() < 0.5
+        if model.props.delivery == "competing":
+            changes["max_locked"] = random.choice([None, None, 2])
         if model.props.grouping == "none" and model.props.delivery == "competing":
             changes["late_settling"] = random.random() < 0.5
         if name not in TOPICS:

@@ -96,6 +96,7 @@ _MOST = {
     "max_bytes": 1 << 53,
     "max_messages": 1 << 53,
     "max_message_bytes": 1 << 53,
+    "max_locked": 1 << 53,
     "duplicate_window_ms": DURATION_MS_MAX,
     "idle_delete_ms": DURATION_MS_MAX,
 }
@@ -153,7 +154,7 @@ def _check_topic(properties: QueueProperties) -> None:
     plain = QueueProperties()
     for name in (
         "grouping", "requires_session", "order", "forward_to", "overflow", "backoff_ms",
-        "late_settling",
+        "late_settling", "max_locked",
     ):  # fmt: skip
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "is for subscriptions, not for their topic")
@@ -161,7 +162,7 @@ def _check_topic(properties: QueueProperties) -> None:
 
 def _check_fan_out(properties: QueueProperties) -> None:
     plain = QueueProperties()
-    for name in ("grouping", "requires_session", "forward_to", "late_settling"):
+    for name in ("grouping", "requires_session", "forward_to", "late_settling", "max_locked"):
         if getattr(properties, name) != getattr(plain, name):
             raise InvalidArgument(name, "goes not with fan-out")
 

@@ -60,6 +60,7 @@ def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
 
     for run in runs:
         offer(run)
+    room = plan.lock_room(queue)
     waiting = (r for r in queue.waiting.values() if r.receiver not in plan.leaving)
     again: deque[tuple[Receiver, int]] = deque()  # those served in this round, with credit left
     given: dict[int, tuple[Receiver, list[Message]]] = {}
@@ -71,6 +72,11 @@ def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
             receiver, credit = again.popleft()
         else:
             break
+        if room is not None and not receiver.delete:
+            if not room:  # others may take what they do not lock
+                plan.hold_back(queue)
+                continue
+            room -= 1
         _, _, message, run = heappop(heap)
         _, hand = given.pop(receiver.receiver, (receiver, []))
         hand.append(message)
@@ -118,7 +124,11 @@ def deal_in_session(plan: Plan, queue: Queue, group: Group, run: Iterator[Messag
     for reader in group.readers:
         receiver = queue.waiting.get(reader)
         if receiver is not None and reader not in plan.leaving:
-            hand = list(islice(fresh, receiver.credit))
+            room = None if receiver.delete else plan.lock_room(queue)
+            most = receiver.credit if room is None else min(receiver.credit, room)
+            hand = list(islice(fresh, most))
+            if room is not None and len(hand) == room < receiver.credit:
+                plan.hold_back(queue)
             if hand:
                 plan.deliver(queue, receiver, hand)
 

@@ -131,6 +131,11 @@ class QuotaExceeded(Refused):
             )
         if not self.maximum:  # not the queue's own limit
             return f"There is no {self.limit} left for {self.queue!r}; free some, and send again."
+        if self.limit == "max_locked":
+            return (
+                f"In queue {self.queue!r}, {self.current} messages are locked, and max_locked is"
+                f" {self.maximum}; settle some, or raise the limit."
+            )
         if self.limit not in ("max_messages", "max_bytes"):
             of = self.queue if self.queue.startswith("the ") else repr(self.queue)
             return (

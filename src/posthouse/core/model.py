@@ -93,6 +93,7 @@ class QueueProperties(msgspec.Struct, frozen=True, gc=False):
     late_settling: bool = False
     # What forward_dead_to hands on keeps its delivery count and its times.
     forward_dead_unchanged: bool = False
+    max_locked: int | None = None  # messages that are locked at a time
 
     @property
     def hold_ms(self) -> int:
@@ -210,6 +211,11 @@ class Queue(msgspec.Struct):
             most_bytes is None
             or sum(each.size_bytes for each in full) + first.size_bytes <= most_bytes
         )
+
+    def lock_room(self, locked: int = 0) -> int | None:
+        """How many more messages may be locked, beside so many; None: there is no limit."""
+        most = self.properties.max_locked
+        return None if most is None else max(0, most - self.counts[LOCKED] - locked)
 
     def counted(self, counts: LimitCounts) -> int:
         """Counts its own messages, without the locked ones where a limit is for those that wait."""

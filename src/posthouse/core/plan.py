@@ -70,7 +70,7 @@ class QueueOverlay:
 
     def __init__(self, queue: Queue, *, counted: bool) -> None:
         self.queue = queue
-        self.counted = counted  # it or its topic is limited
+        self.counted = counted  # it or its topic is limited, or how many are locked
         self.next_sequence = queue.next_sequence
         self.ready: list[Message] = []  # as they will be, with their final numbers and counts
         self.removed: set[int] = set()  # sequences that will be gone
@@ -173,6 +173,7 @@ class Plan:
         if overlay is None:
             topic = None if queue.topic is None else self.state.queues[queue.topic]
             counted = is_limited(queue) or (topic is not None and is_limited(topic))
+            counted = counted or queue.properties.max_locked is not None
             overlay = self.overlays[queue.name] = QueueOverlay(queue, counted=counted)
         return overlay
 
@@ -206,6 +207,11 @@ class Plan:
             name in self.state.dispatch_pending and name not in self.dispatched
         )
 
+    def hold_back(self, queue: Queue) -> None:
+        """Leaves what is ready to later ticks, because too much is locked."""
+        if queue.name not in self.postponed:
+            self.postpone(queue)
+
     @property
     def is_spent(self) -> bool:
         """Whether this command has handed on as much as one may."""
@@ -215,6 +221,12 @@ class Plan:
         """Leaves what is ready in this queue to a later tick."""
         self.records.append(DispatchPending(queue.name, more=True))
         self.postponed.add(queue.name)
+
+    def lock_room(self, queue: Queue) -> int | None:
+        """How many more messages may be locked behind this plan; None: there is no limit."""
+        if queue.properties.max_locked is None:
+            return None
+        return queue.lock_room(self.overlay(queue).locked)
 
     def touch(self, queue: Queue) -> None:
         """Notes that a queue is used, where that matters: settling and renewing is use."""

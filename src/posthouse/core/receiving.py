@@ -34,7 +34,7 @@ from posthouse.core.errors import (
     QuotaExceeded,
 )
 from posthouse.core.lookup import messages_in, queue_of, receivable, session_of, session_read
-from posthouse.core.message import ACTIVE, DEFERRED, STATES, Message, size_bytes
+from posthouse.core.message import ACTIVE, DEFERRED, LOCKED, STATES, Message, size_bytes
 from posthouse.core.model import FAN_OUT, Queue, Receiver, State, subscription_queue
 from posthouse.core.picking import can_receive, pick_in_session, pick_ready
 from posthouse.core.plan import Outcome, Plan
@@ -65,7 +65,14 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
         check_moment("deadline_ms", command.deadline_ms)
         _check_bound(state, command)
     group = session_read(state, queue, command.session, now_ms)
-    if group is None:
+    room = None if command.delete else queue.lock_room()
+    if room is not None:
+        if not room and command.deadline_ms <= now_ms:
+            raise _too_many_locked(queue)
+        limit = min(limit, room)
+    if not limit:
+        messages = []
+    elif group is None:
         messages = pick_ready(queue, limit, now_ms, delete=command.delete)
     else:
         messages = pick_in_session(queue, group, limit, now_ms)
@@ -85,13 +92,27 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
     if command.deadline_ms <= now_ms:
         return Outcome([Touched(queue.name, now_ms)], Received([]))
     receiver = Receiver(
-        number, queue.name, limit, command.delete, command.lock_ms, command.bound,
+        number, queue.name, command.limit, command.delete, command.lock_ms, command.bound,
         by_id=command.by_id, session=command.session, once=True, deadline_ms=command.deadline_ms,
     )  # fmt: skip
     plan = Plan(state, now_ms)
     plan.records.append(ReceiverAttached(receiver))
     dispatch_later(plan, queue)
+    if not limit:
+        plan.hold_back(queue)
     return dispatch(plan, Waiting(number))
+
+
+def _too_many_locked(queue: Queue) -> QuotaExceeded:
+    most = queue.properties.max_locked
+    return QuotaExceeded(queue.name, "max_locked", most or 0, queue.counts[LOCKED])
+
+
+def check_lock_room(queue: Queue, messages: int) -> None:
+    """Raises QuotaExceeded where so many more may not be locked."""
+    room = queue.lock_room()
+    if room is not None and messages > room:
+        raise _too_many_locked(queue)
 
 
 def _fit(messages: Sequence[Message]) -> int:
@@ -118,6 +139,8 @@ def receive_deferred(state: State, command: ReceiveDeferred, now_ms: int) -> Out
             raise MessageNotFound(queue.name, message.sequence, STATES[DEFERRED])
     if _fit(messages) < len(messages):
         raise NotAllowed(queue.name, "these are too large for one answer, ask for fewer")
+    if not command.delete:
+        check_lock_room(queue, len(messages))
     record, deliveries = deliver(
         state, queue, command, messages, queue.notes.get, state.next_lock, now_ms, queue.firsts
     )
@@ -209,15 +232,21 @@ def _fill(plan: Plan, queue: Queue, receiver: Receiver, credit: int) -> None:
     """Hands what is ready to a receiver that has just got credit."""
     if not credit or not can_receive(queue.properties):
         return
-    if receiver.session:
+    room = None if receiver.delete else plan.lock_room(queue)
+    most = credit if room is None else min(credit, room)
+    if not most:
+        messages = []
+    elif receiver.session:
         _, group = plan.state.sessions[receiver.session]
-        messages = pick_in_session(queue, group, credit, plan.now_ms)
+        messages = pick_in_session(queue, group, most, plan.now_ms)
     else:
-        messages = pick_ready(queue, credit, plan.now_ms, delete=receiver.delete)
+        messages = pick_ready(queue, most, plan.now_ms, delete=receiver.delete)
     if messages:
         plan.deliver(queue, receiver, messages)
     if len(messages) < credit:
         dispatch_later(plan, queue)
+        if len(messages) == room:
+            plan.hold_back(queue)
 
 
 def dispatch_later(plan: Plan, queue: Queue) -> None:

@@ -323,6 +323,7 @@ def _sole_taker(queue: Queue, messages: list[Message], now_ms: int) -> Receiver 
     if (
         len(queue.ready_lists) > 1
         or queue.properties.grouping != "none"
+        or queue.properties.max_locked is not None
         or not can_receive(queue.properties)
     ):
         return None

@@ -28,6 +28,7 @@ from posthouse.core.message import ACTIVE, DELAYED, LOCKED, Attempt, Message, Pr
 from posthouse.core.model import Lock, Queue, State
 from posthouse.core.picking import is_expired
 from posthouse.core.plan import Outcome, Plan, sequences_of, use_matters
+from posthouse.core.receiving import check_lock_room
 from posthouse.core.records import Completed, Deferred, Record, Relocked, Renewed, Touched
 
 
@@ -274,6 +275,7 @@ def renew(state: State, command: Renew, now_ms: int) -> Outcome:
 
 def _lock_again(plan: Plan, queue: Queue, messages: list[Message], until_ms: int) -> None:
     """Locks messages again that have come back."""
+    check_lock_room(queue, len(messages))
     plan.touch(queue)
     first, sequences = plan.next_lock, sequences_of(messages)
     plan.records.append(Relocked(queue.name, plan.now_ms, sequences, first, until_ms))

@@ -372,7 +372,10 @@ def _dispatch_ready(plan: Plan, queue: Queue, left: int) -> int:
     if given:
         plan.overlay(queue).removed.update(given)
     if not deliveries and not changed:
-        _end_dispatch(plan, queue)
+        if queue.name in plan.postponed:  # too much is locked
+            plan.dispatch_blocked.append(queue.name)
+        else:
+            _end_dispatch(plan, queue)
     return len(deliveries)
 
 

@@ -24,7 +24,7 @@ KINDS: dict[type, int] = {Relocked: 2}
 # The fields that came after version 1, of records and of what they hold, each with its version. A
 # field that has its default says what its absence did, so it needs nothing.
 FIELDS: dict[type, dict[str, int]] = {
-    QueueProperties: {"late_settling": 2, "forward_dead_unchanged": 2},
+    QueueProperties: {"late_settling": 2, "forward_dead_unchanged": 2, "max_locked": 2},
     Copies: {"same": 2},
     Completed: {"late": 2},
     QueueRestored: {"ids": 2},
