@@ -46,7 +46,7 @@ class Aws:
         """One that no other queue has."""
         return f"q{next(_numbers)}{end}"
 
-    def queue(self, *, fifo: bool = False, tags: dict[str, str] | None = None, **given: str) -> str:
+    def queue(self, *, fifo: Any = False, tags: Any = None, **given: Any) -> str:
         """A new queue's URL."""
         attributes = {**({"FifoQueue": "true"} if fifo else {}), **given}
         found: str = self.client.create_queue(

@@ -1,4 +1,4 @@
-"""AWS's SDK for JavaScript. `make .venv/js-sqs-ready` has put it in place."""
+"""AWS's SDK for JavaScript. `make .venv/js-sqs/ready` has put it in place."""
 
 import json
 import os
@@ -21,7 +21,7 @@ HANGS_SECONDS = 120
 def told(aws: Aws) -> Any:
     node = shutil.which("node")
     if node is None or not PACKAGES.exists():
-        what = "node is missing" if node is None else f"{PACKAGES} is missing: make .venv/js"
+        what = "node is missing" if node is None else f"{PACKAGES} is missing: make .venv/js-sqs/ready"
         if os.environ.get("CI"):
             pytest.fail(what)
         pytest.skip(what)

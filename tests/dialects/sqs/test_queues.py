@@ -164,7 +164,7 @@ def test_names_have_up_to_80_characters_and_case_does_not_tell_them_apart(aws: A
 def test_the_kind_of_a_queue_cannot_be_changed(aws: Aws) -> None:
     def set_to(queue: str, value: str) -> str:
         given = {"QueueUrl": queue, "Attributes": {"FifoQueue": value}}
-        return refused(aws.client.set_queue_attributes, **given).code
+        return str(refused(aws.client.set_queue_attributes, **given).code)
 
     fifo, plain = aws.queue(fifo=True), aws.queue()
     aws.client.set_queue_attributes(QueueUrl=fifo, Attributes={"FifoQueue": "true"})
@@ -199,7 +199,8 @@ def test_queues_are_listed_by_the_beginning_of_their_names_and_by_pages(aws: Aws
     urls = [aws.client.create_queue(QueueName=name)["QueueUrl"] for name in names]
     found = aws.client.list_queues(QueueNamePrefix=prefix)
     assert (found["QueueUrls"], found.get("NextToken")) == (urls, None)
-    pages, token = [], {}
+    pages: list[int] = []
+    token: dict[str, str] = {}
     while True:
         page = aws.client.list_queues(QueueNamePrefix=prefix, MaxResults=2, **token)
         pages.append(len(page["QueueUrls"]))

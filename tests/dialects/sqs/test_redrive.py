@@ -144,7 +144,8 @@ def test_in_a_circle_of_policies_messages_go_round(aws: Aws) -> None:
 
 def test_a_queue_says_whose_dead_letters_it_takes(aws: Aws) -> None:
     allowed, other = aws.queue(), aws.queue()
-    given = {"redrivePermission": "byQueue", "sourceQueueArns": [aws.arn(allowed)]}
+    arns = [aws.arn(allowed)]
+    given = {"redrivePermission": "byQueue", "sourceQueueArns": arns}
     dead = aws.queue(RedriveAllowPolicy=json.dumps(given))
     [told] = aws.attribute(dead, "RedriveAllowPolicy").values()
     assert json.loads(told) == given
@@ -156,12 +157,12 @@ def test_a_queue_says_whose_dead_letters_it_takes(aws: Aws) -> None:
         "{}", '{"redrivePermission": "some"}', '{"redrivePermission": "byQueue"}',
         '{"redrivePermission": "allowAll", "sourceQueueArns": []}',
         '{"redrivePermission": "byQueue", "sourceQueueArns": ["x"]}',
-        json.dumps({**given, "sourceQueueArns": given["sourceQueueArns"] * 11}),
+        json.dumps({**given, "sourceQueueArns": arns * 11}),
     ):  # fmt: skip
-        told = refused(
+        error = refused(
             aws.client.set_queue_attributes, QueueUrl=dead, Attributes={"RedriveAllowPolicy": wrong}
         )
-        assert told.code == "InvalidParameterValue"
+        assert error.code == "InvalidParameterValue"
 
 
 def test_the_dead_letters_of_a_queue_without_a_policy_are_read_at_their_own_address(

@@ -411,9 +411,13 @@ def first_difference(
 def created(given: Mapping[str, str], tags: Mapping[str, str], *, fifo: bool) -> QueueProperties:
     """The properties of a new queue."""
     properties = QueueProperties(
-        lock_ms=30_000, max_delivery=NEVER, ttl_ms=345_600_000,
-        max_message_bytes=SIZE_MAX + OVERHEAD_BYTES, late_settling=not fifo,
-    )  # fmt: skip
+        lock_ms=30_000,
+        max_delivery=NEVER,
+        ttl_ms=345_600_000,
+        max_message_bytes=SIZE_MAX + OVERHEAD_BYTES,
+        late_settling=not fifo,
+        max_locked=IN_FLIGHT_MAX,
+    )
     if fifo:
         extras = {}
         if given.get("DeduplicationScope", "queue") != "queue":

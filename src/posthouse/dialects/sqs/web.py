@@ -40,6 +40,7 @@ from posthouse.uuids import new_uuid
 
 # A body of 1 MiB may be 6 MiB of JSON, where everything beside ASCII is escaped.
 REQUEST_BYTES_MAX = 7 << 20
+READ_BYTES_MAX = 2 * REQUEST_BYTES_MAX  # one that is larger is not even read
 ID_HEADER = b"x-amzn-requestid"
 _NEVER_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
 
@@ -223,21 +224,20 @@ def _is_json(request: Request) -> bool:
 async def _read(request: Request, *, is_json: bool) -> Asked:
     """Raises Failed."""
     length = request.headers.get(b"content-length", b"0")
-    if len(length) > 15 or (length.isdigit() and int(length) > REQUEST_BYTES_MAX):
-        raise _too_large()
+    if len(length) > 15 or (length.isdigit() and int(length) > READ_BYTES_MAX):
+        raise _too_large(close=True)
     body = await request.body() if request.method != "GET" else b""
     if len(body) > REQUEST_BYTES_MAX:
-        raise _too_large()
+        raise _too_large(close=False)
     query = codec_query.parameters(request.raw_query) if request.raw_query else {}
     if is_json:
         return Asked(request, body, query, {}, True)
     return Asked(request, body, query, query | codec_query.parameters(body), False)
 
 
-def _too_large() -> Failed:
-    return Failed(
-        TOO_LARGE, f"A request has at most {REQUEST_BYTES_MAX} bytes; send in parts.", close=True
-    )
+def _too_large(*, close: bool) -> Failed:
+    text = f"A request has at most {REQUEST_BYTES_MAX} bytes; send in parts."
+    return Failed(TOO_LARGE, text, close=close)
 
 
 def _action(asked: Asked) -> str:
