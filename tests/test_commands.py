@@ -87,7 +87,7 @@ def test_queues(shell: Shell) -> None:
     shell.run("queue", "update", "made", "--set", "lock_ms=6000")
     assert "lock_ms              6000" in shell.run("queue", "show", "made")
     assert "made" in shell.run("queue", "ls")
-    assert "must be" in shell.run("queue", "update", "made", "--set", "lock_ms=0", code=2)
+    assert "must be" in shell.run("queue", "update", "made", "--set", "lock_ms=-1", code=2)
     shell.run("queue", "update", "made", code=2)
     shell.run("send", "made", "--lines", given="x\n" * 1_200)
     shell.run("queue", "pause", "made", "--sending")

@@ -27,7 +27,7 @@ SETTINGS = [
     ("backoff_ms=5", "backoff_ms must be a list, each a whole number of milliseconds, as in"
      " [60000]."),
     ("backoff_ms=[1,true]", "backoff_ms[1] must be a whole number of milliseconds, as in 60000."),
-    ("lock_ms=-1", "lock_ms must be a whole number from 1 to 3155760000000."),
+    ("lock_ms=-1", "lock_ms must be a whole number from 0 to 3155760000000."),
 ]  # fmt: skip
 
 

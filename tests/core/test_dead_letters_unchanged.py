@@ -121,3 +121,18 @@ def test_parts_of_the_record_say_so_too_and_snapshots_keep_it() -> None:
     assert copy.copies[0].same
     (state,) = restore(take(Namespaces({"test": world.state}, ["test"]))).states.values()
     assert state.queues["target"].firsts == {1: first_ms}
+
+
+def test_one_that_was_never_delivered_is_delivered_first_in_the_target() -> None:
+    world = World()
+    world.queue("target")
+    world.attach("target", 1)
+    world.queue(
+        forward_dead_to="target", forward_dead_unchanged=True, dead_letter_expired=True, ttl_ms=50
+    )
+    world.send("orders", "a")
+    sent_ms = world.now_ms
+    [given] = [each for each in world.advance(50) if isinstance(each, Delivery)]
+    assert (given.count, given.first_delivered_ms) == (1, world.now_ms)
+    assert given.message.enqueued_ms == sent_ms
+    assert not world.state.queues["target"].firsts

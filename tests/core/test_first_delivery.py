@@ -157,3 +157,13 @@ def test_it_is_turned_back_with_the_clock() -> None:
     world.do(TurnClockBack(40_000))
     assert world.state.queues[queue].firsts == {1: first_ms - 40_000}
     assert isinstance(world.do(Receive(queue, 1)).answer, Received)
+
+
+def test_of_a_lock_of_an_old_journal_the_time_is_not_known() -> None:
+    world = World()
+    queue = world.queue()
+    world.send(queue, "a")
+    [delivery] = world.receive(queue)
+    world.state.locks[delivery.token].since_ms = 0  # as those that were made before it was noted
+    world.do(Defer(queue, [delivery.token]))
+    assert not world.state.queues[queue].firsts

@@ -6,6 +6,7 @@ from posthouse.core import next_deadline_ms
 from posthouse.core.commands import (
     Abandon,
     Attach,
+    Command,
     Complete,
     Credit,
     Defer,
@@ -76,11 +77,11 @@ def test_whatever_ends_a_lock_makes_room_for_who_waits(end: str) -> None:
         world.do(UpdateQueue(queue, QueueProperties(max_locked=2)))
         found = world.advance(0)
     else:
-        command = {
+        ends: dict[str, Command] = {
             "abandon": Abandon(queue, [held.token]), "defer": Defer(queue, [held.token]),
             "purge": Purge(queue, frozenset((LOCKED,))),
-        }[end]  # fmt: skip
-        world.do(command)
+        }  # fmt: skip
+        world.do(ends[end])
         found = [*world.deliveries, *world.advance(0)]
     expected = "a" if end in ("expire", "abandon") else "b"
     assert given(found) == [(waiting, expected)]
@@ -173,3 +174,17 @@ def test_the_limit_is_a_positive_number_of_queues_with_competing_receivers() -> 
     ):  # fmt: skip
         with pytest.raises(InvalidArgument, match="max_locked"):
             world.queue("q", **wrong)
+
+
+def test_several_who_wait_are_looked_at_together() -> None:
+    world = World()
+    queue = world.queue(max_locked=1)
+    world.send(queue, "a", "b")
+    [held] = world.receive(queue)
+    first, second = world.wait(queue), world.wait(queue)
+    assert world.advance(0) == []
+    assert next_deadline_ms(world.state) == world.now_ms + 1_000
+    world.do(Complete(queue, [held.token]))
+    assert given(world.advance(0)) == [(first, "b")]
+    assert second in world.state.receivers
+    assert sound(world)

@@ -108,7 +108,7 @@ def check_queue_properties(properties: QueueProperties) -> QueueProperties:
     for name, most in _MOST.items():
         value = getattr(properties, name)
         if value is not None:
-            check_count(name, value, name != "lock_ms", most)
+            check_count(name, value, 0 if name == "lock_ms" else 1, most)
     check_text("metadata", properties.metadata, TEXT_CHARS_MAX)
     size = 0
     for name, text in properties.extras.items():

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from posthouse.core.commands import KEY_CHARS_MAX, Delivery
 from posthouse.core.message import LOCKED, Message, Note, message_id
-from posthouse.core.model import Queue, State
+from posthouse.core.model import LOCK_MS, Queue, State
 from posthouse.core.records import Locked, Taken
 
 NO_FIRSTS: Mapping[int, int] = {}
@@ -34,7 +34,7 @@ class Taker(Protocol):
 def lock_time_ms(queue: Queue, to: Taker) -> int:
     """How long a receiver's locks last; 0 only for one that asks once."""
     if not to.once:
-        return to.lock_ms or queue.properties.hold_ms
+        return to.lock_ms or queue.properties.lock_ms or LOCK_MS
     return queue.properties.lock_ms if to.lock_ms is None else to.lock_ms
 
 

@@ -65,8 +65,8 @@ def receive(state: State, command: Receive, now_ms: int) -> Outcome:
         check_moment("deadline_ms", command.deadline_ms)
         _check_bound(state, command)
     group = session_read(state, queue, command.session, now_ms)
-    room = None if command.delete else queue.lock_room()
-    if room is not None:
+    if queue.properties.max_locked is not None and not command.delete:
+        room = queue.lock_room() or 0
         if not room and command.deadline_ms <= now_ms:
             raise _too_many_locked(queue)
         limit = min(limit, room)
