@@ -189,6 +189,24 @@ def standing_sessions(n: int) -> Callable[[], None]:
     return step
 
 
+def standing_runs(n: int) -> Callable[[], None]:
+    """Ten messages a group; a step receives ten, settles them, and sends as many again."""
+    core = Core(QueueProperties(grouping="run"))
+    groups = n // 10
+    for first in range(0, n, 1_000):
+        new = [a_small_message(f"group {at % groups}") for at in range(first, first + 1_000)]
+        core.run(Send("q", new), 0)
+
+    def step() -> None:
+        received = core.run(Receive("q", 1, 10), 0)
+        core.run(Complete("q", [each.token for each in received.deliveries]), 0)
+        core.run(
+            Send("q", [a_small_message(each.message.group) for each in received.deliveries]), 0
+        )
+
+    return step
+
+
 def standing_locks(n: int) -> Callable[[], None]:
     core = Core()
     now_ms = 0
@@ -237,6 +255,7 @@ def backlog() -> list[Result]:
     cases: list[tuple[str, Callable[[int], Callable[[], None]], int]] = [
         ("messages queued", standing_messages, MILLION),
         ("messages queued by priority", partial(standing_messages, order="priority"), MILLION),
+        ("messages queued in groups that give runs", standing_runs, MILLION),
         ("sessions", standing_sessions, 100_000),
         ("outstanding locks", standing_locks, 100_000),
         ("scheduled messages", standing_schedule, 100_000),

@@ -1,11 +1,12 @@
 """What must hold of a state after any history. Slow and obvious on purpose."""
 
 from collections import Counter
+from itertools import pairwise
 
-from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, size_bytes
-from posthouse.core.model import Queue, State, message_key
+from posthouse.core.message import ACTIVE, DEFERRED, DELAYED, LOCKED, SCHEDULED, Message, size_bytes
+from posthouse.core.model import Group, Lock, Queue, State, message_key
 from posthouse.core.picking import can_receive, free_heads, pick_ready
-from posthouse.core.records import Kept, Moved, Sent
+from posthouse.core.records import Kept, Locked, Moved, Sent, Taken
 from posthouse.core.shares import (
     BLOCKED,
     BLOCKED_BYTES,
@@ -167,14 +168,65 @@ def _check_groups(state: State, queue: Queue) -> None:
         if grouping == "group":
             in_flight = [t for t in group.locks if not state.locks[t].deferred]
             assert len(in_flight) <= 1
+        elif grouping == "run":
+            _check_run(state, queue, group, mine)
         else:
             assert not group.locks or group.token
     free = {
-        key: group.ready.first()
+        key
         for key, group in queue.groups.items()
         if group.ready.first() is not None and not queue.busy(group)
     }
-    assert {key: sequence for _, sequence, key in free_heads(queue)} == free
+    heads = list(free_heads(queue))
+    assert {key for _, _, key in heads} == free
+    assert len(heads) == len(free)
+    for level, place, key in heads:
+        group = queue.groups[key]
+        first = group.ready.first()
+        assert first is not None
+        assert level == queue.level(queue.messages[first])
+        assert place == (first if grouping != "run" else group.since << 64 | group.turn)
+
+
+def _check_run(state: State, queue: Queue, group: Group, mine: list[Message]) -> None:
+    """What is in flight was given in one run, or stands before what was given earlier."""
+    held = [m.sequence for m in mine if m.state in (LOCKED, DELAYED)]
+    ready = [m.sequence for m in mine if m.state == ACTIVE]
+    assert group.held[:1] == held[:1]
+    assert set(held) <= set(group.held)
+    assert queue.busy(group) == (held != [] and ready != [] and held[0] < ready[0])
+    assert group.turn <= queue.turns
+    assert group.since < queue.next_sequence
+    in_flight = [state.locks[m.lock] for m in mine if m.state == LOCKED]
+    for one, behind in pairwise(lock for lock in in_flight if not lock.deferred):
+        later = _lock_number(one) > _lock_number(behind)
+        assert later or (one.since_ms, one.bound) == (behind.since_ms, behind.bound)
+
+
+def _lock_number(lock: Lock) -> int:
+    return lock.message.lock & (1 << 64) - 1
+
+
+def check_delivery(state: State, record: Locked | Taken) -> None:
+    """No message overtakes one of its group. Called before the record has changed the state."""
+    queue = state.queues[record.queue]
+    grouping = queue.properties.grouping
+    if grouping not in ("group", "run"):
+        return
+    delivered = [queue.messages[sequence] for sequence in record.sequences]
+    for at, message in enumerate(delivered):
+        if message.group is None or message.state == DEFERRED:
+            continue
+        others = [m for m in queue.messages.walk(0) if m.group == message.group]
+        before = [m for m in others if m.sequence < message.sequence]
+        held = [m for m in others if m.state in (LOCKED, DELAYED)]
+        with_it = [m for m in delivered[:at] if m.group == message.group]
+        if grouping == "group":
+            assert not held
+            assert isinstance(record, Taken) or not with_it
+        else:
+            assert not any(m in before for m in held)
+            assert [m for m in before if m.state == ACTIVE] == with_it
 
 
 def _check_waiting(state: State, queue: Queue, now_ms: int) -> None:

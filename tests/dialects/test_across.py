@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiver, ServiceBusSubQueue
+from azure.servicebus import (
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiver,
+    ServiceBusSubQueue,
+)
 
 import posthouse
 from tests.dialects.blackbox import pyqueue, vibemq
@@ -222,6 +227,27 @@ def test_a_queue_keeps_the_order_of_all_who_send(
         eventually(lambda: bus.counts(queue)["locked"] == 6)
         counts.are(held=6)
         assert receiver.receive_messages(max_message_count=1, max_wait_time=NOTHING) == []
+
+
+def test_receivers_of_every_kind_are_given_a_run_of_a_group(
+    bus: Bus, tasks: pyqueue.Client, queue: str
+) -> None:
+    bus.ask("PUT", f"queues/{queue}", {"grouping": "run"})
+    sender, receiver = bus.pair(queue)
+    new = [ServiceBusMessage(json.dumps(text), partition_key="g") for text in "123456"]
+    sender.send_messages(new)
+    held: list[ServiceBusReceivedMessage] = []
+    while len(held) < 3:
+        held += receiver.receive_messages(max_message_count=3 - len(held), max_wait_time=WAIT)
+    assert texts(held) == ['"1"', '"2"', '"3"']
+    assert bus.broker.receive(queue, 10) == []
+    for each in held:
+        receiver.complete_message(each)
+    task = tasks.pull(queue)
+    assert task["payload"] == '"4"'
+    assert bus.broker.receive(queue, 10) == []
+    tasks.ok("ACK", task["task_id"])
+    assert [each["body"] for each in bus.broker.receive(queue, 10)] == ['"5"', '"6"']
 
 
 def test_a_topic_of_pyqueue_reaches_everybody(

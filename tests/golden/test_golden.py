@@ -56,7 +56,7 @@ NEW: dict[str, object] = {
     "topic": None, "temporary": False, "subscriptions": [], "rules": [], "transfer": None,
     "relays": False, "delivery": "competing", "dead_letter_filter_errors": True,
     "forward_to": None, "forward_dead_to": None, "backoff_ms": [], "overflow": "reject",
-    "removed": [], "fields": {}, "schedules": [], "extras": {}, "by": "", "hops": 0,
+    "removed": [], "fields": {}, "schedules": [], "extras": {}, "by": "", "hops": 0, "turns": 0,
     "limit_counts": "all", "late_settling": False, "forward_dead_unchanged": False,
     "max_locked": None,
 }  # fmt: skip

@@ -248,6 +248,19 @@ def test_sessions(broker: Running) -> None:
     assert (none.status, none.json["type"]) == (408, "urn:posthouse:problem:timed-out")
 
 
+def test_a_run_of_a_group_is_received_at_once(broker: Running) -> None:
+    assert broker.queue("PUT", "payments", {"grouping": "run"}).status == 201
+    assert broker.queue("GET", "payments").json["properties"]["grouping"] == "run"
+    broker.send("payments", "1", "2", partition_key="ann")
+    broker.send("payments", "3", partition_key="ann", delay_ms=3_600_000)
+    broker.send("payments", "4", partition_key="ann")
+    assert [each["body"] for each in broker.receive("payments", 5)] == ["1", "2"]
+    [late] = broker.queue("GET", "payments/messages?state=delayed").json["messages"]
+    assert late["body"] == "3"
+    assert late["enqueued_ms"] < late["due_ms"] <= late["enqueued_ms"] + 3_600_000
+    assert broker.queue("POST", "payments/cancel", {"sequences": [late["sequence"]]}).status == 204
+
+
 def test_scheduled_messages_and_the_clock(broker: Running) -> None:
     broker.call("PUT", "/api/v1/namespaces/timely")
     where = "/api/v1/namespaces/timely"

@@ -80,6 +80,8 @@ class Q:
     next: int = 1
     sessions: dict[str, Session] = field(default_factory=dict)
     seen: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # until, number, id
+    # Where it gives runs: groups, and numbers of messages outside them, as they wait.
+    line: list[str | int] = field(default_factory=list)
     rules: dict[str, Rule] = field(default_factory=dict)  # of a subscription
     temporary: bool = False  # the subscription of one who is attached to a fan-out queue
     follows: bool = False  # what was there before it began to forward has to go too
@@ -225,6 +227,7 @@ class Reference:
                 messages=[replace(message) for message in queue.messages],
                 sessions={key: replace(each) for key, each in queue.sessions.items()},
                 seen=dict(queue.seen),
+                line=list(queue.line),
                 rules=dict(queue.rules),
             )
             for name, queue in self.queues.items()
@@ -399,6 +402,8 @@ class Reference:
                 and not self._has_delayed(queue, key)
             ]
             return [m for m in in_order if m.group in keys and self._fresh(m)]
+        if queue.props.grouping == "run":
+            return [m for run in self._runs(queue) for m in run]
         ready = []
         for m in active:
             if m.group is None:
@@ -409,6 +414,55 @@ class Reference:
             if m.sequence == head and not any(o.state in ("locked", "delayed") for o in mine):
                 ready.append(m)
         return [m for m in ready if self._fresh(m)]
+
+    def _runs(self, queue: Q) -> list[list[Msg]]:
+        """What can be given together, as it stands in line: in a group up to what has to wait."""
+        runs = []
+        for entry in queue.line:
+            run: list[Msg] = []
+            for m in sorted(queue.messages, key=lambda m: m.sequence):
+                if entry not in (m.sequence, m.group) or m.state in ("scheduled", "deferred"):
+                    continue
+                if m.state in ("locked", "delayed") or not self._fresh(m):
+                    break
+                run.append(m)
+            if run:
+                runs.append(run)
+        if queue.props.order == "priority":
+            runs.sort(key=lambda run: -run[0].new.priority)
+        return runs
+
+    def _line_up(self, queue: Q) -> None:
+        """Who is new goes to the end."""
+        for m in sorted(queue.messages, key=lambda m: m.sequence):
+            entry = m.sequence if m.group is None else m.group
+            if entry not in queue.line:
+                queue.line.append(entry)
+
+    def _served(self, queue: Q, messages: list[Msg]) -> None:
+        """Groups go behind all others that wait."""
+        for message in messages:
+            if message.group in queue.line:
+                queue.line.remove(message.group)
+                queue.line.append(message.group)
+
+    def _hand_out_runs(self, queue: Q) -> None:
+        """A run for each in turn, as far as his credit goes."""
+        hands: dict[int, list[Msg]] = {}
+        while True:
+            waiting = [r for r in self.receivers if r.queue == queue.name and r.credit > 0]
+            runs = self._runs(queue)
+            if not waiting or not runs:
+                break
+            to, taken = waiting[0], runs[0][: waiting[0].credit]
+            self.given += [self._deliver(queue, to, message) for message in taken]
+            self._served(queue, taken)
+            to.credit -= len(taken)
+            hands[to.number] = hands.pop(to.number, []) + taken
+            self.receivers.remove(to)
+            self.receivers.append(to)
+        for hand in hands.values():  # it is noted in this order
+            self._served(queue, hand)
 
     def _has_delayed(self, queue: Q, key: str) -> bool:
         """Such a message will come back to its place, and the rest of its group waits for it."""
@@ -435,6 +489,8 @@ class Reference:
 
     def _hand_out_of(self, queue: Q) -> None:
         in_session = queue.props.grouping == "session"
+        if queue.props.grouping == "run":
+            self._hand_out_runs(queue)
         while True:
             pair = next(
                 (
@@ -498,6 +554,8 @@ class Reference:
         self.granted.append((to.number, key))
 
     def _drop_session(self, queue: Q, key: str | None) -> None:
+        if key in queue.line and not any(m.group == key for m in queue.messages):
+            queue.line.remove(key)
         session = queue.sessions.get(key) if key is not None else None
         if session is None or key is None or session.token or session.state is not None:
             return
@@ -556,6 +614,8 @@ class Reference:
 
     def _changes(self, queue: Q, *ready: Msg) -> None:
         self._ready_now.setdefault(queue.name, []).extend(ready)
+        if queue.props.grouping == "run":
+            self._line_up(queue)
 
     def _expire(self, queue: Q, messages: list[Msg]) -> None:
         for message in messages:
@@ -1207,9 +1267,13 @@ class Reference:
             due = new.due_ms if new.due_ms > self.now else 0
             ttl = self._life(queue, new.ttl_ms)
             expires = None if ttl is None else (due or self.now) + ttl
-            state = "scheduled" if due else "active"
+            state, enqueued = "active", self.now
+            if due and queue.props.grouping == "run":
+                state = "delayed"
+            elif due:
+                state, enqueued = "scheduled", due
             message = Msg(
-                sequence, new, state, due or self.now, expires, ttl, until=due,
+                sequence, new, state, enqueued, expires, ttl, until=due,
                 id=envelope.id, properties=envelope.properties, subject=envelope.subject,
                 group=new.group,
             )  # fmt: skip
@@ -1234,6 +1298,7 @@ class Reference:
         for message in late:
             if queue.props.overflow == "drop-newest":
                 queue.messages.remove(message)
+                self._drop_session(queue, message.group)
             else:
                 self._bury(queue, message, "QueueFull")
         self.answer = answer
@@ -1255,6 +1320,9 @@ class Reference:
     def _cancel(self, command: c.Cancel) -> None:
         queue = self._queue(command.queue)
         scheduled = {m.sequence: m for m in queue.messages if m.state == "scheduled"}
+        if queue.props.grouping == "run":  # not what came back with a delay
+            delayed = [m for m in queue.messages if m.state == "delayed" and m.count == 0]
+            scheduled = {m.sequence: m for m in delayed if self._fresh(m)}
         for at, sequence in enumerate(command.sequences):
             message = scheduled.get(sequence)
             if message is None or sequence in command.sequences[:at]:
@@ -1275,12 +1343,17 @@ class Reference:
         given = []
         if not (command.delete or command.deadline_ms > self.now or self._may_lock(queue)):
             raise errors.QuotaExceeded(queue.name, "", 0, 0)
-        for _ in range(command.limit):
+        runs = queue.props.grouping == "run"
+        line = self._ready(queue)[: command.limit] if runs else []
+        for at in range(command.limit):
             if not (command.delete or self._may_lock(queue)):
                 break
-            if ready := self._ready(queue, command.session):
+            ready = line[at : at + 1] if runs else self._ready(queue, command.session)
+            if ready:
                 given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
+        if runs:
+            self._served(queue, given)
         if not (command.delete or command.session or self._lock_time(queue, to.lock_ms, once=True)):
             self._end(queue, given, queue.props.counting == "all")
         if not self.answered:

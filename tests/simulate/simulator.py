@@ -29,6 +29,7 @@ from posthouse.core.model import (
     DEAD,
     SUBSCRIPTION,
     TRANSFER,
+    Grouping,
     LimitCounts,
     Order,
     Overflow,
@@ -38,14 +39,14 @@ from posthouse.core.model import (
     subscription_queue,
 )
 from posthouse.core.plan import Delivered
-from posthouse.core.records import Kept, decode, encode, is_kept, span
+from posthouse.core.records import Kept, Locked, Taken, decode, encode, is_kept, span
 from posthouse.core.rules import Rule
-from tests.invariants import check, check_positions
+from tests.invariants import check, check_delivery, check_positions
 from tests.simulate.meanings import ACTIONS, FILTERS, PATTERNS
 from tests.simulate.moments import MORNINGS, WHENS, ZONES
 from tests.simulate.reference import Given, Msg, Q, Reference, View
 
-QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf")
+QUEUES = ("orders", "sessions", "groups", "urgent", "brief", "desk", "shelf", "runs")
 FORWARDING = ("desk", "shelf")  # most often
 TOPICS = ("news", "alerts")
 FAN_OUTS = ("bell", "flag")  # what comes from the flag is not acknowledged
@@ -57,6 +58,7 @@ SUBSCRIPTIONS = (
 )
 WITH_SESSIONS = ("sessions", subscription_queue("news", "sessions"))
 SESSIONS = ("s1", "s2", "s3")
+GROUPINGS: dict[str, Grouping] = {"groups": "group", "runs": "run"}
 LIMIT_COUNTS: tuple[LimitCounts, ...] = ("all", "waiting")
 OVERFLOWS: tuple[Overflow, ...] = (
     "reject", "block", "block", "drop-oldest", "drop-newest", "to-dead-letter"
@@ -84,6 +86,8 @@ class Simulator:
         self._body = 0
         self._old_tokens: list[int] = [1, 2, 3]
         self._old_transactions: list[int] = [1]
+        # What most queues do with groups: in some worlds they give runs.
+        self._grouping: Grouping = self.random.choice(["none", "none", "run"])
         self._start()
         for name in (*TOPICS, *FAN_OUTS, *QUEUES, *SUBSCRIPTIONS):
             if self.random.random() < 0.9:
@@ -181,6 +185,8 @@ class Simulator:
                 self.history.update(data)
                 record = decode(data)  # type: ignore[assignment]
                 assert is_kept(record)
+                if isinstance(record, Locked | Taken):
+                    check_delivery(self.state, record)
                 self.journal.append((self.position, record))
                 evolve(self.state, record, self.position)
                 self.position += span(record)
@@ -383,6 +389,7 @@ class Simulator:
         overflow = random.choice(OVERFLOWS)
         most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
+        grouping: Grouping = "session" if sessions else GROUPINGS.get(name, self._grouping)
         properties = QueueProperties(
             lock_ms=random.choice([0, 500, 2_000, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
@@ -391,7 +398,7 @@ class Simulator:
             max_bytes=random.choice([None, None, None, 400, 3_000]),
             max_message_bytes=None if subscribes else random.choice([None, None, 150]),
             requires_session=sessions,
-            grouping="session" if sessions else "group" if name == "groups" else "none",
+            grouping=grouping,
             duplicate_detection=not subscribes and random.random() < 0.3,
             duplicate_window_ms=random.choice([100, 5_000]),
             dead_letter_expired=random.random() < 0.5,
@@ -404,7 +411,7 @@ class Simulator:
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
             overflow=overflow,
             limit_counts=random.choice(LIMIT_COUNTS),
-            late_settling=not sessions and name != "groups" and random.random() < 0.5,
+            late_settling=grouping == "none" and random.random() < 0.5,
             forward_dead_unchanged=random.random() < 0.5,
             max_locked=random.choice([None, None, 1, 3]),
         )
@@ -714,7 +721,8 @@ class Simulator:
         random = self.random
         queue = self._model(self._queue())
         state = random.choice(["deferred", "scheduled"])
-        numbers = [m.sequence for m in queue.messages if m.state == state]
+        states = ["scheduled", "delayed"] if state == "scheduled" else [state]
+        numbers = [m.sequence for m in queue.messages if m.state in states]
         if random.random() < 0.1:
             numbers.append(random.randrange(1, 50))
         if not numbers:

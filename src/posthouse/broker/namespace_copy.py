@@ -233,9 +233,12 @@ def _restored(queue: Queue) -> Iterator[QueueRestored]:
         queue.transfer is not None,
     )  # fmt: skip
     yield bare
-    groups = ((group.key, group.state, group.state_ms) for group in queue.groups.values())
-    for some in _parts(groups, lambda group: len(group[1] or b"")):
-        yield msgspec.structs.replace(bare, groups=some)
+    for groups in _parts(queue.groups.values(), lambda group: len(group.state or b"")):
+        yield msgspec.structs.replace(
+            bare,
+            groups=[(group.key, group.state, group.state_ms) for group in groups],
+            turns=[(group.since, group.turn) for group in groups] if queue.gives_runs else [],
+        )
     keys = (
         (key, until_ms, sequence if last_ms == until_ms else 0)
         for key, until_ms in queue.seen_order

@@ -1,13 +1,14 @@
 """Dispatch: what a plan makes available goes to those who wait for it, and closes the plan."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from heapq import heappop, heappush, merge
-from itertools import islice
+from itertools import groupby, islice, takewhile
 
 from posthouse.core.commands import Answer, Granted
 from posthouse.core.message import Message
-from posthouse.core.model import Group, Queue, Receiver
+from posthouse.core.model import Group, Queue, Receiver, place_alone, place_of
 from posthouse.core.picking import can_receive, is_expired
 from posthouse.core.plan import Outcome, Plan, QueueOverlay
 from posthouse.core.records import SessionAccepted
@@ -33,6 +34,9 @@ def _hand_out(plan: Plan, overlay: QueueOverlay) -> None:
     grouping = queue.properties.grouping
     if grouping == "session":
         _hand_out_sessions(plan, overlay)
+        return
+    if grouping == "run":
+        _hand_out_runs(plan, overlay)
         return
     runs = [iter((m,)) for m in overlay.ready if m.group is None or grouping == "none"]
     if grouping == "group":
@@ -85,6 +89,80 @@ def deal(plan: Plan, queue: Queue, runs: Iterable[Iterator[Message]]) -> None:
             again.append((receiver, credit - 1))
         if receiver.delete:
             offer(run)
+    for receiver, hand in given.values():
+        plan.deliver(queue, receiver, hand)
+
+
+def _hand_out_runs(plan: Plan, overlay: QueueOverlay) -> None:
+    """Gives what this plan makes free: in groups as far as nothing in flight is before it."""
+    queue = overlay.queue
+    runs = [(place_alone(m.sequence), iter((m,))) for m in overlay.ready if m.group is None]
+    in_groups = _by_group(m for m in overlay.ready if m.group is not None)
+    gone = Counter(queue.messages[s].group for s in overlay.removed if queue.messages.get(s))
+    for key in overlay.unlocked | dict.fromkeys(in_groups, 0):
+        group, added = queue.groups.get(key), in_groups.get(key, [])
+        run = _run(overlay, group, added)
+        end = overlay.end_of_run(key)
+        if end is not None:
+            run = takewhile(partial(_is_before, end), run)
+        if group is not None and group.messages > gone[key]:
+            runs.append((place_of(group), run))
+        elif added:  # it begins anew
+            runs.append((place_alone(min(map(_sequence, added))), run))
+    deal_runs(plan, queue, runs)
+
+
+def _is_before(sequence: int, message: Message) -> bool:
+    return message.sequence < sequence
+
+
+def in_runs(queue: Queue, messages: Iterable[Message]) -> Iterator[tuple[int, Iterator[Message]]]:
+    """Splits messages that can be taken together, each with its place in line."""
+    for key, run in groupby(messages, key=_group):
+        if key is None:
+            for message in run:
+                yield place_alone(message.sequence), iter((message,))
+        else:
+            yield place_of(queue.groups[key]), iter(list(run))
+
+
+def deal_runs(plan: Plan, queue: Queue, runs: Iterable[tuple[int, Iterator[Message]]]) -> None:
+    """Gives one run each to the waiting receivers in turn, as far as their credit goes.
+
+    A message outside groups is a run by itself. What a receiver leaves of a run is behind messages
+    in flight then, unless it took them out for good: then the rest waits behind the others.
+    """
+    heap: list[tuple[int, int, int, Message, Iterator[Message]]] = []
+
+    def offer(place: int, message: Message | None, run: Iterator[Message]) -> None:
+        if message is not None and not is_expired(message, plan.now_ms):
+            heappush(heap, (queue.level(message), place, message.sequence, message, run))
+
+    for place, run in runs:
+        offer(place, next(run, None), run)
+    waiting = (r for r in queue.waiting.values() if r.receiver not in plan.leaving)
+    again: deque[tuple[Receiver, int]] = deque()
+    given: dict[int, tuple[Receiver, list[Message]]] = {}
+    behind = place_alone(plan.overlay(queue).next_sequence)
+    while heap:
+        receiver = next(waiting, None)
+        if receiver is not None:
+            credit = receiver.credit
+        elif again:
+            receiver, credit = again.popleft()
+        else:
+            break
+        _, _, _, message, run = heappop(heap)
+        fresh = takewhile(lambda each: not is_expired(each, plan.now_ms), run)
+        taken = [message, *islice(fresh, credit - 1)]
+        _, hand = given.pop(receiver.receiver, (receiver, []))
+        hand += taken
+        given[receiver.receiver] = (receiver, hand)
+        if credit > len(taken):
+            again.append((receiver, credit - len(taken)))
+        elif receiver.delete:
+            behind += 1
+            offer(behind, next(run, None), run)
     for receiver, hand in given.values():
         plan.deliver(queue, receiver, hand)
 
@@ -155,3 +233,7 @@ def _by_group(messages: Iterable[Message]) -> dict[str, list[Message]]:
 
 def _sequence(message: Message) -> int:
     return message.sequence
+
+
+def _group(message: Message) -> str | None:
+    return message.group

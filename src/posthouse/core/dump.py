@@ -154,8 +154,11 @@ def _queue(queue: Queue, *, bodies: bool) -> Dump:
         ],
         # Called so in dumps of old journals, with which today's are compared.
         "lanes": [list(ready.walk()) for ready in queue.ready_lists],
-        "groups": [_group(group) for group in queue.groups.values()],
-        "heads": list(free_heads(queue)),
+        "groups": [_group(queue, group) for group in queue.groups.values()],
+        "heads": [
+            (level, queue.groups[key].ready.first(), key) for level, _, key in free_heads(queue)
+        ],
+        "turns": queue.turns,
         "seen": [
             [key, *queue.seen[key]]
             for key, until_ms in queue.seen_order
@@ -178,7 +181,8 @@ def _ext(value: object) -> list[Any]:
     return [value.code, value.data]
 
 
-def _group(group: Group) -> list[Any]:
+def _group(queue: Queue, group: Group) -> list[Any]:
+    turn = [group.since, group.turn] if queue.gives_runs else []
     return [
         group.key,
         list(group.ready.walk()),
@@ -190,4 +194,5 @@ def _group(group: Group) -> list[Any]:
         group.bound,
         group.state,
         group.state_ms,
+        *turn,
     ]

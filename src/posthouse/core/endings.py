@@ -38,12 +38,15 @@ def by_queue(state: State, locks: Iterable[Lock]) -> list[tuple[Queue, list[Mess
 def leave_groups(overlay: QueueOverlay, messages: Iterable[Message]) -> None:
     """Notes that these messages no longer hold the rest of their groups back."""
     if overlay.queue.groups:
+        gives_runs = overlay.queue.gives_runs
         for message in messages:
             key = message.group
             if key is not None:
                 locked, delayed = message.state == LOCKED, message.state == DELAYED
                 overlay.unlocked[key] = overlay.unlocked.get(key, 0) + locked
                 overlay.undelayed[key] = overlay.undelayed.get(key, 0) + delayed
+                if gives_runs:
+                    overlay.freed.add(message.sequence)
 
 
 def end(
@@ -110,6 +113,7 @@ def _give_back(plan: Plan, overlay: QueueOverlay, message: Message, record: Retu
         overlay.ready.append(as_active(message, count=message.count - record.uncounted))
     elif message.group is not None:
         overlay.undelayed[message.group] = overlay.undelayed.get(message.group, 0) - 1
+        overlay.hold(message)
 
 
 def end_at_once(plan: Plan, queue: Queue, messages: list[Message]) -> None:

@@ -45,6 +45,7 @@ from posthouse.core.model import (
     dead_letter_queue,
     era,
     message_key,
+    place_of,
     sent_life_ms,
     topic_of,
 )
@@ -467,6 +468,8 @@ def _sent(state: State, record: Sent, position: int) -> None:
     time_ms, messages = record.time_ms, record.messages
     first = sequence = record.first_sequence
     grouped, in_groups = queue.properties.grouping != "none", False
+    in_place = queue.gives_runs  # what is due later keeps the place that it has now
+    later = DELAYED if in_place else SCHEDULED
     chunks = queue.messages.chunks
     scheduled = bodies = 0
     for new in messages:
@@ -476,7 +479,7 @@ def _sent(state: State, record: Sent, position: int) -> None:
             queue.lives[sequence] = new.ttl_ms
         message = Message(
             sequence, position, new.envelope, new.native, body, new.priority, new.group,
-            due_ms or time_ms, expires_ms, 0, SCHEDULED if due_ms else ACTIVE, 0,
+            due_ms or time_ms, expires_ms, 0, later if due_ms else ACTIVE, 0,
         )  # fmt: skip
         chunk = chunks.get(sequence // CHUNK)
         if chunk is None:
@@ -485,7 +488,12 @@ def _sent(state: State, record: Sent, position: int) -> None:
         if grouped and new.group is not None:
             _join_group(queue, message)
             in_groups = True
-        if due_ms:
+        if due_ms and in_place:
+            scheduled += 1
+            message.enqueued_ms = time_ms
+            _watch_expiry(state, queue, message)
+            _delay(state, queue, message, due_ms)
+        elif due_ms:
             scheduled += 1
             state.due_timers.add(due_ms, message_key(queue, sequence))
         elif expires_ms:
@@ -497,7 +505,7 @@ def _sent(state: State, record: Sent, position: int) -> None:
             message = queue.messages[each]
             if message.state == ACTIVE:
                 _make_ready(queue, message)
-        queue.counts[SCHEDULED] += scheduled
+        queue.counts[later] += scheduled
     else:
         _extend_ready_lists(queue, messages, first)
     queue.counts[ACTIVE] += len(messages) - scheduled
@@ -524,6 +532,8 @@ def _join_group(queue: Queue, message: Message) -> None:
         group = queue.groups.get(message.group)
         if group is None:
             group = queue.groups[message.group] = Group(message.group, ReadyList())
+            if queue.gives_runs:
+                group.since = message.sequence
         message.group = group.key  # one string for all
         group.messages += 1
 
@@ -549,6 +559,9 @@ def _make_ready_again(queue: Queue, message: Message) -> None:
 
 def _offer(queue: Queue, group: Group) -> None:
     """Keeps the heads true after a change to a group: each free group has its head among them."""
+    if queue.gives_runs:
+        _offer_run(queue, group)
+        return
     heads, first = queue.heads, group.ready.first()
     if first is not None and group.offered != first and not queue.busy(group):
         group.offered = first
@@ -567,10 +580,52 @@ def _is_free_head(queue: Queue, head: tuple[int, int, str]) -> bool:
     return group is not None and group.ready.first() == head[1] and not queue.busy(group)
 
 
+def _offer_run(queue: Queue, group: Group) -> None:
+    """Does the same where a group is free though later messages of it are in flight."""
+    held, heads = group.held, queue.heads
+    while held and not queue.holds_back(held[0]):
+        heappop(held)
+    head = _free_run(queue, group)
+    if head is not None and group.head != head:
+        group.head = head
+        heappush(heads, head)
+    while heads and not _is_free_run(queue, heads[0]):
+        head = heappop(heads)
+        stale = queue.groups.get(head[2])
+        if stale is not None and stale.head == head:
+            stale.head = None
+    if len(heads) > 2 * len(queue.groups) + 64:
+        rebuild_heads(queue)
+
+
+def _free_run(queue: Queue, group: Group) -> tuple[int, int, str] | None:
+    """The entry of a group among the heads, if something of it can be taken."""
+    first = group.ready.first()
+    if first is None or queue.busy(group):
+        return None
+    return queue.level(queue.messages[first]), place_of(group), group.key
+
+
+def _is_free_run(queue: Queue, head: tuple[int, int, str]) -> bool:
+    group = queue.groups.get(head[2])
+    return (
+        group is not None
+        and group.head == head
+        and group.ready.first() is not None
+        and not queue.busy(group)
+    )
+
+
 def rebuild_heads(queue: Queue) -> None:
     """Drops the heads that no longer are; rare enough to cost nothing per message."""
     heads = []
+    gives_runs = queue.gives_runs
     for group in queue.groups.values():
+        if gives_runs:
+            group.head = _free_run(queue, group)
+            if group.head is not None:
+                heads.append(group.head)
+            continue
         first = group.ready.first()
         group.offered = 0
         if first is not None and not queue.busy(group):
@@ -578,6 +633,28 @@ def rebuild_heads(queue: Queue) -> None:
             heads.append((queue.level(queue.messages[first]), first, group.key))
     heapify(heads)
     queue.heads = heads
+
+
+def hold_back(queue: Queue, group: Group, sequence: int) -> None:
+    """Lets what stands behind a locked or delayed message wait, where a queue gives runs."""
+    held = group.held
+    heappush(held, sequence)
+    if len(held) > 2 * (len(group.locks) + group.delayed) + 64:  # most have been let go since
+        group.held = sorted({each for each in held if queue.holds_back(each)})
+
+
+def _pass_turns(queue: Queue, sequences: Sequence[int]) -> None:
+    """Puts the groups of these messages, which are delivered now, behind what waits in the queue.
+
+    Those that were asked for by their numbers were not in line.
+    """
+    since, messages = queue.next_sequence - 1, queue.messages
+    for sequence in sequences:
+        message = messages[sequence]
+        group = queue.group(message)
+        if group is not None and message.state != DEFERRED:
+            queue.turns += 1
+            group.since, group.turn = since, queue.turns
 
 
 def _remember(state: State, queue: Queue, record: Sent) -> None:
@@ -649,6 +726,17 @@ def _woken(state: State, record: Woken, _: int) -> None:
         message.state = ACTIVE
         _make_ready_again(queue, message)
     _count(queue, DELAYED, ACTIVE, len(record.sequences))
+
+
+def _delay(state: State, queue: Queue, message: Message, until_ms: int) -> None:
+    """Holds a message back, and in a group what stands behind it; it has no lock, but a time."""
+    message.state, message.lock = DELAYED, until_ms
+    state.due_timers.add(until_ms, message_key(queue, message.sequence))
+    group = queue.group(message)
+    if group is not None:
+        group.delayed += 1
+        if queue.gives_runs:
+            hold_back(queue, group, message.sequence)
 
 
 def _end_delay(state: State, queue: Queue, message: Message) -> None:
@@ -785,6 +873,8 @@ def _take(queue: Queue, messages: Sequence[Message]) -> None:
 def _locked(state: State, record: Locked, _: int) -> None:
     queue, sequences = state.queues[record.queue], record.sequences
     grouped = len(queue.groups) > 0
+    if grouped and queue.gives_runs:
+        _pass_turns(queue, sequences)
     until_ms, bound, since_ms = record.until_ms, record.bound, record.time_ms
     tokens = state.tokens.several(record.first_lock, len(sequences))
     locks, timers, chunks = state.locks, state.lock_timers, queue.messages.chunks
@@ -840,6 +930,8 @@ def _lock_in_group(queue: Queue, lock: Lock, token: int) -> None:
         group.locks[token] = None
         if queue.properties.grouping == "session":
             lock.session = group
+        elif queue.gives_runs:
+            hold_back(queue, group, lock.message.sequence)
 
 
 def _relocked(state: State, record: Relocked, _: int) -> None:
@@ -911,6 +1003,8 @@ def _unbind(state: State, lock: Lock, token: int) -> None:
 
 def _taken(state: State, record: Taken, _: int) -> None:
     queue = state.queues[record.queue]
+    if queue.gives_runs:
+        _pass_turns(queue, record.sequences)
     for sequence in record.sequences:
         _remove(state, queue, queue.messages[sequence])
     queue.accessed_ms = record.time_ms
@@ -931,12 +1025,7 @@ def _returned(state: State, record: Returned, _: int) -> None:
         if lock.deferred:
             message.state = DEFERRED
         elif record.until_ms:
-            message.state = DELAYED
-            message.lock = record.until_ms  # a delayed message has no lock, but a time to wake
-            state.due_timers.add(record.until_ms, message_key(queue, sequence))
-            group = queue.group(message)
-            if group is not None:
-                group.delayed += 1
+            _delay(state, queue, message, record.until_ms)
         else:
             message.state = ACTIVE
             _make_ready_again(queue, message)
@@ -1253,10 +1342,13 @@ def _queue_restored(state: State, record: QueueRestored, position: int) -> None:
         watch_idleness(state, queue)
     if record.transfer and queue.transfer is None:
         _make_transfer(state, queue, position, record.created_ms)
-    for key, content, content_ms in record.groups:
+    for at, (key, content, content_ms) in enumerate(record.groups):
         group = queue.groups.get(key)
         if group is None:
             group = queue.groups[key] = Group(key, ReadyList())
+        if record.turns:
+            group.since, group.turn = record.turns[at]
+            queue.turns = max(queue.turns, group.turn)
         queue.state_bytes += len(content or b"") - len(group.state or b"")
         group.state, group.state_ms = content, content_ms
     for key, until_ms, sequence in record.keys:
@@ -1294,10 +1386,7 @@ def _messages_restored(state: State, record: MessagesRestored, position: int) ->
         elif status == SCHEDULED:
             state.due_timers.add(message.enqueued_ms, key)
         elif status == DELAYED:
-            state.due_timers.add(mark, key)
-            group = queue.group(message)
-            if group is not None:
-                group.delayed += 1
+            _delay(state, queue, message, mark)
         if status != SCHEDULED:
             _watch_expiry(state, queue, message)
         queue.next_sequence = max(queue.next_sequence, sequence + 1)

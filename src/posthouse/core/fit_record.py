@@ -232,6 +232,13 @@ def _fits_locked(state: State, queue: Queue, message: Message, record: Locked) -
         return True
     if queue.properties.grouping == "session":
         return group.token != 0
+    if queue.gives_runs:  # what is in flight before it was given with it
+        before = (each for each in group.held if each < message.sequence)
+        held = (queue.messages[each] for each in before if queue.holds_back(each))
+        return message.state == DEFERRED or all(
+            each.state == LOCKED and state.locks[each.lock].since_ms == record.time_ms
+            for each in held
+        )
     return not group.locks and not group.delayed
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from posthouse.core.index import Index
-from posthouse.core.message import LOCKED, Message, NewMessage, Notes
+from posthouse.core.message import DELAYED, LOCKED, Message, NewMessage, Notes
 from posthouse.core.ready_list import ReadyList
 from posthouse.core.recurrence import Recurrence
 from posthouse.core.rules import Rule
@@ -20,7 +20,7 @@ from posthouse.core.timers import Timers, earliest
 from posthouse.core.tokens import Tokens
 
 Order = Literal["arrival", "priority"]
-Grouping = Literal["none", "session", "group"]
+Grouping = Literal["none", "session", "group", "run"]
 Counting = Literal["all", "abandon"]
 Spread = Literal["competing", "topic", "fan-out", "fan-out-unacknowledged"]
 FAN_OUT = ("fan-out", "fan-out-unacknowledged")
@@ -115,6 +115,11 @@ class Group(msgspec.Struct):
     state: bytes | None = None
     state_ms: int = 0  # when the state was last set
     offered: int = 0  # the head under which it was last put among the queue's heads
+    # Where the queue gives runs:
+    held: list[int] = []  # a heap: numbers of locked and delayed messages, the first one truly so
+    since: int = 0  # it waits behind messages with numbers up to this,
+    turn: int = 0  # and behind groups with lower turns; 0: nothing of it was delivered yet
+    head: tuple[int, int, str] | None = None  # what `offered` is elsewhere
     readers: dict[int, None] = {}  # passing: receivers that read this session
 
 
@@ -174,7 +179,9 @@ class Queue(msgspec.Struct):
     lives: dict[int, int] = {}  # the time to live that the sender gave, where it did
     firsts: dict[int, int] = {}  # when a message was first delivered, where a delivery has ended
     groups: dict[str, Group] = {}
-    heads: list[tuple[int, int, str]] = []  # a heap: (level, head, key) of groups free to be taken
+    # A heap of groups free to be taken: (level, head, key), or (level, place, key) for runs.
+    heads: list[tuple[int, int, str]] = []
+    turns: int = 0  # messages that were delivered as parts of runs
     seen: dict[str, tuple[int, int]] = {}  # duplicate-detection key: (until when, sequence)
     seen_ids: dict[str, str] = {}  # by key: the message's id, where that is not the key
     seen_order: deque[tuple[str, int]] = msgspec.field(default_factory=deque)  # key, until when
@@ -239,13 +246,27 @@ class Queue(msgspec.Struct):
         """The group a message stands in, if this queue groups it."""
         return None if message.group is None else self.groups.get(message.group)
 
+    @property
+    def gives_runs(self) -> bool:
+        """Whether a message in flight holds back only those behind it in its group."""
+        return self.properties.grouping == "run"
+
     def busy(self, group: Group) -> bool:
-        """Whether nobody new may take from this group."""
+        """Whether nobody new may take from this group, in which something is ready."""
+        grouping = self.properties.grouping
+        if grouping == "run":
+            first = group.ready.first()
+            return len(group.held) > 0 and first is not None and group.held[0] < first
         if group.delayed:
             return True
-        if self.properties.grouping == "session":
+        if grouping == "session":
             return group.token != 0
         return len(group.locks) > 0
+
+    def holds_back(self, sequence: int) -> bool:
+        """Whether what stands behind this message in its group has to wait for it."""
+        message = self.messages.get(sequence)
+        return message is not None and message.state in (LOCKED, DELAYED)
 
 
 class Schedule(msgspec.Struct, array_like=True):
@@ -395,6 +416,19 @@ def page(names: list[str], after: str, limit: int) -> list[str]:
     """Returns at most `limit` of the sorted names that come after `after`."""
     at = bisect_right(names, after)
     return names[at : at + limit]
+
+
+_TURN_BITS = 64
+
+
+def place_alone(sequence: int) -> int:
+    """The place in line of a message outside groups, where a queue gives runs."""
+    return sequence << _TURN_BITS
+
+
+def place_of(group: Group) -> int:
+    """The place in line of a group: where it came, or behind all that was there when served."""
+    return group.since << _TURN_BITS | group.turn
 
 
 def find(state: State, name: str) -> str | None:

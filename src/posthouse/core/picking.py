@@ -11,7 +11,7 @@ from posthouse.core.commands import LOOK_MAX
 from posthouse.core.heaps import walk
 from posthouse.core.index import CHUNK
 from posthouse.core.message import ACTIVE, Message
-from posthouse.core.model import Group, Queue, QueueProperties
+from posthouse.core.model import Group, Queue, QueueProperties, place_alone
 
 
 def can_receive(properties: QueueProperties) -> bool:
@@ -53,6 +53,8 @@ def pick_ready(queue: Queue, limit: int, now_ms: int, *, delete: bool = False) -
             if len(picked) == limit:
                 break
         return picked
+    if queue.gives_runs:
+        return pick(queue, _runs(queue, now_ms), limit, now_ms)
     in_lists = ((level, s) for level, ready in enumerate(queue.ready_lists) for s in ready.walk())
     in_order = merge(in_lists, ((level, s) for level, s, _ in free_heads(queue)))
     if delete and queue.groups:
@@ -93,6 +95,36 @@ def _whole_groups(queue: Queue, in_order: Iterator[tuple[int, int]], now_ms: int
             follow(run)
 
 
+def _runs(queue: Queue, now_ms: int) -> Iterator[int]:
+    """Numbers that can be taken together: of each free group its run, then what comes next."""
+    alone: Iterator[tuple[int, int, int | str]] = (
+        (level, place_alone(sequence), sequence)
+        for level, ready in enumerate(queue.ready_lists)
+        for sequence in ready.walk()
+    )
+    groups: Iterator[tuple[int, int, int | str]] = free_heads(queue)
+    for _, _, what in merge(alone, groups, key=_place):
+        if isinstance(what, int):
+            yield what
+        else:
+            yield from _run(queue, queue.groups[what], now_ms)
+
+
+def _place(entry: tuple[int, int, object]) -> tuple[int, int]:
+    return entry[:2]
+
+
+def _run(queue: Queue, group: Group, now_ms: int) -> Iterator[int]:
+    """Numbers from the first of a free group up to what holds back; no further than one expired."""
+    end = group.held[0] if group.held else None
+    for sequence in group.ready.walk():
+        if end is not None and sequence > end:
+            break
+        yield sequence
+        if is_expired(queue.messages[sequence], now_ms):
+            break
+
+
 def pick_in_session(queue: Queue, group: Group, limit: int, now_ms: int) -> list[Message]:
     """The next `limit` messages for who holds a session."""
     return [] if group.delayed else pick(queue, group.ready.walk(), limit, now_ms)
@@ -101,11 +133,13 @@ def pick_in_session(queue: Queue, group: Group, limit: int, now_ms: int) -> list
 def free_heads(queue: Queue) -> Iterator[tuple[int, int, str]]:
     """The heads of groups that may be taken, in order."""
     last = None
+    gives_runs = queue.gives_runs
     for head in walk(queue.heads):
         group = queue.groups.get(head[2])
         if head == last or group is None or queue.busy(group):
             continue
-        if group.ready.first() == head[1]:
+        first = group.ready.first()
+        if first is not None and (group.head == head if gives_runs else first == head[1]):
             yield head
         last = head
 

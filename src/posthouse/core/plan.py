@@ -28,6 +28,7 @@ from posthouse.core.commands import (
     Notice,
 )
 from posthouse.core.delivering import deliver
+from posthouse.core.heaps import walk
 from posthouse.core.message import ACTIVE, LOCKED, Message, Note, size_bytes
 from posthouse.core.model import Group, Queue, Receiver, State
 from posthouse.core.records import DispatchPending, Record, Touched
@@ -53,6 +54,8 @@ class QueueOverlay:
         "arrived",
         "counted",
         "firsts",
+        "freed",
+        "holding",
         "key_ids",
         "keys",
         "locked",
@@ -76,6 +79,10 @@ class QueueOverlay:
         self.removed: set[int] = set()  # sequences that will be gone
         self.unlocked: dict[str, int] = {}  # groups to look at again: how many of their locks end
         self.undelayed: dict[str, int] = {}  # and how many of their delays
+        # Where it gives runs: messages that hold nothing back any more, and the first of each group
+        # that will do so.
+        self.freed: set[int] = set()
+        self.holding: dict[str, int] = {}
         self.released: set[str] = set()  # sessions whose lock ends
         self.used = False  # by what this command does, as far as idleness goes
         self.notes: dict[int, Note] = {}
@@ -126,6 +133,22 @@ class QueueOverlay:
     def first_ms(self, sequence: int) -> int:
         """When a message was first delivered; 0 where that is not known."""
         return self.firsts.get(sequence, 0) or self.queue.firsts.get(sequence, 0)
+
+    def hold(self, message: Message) -> None:
+        """Notes that a message will be delayed in its place."""
+        key = message.group
+        if key is not None:
+            self.holding[key] = min(message.sequence, self.holding.get(key, message.sequence))
+
+    def end_of_run(self, key: str) -> int | None:
+        """The first message of a group that will hold back those behind it."""
+        group = self.queue.groups.get(key)
+        ends = [self.holding[key]] if key in self.holding else []
+        for sequence in walk(group.held) if group is not None else ():
+            if sequence not in self.freed and self.queue.holds_back(sequence):
+                ends.append(sequence)
+                break
+        return min(ends, default=None)
 
     def note(self, sequence: int) -> Note | None:
         return self.notes.get(sequence) or self.queue.notes.get(sequence)

@@ -451,6 +451,8 @@ class QueueRestored(_Kept, frozen=True, tag=45):
     # Duplicate-detection keys: until when, of which message; 0: it was sent again since.
     keys: list[tuple[str, int, int]] = []
     ids: list[tuple[str, str]] = []  # by key: the id of its message, where that is not the key
+    # Where it gives runs: for each group the highest number that it waits behind, and its turn.
+    turns: list[tuple[int, int]] = []
 
 
 class MessagesRestored(_Kept, frozen=True, tag=46):

@@ -31,6 +31,7 @@ from posthouse.core.errors import (
 from posthouse.core.lookup import own_queue
 from posthouse.core.message import (
     ACTIVE,
+    DELAYED,
     SCHEDULED,
     Message,
     NewMessage,
@@ -181,7 +182,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     overlay.used = True
     record = Sent(queue.name, plan.now_ms, first, sum(sizes), messages, keys, until_ms)
     plan.records.append(record)
-    new = _as_messages(record)
+    new = _as_messages(queue, record)
     if is_limited(queue):
         overlay.added += len(messages)
         overlay.added_bytes += sum(sizes)
@@ -193,7 +194,7 @@ def send_on(plan: Plan, queue: Queue, messages: list[NewMessage], command: Send)
     for sequence, key in enumerate(keys or (), first):
         if key is not None:
             overlay.keys[key] = sequence
-    overlay.ready += [message for message in new[:taken] if message.state == ACTIVE]
+    _add(overlay, new[:taken])
     late = new[taken:]
     if late_are_dropped:
         drop(plan, queue, late)
@@ -290,7 +291,8 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
         if routed is not None:
             return Outcome([record, *routed], answer)
     time_ms = record.time_ms
-    messages = [message for message in _as_messages(record) if message.state == ACTIVE]
+    new = _as_messages(queue, record)
+    messages = [message for message in new if message.state == ACTIVE]
     receiver = None if queue.relays else _sole_taker(queue, messages, time_ms)
     if receiver is not None:
         hand = messages[: receiver.credit]
@@ -301,16 +303,26 @@ def _sent(state: State, queue: Queue, record: Sent, answer: Enqueued) -> Outcome
     plan.records.append(record)
     overlay = plan.overlay(queue)
     overlay.numbers(len(record.messages))
-    overlay.ready = messages
+    _add(overlay, new)
     return dispatch(plan, answer)
 
 
-def _as_messages(record: Sent) -> list[Message]:
+def _add(overlay: QueueOverlay, messages: list[Message]) -> None:
+    """Notes which new messages are ready, and which hold others back."""
+    overlay.ready += [message for message in messages if message.state == ACTIVE]
+    if overlay.queue.gives_runs:
+        for message in messages:
+            if message.state == DELAYED:
+                overlay.hold(message)
+
+
+def _as_messages(queue: Queue, record: Sent) -> list[Message]:
     """The messages of a record as they will stand in the queue."""
+    later = DELAYED if queue.gives_runs else SCHEDULED
     return [
         Message(
             sequence, 0, new.envelope, new.native, new.body, new.priority, new.group,
-            new.due_ms or record.time_ms, new.expires_ms, 0, SCHEDULED if new.due_ms else ACTIVE, 0,
+            new.due_ms or record.time_ms, new.expires_ms, 0, later if new.due_ms else ACTIVE, 0,
         )
         for sequence, new in enumerate(record.messages, record.first_sequence)
     ]  # fmt: skip

@@ -15,6 +15,7 @@ It is a run of parts, MessagePack arrays that begin with their kind:
     5 Locks      of the whole namespace, behind its queues
     6 Beside     accounts and readers of the feed, which are of no namespace
     7 Schedules  of the whole namespace, behind its queues
+    8 Turns      of groups, where a queue gives runs
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,14 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from posthouse.core.commands import PROPERTIES_BYTES_MAX
-from posthouse.core.evolve import count_queue, is_plain, rebuild_heads, relays, watch_idleness
+from posthouse.core.evolve import (
+    count_queue,
+    hold_back,
+    is_plain,
+    rebuild_heads,
+    relays,
+    watch_idleness,
+)
 from posthouse.core.index import CHUNK
 from posthouse.core.message import ACTIVE, DELAYED, LOCKED, SCHEDULED, Message, Note, size_bytes
 from posthouse.core.model import (
@@ -50,7 +58,9 @@ _PART = 4096  # messages, or whatever else there is many of, in one part
 _PART_BYTES = 1 << 20  # and what is large in them
 
 T = TypeVar("T")
-_Parts: TypeAlias = "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules"
+_Parts: TypeAlias = (
+    "Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Turns"
+)
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -101,6 +111,11 @@ class Groups(_Part, frozen=True, tag=2):
     groups: list[GroupPart]
 
 
+class Turns(_Part, frozen=True, tag=8):
+    turns: int  # of the queue
+    groups: list[tuple[str, int, int]]  # key, since, turn
+
+
 class Messages(_Part, frozen=True, tag=3):
     messages: list[Message]
 
@@ -139,7 +154,7 @@ class Beside(_Part, frozen=True, tag=6):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Parts] = msgspec.msgpack.Decoder(
-    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules
+    Space | Contents | Groups | Messages | Extras | Locks | Beside | Schedules | Turns
 )
 
 
@@ -192,6 +207,11 @@ def _take_queue(queue: Queue) -> Iterator[_Parts]:
         for group in queue.groups.values()
     )  # fmt: skip
     yield from map(Groups, _batches(groups, lambda group: len(group.state or b"")))
+    if queue.gives_runs:
+        yield Turns(queue.turns, [])
+        turns = ((group.key, group.since, group.turn) for group in queue.groups.values())
+        for part in _batches(turns):
+            yield Turns(queue.turns, part)
     messages = map(_as_kept, queue.messages.walk(0))
     yield from map(Messages, _batches(messages, _weight))
     for notes in _batches(sorted(queue.notes.items()), lambda _: PROPERTIES_BYTES_MAX):
@@ -311,7 +331,7 @@ def _queue(state: State, part: Contents) -> Queue:
     return queue
 
 
-def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
+def _fill(state: State, queue: Queue, part: Groups | Turns | Messages | Extras) -> None:
     if isinstance(part, Messages):
         _put(state, queue, part.messages)
     elif isinstance(part, Groups):
@@ -325,6 +345,11 @@ def _fill(state: State, queue: Queue, part: Groups | Messages | Extras) -> None:
             if token:
                 state.sessions[token] = (queue, group)
                 state.session_timers.add(group.until_ms, token)
+    elif isinstance(part, Turns):
+        queue.turns = part.turns
+        for key, since, turn in part.groups:
+            group = queue.groups[key]
+            group.since, group.turn = since, turn
     else:
         for sequence, note in part.notes:
             queue.notes[sequence] = note
@@ -365,7 +390,10 @@ def _place(state: State, queue: Queue, message: Message) -> None:
     if group is not None:
         message.group = group.key  # one string for all
         group.messages += 1
-        group.delayed += message.state == DELAYED
+        if message.state == DELAYED:
+            group.delayed += 1
+            if queue.gives_runs:
+                hold_back(queue, group, message.sequence)
     if message.state == ACTIVE:
         ready = queue.ready_lists[queue.level(message)] if group is None else group.ready
         ready.append(message.sequence)
@@ -389,6 +417,8 @@ def _lock(state: State, part: LockPart) -> None:
         group.locks[token] = None
         if queue.properties.grouping == "session":
             lock.session = group
+        elif queue.gives_runs:
+            hold_back(queue, group, message.sequence)
     if lock.session is None:
         state.lock_timers.add(lock.until_ms, token)
     if lock.id is not None:

@@ -19,7 +19,7 @@ from posthouse.core.commands import (
     Ticked,
     TurnClockBack,
 )
-from posthouse.core.dispatch import deal, deal_in_session, dispatch, grant
+from posthouse.core.dispatch import deal, deal_in_session, deal_runs, dispatch, grant, in_runs
 from posthouse.core.endings import by_queue, end, expire, leave_groups, release
 from posthouse.core.errors import InvalidArgument, Refused
 from posthouse.core.message import ACTIVE, SCHEDULED, Message
@@ -365,7 +365,10 @@ def _dispatch_ready(plan: Plan, queue: Queue, left: int) -> int:
             _dispatch_in_sessions(plan, queue, left)
         else:
             ready = _still_there(plan, queue, pick_ready(queue, left, plan.now_ms))
-            deal(plan, queue, [iter((message,)) for message in ready])
+            if queue.gives_runs:
+                deal_runs(plan, queue, in_runs(queue, ready))
+            else:
+                deal(plan, queue, [iter((message,)) for message in ready])
     deliveries = plan.deliveries[before:]
     # Who holds a message keeps it, whatever is forwarded to the queue in this tick.
     given = [each.message.sequence for each in deliveries if isinstance(each, Delivery)]

@@ -25,11 +25,18 @@ from posthouse.core.commands import (
 )
 from posthouse.core.dispatch import dispatch
 from posthouse.core.endings import leave_groups
-from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, QuotaExceeded
+from posthouse.core.errors import (
+    Disabled,
+    InvalidArgument,
+    MessageNotFound,
+    NotAllowed,
+    QuotaExceeded,
+)
 from posthouse.core.lookup import messages_in, own_queue, queue_of
 from posthouse.core.message import (
     ACTIVE,
     DEFERRED,
+    DELAYED,
     LOCKED,
     NO_NOTE,
     SCHEDULED,
@@ -66,8 +73,19 @@ def peek(state: State, command: Peek, _: int) -> Outcome:
 def cancel(state: State, command: Cancel, now_ms: int) -> Outcome:
     queue = queue_of(state, command.queue)
     check_count("sequences", len(command.sequences), 1, BATCH_MAX)
-    messages = messages_in(queue, command.sequences, SCHEDULED, now_ms)
-    return Outcome([Cancelled(queue.name, sequences_of(messages))])
+    if not queue.gives_runs:
+        messages = messages_in(queue, command.sequences, SCHEDULED, now_ms)
+        return Outcome([Cancelled(queue.name, sequences_of(messages))])
+    messages = messages_in(queue, command.sequences, DELAYED, now_ms)
+    for message in messages:
+        if message.count:  # it was delivered before, and came back with a delay
+            raise MessageNotFound(queue.name, message.sequence, STATES[SCHEDULED])
+    plan = Plan(state, now_ms)
+    plan.records.append(Cancelled(queue.name, sequences_of(messages)))
+    overlay = plan.overlay(queue)
+    overlay.remove(messages)
+    leave_groups(overlay, messages)
+    return dispatch(plan)
 
 
 def purge(state: State, command: Purge, now_ms: int) -> Outcome:

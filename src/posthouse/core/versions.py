@@ -27,9 +27,11 @@ FIELDS: dict[type, dict[str, int]] = {
     QueueProperties: {"late_settling": 2, "forward_dead_unchanged": 2, "max_locked": 2},
     Copies: {"same": 2},
     Completed: {"late": 2},
-    QueueRestored: {"ids": 2},
+    QueueRestored: {"ids": 2, "turns": 2},
     MessagesRestored: {"firsts": 2},
 }
+# The words that came after version 1, of fields that were there before.
+WORDS: dict[type, dict[str, dict[str, int]]] = {QueueProperties: {"grouping": {"run": 2}}}
 
 
 def version_needed(records: Iterable[object]) -> int:
@@ -42,6 +44,8 @@ def _needed(found: msgspec.Struct) -> int:
     for name, since in FIELDS.get(type(found), {}).items():
         if since > version and getattr(found, name) != _default(type(found), name):
             version = since
+    for name, words in WORDS.get(type(found), {}).items():
+        version = max(version, words.get(getattr(found, name), 1))
     return version
 
 

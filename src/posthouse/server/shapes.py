@@ -124,7 +124,7 @@ class MessageForm(_Content, omit_defaults=True, kw_only=True):
     deliveries: int = 0
     state: str = ""  # where it was peeked
     deferred: bool = False  # and locked now
-    due_ms: int = 0  # while scheduled
+    due_ms: int = 0  # while scheduled or delayed
     token: str = ""  # of the lock, where it is locked for you
     until_ms: int = 0
     reason: str | None = None  # why it was dead-lettered, and whence
@@ -723,6 +723,8 @@ def seen(peeked: Seen) -> MessageForm:
     form.state, form.deferred = peeked.state, peeked.deferred and peeked.state != "deferred"
     if peeked.state == "scheduled":
         form.due_ms = peeked.message.enqueued_ms
+    elif peeked.state == "delayed":
+        form.due_ms = peeked.message.lock
     return form
 
 

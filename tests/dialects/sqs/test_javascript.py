@@ -21,7 +21,9 @@ HANGS_SECONDS = 120
 def told(aws: Aws) -> Any:
     node = shutil.which("node")
     if node is None or not PACKAGES.exists():
-        what = "node is missing" if node is None else f"{PACKAGES} is missing: make .venv/js-sqs/ready"
+        what = (
+            "node is missing" if node is None else f"{PACKAGES} is missing: make .venv/js-sqs/ready"
+        )
         if os.environ.get("CI"):
             pytest.fail(what)
         pytest.skip(what)

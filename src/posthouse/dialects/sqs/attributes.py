@@ -423,7 +423,7 @@ def created(given: Mapping[str, str], tags: Mapping[str, str], *, fifo: bool) ->
         if given.get("DeduplicationScope", "queue") != "queue":
             extras[SCOPE] = given["DeduplicationScope"]
         properties = msgspec.structs.replace(
-            properties, grouping="group", requires_session=True, duplicate_detection=True,
+            properties, grouping="run", requires_session=True, duplicate_detection=True,
             duplicate_window_ms=DUPLICATES_MS, extras=extras,
         )  # fmt: skip
     return with_tags(changed(properties, given), tags)

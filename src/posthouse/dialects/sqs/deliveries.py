@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from posthouse.core.commands import Abandon, Complete, Renew, Settled, SettleResult
-from posthouse.core.errors import LockLost
+from posthouse.core.errors import LockLost, MessageNotFound
 from posthouse.core.message import Attempt
 from posthouse.dialects.sqs.call import Call
 
@@ -28,6 +28,6 @@ async def renew_all(call: Call, queue: str, attempts: Sequence[Attempt], lock_ms
     """Whether all of them were held, and are for so long from now on."""
     try:
         await call.ask(Renew(queue, attempts, lock_ms=lock_ms))
-    except LockLost:
+    except (LockLost, MessageNotFound):
         return False
     return True
