@@ -65,7 +65,6 @@ bench: .venv/ready
 	$(BIN)/python -m bench.servicebus
 	$(BIN)/python -m bench.dialects
 	$(BIN)/python -m bench.vibemq
-	$(BIN)/python -m bench.sqs
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.cluster
